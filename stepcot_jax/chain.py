@@ -1,0 +1,178 @@
+"""The chain of questions: steps, their answers, and how a written answer becomes a label.
+
+A label is the position of an answer among a step's options: letters A, B, C ... are 0, 1, 2 ..., and
+"N/A" is the last label of a step that offers it (paper: Section 3; authors' dataset card).
+"""
+
+import dataclasses
+import re
+import string
+from collections.abc import Sequence
+
+from stepcot_jax.errors import BadInput
+
+NOT_ANNOTATED = -100
+"""Label of a question that nobody answered: it takes part in no loss and in no metric."""
+
+NOT_APPLICABLE = "N/A"
+
+_LETTERED = re.compile(r"\(?([A-Za-z])(?:[.):]+\s*(\S.*)|\)?[.):]*)", re.DOTALL)
+
+
+def fold(text: str) -> str:
+    """`text` with case and runs of white space made equal, for comparing answers.
+
+    >>> fold("  Ill-Defined   margin ")
+    'ill-defined margin'
+    """
+    return " ".join(text.split()).casefold()
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One question of the chain.
+
+    Attributes:
+      name: short name for tables, such as "Diagnosis".
+      question: the question as the reader is asked it.
+      options: the answers without letter prefixes, in label order; "N/A", where offered, is last.
+    """
+
+    name: str
+    question: str
+    options: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        folded = [fold(option) for option in self.options]
+        if len(folded) < 2 or len(folded) > len(string.ascii_uppercase):
+            raise BadInput(f"step {self.name!r}: found {len(folded)} options, accepted are 2 to 26")
+        if len(set(folded)) != len(folded) or "" in folded:
+            raise BadInput(f"step {self.name!r}: options must be distinct and not empty, found {list(self.options)}")
+        if fold(NOT_APPLICABLE) in folded[:-1]:
+            raise BadInput(f"step {self.name!r}: {NOT_APPLICABLE} must be the last option, found {list(self.options)}")
+
+    @property
+    def num_answers(self) -> int:
+        """Number of answers, "N/A" included."""
+        return len(self.options)
+
+    @property
+    def lettered_options(self) -> tuple[str, ...]:
+        """The options as the published files write them: a letter before each but "N/A"."""
+        return tuple(
+            option if fold(option) == fold(NOT_APPLICABLE) else f"{letter}. {option}"
+            for letter, option in zip(string.ascii_uppercase, self.options, strict=False)
+        )
+
+    def written(self, label: int) -> str | None:
+        """The answer of a label as the published files write it: a letter, "N/A", or None if not annotated."""
+        if label == NOT_ANNOTATED:
+            return None
+        if fold(self.options[label]) == fold(NOT_APPLICABLE):
+            return NOT_APPLICABLE
+        return string.ascii_uppercase[label]
+
+    def read_answer(self, answer: str | None) -> int:
+        """The label of a written answer.
+
+        Args:
+          answer: a letter ("C", "C.", "(C)", "C. text"), an option's text (case and spacing folded) or
+            "N/A"; None and blank text mean that nobody answered.
+
+        Returns:
+          The label, or `NOT_ANNOTATED`.
+
+        Raises:
+          BadInput: the answer is none of the step's options, or its letter and its text disagree.
+
+        >>> Step("Size", "How large?", ("Small", "Large", "N/A")).read_answer("(B)")
+        1
+        """
+        folded = fold(answer) if answer is not None else ""
+        if not folded:
+            return NOT_ANNOTATED
+        by_text = {fold(option): label for label, option in enumerate(self.options)}
+        if folded in by_text:
+            return by_text[folded]
+        lettered = _LETTERED.fullmatch(folded)
+        if lettered:
+            label = string.ascii_lowercase.index(lettered[1])
+            text = lettered[2]
+            if label < self.num_answers and (text is None or by_text.get(fold(text)) == label):
+                return label
+        raise BadInput(f"found answer {answer[:80]!r}, accepted are {self._accepted()}")  # type: ignore[index]
+
+    def _accepted(self) -> str:
+        return ", ".join(self.lettered_options) + ", or null where nobody answered"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """An ordered series of steps, each answer feeding the next; any number of steps and answers."""
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise BadInput("a chain needs at least one step, found none")
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps (S in the paper; 7 as published)."""
+        return len(self.steps)
+
+    @property
+    def answers_per_step(self) -> tuple[int, ...]:
+        """Number of answers of each step."""
+        return tuple(step.num_answers for step in self.steps)
+
+
+def read_options(options: Sequence[str]) -> tuple[str, ...]:
+    """Options of a file as bare texts in label order.
+
+    Letter prefixes, where every option but "N/A" has one, decide the order; without prefixes the order of
+    the list does. "N/A" goes last wherever it stands.
+
+    Raises:
+      BadInput: the letters are not A, B, C ... without a gap or a repetition.
+
+    >>> read_options(["B. Multifocal", "A. Focal", "N/A"])
+    ('Focal', 'Multifocal', 'N/A')
+    """
+    absent = [option for option in options if fold(option) == fold(NOT_APPLICABLE)]
+    present = [" ".join(option.split()) for option in options if fold(option) != fold(NOT_APPLICABLE)]
+    matches = [_LETTERED.fullmatch(option) for option in present]
+    if all(match is not None and match[2] for match in matches) and present:
+        by_letter = {match[1].upper(): match[2] for match in matches if match is not None}
+        expected = string.ascii_uppercase[: len(present)]
+        if "".join(sorted(by_letter)) != expected:
+            raise BadInput(f"found option letters {sorted(by_letter)}, accepted are {list(expected)}, each once")
+        present = [by_letter[letter] for letter in expected]
+        if fold(present[-1]) == fold(NOT_APPLICABLE):
+            present[-1] = NOT_APPLICABLE
+    return (*present, *([NOT_APPLICABLE] if absent else []))
+
+
+PUBLISHED_STEPS: tuple[tuple[str, str], ...] = (
+    ("Detection", "Is there any abnormal radiodensity in the lungs?"),
+    ("Lesion distribution", "What is the distribution of the lesion?"),
+    ("Radiographic pattern", "What is the predominant radiographic pattern?"),
+    ("Anatomical location", "Where is the lesion located?"),
+    ("Morphologic feature", "What are the margins and internal morphology of the lesion?"),
+    ("Secondary effects", "Are there secondary effects or associated signs?"),
+    ("Diagnosis", "What is the most likely radiographic diagnosis?"),
+)
+"""Names and questions of the seven published steps; the options of steps 2 to 6 exist in the data only."""
+
+DETECTION_OPTIONS = ("No abnormality", "Increased opacity", "Decreased opacity", "Mixed")
+DIAGNOSIS_OPTIONS = (
+    "Normal",
+    "Nodule",
+    "Atelectasis",
+    "Infiltration",
+    "Effusion",
+    "Pneumonia",
+    "Cardiomegaly",
+    "Mass",
+    "Pneumothorax",
+)

@@ -1,0 +1,1 @@
+"""Records, splits, images and the phantom: from files to cases."""

@@ -1,0 +1,1 @@
+"""Encoders: images and prompts to feature vectors."""

@@ -1,0 +1,27 @@
+"""The one exception for input that a person can put right, and how every tool reports it."""
+
+import sys
+from collections.abc import Callable
+
+EXIT_BAD_INPUT = 2
+
+
+class BadInput(ValueError):
+    """Input from outside (a file, a setting, a flag) that cannot be used as it is.
+
+    Its message is the whole report: it names the place (file, record, field or key), what was found
+    there and what is accepted. Every tool prints it on one line and exits with 2, without a traceback.
+    """
+
+
+def run_tool(main: Callable[[], int | None]) -> None:
+    """Run a tool's main and exit with its code; `BadInput` becomes one line on stderr and exit code 2."""
+    try:
+        code = main()
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = EXIT_BAD_INPUT
+    except BrokenPipeError:  # the reader of our output (head, grep -q) has seen enough
+        sys.stderr.close()
+        code = 0
+    sys.exit(code or 0)

@@ -1,0 +1,1 @@
+"""Metrics and the evaluator, which takes a function and knows no trainer."""

@@ -1,0 +1,1 @@
+"""The losses of teacher and student; all averaging is in `masked`."""

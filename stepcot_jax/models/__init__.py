@@ -1,0 +1,1 @@
+"""Teacher and student; they see features, never files or tokenizers."""

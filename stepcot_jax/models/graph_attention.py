@@ -1,0 +1,139 @@
+"""Graph attention over a complete graph of reading steps and the memory node (paper: Appendix D.2)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from stepcot_jax.models.projection import layer_norm
+
+
+class GraphAttention(nn.Module):
+    """One multi-head graph-attention layer (Velickovic et al., 2018) on a complete graph with self loops.
+
+    For destination i and source j of one head: score_ij = LeakyReLU(a_dst . W x_i + a_src . W x_j), softmax
+    over j, dropout, and the weighted sum of W x_j. The heads are concatenated and a bias is added.
+
+    Attributes:
+      num_heads: number of heads.
+      head_width: output size of a head; the layer's output has num_heads * head_width.
+      negative_slope: slope of the LeakyReLU below zero.
+      dropout_rate: share of attention weights set to zero in training.
+      dtype: compute dtype; scores and softmax are float32 whatever it is.
+    """
+
+    num_heads: int
+    head_width: int
+    negative_slope: float = 0.2
+    dropout_rate: float = 0.1
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        nodes: Float[Array, "*case node width"],
+        *,
+        node_mask: Bool[Array, "*#case node"] | None = None,
+        num_cases: int | None = None,
+        deterministic: bool,
+    ) -> tuple[Float[Array, "*out_case node out"], Float[Array, "*out_case head node node"]]:
+        """Attend from every node to every node that the mask allows.
+
+        Args:
+          nodes: [*case, node, width]; without a case axis where all cases share their nodes.
+          node_mask: True where a node may be attended to; a node without any source gets the bias alone.
+          num_cases: with shared nodes in training, how many cases draw an attention dropout of their own;
+            the projections are still computed once.
+          deterministic: switches dropout off.
+
+        Returns:
+          Nodes [*case, node, out] and attention weights before dropout [*case, head, node i, node j].
+        """
+        heads = (self.num_heads, self.head_width)
+        projected = nn.Dense(self.num_heads * self.head_width, use_bias=False, dtype=self.dtype, name="linear")(nodes)
+        projected = projected.reshape(*projected.shape[:-1], *heads)
+        initializer = nn.initializers.glorot_uniform()
+        source = jnp.einsum("...jhd,hd->...hj", projected, self.param("source", initializer, heads).astype(self.dtype))
+        target = jnp.einsum("...ihd,hd->...hi", projected, self.param("target", initializer, heads).astype(self.dtype))
+        scores = (target[..., :, None] + source[..., None, :]).astype(jnp.float32)
+        allowed = None if node_mask is None else node_mask[..., None, None, :]
+        attention = masked_softmax(nn.leaky_relu(scores, self.negative_slope), allowed=allowed)
+        weights = attention
+        if not deterministic and num_cases is not None and weights.ndim == 3:
+            weights = jnp.broadcast_to(weights, (num_cases, *weights.shape))
+        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=deterministic).astype(self.dtype)
+        mixed = jnp.einsum("...hij,...jhd->...ihd", weights, projected)
+        mixed = mixed.reshape(*mixed.shape[:-2], self.num_heads * self.head_width)
+        bias = self.param("bias", nn.initializers.zeros, (self.num_heads * self.head_width,))
+        return mixed + jnp.broadcast_to(bias.astype(self.dtype), mixed.shape), attention
+
+
+def masked_softmax(
+    scores: Float[Array, "*shape answer"], *, allowed: Bool[Array, "*#shape answer"] | None
+) -> Float[Array, "*shape answer"]:
+    """Softmax over the last axis of the allowed entries; zeros where nothing is allowed, never NaN.
+
+    >>> masked_softmax(jnp.zeros((1, 2)), allowed=jnp.array([[True, False]])).tolist()
+    [[1.0, 0.0]]
+    """
+    if allowed is None:
+        return jax.nn.softmax(scores, axis=-1)
+    # The inner where keeps an all-forbidden row finite, so that its gradient is zero rather than NaN.
+    any_allowed = jnp.any(allowed, axis=-1, keepdims=True)
+    filled = jnp.where(allowed, scores, jnp.where(any_allowed, -jnp.inf, 0.0))
+    return jnp.where(allowed, jax.nn.softmax(filled, axis=-1), 0.0)
+
+
+class GraphAttentionStack(nn.Module):
+    """Layers of graph attention, each with a linear residual, LayerNorm and ELU (paper: Appendix D.2).
+
+    Attributes:
+      num_layers: number of layers.
+      num_heads: heads of each layer.
+      width: size of a node; a head has width / num_heads.
+      negative_slope: slope of the LeakyReLU below zero.
+      dropout_rate: dropout of the attention weights.
+      dtype: compute dtype.
+    """
+
+    num_layers: int
+    num_heads: int
+    width: int
+    negative_slope: float = 0.2
+    dropout_rate: float = 0.1
+    dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self) -> None:
+        if self.num_layers < 1 or self.num_heads < 1 or self.width % self.num_heads:
+            raise ValueError(
+                f"found {self.num_layers} layers of {self.num_heads} heads for width {self.width}; accepted are at "
+                "least one layer and a number of heads that divides the width"
+            )
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self,
+        nodes: Float[Array, "*case node width"],
+        *,
+        node_mask: Bool[Array, "*#case node"] | None = None,
+        num_cases: int | None = None,
+        deterministic: bool,
+    ) -> tuple[Float[Array, "*out_case node width"], list[Float[Array, "*_ head node node"]]]:
+        """Nodes [*case, node, width] after all layers, and each layer's attention [*case, head, node i, node j]."""
+        attentions = []
+        for layer in range(self.num_layers):
+            attended, attention = GraphAttention(
+                num_heads=self.num_heads,
+                head_width=self.width // self.num_heads,
+                negative_slope=self.negative_slope,
+                dropout_rate=self.dropout_rate,
+                dtype=self.dtype,
+                name=f"attention_{layer}",
+            )(nodes, node_mask=node_mask, num_cases=num_cases, deterministic=deterministic)
+            residual = nn.Dense(self.width, dtype=self.dtype, name=f"residual_{layer}")(nodes)
+            if attended.ndim > residual.ndim:
+                residual = residual[None]
+            nodes = nn.elu(layer_norm(dtype=self.dtype, name=f"norm_{layer}")(attended + residual))
+            attentions.append(attention)
+        return nodes, attentions

@@ -1,0 +1,34 @@
+"""The memory node's update: a gated recurrent unit fed with what a step has just concluded."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class MemoryCell(nn.Module):
+    """GRU cell with the equations and both bias vectors of PyTorch's GRUCell (paper: Appendix D.2).
+
+    reset, update = sigmoid of input + hidden parts; new = tanh(input part + reset * hidden part);
+    memory' = (1 - update) * new + update * memory. Flax's own cell drops two redundant biases, with which the
+    published parameter count and the authors' checkpoints would not fit.
+
+    Attributes:
+      dtype: compute dtype.
+    """
+
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, conclusion: Float[Array, "case width"], memory: Float[Array, "case width"]
+    ) -> Float[Array, "case width"]:
+        """The memory [case, width] after it has taken in `conclusion` [case, width]."""
+        width = memory.shape[-1]
+        from_input = nn.Dense(3 * width, dtype=self.dtype, name="input")(conclusion)
+        from_memory = nn.Dense(3 * width, dtype=self.dtype, name="hidden")(memory)
+        reset_input, update_input, new_input = jnp.split(from_input, 3, axis=-1)
+        reset_memory, update_memory, new_memory = jnp.split(from_memory, 3, axis=-1)
+        reset = nn.sigmoid(reset_input + reset_memory)
+        update = nn.sigmoid(update_input + update_memory)
+        new = nn.tanh(new_input + reset * new_memory)
+        return (1 - update) * new + update * memory

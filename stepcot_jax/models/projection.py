@@ -1,0 +1,34 @@
+"""The block that the paper repeats: Linear, LayerNorm, ReLU, Dropout."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+LAYER_NORM_EPSILON = 1e-5
+"""PyTorch's default, under which the authors' code runs; Flax's own default is 1e-6."""
+
+
+def layer_norm(*, dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
+    """LayerNorm with the authors' epsilon and the two-pass variance, which does not cancel in float32."""
+    return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, use_fast_variance=False, dtype=dtype, name=name)
+
+
+class Projection(nn.Module):
+    """Linear, LayerNorm, ReLU, Dropout (paper: Appendix D.2 and D.3).
+
+    Attributes:
+      width: size of the output.
+      dropout_rate: share of outputs set to zero in training, 0 to 1.
+      dtype: compute dtype; parameters stay float32.
+    """
+
+    width: int
+    dropout_rate: float
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, features: Float[Array, "*case width"], *, deterministic: bool) -> Float[Array, "*case out"]:
+        """Project `features` [*case, width] to [*case, out]; `deterministic` switches dropout off."""
+        hidden = nn.Dense(self.width, dtype=self.dtype, name="linear")(features)
+        hidden = nn.relu(layer_norm(dtype=self.dtype, name="norm")(hidden))
+        return nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)

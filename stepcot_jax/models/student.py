@@ -1,0 +1,71 @@
+"""The chain student: one feature vector that each answer updates for the next step (paper: Appendix D.3)."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from stepcot_jax.models.projection import Projection
+
+ABSENT_LOGIT = -1e9
+"""Logit of an answer that a step does not have: its probability is exactly 0 and no gradient passes."""
+
+
+def pad_answers(
+    logits: Float[Array, "*case answer"], num_answers: int, value: float = ABSENT_LOGIT
+) -> Float[Array, "*case padded"]:
+    """`logits` [*case, answer] widened to `num_answers` with `value`."""
+    widths = [(0, 0)] * (logits.ndim - 1) + [(0, num_answers - logits.shape[-1])]
+    return jnp.pad(logits, widths, constant_values=value)
+
+
+class StudentReading(flax.struct.PyTreeNode):
+    """What the student makes of a batch.
+
+    Attributes:
+      logits: float32 [case, step, answer]; `ABSENT_LOGIT` where a step has fewer answers.
+      image_features: [case, width], before any answer; what channel alignment compares.
+    """
+
+    logits: Float[Array, "case step answer"]
+    image_features: Float[Array, "case width"]
+
+
+class Student(nn.Module):
+    """Image feature -> answers of all steps: logits_s = head_s(f), then f = f + tanh(logits_s @ head weight).
+
+    Attributes:
+      answers_per_step: number of answers of each step.
+      width: size of the feature vector (512 in the paper).
+      dropout_rate: dropout of the image projection.
+      dtype: compute dtype of the projection; logits are float32.
+    """
+
+    answers_per_step: Sequence[int]
+    width: int = 512
+    dropout_rate: float = 0.3
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, *, image_features: Float[Array, "case image_width"], deterministic: bool) -> StudentReading:
+        """Read a batch.
+
+        Args:
+          image_features: [case, image width], from a frozen or separately trained encoder.
+          deterministic: switches dropout off.
+
+        Returns:
+          The reading, see `StudentReading`.
+        """
+        feature = Projection(self.width, self.dropout_rate, self.dtype, name="image_projection")(
+            image_features, deterministic=deterministic
+        ).astype(jnp.float32)
+        projected, logits = feature, []
+        for step, num_answers in enumerate(self.answers_per_step):
+            head = nn.Dense(num_answers, name=f"head_{step}")
+            answer_logits = head(feature)
+            logits.append(pad_answers(answer_logits, max(self.answers_per_step)))
+            feature = feature + jnp.tanh(answer_logits @ head.variables["params"]["kernel"].T)
+        return StudentReading(logits=jnp.stack(logits, axis=1), image_features=projected)

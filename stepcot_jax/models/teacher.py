@@ -1,0 +1,291 @@
+"""The teacher: reading steps as graph nodes, a memory node, and a write-back of every answer (paper: Appendix D.2)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from stepcot_jax.models.graph_attention import GraphAttentionStack
+from stepcot_jax.models.memory import MemoryCell
+from stepcot_jax.models.projection import Projection
+from stepcot_jax.models.student import ABSENT_LOGIT, pad_answers
+
+
+class TeacherReading(flax.struct.PyTreeNode):
+    """What the teacher makes of a batch.
+
+    Attributes:
+      logits: float32 [case, step, answer]; `ABSENT_LOGIT` where a step has fewer answers.
+      image_features: [case, step, width], each step's own image projection; what channel alignment compares.
+      memory: [case, step, width] after each step's write-back; None without a memory.
+      attention: [case, step, layer, head, node i, node j]; None unless asked for.
+    """
+
+    logits: Float[Array, "case step answer"]
+    image_features: Float[Array, "case step width"]
+    memory: Float[Array, "case step width"] | None
+    attention: Float[Array, "case step layer head node node"] | None
+
+
+class StepHead(nn.Module):
+    """Image feature of a step and its context -> the hidden vector that the step's classifier reads."""
+
+    width: int
+    dropout_rate: float
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, image_feature: Float[Array, "case width"], context: Float[Array, "case width"], *, deterministic: bool
+    ) -> Float[Array, "case width"]:
+        """Fuse `image_feature` and `context`, both [case, width]."""
+        hidden = jnp.concatenate([image_feature, context], axis=-1)
+        for layer in range(2):
+            block = Projection(self.width, self.dropout_rate, self.dtype, name=f"fusion_{layer}")
+            hidden = block(hidden, deterministic=deterministic)
+        return hidden
+
+
+class Teacher(nn.Module):
+    """Image features and prompt features -> answers of all steps.
+
+    The steps run in one `lax.scan` (all but the first, whose nodes the whole batch may share), so that
+    compile time does not grow with their number; the weights of the step heads are stacked on a step axis.
+
+    Attributes:
+      answers_per_step: number of answers of each step.
+      width: size of nodes, memory and image projections (d_T, 768 in the paper).
+      num_layers: graph-attention layers in a pass.
+      num_heads: heads of each layer.
+      negative_slope: of the attention's LeakyReLU.
+      attention_dropout_rate: dropout of attention weights.
+      context_dropout_rate: dropout of the fused context.
+      head_dropout_rate: dropout of image projections and step heads.
+      memory: False removes the memory node and its GRU (ablation).
+      text: False puts learned step vectors in the prompts' place (ablation).
+      dtype: compute dtype; logits, softmax and parameters are float32.
+    """
+
+    answers_per_step: Sequence[int]
+    width: int = 768
+    num_layers: int = 2
+    num_heads: int = 4
+    negative_slope: float = 0.2
+    attention_dropout_rate: float = 0.1
+    context_dropout_rate: float = 0.2
+    head_dropout_rate: float = 0.3
+    memory: bool = True
+    text: bool = True
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self) -> None:
+        num_steps, case = len(self.answers_per_step), jnp.zeros((1, self.width))
+        num_sources = 2 if self.memory else 1
+        self.graph_attention = self._declare("graph_attention", self._graph, case, deterministic=True)
+        self.context = self._declare("context", self._context, jnp.tile(case, num_sources), deterministic=True)
+        self.heads = self._declare("heads", self._head, case, case, deterministic=True, copies=num_steps)
+        self.classifiers = [
+            self._declare(f"classifier_{step}", nn.Dense(num_answers, parent=None), case)
+            for step, num_answers in enumerate(self.answers_per_step)
+        ]
+        if self.memory:
+            self.memory_start = self.param("memory_start", nn.initializers.zeros, (self.width,))
+            self.memory_cell = self._declare("memory_cell", self._cell, case, case)
+            self.conclusion = self._declare("conclusion", self._conclusion, case)
+        if not self.text:
+            self.step_vectors = self.param("step_vectors", nn.initializers.normal(1.0), (num_steps, self.width))
+        self.image_projections = Projection(self.width, self.head_dropout_rate, self.dtype)
+        self.text_projection = nn.Dense(self.width, dtype=self.dtype)
+
+    # Submodules that run inside lax.scan, which wants pure functions: unbound here, their parameters are
+    # declared in `setup` and applied in `read_step`.
+
+    @property
+    def _graph(self) -> GraphAttentionStack:
+        return GraphAttentionStack(
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            width=self.width,
+            negative_slope=self.negative_slope,
+            dropout_rate=self.attention_dropout_rate,
+            dtype=self.dtype,
+            parent=None,
+        )
+
+    @property
+    def _context(self) -> Projection:
+        return Projection(self.width, self.context_dropout_rate, self.dtype, parent=None)
+
+    @property
+    def _head(self) -> StepHead:
+        return StepHead(self.width, self.head_dropout_rate, self.dtype, parent=None)
+
+    @property
+    def _cell(self) -> MemoryCell:
+        return MemoryCell(self.dtype, parent=None)
+
+    @property
+    def _conclusion(self) -> nn.Dense:
+        return nn.Dense(self.width, dtype=self.dtype, parent=None)
+
+    def _declare(self, name: str, module: nn.Module, *inputs: Array, copies: int | None = None, **options: Any) -> Any:
+        """Parameters of an unbound module under `name`, stacked `copies` times on a leading axis if given."""
+
+        def init(key: Array) -> Any:
+            def init_one(one_key: Array) -> Any:
+                return module.init(one_key, *inputs, **options)["params"]
+
+            return init_one(key) if copies is None else jax.vmap(init_one)(jax.random.split(key, copies))
+
+        return self.param(name, init)
+
+    def __call__(
+        self,
+        *,
+        image_features: Float[Array, "case image_width"],
+        text_features: Float[Array, "*case_or_none step text_width"] | None = None,
+        node_mask: Bool[Array, "case node"] | None = None,
+        given_answers: Int[Array, "case step"] | None = None,
+        deterministic: bool,
+        with_attention: bool = False,
+    ) -> TeacherReading:
+        """Read a batch, one step after another.
+
+        Args:
+          image_features: [case, image width].
+          text_features: [step, text width] when the cases share their prompts, else [case, step, text width];
+            None without text. A text width other than the teacher's goes through a learned linear map.
+          node_mask: [case, node], the steps in order and then the memory; False hides a node from the others.
+          given_answers: [case, step], -1 to predict; a given answer is written to memory in place of the
+            prediction, so that later steps follow from it. The step's own logits stay the prediction.
+          deterministic: switches dropout off; otherwise an rng named "dropout" is needed.
+          with_attention: return the attention weights too.
+
+        Returns:
+          The reading, see `TeacherReading`.
+
+        Raises:
+          ValueError: text features are missing, or do not have one vector a step.
+        """
+        num_cases, num_steps = image_features.shape[0], len(self.answers_per_step)
+        nodes = self._first_nodes(text_features)
+        if node_mask is not None:
+            nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
+        projected = self._project_image(image_features, deterministic=deterministic)
+        if given_answers is None:
+            given_answers = jnp.full((num_cases, num_steps), -1, jnp.int32)
+        scanned = {
+            "step": jnp.arange(num_steps),
+            "image_feature": projected,
+            "head": self.heads,
+            "classifier": self._padded_classifiers(),
+            "given_answer": given_answers.T,
+            "key": jax.random.split(jax.random.key(0) if deterministic else self.make_rng("dropout"), num_steps),
+        }
+        read_step = self._step_reader(node_mask, num_cases, deterministic=deterministic, with_attention=with_attention)
+        nodes, first = read_step(nodes, jax.tree.map(lambda leaf: leaf[0], scanned))
+        outputs = jax.tree.map(lambda leaf: leaf[None], first)
+        if num_steps > 1:
+            _, later = jax.lax.scan(read_step, nodes, jax.tree.map(lambda leaf: leaf[1:], scanned))
+            outputs = jax.tree.map(lambda head, tail: jnp.concatenate([head, tail]), outputs, later)
+        by_case = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
+        return TeacherReading(image_features=jnp.moveaxis(projected, 0, 1), **by_case)
+
+    def _project_image(self, image_features: Array, *, deterministic: bool) -> Array:
+        """Every step's own projection of the image feature, [step, case, width]."""
+        project = nn.vmap(
+            lambda projection, features: projection(features, deterministic=deterministic),
+            in_axes=None,
+            axis_size=len(self.answers_per_step),
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+        )
+        return project(self.image_projections, image_features)
+
+    def _first_nodes(self, text_features: Array | None) -> Array:
+        """Nodes before the first pass: [node, width] when all cases share them, else [case, node, width]."""
+        num_steps = len(self.answers_per_step)
+        if not self.text:
+            nodes = self.step_vectors
+        elif text_features is None or text_features.shape[-2] != num_steps:
+            found = None if text_features is None else text_features.shape
+            raise ValueError(f"found text features of shape {found}, accepted are [{num_steps} steps, width] per batch")
+        else:
+            nodes = text_features
+            if nodes.shape[-1] != self.width:
+                nodes = self.text_projection(nodes)
+        nodes = nodes.astype(self.dtype)
+        if not self.memory:
+            return nodes
+        memory = jnp.broadcast_to(self.memory_start.astype(self.dtype), (*nodes.shape[:-2], 1, self.width))
+        return jnp.concatenate([nodes, memory], axis=-2)
+
+    def _padded_classifiers(self) -> dict[str, Array]:
+        """All classifiers as one [step, width, answer] kernel and [step, answer] bias, absent answers at -1e9."""
+        most = max(self.answers_per_step)
+        return {
+            "kernel": jnp.stack([pad_answers(weight["kernel"], most, 0.0) for weight in self.classifiers]),
+            "bias": jnp.stack([pad_answers(weight["bias"], most, ABSENT_LOGIT) for weight in self.classifiers]),
+        }
+
+    def _step_reader(
+        self, node_mask: Array | None, num_cases: int, *, deterministic: bool, with_attention: bool
+    ) -> Callable[[Array, dict[str, Any]], tuple[Array, dict[str, Any]]]:
+        """The function of one step, `(nodes, what belongs to the step) -> (nodes, outputs)`, as lax.scan wants it."""
+
+        def read_step(nodes: Array, inputs: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+            graph_key, context_key, head_key = jax.random.split(inputs["key"], 3)
+            nodes, attentions = self._graph.apply(
+                {"params": self.graph_attention},
+                nodes,
+                node_mask=node_mask,
+                num_cases=num_cases,
+                deterministic=deterministic,
+                rngs={"dropout": graph_key},
+            )
+            sources = jax.lax.dynamic_index_in_dim(nodes, inputs["step"], axis=-2, keepdims=False)
+            if self.memory:
+                sources = jnp.concatenate([sources, nodes[..., -1, :]], axis=-1)
+            if not deterministic:
+                sources = jnp.broadcast_to(sources, (num_cases, sources.shape[-1]))
+            context = self._context.apply(
+                {"params": self.context}, sources, deterministic=deterministic, rngs={"dropout": context_key}
+            )
+            hidden = self._head.apply(
+                {"params": inputs["head"]},
+                inputs["image_feature"],
+                jnp.broadcast_to(context, (num_cases, self.width)),
+                deterministic=deterministic,
+                rngs={"dropout": head_key},
+            ).astype(jnp.float32)
+            logits = hidden @ inputs["classifier"]["kernel"] + inputs["classifier"]["bias"][None]
+            nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
+            nodes = self._write_back(nodes, logits, inputs)
+            attention = None
+            if with_attention:
+                attention = jnp.stack(attentions)  # [layer, *case, head, node, node]
+                attention = jnp.broadcast_to(
+                    attention if attention.ndim == 5 else attention[:, None],
+                    (self.num_layers, num_cases, *attention.shape[-3:]),
+                )
+                attention = jnp.moveaxis(attention, 0, 1)
+            memory = nodes[:, -1] if self.memory else None
+            return nodes, {"logits": logits, "memory": memory, "attention": attention}
+
+        return read_step
+
+    def _write_back(self, nodes: Array, logits: Array, inputs: dict[str, Any]) -> Array:
+        """Nodes whose memory has taken in the step's answer, the predicted distribution or the given one."""
+        if not self.memory:
+            return nodes
+        given = inputs["given_answer"][:, None]
+        answer = jnp.where(given >= 0, jax.nn.one_hot(given[:, 0], logits.shape[-1]), jax.nn.softmax(logits, axis=-1))
+        conclusion = self._conclusion.apply(
+            {"params": self.conclusion}, (answer @ inputs["classifier"]["kernel"].T).astype(self.dtype)
+        )
+        memory = self._cell.apply({"params": self.memory_cell}, conclusion, nodes[:, -1])
+        return jnp.concatenate([nodes[:, :-1], memory[:, None]], axis=1)

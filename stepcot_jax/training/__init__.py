@@ -1,0 +1,1 @@
+"""Train steps, optimizers, checkpoints, logs and the only loop."""

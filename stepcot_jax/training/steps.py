@@ -1,0 +1,240 @@
+"""One batch of training: the teacher alone, or teacher and student together (paper: Appendix D.6)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from stepcot_jax.losses.channel_alignment import Normaliser
+from stepcot_jax.losses.objective import GradientOf, LinearMap, LossParts, student_objective, teacher_objective
+from stepcot_jax.models.teacher import TeacherReading
+from stepcot_jax.training.state import Networks, Params, TrainState
+
+Batch = dict[str, Array]
+StepFunction = Callable[[TrainState, Batch, Array | None], tuple[TrainState, "StepMetrics"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """How the losses are put together; defaults as in the paper, see docs/departures.md.
+
+    Attributes:
+      temperature: of distillation and channel alignment.
+      soft_label_scale: weight of distillation (alpha_KD).
+      channel_alignment_scale: weight of channel alignment (alpha_CH).
+      normaliser: of w_fw, "cka" or "trace".
+      alignment_gradient: what channel alignment trains, "features" or "projection".
+      train_teacher_projection: train the teacher's projection with the student.
+      target_dropout: dropout active in the forward pass that makes the teacher's targets.
+      answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
+    """
+
+    temperature: float = 2.0
+    soft_label_scale: float = 0.5
+    channel_alignment_scale: float = 1.0
+    normaliser: Normaliser = "cka"
+    alignment_gradient: GradientOf = "features"
+    train_teacher_projection: bool = False
+    target_dropout: bool = False
+    answer_weights: Array | None = None
+
+
+class StepMetrics(flax.struct.PyTreeNode):
+    """What a training step reports; it stays on the device until the loop asks for it.
+
+    Attributes:
+      teacher: loss parts of the teacher, before its update.
+      student: loss parts of the student; None in the teacher's phase.
+      gradient_norms: global norm before clipping, by network.
+    """
+
+    teacher: LossParts
+    student: LossParts | None
+    gradient_norms: dict[str, Array]
+
+
+def teacher_part(params: Params) -> Params:
+    """The parameters that the teacher's optimizer updates."""
+    return {name: params[name] for name in ("teacher", "image_encoder") if name in params}
+
+
+def student_part(params: Params, *, train_teacher_projection: bool) -> Params:
+    """The parameters that the student's optimizer updates."""
+    names = ["student", "student_projection"] + ["teacher_projection"] * train_teacher_projection
+    return {name: params[name] for name in names}
+
+
+def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
+    """Image features [case, width] of a batch that carries images, or features made before."""
+    if networks.image_encoder is None:
+        return batch["image_features"]
+    return networks.image_encoder.apply({"params": params["image_encoder"]}, batch["images"])
+
+
+def teacher_gradients(
+    networks: Networks,
+    objective: Objective,
+    params: Params,
+    batch: Batch,
+    text_features: Array | None,
+    *,
+    key: Array | None,
+) -> tuple[LossParts, Array, Params]:
+    """Loss parts, image features and gradients of the teacher's part of `params`.
+
+    Args:
+      networks: the modules.
+      objective: how the losses are put together.
+      params: all parameters.
+      batch: "image_features" or "images", and "labels" int [case, step].
+      text_features: [step, width] or [case, step, width].
+      key: random key of the dropout; None switches dropout off.
+    """
+
+    def loss(trained: Params) -> tuple[Array, tuple[LossParts, Array]]:
+        features = encode_images(networks, trained, batch)
+        logits = read_as_teacher(networks, trained["teacher"], features, text_features, key=key).logits
+        parts = teacher_objective(logits=logits, labels=batch["labels"], answer_weights=objective.answer_weights)
+        return parts.total, (parts, features)
+
+    gradients, (parts, features) = jax.grad(loss, has_aux=True)(teacher_part(params))
+    return parts, jax.lax.stop_gradient(features), gradients
+
+
+def student_gradients(
+    networks: Networks,
+    objective: Objective,
+    params: Params,
+    batch: Batch,
+    *,
+    image_features: Array,
+    targets: TeacherReading,
+    key: Array | None,
+) -> tuple[LossParts, Params]:
+    """Loss parts and gradients of the student's part of `params`, for targets that a teacher has made.
+
+    Args:
+      networks: the modules.
+      objective: how the losses are put together.
+      params: all parameters.
+      batch: "labels" int [case, step].
+      image_features: [case, width]; constant.
+      targets: the teacher's reading of the batch; constant.
+      key: random key of the dropout; None switches dropout off.
+    """
+
+    def loss(trained: Params) -> tuple[Array, LossParts]:
+        everything = {**params, **trained}
+        reading = networks.student.apply(
+            {"params": trained["student"]},
+            image_features=image_features,
+            deterministic=key is None,
+            rngs=None if key is None else {"dropout": key},
+        )
+        parts = student_objective(
+            student_logits=reading.logits,
+            student_features=reading.image_features,
+            teacher_logits=targets.logits,
+            teacher_features=targets.image_features,
+            labels=batch["labels"],
+            student_projection=LinearMap(**everything["student_projection"]),
+            teacher_projection=LinearMap(**everything["teacher_projection"]),
+            soft_label_scale=objective.soft_label_scale,
+            channel_alignment_scale=objective.channel_alignment_scale,
+            temperature=objective.temperature,
+            normaliser=objective.normaliser,
+            alignment_gradient=objective.alignment_gradient,
+            answer_weights=objective.answer_weights,
+        )
+        return parts.total, parts
+
+    trained = student_part(params, train_teacher_projection=objective.train_teacher_projection)
+    gradients, parts = jax.grad(loss, has_aux=True)(trained)
+    return parts, gradients
+
+
+def read_as_teacher(
+    networks: Networks, teacher_params: Params, image_features: Array, text_features: Array | None, *, key: Array | None
+) -> TeacherReading:
+    """The teacher's reading of image features; dropout is on where a `key` is given."""
+    return networks.teacher.apply(
+        {"params": teacher_params},
+        image_features=image_features,
+        text_features=text_features,
+        deterministic=key is None,
+        rngs=None if key is None else {"dropout": key},
+    )
+
+
+def make_teacher_step(
+    networks: Networks, objective: Objective, optimizers: dict[str, optax.GradientTransformation]
+) -> StepFunction:
+    """The function of one batch in the teacher's phase: (state, batch, text features) -> (state, metrics)."""
+
+    def step(state: TrainState, batch: Batch, text_features: Array | None) -> tuple[TrainState, StepMetrics]:
+        key = jax.random.fold_in(state.key, state.step)
+        parts, _, gradients = teacher_gradients(networks, objective, state.params, batch, text_features, key=key)
+        state = _update(state, "teacher", optimizers, gradients)
+        norms = {"teacher": optax.global_norm(gradients)}
+        return state.replace(step=state.step + 1), StepMetrics(teacher=parts, student=None, gradient_norms=norms)
+
+    return step
+
+
+def make_joint_step(
+    networks: Networks, objective: Objective, optimizers: dict[str, optax.GradientTransformation]
+) -> StepFunction:
+    """The function of one batch in the joint phase: (state, batch, text features) -> (state, metrics).
+
+    Teacher update, fresh targets of the updated teacher without gradient, student update. The image features are
+    computed once, before the teacher's update, and serve all three.
+    """
+
+    def step(state: TrainState, batch: Batch, text_features: Array | None) -> tuple[TrainState, StepMetrics]:
+        keys = jax.random.split(jax.random.fold_in(state.key, state.step), 3)
+        teacher_parts, features, teacher_grads = teacher_gradients(
+            networks, objective, state.params, batch, text_features, key=keys[0]
+        )
+        state = _update(state, "teacher", optimizers, teacher_grads)
+        target_key = keys[1] if objective.target_dropout else None
+        targets = read_as_teacher(networks, state.params["teacher"], features, text_features, key=target_key)
+        student_parts, student_grads = student_gradients(
+            networks, objective, state.params, batch, image_features=features, targets=targets, key=keys[2]
+        )
+        state = _update(state, "student", optimizers, student_grads)
+        norms = {"teacher": optax.global_norm(teacher_grads), "student": optax.global_norm(student_grads)}
+        metrics = StepMetrics(teacher=teacher_parts, student=student_parts, gradient_norms=norms)
+        return state.replace(step=state.step + 1), metrics
+
+    return step
+
+
+def _update(
+    state: TrainState, network: str, optimizers: dict[str, optax.GradientTransformation], gradients: Params
+) -> TrainState:
+    """The state after one network's optimizer has taken in its gradients."""
+    trained = {name: state.params[name] for name in gradients}
+    updates, optimizer_state = optimizers[network].update(gradients, state.optimizers[network], trained)
+    params: dict[str, Any] = {**state.params, **optax.apply_updates(trained, updates)}
+    return state.replace(params=params, optimizers={**state.optimizers, network: optimizer_state})
+
+
+def start_state(
+    params: Params,
+    objective: Objective,
+    optimizers: dict[str, optax.GradientTransformation],
+    *,
+    key: Array,
+) -> TrainState:
+    """The state before the first batch."""
+    parts = {
+        "teacher": teacher_part(params),
+        "student": student_part(params, train_teacher_projection=objective.train_teacher_projection),
+    }
+    states = {name: optimizer.init(parts[name]) for name, optimizer in optimizers.items()}
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizers=states, key=key)

@@ -1,0 +1,31 @@
+"""Strict settings for the whole suite: several virtual devices, no silent promotion, checked shapes."""
+
+import os
+import pathlib
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import jaxtyping
+
+jaxtyping.install_import_hook(["stepcot_jax.models", "stepcot_jax.losses", "stepcot_jax.encoders"], "beartype.beartype")
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
+hypothesis.settings.load_profile("suite")
+
+SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """The folder of real data and golden numbers beside the project; tests that use it skip without it."""
+    if not SHARED.is_dir():
+        pytest.skip("needs ../shared, which users do not have")
+    return SHARED
