@@ -16,7 +16,7 @@ NOT_ANNOTATED = -100
 
 NOT_APPLICABLE = "N/A"
 
-_LETTERED = re.compile(r"\(?([A-Za-z])(?:[.):]+\s*(\S.*)|\)?[.):]*)", re.DOTALL)
+_LETTERED = re.compile(r"\(?([A-Za-z])(?:[.):]*|[.):]+\s*(\S.*))", re.DOTALL)
 
 
 def fold(text: str) -> str:
@@ -48,6 +48,13 @@ class Step:
             raise BadInput(f"step {self.name!r}: found {len(folded)} options, accepted are 2 to 26")
         if len(set(folded)) != len(folded) or "" in folded:
             raise BadInput(f"step {self.name!r}: options must be distinct and not empty, found {list(self.options)}")
+        if any(
+            len(text) == 1 and text.isalpha() and string.ascii_lowercase.find(text) != k
+            for k, text in enumerate(folded)
+        ):
+            raise BadInput(
+                f"step {self.name!r}: an option that is a letter must be its own, found {list(self.options)}"
+            )
         if fold(NOT_APPLICABLE) in folded[:-1]:
             raise BadInput(f"step {self.name!r}: {NOT_APPLICABLE} must be the last option, found {list(self.options)}")
 
@@ -134,18 +141,23 @@ def read_options(options: Sequence[str]) -> tuple[str, ...]:
     the list does. "N/A" goes last wherever it stands.
 
     Raises:
-      BadInput: the letters are not A, B, C ... without a gap or a repetition.
+      BadInput: the letters are not A, B, C ... without a gap or a repetition, some options have a letter and others
+        have none, or "N/A" stands there twice.
 
     >>> read_options(["B. Multifocal", "A. Focal", "N/A"])
     ('Focal', 'Multifocal', 'N/A')
     """
     absent = [option for option in options if fold(option) == fold(NOT_APPLICABLE)]
     present = [" ".join(option.split()) for option in options if fold(option) != fold(NOT_APPLICABLE)]
-    matches = [_LETTERED.fullmatch(option) for option in present]
-    if all(match is not None and match[2] for match in matches) and present:
-        by_letter = {match[1].upper(): match[2] for match in matches if match is not None}
+    if len(absent) > 1:
+        raise BadInput(f"found {NOT_APPLICABLE} {len(absent)} times, accepted is once")
+    matches = [match for option in present if (match := _LETTERED.fullmatch(option)) and match[2]]
+    if matches and matches[0].string == present[0] and matches[0][1] in "Aa" and len(matches) < len(present):
+        raise BadInput(f"found options with and without a letter {list(options)}, accepted are all or none")
+    if matches and len(matches) == len(present):
+        by_letter = {match[1].upper(): match[2] for match in matches}
         expected = string.ascii_uppercase[: len(present)]
-        if "".join(sorted(by_letter)) != expected:
+        if "".join(sorted(by_letter)) != expected or len(matches) != len(by_letter):
             raise BadInput(f"found option letters {sorted(by_letter)}, accepted are {list(expected)}, each once")
         present = [by_letter[letter] for letter in expected]
         if fold(present[-1]) == fold(NOT_APPLICABLE):

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 3
 
 
 class BadInput(ValueError):
@@ -14,13 +15,26 @@ class BadInput(ValueError):
     """
 
 
+class RunStopped(RuntimeError):
+    """A run that had to stop by itself, such as at a loss that is not finite; its message says where and why.
+
+    What was saved before stays; every tool prints the message on one line and exits with 3.
+    """
+
+
 def run_tool(main: Callable[[], int | None]) -> None:
-    """Run a tool's main and exit with its code; `BadInput` becomes one line on stderr and exit code 2."""
+    """Run a tool's main and exit with its code.
+
+    `BadInput` becomes one line on stderr and exit code 2, `RunStopped` one line and exit code 3.
+    """
     try:
         code = main()
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         code = EXIT_BAD_INPUT
+    except RunStopped as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        code = EXIT_STOPPED
     except BrokenPipeError:  # the reader of our output (head, grep -q) has seen enough
         sys.stderr.close()
         code = 0

@@ -1,7 +1,10 @@
 """Cross-entropy against the annotated answers (paper: Eq. 17)."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.losses.masked import masked_mean
@@ -32,3 +35,25 @@ def hard_label_loss(
     values = -jnp.take_along_axis(log_probabilities, safe_labels[:, None], axis=-1)[:, 0]
     weights = None if answer_weights is None else answer_weights[safe_labels]
     return masked_mean(values=values, counted=annotated, weights=weights)
+
+
+def inverse_frequency_weights(
+    *, labels: Int[np.ndarray, "case step"], answers_per_step: Sequence[int]
+) -> Float[np.ndarray, "step answer"]:
+    """A weight for each answer of each step: 1 / how often it occurs, normalised to mean 1 over the step's answers.
+
+    An answer that never occurs is counted as occurring once, so that it gets a large but finite weight.
+
+    Args:
+      labels: int [case, step] of the training split, negative where not annotated.
+      answers_per_step: number of answers of each step.
+
+    Returns:
+      float32 [step, answer]; 0 for answers that a step does not have.
+    """
+    weights = np.zeros((len(answers_per_step), max(answers_per_step)), np.float32)
+    for step, num_answers in enumerate(answers_per_step):
+        annotated = labels[labels[:, step] >= 0, step]
+        inverse = 1.0 / np.maximum(np.bincount(annotated, minlength=num_answers), 1)
+        weights[step, :num_answers] = inverse / inverse.mean()
+    return weights

@@ -83,6 +83,7 @@ class Teacher(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self) -> None:
+        """Declare the parameters; Flax calls it."""
         num_steps, case = len(self.answers_per_step), jnp.zeros((1, self.width))
         num_sources = 2 if self.memory else 1
         self.graph_attention = self._declare("graph_attention", self._graph, case, deterministic=True)

@@ -1,0 +1,91 @@
+"""Every key of a run with its default; other configs change only what differs.
+
+The defaults are the published sizes and rates (paper: Appendix D) on the phantom, with an image encoder that is
+trained along because no pretrained one is given. Start a run from another config, for example configs/quickstart.py.
+"""
+
+from ml_collections import config_dict
+
+from stepcot_jax.chain import PUBLISHED_STEPS
+
+
+def get_config():
+    config = config_dict.ConfigDict()
+
+    config.job = "distill"  # "distill": teacher, then both; "teacher": the teacher alone, with plateau and early stop
+    config.seed = 0  # of parameters, dropout and the order of cases
+    config.resume = True  # go on from the latest checkpoint in the workdir; False refuses a workdir that has one
+
+    config.data = config_dict.ConfigDict()
+    config.data.source = "phantom"  # "phantom": drawn in memory; "folder": the published layout below `root`
+    config.data.root = ""  # folder with data.json, images and, optionally, train/val/test.xlsx or .csv
+    config.data.step_names = tuple(name for name, _ in PUBLISHED_STEPS)  # one short name a step, in order
+    config.data.on_bad_record = "stop"  # "stop" at a bad record, or "skip" it into quarantine.jsonl
+    config.data.split_fractions = (0.7, 0.15, 0.15)  # train, val, test where there are no split files
+    config.data.split_seed = 0  # of that split; apart from `seed`, so that runs compare
+    config.data.max_megapixels = 64.0  # million pixels; a larger image is a bad record
+    config.data.cache_megabytes = 2048.0  # MB of decoded images kept in memory; beyond, decoded at each use
+    config.data.num_threads = 2  # threads that read and decode
+
+    config.phantom = config_dict.ConfigDict()
+    config.phantom.num_cases = 2000  # cases over all splits
+    config.phantom.image_size = 128  # px, square
+    config.phantom.prevalence = "published"  # of the nine diagnoses: "published" (67 % normal) or "flat"
+    config.phantom.seed = 0  # of the drawing
+
+    config.image_encoder = config_dict.ConfigDict()
+    config.image_encoder.name = "resnet18"  # "resnet18" (512 features) or "resnet_small" (128 features)
+    config.image_encoder.image_size = 224  # px, square, after resizing
+    config.image_encoder.fit = "crop"  # "crop" the long side, "pad" the short one, or "stretch"
+    config.image_encoder.mean = (0.48145466, 0.4578275, 0.40821073)  # of red, green, blue in 0..1 (CLIP's)
+    config.image_encoder.std = (0.26862954, 0.26130258, 0.27577711)
+
+    config.prompts = config_dict.ConfigDict()
+    config.prompts.template = "Question: {question} Options: {options}"
+    config.prompts.width = 768  # size of a prompt vector
+
+    config.teacher = config_dict.ConfigDict()
+    config.teacher.width = 768  # d_T: nodes, memory, image projections
+    config.teacher.num_layers = 2  # graph-attention layers of a pass
+    config.teacher.num_heads = 4  # heads a layer
+    config.teacher.negative_slope = 0.2  # of the attention's LeakyReLU
+    config.teacher.attention_dropout = 0.1  # share
+    config.teacher.context_dropout = 0.2  # share
+    config.teacher.head_dropout = 0.3  # share
+    config.teacher.memory = True  # False: no memory node (ablation)
+    config.teacher.text = True  # False: learned step vectors in the prompts' place (ablation)
+
+    config.student = config_dict.ConfigDict()
+    config.student.width = 512  # size of the feature that the answers update
+    config.student.dropout = 0.3  # share
+
+    config.loss = config_dict.ConfigDict()
+    config.loss.temperature = 2.0  # T of distillation and channel alignment
+    config.loss.soft_label_scale = 0.5  # alpha_KD
+    config.loss.channel_alignment_scale = 1.0  # alpha_CH
+    config.loss.projection_width = 256  # where channel alignment compares the two
+    config.loss.normaliser = "cka"  # of w_fw: "cka" (authors' code) or "trace" (the paper's Eq. 21)
+    config.loss.alignment_gradient = "features"  # "features" (paper) or "projection" (authors' code)
+    config.loss.train_teacher_projection = False  # True: as the paper's "learnable" reads; can collapse
+    config.loss.target_dropout = False  # True: dropout stays on where the teacher makes targets (authors' code)
+    config.loss.class_weights = "none"  # or "inverse_frequency", normalised to mean 1 a step
+
+    config.training = config_dict.ConfigDict()
+    config.training.batch_size = 32  # cases
+    config.training.teacher_epochs = 2  # epochs of the teacher alone
+    config.training.joint_epochs = 40  # epochs of both; unused by job "teacher"
+    config.training.teacher_learning_rate = 5e-5  # AdamW
+    config.training.student_learning_rate = 1e-4  # AdamW
+    config.training.weight_decay = 0.01  # decoupled, on every parameter
+    config.training.adam_epsilon = 1e-8
+    config.training.clip_norm = 1.0  # global gradient norm
+    config.training.plateau_patience = 2  # job "teacher": epochs without a better score before the rate drops
+    config.training.plateau_factor = 0.5  # job "teacher": what the rate is multiplied by
+    config.training.plateau_stop = 3  # job "teacher": epochs without a better score before training ends
+    config.training.log_every = 10  # batches between two log entries
+
+    config.evaluation = config_dict.ConfigDict()
+    config.evaluation.batch_size = 128  # cases
+    config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" of both
+
+    return config

@@ -1,0 +1,23 @@
+"""Phantom chests at 64 px, small networks: the whole pipeline in minutes.
+
+python -m stepcot_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.phantom.num_cases = 2400
+    config.phantom.image_size = 64
+    config.phantom.prevalence = "flat"
+    config.image_encoder.name = "resnet_small"
+    config.image_encoder.image_size = 64
+    config.teacher.width = 96
+    config.student.width = 96
+    config.loss.projection_width = 48
+    config.training.teacher_epochs = 4
+    config.training.joint_epochs = 26
+    config.training.teacher_learning_rate = 1e-3
+    config.training.student_learning_rate = 1e-3
+    return config

@@ -1,0 +1,179 @@
+"""The cases of a run: chain, labels, splits and pixels at the encoder's size, from a folder or from the phantom."""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.image_check import check_images
+from stepcot_jax.data.images import Preprocessing, decode_image, resize_image
+from stepcot_jax.data.phantom import PHANTOM_CHAIN, draw_case
+from stepcot_jax.data.records import Case, read_records, write_quarantine
+from stepcot_jax.data.splits import Splits, make_splits, read_splits, write_manifest
+from stepcot_jax.settings import Settings
+
+_LOGGER = logging.getLogger(__name__)
+
+Pixels = UInt8[np.ndarray, "size size 3"]
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+"""Wraps an iterable with a known length and a description, as progress bars do."""
+
+
+class PixelCache:
+    """Pixels of cases, kept in memory as far as a budget goes and read again beyond it.
+
+    Args:
+      read: case index -> uint8 [size, size, 3].
+      budget_bytes: how much may be kept; grey images count a third.
+    """
+
+    def __init__(self, read: Callable[[int], Pixels], budget_bytes: float) -> None:
+        self._read = read
+        self._left = budget_bytes
+        self._kept: dict[int, np.ndarray] = {}
+
+    def put(self, index: int, pixels: Pixels) -> None:
+        """Keep the pixels of a case if the budget allows."""
+        grey = np.array_equal(pixels[..., 0], pixels[..., 1]) and np.array_equal(pixels[..., 0], pixels[..., 2])
+        kept = np.ascontiguousarray(pixels[..., 0]) if grey else pixels
+        if index not in self._kept and kept.nbytes <= self._left:
+            self._left -= kept.nbytes
+            self._kept[index] = kept
+
+    def __getitem__(self, index: int) -> Pixels:
+        kept = self._kept.get(index)
+        if kept is None:
+            return self._read(index)
+        return kept if kept.ndim == 3 else np.repeat(kept[..., None], 3, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """All that training and evaluation need of the data.
+
+    Attributes:
+      chain: the steps with their options.
+      cases: every case that can be read.
+      splits: which cases train, validate and test.
+      pixels: case index -> uint8 [size, size, 3].
+      preprocessing: what the image encoder asks for.
+    """
+
+    chain: Chain
+    cases: Sequence[Case]
+    splits: Splits
+    pixels: PixelCache
+    preprocessing: Preprocessing
+
+    @property
+    def labels(self) -> Int32[np.ndarray, "case step"]:
+        """Labels of all cases, NOT_ANNOTATED where nobody answered."""
+        return np.array([case.labels for case in self.cases], np.int32)
+
+    @property
+    def num_cases(self) -> dict[str, int]:
+        """Number of cases in each split."""
+        return {name: len(getattr(self.splits, name)) for name in ("train", "val", "test")}
+
+
+def load_dataset(settings: Settings, workdir: pathlib.Path, *, progress: Progress | None = None) -> Dataset:
+    """The data that the settings name; every image has been decoded once when this returns.
+
+    Writes `splits.json` to the workdir, and `quarantine.jsonl` where records were set aside.
+
+    Raises:
+      BadInput: a record, an image or a split cannot be used and the settings say to stop.
+    """
+    encoder = settings.image_encoder
+    preprocessing = Preprocessing(
+        size=encoder.image_size,
+        mean=encoder.mean,  # type: ignore[arg-type]
+        std=encoder.std,  # type: ignore[arg-type]
+        fit=encoder.fit,
+    )
+    load = _load_phantom if settings.data.source == "phantom" else _load_folder
+    dataset = load(settings, preprocessing, workdir, progress)
+    _LOGGER.info("cases: %s", dataset.num_cases)
+    return dataset
+
+
+def _budget(settings: Settings) -> float:
+    return settings.data.cache_megabytes * 1e6
+
+
+def _load_phantom(
+    settings: Settings, preprocessing: Preprocessing, workdir: pathlib.Path, progress: Progress | None
+) -> Dataset:
+    phantom = settings.phantom
+
+    def draw(index: int) -> tuple[Case, Pixels]:
+        drawn = draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
+        return drawn.case, resize_image(np.repeat(drawn.image[..., None], 3, axis=-1), preprocessing)
+
+    pixels = PixelCache(lambda index: draw(index)[1], _budget(settings))
+    indices: Iterable[int] = range(phantom.num_cases)
+    cases = []
+    for index in indices if progress is None else progress(indices, "drawing the phantom"):
+        case, drawn_pixels = draw(index)
+        cases.append(case)
+        pixels.put(index, drawn_pixels)
+    splits = _make_splits(settings, cases, workdir)
+    return Dataset(PHANTOM_CHAIN, tuple(cases), splits, pixels, preprocessing)
+
+
+def _load_folder(
+    settings: Settings, preprocessing: Preprocessing, workdir: pathlib.Path, progress: Progress | None
+) -> Dataset:
+    data = settings.data
+    root = pathlib.Path(data.root)
+    max_pixels = int(data.max_megapixels * 1e6)
+    collection = read_records(root, step_names=data.step_names, on_bad_record=data.on_bad_record)
+    readable: list[Case] = []
+
+    def read(index: int) -> Pixels:
+        return resize_image(decode_image(root / readable[index].image_path, max_pixels=max_pixels), preprocessing)
+
+    pixels = PixelCache(read, _budget(settings))
+    collection = check_images(
+        collection,
+        on_bad_record=data.on_bad_record,
+        max_pixels=max_pixels,
+        preprocessing=preprocessing,
+        visit=pixels.put,
+        progress=None if progress is None else lambda cases: progress(cases, "reading the images"),
+        num_threads=data.num_threads,
+    )
+    readable.extend(collection.cases)
+    if collection.set_aside:
+        write_quarantine(workdir / "quarantine.jsonl", collection.set_aside)
+        _LOGGER.warning(
+            "%d of %d records are set aside, each with its reason in %s",
+            len(collection.set_aside),
+            len(collection.set_aside) + len(collection.cases),
+            workdir / "quarantine.jsonl",
+        )
+    splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
+    if splits is None:
+        splits = _make_splits(settings, collection.cases, workdir)
+    else:
+        write_manifest(workdir / "splits.json", splits, collection.cases, source=str(root))
+    return Dataset(collection.chain, collection.cases, splits, pixels, preprocessing)
+
+
+def _make_splits(settings: Settings, cases: Sequence[Case], workdir: pathlib.Path) -> Splits:
+    seed, fractions = settings.data.split_seed, settings.data.split_fractions
+    splits = make_splits(cases, seed=seed, fractions=fractions)  # type: ignore[arg-type]
+    write_manifest(
+        workdir / "splits.json",
+        splits,
+        cases,
+        source="made: stratified by the last step, disjoint by patient",
+        seed=seed,
+        fractions=fractions,  # type: ignore[arg-type]
+    )
+    return splits

@@ -1,0 +1,163 @@
+"""Report sentences that state all seven answers in words, and the reasoning that cites them."""
+
+import dataclasses
+from typing import TypeAlias
+
+import numpy as np
+
+from stepcot_jax.chain import NOT_APPLICABLE
+
+_Wordings: TypeAlias = dict[str, tuple[str, ...]]
+
+_DETECTION: _Wordings = {
+    "Increased opacity": ("increased opacity", "abnormal increased density", "opacification"),
+    "Decreased opacity": ("decreased opacity", "abnormal lucency", "hyperlucency"),
+    "Mixed": ("mixed opacity and lucency", "mixed increased and decreased opacity", "mixed density"),
+}
+_DISTRIBUTION: _Wordings = {
+    "Focal": ("focal", "solitary", "localized"),
+    "Multifocal": ("multifocal", "multiple areas of", "scattered multifocal"),
+    "Diffuse": ("diffuse", "widespread", "extensive diffuse"),
+    "N/A": ("",),
+}
+_PATTERN: _Wordings = {
+    "Consolidation": ("airspace consolidation", "a consolidative pattern"),
+    "Reticular": ("a reticular pattern", "reticular markings"),
+    "Nodular": ("a nodular pattern", "nodular change"),
+    "Linear": ("a linear pattern", "linear bands"),
+    "Cavity": ("cavitation", "a cavitary component"),
+    "N/A": ("",),
+}
+_LOCATION: _Wordings = {
+    "Upper lung zone": ("in the {side} upper lung {zone}", "in the {side} upper {zone}"),
+    "Middle lung zone": ("in the {side} middle lung {zone}", "in the {side} mid lung {zone}"),
+    "Lower lung zone": ("in the {side} lower lung {zone}", "at the {side} lung {base}"),
+    "Hilar/Mediastinal": ("in the {side} hilar region", "about the {side} {hilum}"),
+    "Pleura/Chest wall": ("along the {side} pleura", "along the {side} chest wall"),
+    "Cardiac": ("over the cardiac silhouette", "about the heart"),
+    "N/A": ("without zonal predominance", ""),
+}
+_MORPHOLOGY: _Wordings = {
+    "Well-circumscribed": ("well-circumscribed margins", "sharply defined margins"),
+    "Ill-defined": ("ill-defined margins", "indistinct margins"),
+    "Spiculated": ("spiculated margins", "a spiculated contour"),
+    "Calcified": ("calcified components", "internal calcification"),
+    "N/A": ("",),
+}
+_SECONDARY: _Wordings = {
+    "Volume loss": (
+        "There is associated volume loss",
+        "Associated elevation of the hemidiaphragm indicates volume loss",
+    ),
+    "Mediastinal shift": ("There is mediastinal shift", "The mediastinum is shifted"),
+    "Pleural effusion": ("There is an associated pleural effusion", "A small pleural effusion accompanies this"),
+    "Pneumothorax": ("There is an associated pneumothorax", "A small pneumothorax accompanies this"),
+    "Cardiomegaly": ("There is associated cardiomegaly", "The heart is also enlarged"),
+    "Lymphadenopathy": ("There is hilar lymphadenopathy", "Enlarged hilar lymph nodes accompany this"),
+    "N/A": (
+        "There are no associated signs",
+        "No mediastinal shift or lymphadenopathy",
+        "No secondary effects are seen",
+    ),
+}
+_DIAGNOSIS: _Wordings = {
+    "Nodule": ("pulmonary nodule", "lung nodule"),
+    "Atelectasis": ("atelectasis", "atelectatic change"),
+    "Infiltration": ("infiltration", "pulmonary infiltrate"),
+    "Effusion": ("pleural effusion",),
+    "Pneumonia": ("pneumonia",),
+    "Cardiomegaly": ("cardiomegaly", "enlarged heart"),
+    "Mass": ("lung mass", "pulmonary mass"),
+    "Pneumothorax": ("pneumothorax",),
+}
+_CONCLUSIONS = ("most consistent with {}", "findings suggest {}", "impression: {}")
+_NORMAL = (
+    ("The lungs are clear", "No focal consolidation, effusion or pneumothorax", "Heart size is normal"),
+    ("Clear lungs", "No pleural effusion or pneumothorax is seen", "No acute cardiopulmonary abnormality"),
+    ("No abnormal opacity in either lung", "The cardiomediastinal silhouette is normal", "Normal chest radiograph"),
+    ("Both lungs are well expanded and clear", "No pneumothorax or pleural fluid", "Normal heart and mediastinum"),
+)
+_SIDED = {"zone": ("zone", "zones"), "base": ("base", "bases"), "hilum": ("hilum", "hila")}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Phrases:
+    detection: str
+    distribution: str
+    pattern: str
+    location: str
+    morphology: str
+    secondary: str
+    diagnosis: str
+
+
+def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> tuple[str, tuple[str, ...]]:
+    """The report of a case and the reasoning of each step.
+
+    Args:
+      answers: option texts of the seven steps.
+      side: "right", "left" or "bilateral"; "" for a normal chest.
+      rng: stream that chooses the wording.
+
+    Returns:
+      The report, and one phrase a step that quotes the words of the report it rests on.
+    """
+    if answers[-1] == "Normal":
+        return _normal_report(rng)
+    phrases = _choose_phrases(answers, side, rng)
+    report = ". ".join(_capitalised(sentence) for sentence in _sentences(phrases, rng)) + "."
+    reasoning = tuple(
+        _cite(answer, phrase, report) for answer, phrase in zip(answers, dataclasses.astuple(phrases), strict=True)
+    )
+    return report, reasoning
+
+
+def _normal_report(rng: np.random.Generator) -> tuple[str, tuple[str, ...]]:
+    sentences = _NORMAL[int(rng.integers(len(_NORMAL)))]
+    none = f'No lesion to describe: "{sentences[0]}".'
+    return ". ".join(sentences) + ".", (f'"{sentences[0]}".', *[none] * 5, f'"{sentences[2]}".')
+
+
+def _choose_phrases(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> _Phrases:
+    def choose(wordings: tuple[str, ...]) -> str:
+        return wordings[int(rng.integers(len(wordings)))]
+
+    tables = (
+        _DETECTION,
+        _DISTRIBUTION,
+        _PATTERN,
+        _LOCATION,
+        _MORPHOLOGY,
+        _SECONDARY,
+        _DIAGNOSIS,
+    )
+    chosen = [choose(table[answer]) for table, answer in zip(tables, answers, strict=True)]
+    sided = {name: both if side == "bilateral" else one for name, (one, both) in _SIDED.items()}
+    chosen[3] = chosen[3].format(side=side, **sided)
+    return _Phrases(*chosen)
+
+
+def _sentences(phrases: _Phrases, rng: np.random.Generator) -> tuple[str, str]:
+    what = f"{phrases.distribution} {phrases.detection}".strip()
+    nature = " and ".join(part for part in (phrases.pattern, phrases.morphology) if part)
+    style = int(rng.integers(3))
+    if style == 0:
+        finding = f"There is {what} {phrases.location}".rstrip() + (f" with {nature}" if nature else "")
+    elif style == 1:
+        finding = f"{what} is seen {phrases.location}".rstrip() + (f", showing {nature}" if nature else "")
+    else:
+        finding = f"{what} {phrases.location}".rstrip() + (f"; {nature}" if nature else "")
+    conclusion = _CONCLUSIONS[int(rng.integers(len(_CONCLUSIONS)))].format(phrases.diagnosis)
+    return finding, f"{phrases.secondary}; {conclusion}"
+
+
+def _capitalised(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _cite(answer: str, phrase: str, report: str) -> str:
+    if not phrase:
+        return "The report names none."
+    start = report.casefold().index(phrase.casefold())
+    quoted = report[start : start + len(phrase)]
+    return f'"{quoted}": none.' if answer == NOT_APPLICABLE else f'"{quoted}": {answer}.'

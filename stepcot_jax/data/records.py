@@ -1,0 +1,218 @@
+"""Records of the published layout as cases with labels, and back; what cannot be used is said or set aside.
+
+Records are counted from 0, as in the JSON paths of the messages.
+"""
+
+import collections
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from stepcot_jax.chain import PUBLISHED_STEPS, Chain, Step, fold
+from stepcot_jax.data import published
+from stepcot_jax.data.published import PublishedRecord, PublishedStep
+from stepcot_jax.data.record_reader import Case, ReadRecord, RecordReader
+from stepcot_jax.errors import BadInput
+
+__all__ = [
+    "PUBLISHED_STEP_NAMES",
+    "Case",
+    "Collection",
+    "OnBadRecord",
+    "SetAside",
+    "describe_bad_records",
+    "read_records",
+    "write_quarantine",
+    "write_records",
+]
+
+OnBadRecord = Literal["stop", "skip"]
+
+PUBLISHED_STEP_NAMES: tuple[str, ...] = tuple(name for name, _ in PUBLISHED_STEPS)
+
+_LOG = logging.getLogger(__name__)
+_NUM_SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class SetAside:
+    """A record that takes no part.
+
+    Attributes:
+      record: its position in `data.json`, from 0.
+      image_path: its image as in the file; "" where that cannot be read.
+      reason: what was found and what is accepted.
+      patient_id: its patient, so that a split which names the patient is not at a loss; "" where unreadable.
+    """
+
+    record: int
+    image_path: str
+    reason: str
+    patient_id: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+    """Cases of one data root in the order of its `data.json`, and the records that take no part."""
+
+    root: Path
+    chain: Chain
+    cases: tuple[Case, ...]
+    set_aside: tuple[SetAside, ...]
+
+
+def read_records(
+    root: Path,
+    *,
+    step_names: Sequence[str] = PUBLISHED_STEP_NAMES,
+    on_bad_record: OnBadRecord = "stop",
+    require_images: bool = True,
+) -> Collection:
+    """Reads `root/data.json`.
+
+    The chain's options are those that most records have (the first record's, if as many have others);
+    letter prefixes, letter case and spacing make no difference between options. Its questions are those of
+    the first record with these options; other wordings are counted in one warning.
+
+    Args:
+      root: folder with `data.json` and the images.
+      step_names: name of each step, in order; a record must have exactly these many steps.
+      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
+      require_images: whether a record without its image file is bad.
+
+    Raises:
+      BadInput: the file as a whole cannot be used, no record is good, or a record is bad and
+        `on_bad_record` is "stop"; names file, record and field.
+    """
+    path = Path(root) / published.FILE_NAME
+    reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
+    readable: list[ReadRecord] = []
+    set_aside: list[SetAside] = []
+    for index, raw in enumerate(published.read_raw_records(path)):
+        try:
+            readable.append(reader.read(published.decode_record(raw, index=index), index=index))
+        except BadInput as error:
+            patient_id, image_path = published.identify(raw)
+            set_aside.append(SetAside(index, image_path, str(error), patient_id))
+    agreeing, disagreeing = _set_disagreeing_aside(readable)
+    unique, repeated = _set_repeated_aside(agreeing)
+    set_aside = sorted([*set_aside, *disagreeing, *repeated], key=lambda aside: aside.record)
+    if set_aside and (on_bad_record == "stop" or not unique):
+        raise BadInput(describe_bad_records(path, set_aside, num_good=len(unique)))
+    _warn_of_wordings(path, unique)
+    return Collection(Path(root), Chain(unique[0].steps), tuple(item.case for item in unique), tuple(set_aside))
+
+
+def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good: int) -> str:
+    """The message for records that stop a run: the first in full, the number of the others, the way on."""
+    first, more = set_aside[0], len(set_aside) - 1
+    if not num_good:
+        others = "; no record can be used"
+    else:
+        others = f"; {more} more of the {more + 1 + num_good} records are bad" if more else ""
+        others += "; data.on_bad_record=skip sets bad records aside and lists each with its reason"
+    return f"{path}: record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r}): {first.reason}{others}"
+
+
+def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
+    """Writes `root/data.json` in the published layout; `read_records` gives the same cases back.
+
+    Step names are not part of the layout: reading needs them as `step_names`.
+    """
+    records = [
+        PublishedRecord(
+            patient_id=case.patient_id,
+            image_path=case.image_path,
+            origin=case.origin,
+            report=case.report,
+            vqa_chain=tuple(
+                PublishedStep(
+                    step=f"Step {number}",
+                    question=step.question,
+                    options=step.lettered_options,
+                    answer=step.written(label),
+                    reasoning=reasoning,
+                )
+                for number, (step, label, reasoning) in enumerate(
+                    zip(chain.steps, case.labels, case.reasoning, strict=True), start=1
+                )
+            ),
+        )
+        for case in cases
+    ]
+    published.write_whole(Path(root) / published.FILE_NAME, published.encode_records(records))
+
+
+def write_quarantine(path: Path, set_aside: Sequence[SetAside]) -> None:
+    """Writes the records that take no part, one JSON object a line: record, image_path, reason."""
+    lines = [{"record": item.record, "image_path": item.image_path, "reason": item.reason} for item in set_aside]
+    published.write_whole(Path(path), msgspec.json.Encoder().encode_lines(lines))
+
+
+def _set_disagreeing_aside(readable: Sequence[ReadRecord]) -> tuple[list[ReadRecord], list[SetAside]]:
+    """Parts the records that have the options of most from those that have others."""
+    folded_by_step: dict[Step, tuple[str, ...]] = {}
+    options_of = []
+    for item in readable:
+        for step in item.steps:
+            if step not in folded_by_step:
+                folded_by_step[step] = tuple(fold(option) for option in step.options)
+        options_of.append(tuple(folded_by_step[step] for step in item.steps))
+    if not readable:
+        return [], []
+    usual = collections.Counter(options_of).most_common(1)[0][0]
+    reference = readable[options_of.index(usual)]
+    agreeing, set_aside = [], []
+    for item, options in zip(readable, options_of, strict=True):
+        if options == usual:
+            agreeing.append(item)
+        else:
+            set_aside.append(_as_set_aside(item, _describe_disagreement(item, reference)))
+    return agreeing, set_aside
+
+
+def _describe_disagreement(item: ReadRecord, reference: ReadRecord) -> str:
+    for number, (found, expected) in enumerate(zip(item.steps, reference.steps, strict=True), start=1):
+        if [fold(option) for option in found.options] != [fold(option) for option in expected.options]:
+            return (
+                f"step {number} ({found.name}): its options differ from those of record {reference.record} "
+                f"(image_path {reference.case.image_path[:_NUM_SHOWN]!r}): found {_shown(found.options)}, "
+                f"there {_shown(expected.options)}; accepted are the same options in every record"
+            )
+    raise AssertionError("records with the same options were taken to disagree")
+
+
+def _set_repeated_aside(readable: Sequence[ReadRecord]) -> tuple[list[ReadRecord], list[SetAside]]:
+    """Parts the first record of each image from those that repeat it."""
+    first: dict[str, ReadRecord] = {}
+    set_aside = []
+    for item in readable:
+        known = first.setdefault(item.real_path, item)
+        if known is not item:
+            reason = (
+                f"found the image of record {known.record} (image_path {known.case.image_path[:_NUM_SHOWN]!r}) again, "
+                f"accepted is one record an image - at `$[{item.record}].image_path`"
+            )
+            set_aside.append(_as_set_aside(item, reason))
+    return list(first.values()), set_aside
+
+
+def _as_set_aside(item: ReadRecord, reason: str) -> SetAside:
+    return SetAside(item.record, item.case.image_path, reason, item.case.patient_id)
+
+
+def _shown(options: Sequence[str]) -> list[str]:
+    return [option[:_NUM_SHOWN] for option in options]
+
+
+def _warn_of_wordings(path: Path, readable: Sequence[ReadRecord]) -> None:
+    questions = [step.question for step in readable[0].steps]
+    others = [[step.question for step in item.steps] for item in readable[1:]]
+    num_other = sum(found != questions for found in others)
+    if num_other:
+        message = "%s: %d records word a question differently than record %d, whose wording is used"
+        _LOG.warning(message, path, num_other, readable[0].record)

@@ -1,0 +1,254 @@
+"""What `main` runs: load the data, build the networks, train, evaluate the best on the test split, report."""
+
+import json
+import logging
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.dataset import Dataset, load_dataset
+from stepcot_jax.data.prompts import write_prompts
+from stepcot_jax.encoders.prompt_vectors import encode_prompts
+from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, collect, evaluate
+from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
+from stepcot_jax.losses.hard_label import inverse_frequency_weights
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.settings import Settings, write_settings
+from stepcot_jax.training.checkpoints import Best, Checkpoints
+from stepcot_jax.training.log import MetricsLog, Terminal
+from stepcot_jax.training.loop import Loop, Phase
+from stepcot_jax.training.optimizers import Plateau, make_optimizer
+from stepcot_jax.training.state import Networks, TrainState, count_parameters, init_params
+from stepcot_jax.training.steps import (
+    Objective,
+    encode_images,
+    make_joint_step,
+    make_teacher_step,
+    read_as_teacher,
+    start_state,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+Predict = Callable[[Any, dict[str, Any]], dict[str, jax.Array]]
+
+
+def make_networks(settings: Settings, chain: Chain) -> Networks:
+    """The modules that the settings describe, for the chain of the data."""
+    teacher, student = settings.teacher, settings.student
+    return Networks(
+        teacher=Teacher(
+            answers_per_step=chain.answers_per_step,
+            width=teacher.width,
+            num_layers=teacher.num_layers,
+            num_heads=teacher.num_heads,
+            negative_slope=teacher.negative_slope,
+            attention_dropout_rate=teacher.attention_dropout,
+            context_dropout_rate=teacher.context_dropout,
+            head_dropout_rate=teacher.head_dropout,
+            memory=teacher.memory,
+            text=teacher.text,
+        ),
+        student=Student(answers_per_step=chain.answers_per_step, width=student.width, dropout_rate=student.dropout),
+        image_encoder=make_resnet(settings.image_encoder.name),
+        projection_width=settings.loss.projection_width,
+    )
+
+
+def make_objective(settings: Settings, dataset: Dataset) -> Objective:
+    """The loss settings, with class weights counted on the training split."""
+    loss = settings.loss
+    weights = None
+    if loss.class_weights == "inverse_frequency":
+        weights = inverse_frequency_weights(
+            labels=dataset.labels[np.asarray(dataset.splits.train)], answers_per_step=dataset.chain.answers_per_step
+        )
+    return Objective(
+        temperature=loss.temperature,
+        soft_label_scale=loss.soft_label_scale,
+        channel_alignment_scale=loss.channel_alignment_scale,
+        normaliser=loss.normaliser,
+        alignment_gradient=loss.alignment_gradient,
+        train_teacher_projection=loss.train_teacher_projection,
+        target_dropout=loss.target_dropout,
+        answer_weights=weights,
+    )
+
+
+def make_predict(networks: Networks, text_features: jax.Array | None, names: tuple[str, ...]) -> Predict:
+    """A compiled function (params, batch) -> padded logits [case, step, answer] of the named networks."""
+
+    def predict(params: Any, batch: dict[str, Any]) -> dict[str, jax.Array]:
+        features = encode_images(networks, params, batch)
+        logits = {}
+        if "teacher" in names:
+            logits["teacher"] = read_as_teacher(networks, params["teacher"], features, text_features, key=None).logits
+        if "student" in names:
+            reading = networks.student.apply({"params": params["student"]}, image_features=features, deterministic=True)
+            logits["student"] = reading.logits
+        return logits
+
+    return jax.jit(predict)
+
+
+class Run:
+    """One run of training and evaluation in a workdir.
+
+    Args:
+      settings: everything that decides the run.
+      workdir: where its files go; made if missing.
+    """
+
+    def __init__(self, settings: Settings, workdir: pathlib.Path) -> None:
+        self.settings, self.workdir, self.terminal = settings, workdir, Terminal()
+        workdir.mkdir(parents=True, exist_ok=True)
+        self.names = ("teacher",) if settings.job == "teacher" else ("teacher", "student")
+        self.checkpoints = Checkpoints(workdir / "checkpoints")
+        if self.checkpoints.latest_step is not None and not settings.resume:
+            raise BadInput(
+                f"{workdir}: found checkpoints of an earlier run, accepted are a new workdir or config.resume=True"
+            )
+        self.started = time.monotonic()
+        self.dataset = load_dataset(settings, workdir, progress=self.terminal.watch)
+        write_settings(workdir / "settings.json", settings)
+        self.networks = make_networks(settings, self.dataset.chain)
+        self.text_features = None
+        if settings.teacher.text:
+            prompts = write_prompts(self.dataset.chain, settings.prompts.template)
+            self.text_features = jax.device_put(encode_prompts(prompts, settings.prompts.width))
+        self.predict = make_predict(self.networks, self.text_features, self.names)
+
+    def execute(self) -> dict[str, Any]:
+        """Train (or go on training), evaluate the best weights on the test split, and write `report.json`.
+
+        Returns:
+          The report.
+        """
+        objective = make_objective(self.settings, self.dataset)
+        optimizers = self._make_optimizers()
+        state, progress = self._start(objective, optimizers)
+        seconds_before = 0.0 if progress is None else progress["seconds"]
+        metrics = MetricsLog(self.workdir, first_step=int(state.step))
+        loop = Loop(
+            phases=self._make_phases(objective, optimizers),
+            batches=iterate(
+                training_batches(self.dataset, batch_size=self.settings.training.batch_size, seed=self.settings.seed),
+                num_threads=self.settings.data.num_threads,
+            ),
+            batches_per_epoch=batches_per_epoch(self.dataset, self.settings.training.batch_size),
+            text_features=self.text_features,
+            validate=self._validate,
+            checkpoints=self.checkpoints,
+            metrics=metrics,
+            terminal=self.terminal,
+            chain=self.dataset.chain,
+            batch_size=self.settings.training.batch_size,
+            log_every=self.settings.training.log_every,
+            best_by=self.settings.evaluation.best,
+            plateau=self._make_plateau(),
+            seconds=lambda: seconds_before + time.monotonic() - self.started,
+        )
+        try:
+            state, best = loop.run(state, progress)
+            results = self._test(state, best)
+            wall_seconds = seconds_before + time.monotonic() - self.started
+            return self._report(results, best, wall_seconds, metrics, int(state.step))
+        finally:
+            metrics.close()
+            self.checkpoints.close()
+
+    def _make_optimizers(self) -> dict[str, Any]:
+        training = self.settings.training
+        rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
+        return {
+            name: make_optimizer(
+                learning_rate=rate,
+                weight_decay=training.weight_decay,
+                epsilon=training.adam_epsilon,
+                clip_norm=training.clip_norm,
+            )
+            for name, rate in rates.items()
+        }
+
+    def _make_phases(self, objective: Objective, optimizers: dict[str, Any]) -> list[Phase]:
+        training = self.settings.training
+        make_step = {"teacher": make_teacher_step, "joint": make_joint_step}
+        lengths = {"teacher": training.teacher_epochs}
+        if self.settings.job == "distill":
+            lengths["joint"] = training.joint_epochs
+        return [
+            Phase(name, length, jax.jit(make_step[name](self.networks, objective, optimizers), donate_argnums=0))
+            for name, length in lengths.items()
+        ]
+
+    def _make_plateau(self) -> Plateau | None:
+        if self.settings.job != "teacher":
+            return None
+        training = self.settings.training
+        return Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
+
+    def _start(self, objective: Objective, optimizers: dict[str, Any]) -> tuple[TrainState, dict[str, Any] | None]:
+        """The state to start from: the latest checkpoint's, or a new one."""
+        init_key, run_key = jax.random.split(jax.random.key(self.settings.seed))
+        batch = {"images": np.zeros((1, *[self.settings.image_encoder.image_size] * 2, 3), np.float32)}
+        params = init_params(self.networks, key=init_key, batch=batch, text_features=self.text_features)
+        state = start_state(params, objective, optimizers, key=run_key)
+        sizes = {name: f"{count_parameters(tree):,}" for name, tree in params.items()}
+        self.terminal.say(f"cases: {self.dataset.num_cases}; parameters: {sizes}")
+        if self.checkpoints.latest_step is None:
+            return state, None
+        state, progress = self.checkpoints.restore(state)
+        self.terminal.say(f"going on from step {int(state.step)}")
+        return state, progress
+
+    def _predictions(self, params: Any, split: str) -> Predictions:
+        batches = evaluation_batches(self.dataset, split, batch_size=self.settings.evaluation.batch_size)
+        return collect(
+            lambda batch: self.predict(params, {"images": batch["images"]}),
+            iterate(batches, num_threads=self.settings.data.num_threads),
+        )
+
+    def _validate(self, state: TrainState) -> dict[str, float]:
+        metrics = evaluate(self._predictions(state.params, "val"), self.dataset.chain)
+        return {name: metrics[name].mean_accuracy for name in self.names}
+
+    def _test(self, state: TrainState, best: dict[str, Best]) -> dict[str, ModelMetrics]:
+        """Figures of each network on the test split, with the weights that were best on validation."""
+        results = {}
+        for name in self.names:
+            if name in best and best[name].step != int(state.step):
+                state, _ = self.checkpoints.restore(state, best[name].step)
+            metrics = evaluate(self._predictions(state.params, "test"), self.dataset.chain)
+            results[name] = metrics[name]
+        return results
+
+    def _report(
+        self,
+        results: dict[str, ModelMetrics],
+        best: dict[str, Best],
+        wall_seconds: float,
+        metrics: MetricsLog,
+        step: int,
+    ) -> dict[str, Any]:
+        report = report_dict(metrics=results, num_cases=self.dataset.num_cases, wall_seconds=wall_seconds)
+        report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
+        write_report(self.workdir / "report.json", report)
+        numbers = {f"{name}/mean_accuracy": result.mean_accuracy for name, result in results.items()}
+        metrics.write("test", step=step, epoch=self._num_epochs(), numbers=numbers)
+        print(format_table(results))
+        print(f"\n{wall_seconds:.0f} s; written to {self.workdir / 'report.json'}")
+        _LOGGER.debug("report: %s", json.dumps(report))
+        return report
+
+    def _num_epochs(self) -> int:
+        training = self.settings.training
+        return training.teacher_epochs + (training.joint_epochs if self.settings.job == "distill" else 0)
