@@ -190,12 +190,14 @@ def _dots(focus: Focus, *, frame: Frame, place: tuple[slice, slice]) -> Image:
     """Small round nodules, one in most cells of a grid, each at a place of its own within its cell."""
     cell = _DOT_CELL if focus.label == "Nodule" else 0.75 * _DOT_CELL
     x, y = frame.x[place] / cell, frame.y[place] / cell
+    # Bent rows and columns keep the eye from seeing the grid.
+    x, y = x + 0.5 * np.sin(0.45 * y + focus.phase), y + 0.5 * np.sin(0.5 * x + 2 * focus.phase)
     column, row = np.floor(x), np.floor(y)
     # Sines of large multiples serve as random numbers that depend on the cell alone.
     chance = np.sin(12.9898 * column + 78.233 * row + focus.phase)
-    across, down = x - column - 0.5 - 0.18 * np.sin(91.7 * chance), y - row - 0.5 - 0.18 * np.sin(57.3 * chance)
+    across, down = x - column - 0.5 - 0.24 * np.sin(91.7 * chance), y - row - 0.5 - 0.24 * np.sin(57.3 * chance)
     edge = max(0.15 * (1 + focus.softness), frame.pixel / cell)
-    return smooth_step(0.27 + 0.05 * chance - np.hypot(across, down), edge) * (chance > -0.8)
+    return smooth_step(0.24 + 0.05 * chance - np.hypot(across, down), edge) * (chance > -0.3)
 
 
 def _spikes(focus: Focus, *, along: Image, aside: Image, radius: Image) -> Image:
@@ -206,7 +208,7 @@ def _spikes(focus: Focus, *, along: Image, aside: Image, radius: Image) -> Image
 
 def _calcification(focus: Focus, *, mottle: Image, frame: Frame, place: tuple[slice, slice], radius: Image) -> Image:
     if focus.texture in ("dots", "net"):
-        return 0.22 * _dots(focus, frame=frame, place=place)  # scattered granulomas
+        return 0.15 * _dots(focus, frame=frame, place=place)  # scattered granulomas
     if focus.radius_y < _THINNEST_BLOB:
         return 0.15 * smooth_step(mottle - 0.3, 0.6)
     if focus.radius_x < _LARGEST_NODULE:
