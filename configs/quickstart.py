@@ -8,16 +8,19 @@ from configs import base
 
 def get_config():
     config = base.get_config()
-    config.phantom.num_cases = 2400
+    config.phantom.num_cases = 3000
     config.phantom.image_size = 64
     config.phantom.prevalence = "flat"
     config.image_encoder.name = "resnet_small"
     config.image_encoder.image_size = 64
     config.teacher.width = 96
+    config.teacher.context_dropout = 0.1
+    config.teacher.head_dropout = 0.1
     config.student.width = 96
+    config.student.dropout = 0.1
     config.loss.projection_width = 48
-    config.training.teacher_epochs = 4
-    config.training.joint_epochs = 26
+    config.training.teacher_epochs = 2
+    config.training.joint_epochs = 12
     config.training.teacher_learning_rate = 1e-3
     config.training.student_learning_rate = 1e-3
     return config

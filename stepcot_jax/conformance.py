@@ -154,11 +154,11 @@ def graph_attention_pairs(golden: Golden) -> Pairs:
     stack = GraphAttentionStack(teacher.num_layers, teacher.num_heads, teacher.width, teacher.negative_slope)
     variables = {"params": golden.params["teacher"]["graph_attention"]}
     nodes = jnp.asarray(golden.arrays["gat/nodes_in"])
-    found, attentions = stack.apply(variables, nodes, deterministic=True)
+    found, attentions = stack.apply(variables, nodes)
     yield found, golden.arrays["gat/nodes_out"]
     yield attentions[0], golden.arrays["gat/attention_layer0"]
     mask = jnp.asarray(golden.arrays["gat/node_mask"])
-    found, _ = stack.apply(variables, nodes, node_mask=mask, deterministic=True)
+    found, _ = stack.apply(variables, nodes, node_mask=mask)
     yield found, golden.arrays["gat/nodes_out_masked"]
 
 

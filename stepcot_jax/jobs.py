@@ -200,9 +200,13 @@ class Run:
         """The state to start from: the latest checkpoint's, or a new one."""
         init_key, run_key = jax.random.split(jax.random.key(self.settings.seed))
         batch = {"images": np.zeros((1, *[self.settings.image_encoder.image_size] * 2, 3), np.float32)}
-        params = init_params(self.networks, key=init_key, batch=batch, text_features=self.text_features)
-        state = start_state(params, objective, optimizers, key=run_key)
-        sizes = {name: f"{count_parameters(tree):,}" for name, tree in params.items()}
+
+        def make_state(init_key: jax.Array, run_key: jax.Array) -> TrainState:
+            params = init_params(self.networks, key=init_key, batch=batch, text_features=self.text_features)
+            return start_state(params, objective, optimizers, key=run_key)
+
+        state = jax.jit(make_state)(init_key, run_key)
+        sizes = {name: f"{count_parameters(tree):,}" for name, tree in state.params.items()}
         self.terminal.say(f"cases: {self.dataset.num_cases}; parameters: {sizes}")
         if self.checkpoints.latest_step is None:
             return state, None

@@ -50,17 +50,20 @@ class ResNet(nn.Module):
       widths: channels of each stage; a stage after the first halves the resolution.
       blocks_per_stage: residual blocks in each stage.
       stem_kernel: size of the first convolution, which has stride 2, px.
+      grid: the last map is averaged over grid x grid cells, which are concatenated: 1 is the usual global average,
+        more tell where in the radiograph a feature is. The map's sides must be multiples of it.
       dtype: compute dtype.
     """
 
     widths: Sequence[int]
     blocks_per_stage: int
     stem_kernel: int
+    grid: int = 1
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case feature"]:
-        """Features [case, last of `widths`], float32, of normalised `images` [case, height, width, 3]."""
+        """Features [case, grid * grid * last of `widths`], float32, of normalised `images` [case, height, width, 3]."""
         size = (self.stem_kernel, self.stem_kernel)
         stem = nn.Conv(self.widths[0], size, (2, 2), padding=self.stem_kernel // 2, use_bias=False, dtype=self.dtype)
         hidden = nn.relu(_norm(self.widths[0], self.dtype, "stem_norm")(stem(images.astype(self.dtype))))
@@ -69,7 +72,20 @@ class ResNet(nn.Module):
             for block in range(self.blocks_per_stage):
                 stride = 2 if stage and not block else 1
                 hidden = ResidualBlock(width, stride, self.dtype, name=f"stage_{stage}_block_{block}")(hidden)
-        return jnp.mean(hidden, axis=(1, 2)).astype(jnp.float32)
+        return average_cells(hidden, self.grid).astype(jnp.float32)
+
+
+def average_cells(hidden: Float[Array, "case height width channel"], grid: int) -> Float[Array, "case feature"]:
+    """The averages of `hidden` [case, height, width, channel] over grid x grid cells, [case, grid * grid * channel].
+
+    Raises:
+      ValueError: height or width is not a multiple of `grid`.
+    """
+    num_cases, height, width, channels = hidden.shape
+    if height % grid or width % grid:
+        raise ValueError(f"found a map of {height} x {width}, accepted are multiples of the grid's {grid}")
+    cells = hidden.reshape(num_cases, grid, height // grid, grid, width // grid, channels)
+    return jnp.mean(cells, axis=(2, 4)).reshape(num_cases, grid * grid * channels)
 
 
 def _norm(width: int, dtype: jnp.dtype, name: str) -> nn.GroupNorm:
@@ -77,7 +93,7 @@ def _norm(width: int, dtype: jnp.dtype, name: str) -> nn.GroupNorm:
 
 
 def make_resnet(name: str) -> ResNet:
-    """The network of a setting: "resnet18" (11 M parameters, 512 features) or "resnet_small" (0.3 M, 128).
+    """The network of a setting: "resnet18" (11 M parameters, 512 features) or "resnet_small" (0.3 M, 4 x 128).
 
     Raises:
       ValueError: `name` is neither of the two.
@@ -85,5 +101,5 @@ def make_resnet(name: str) -> ResNet:
     if name == "resnet18":
         return ResNet(widths=(64, 128, 256, 512), blocks_per_stage=2, stem_kernel=7)
     if name == "resnet_small":
-        return ResNet(widths=(16, 32, 64, 128), blocks_per_stage=1, stem_kernel=5)
+        return ResNet(widths=(16, 32, 64, 128), blocks_per_stage=1, stem_kernel=5, grid=2)
     raise ValueError(f"found image encoder {name!r}, accepted are 'resnet18' and 'resnet_small'")

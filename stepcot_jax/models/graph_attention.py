@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from stepcot_jax.models.dropout import drop
 from stepcot_jax.models.projection import layer_norm
 
 
@@ -34,20 +35,19 @@ class GraphAttention(nn.Module):
         nodes: Float[Array, "*case node width"],
         *,
         node_mask: Bool[Array, "*#case node"] | None = None,
-        num_cases: int | None = None,
-        deterministic: bool,
-    ) -> tuple[Float[Array, "*out_case node out"], Float[Array, "*out_case head node node"]]:
+        keep: Bool[Array, "case head node node"] | None = None,
+    ) -> tuple[Float[Array, "*out_case node out"], Float[Array, "*case head node node"]]:
         """Attend from every node to every node that the mask allows.
 
         Args:
           nodes: [*case, node, width]; without a case axis where all cases share their nodes.
           node_mask: True where a node may be attended to; a node without any source gets the bias alone.
-          num_cases: with shared nodes in training, how many cases draw an attention dropout of their own;
-            the projections are still computed once.
-          deterministic: switches dropout off.
+          keep: [case, head, node i, node j], dropout's mask for the attention weights; None for none. Nodes that
+            the cases share are still projected once, and part ways only where the masks differ.
 
         Returns:
-          Nodes [*case, node, out] and attention weights before dropout [*case, head, node i, node j].
+          Nodes [*case, node, out], with a case axis if `nodes` or `keep` has one, and attention weights before
+          dropout [*case, head, node i, node j].
         """
         heads = (self.num_heads, self.head_width)
         projected = nn.Dense(self.num_heads * self.head_width, use_bias=False, dtype=self.dtype, name="linear")(nodes)
@@ -58,10 +58,8 @@ class GraphAttention(nn.Module):
         scores = (target[..., :, None] + source[..., None, :]).astype(jnp.float32)
         allowed = None if node_mask is None else node_mask[..., None, None, :]
         attention = masked_softmax(nn.leaky_relu(scores, self.negative_slope), allowed=allowed)
-        weights = attention
-        if not deterministic and num_cases is not None and weights.ndim == 3:
-            weights = jnp.broadcast_to(weights, (num_cases, *weights.shape))
-        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=deterministic).astype(self.dtype)
+        weights = attention if keep is None else jnp.broadcast_to(attention, keep.shape)
+        weights = drop(weights, keep=keep, rate=self.dropout_rate).astype(self.dtype)
         mixed = jnp.einsum("...hij,...jhd->...ihd", weights, projected)
         mixed = mixed.reshape(*mixed.shape[:-2], self.num_heads * self.head_width)
         bias = self.param("bias", nn.initializers.zeros, (self.num_heads * self.head_width,))
@@ -117,10 +115,12 @@ class GraphAttentionStack(nn.Module):
         nodes: Float[Array, "*case node width"],
         *,
         node_mask: Bool[Array, "*#case node"] | None = None,
-        num_cases: int | None = None,
-        deterministic: bool,
+        keep: Bool[Array, "case layer head node node"] | None = None,
     ) -> tuple[Float[Array, "*out_case node width"], list[Float[Array, "*_ head node node"]]]:
-        """Nodes [*case, node, width] after all layers, and each layer's attention [*case, head, node i, node j]."""
+        """Nodes [*case, node, width] after all layers, and each layer's attention [*case, head, node i, node j].
+
+        Arguments as of `GraphAttention`; `keep` has a mask for each layer.
+        """
         attentions = []
         for layer in range(self.num_layers):
             attended, attention = GraphAttention(
@@ -130,7 +130,7 @@ class GraphAttentionStack(nn.Module):
                 dropout_rate=self.dropout_rate,
                 dtype=self.dtype,
                 name=f"attention_{layer}",
-            )(nodes, node_mask=node_mask, num_cases=num_cases, deterministic=deterministic)
+            )(nodes, node_mask=node_mask, keep=None if keep is None else keep[:, layer])
             residual = nn.Dense(self.width, dtype=self.dtype, name=f"residual_{layer}")(nodes)
             if attended.ndim > residual.ndim:
                 residual = residual[None]

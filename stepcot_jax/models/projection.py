@@ -2,7 +2,9 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+
+from stepcot_jax.models.dropout import drop
 
 LAYER_NORM_EPSILON = 1e-5
 """PyTorch's default, under which the authors' code runs; Flax's own default is 1e-6."""
@@ -27,8 +29,10 @@ class Projection(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, features: Float[Array, "*case width"], *, deterministic: bool) -> Float[Array, "*case out"]:
-        """Project `features` [*case, width] to [*case, out]; `deterministic` switches dropout off."""
+    def __call__(
+        self, features: Float[Array, "*case width"], keep: Bool[Array, "*case out"] | None = None
+    ) -> Float[Array, "*case out"]:
+        """Project `features` [*case, width] to [*case, out]; `keep` [*case, out] is dropout's mask, None for none."""
         hidden = nn.Dense(self.width, dtype=self.dtype, name="linear")(features)
         hidden = nn.relu(layer_norm(dtype=self.dtype, name="norm")(hidden))
-        return nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
+        return drop(hidden, keep=keep, rate=self.dropout_rate)

@@ -7,6 +7,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from stepcot_jax.models.dropout import draw_keeps
 from stepcot_jax.models.projection import Projection
 
 ABSENT_LOGIT = -1e9
@@ -54,14 +55,17 @@ class Student(nn.Module):
 
         Args:
           image_features: [case, image width], from a frozen or separately trained encoder.
-          deterministic: switches dropout off.
+          deterministic: switches dropout off; otherwise an rng named "dropout" is needed.
 
         Returns:
           The reading, see `StudentReading`.
         """
-        feature = Projection(self.width, self.dropout_rate, self.dtype, name="image_projection")(
-            image_features, deterministic=deterministic
-        ).astype(jnp.float32)
+        keep = None
+        if not deterministic:
+            places = {"image": ((self.width,), self.dropout_rate)}
+            keep = draw_keeps(self.make_rng("dropout"), leading=image_features.shape[:1], places=places)["image"]
+        projection = Projection(self.width, self.dropout_rate, self.dtype, name="image_projection")
+        feature = projection(image_features, keep).astype(jnp.float32)
         projected, logits = feature, []
         for step, num_answers in enumerate(self.answers_per_step):
             head = nn.Dense(num_answers, name=f"head_{step}")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from stepcot_jax.models.dropout import draw_keeps
 from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.projection import Projection
@@ -40,13 +41,12 @@ class StepHead(nn.Module):
 
     @nn.compact
     def __call__(
-        self, image_feature: Float[Array, "case width"], context: Float[Array, "case width"], *, deterministic: bool
+        self, image_feature: Float[Array, "case width"], context: Float[Array, "case width"], *keeps: Array | None
     ) -> Float[Array, "case width"]:
-        """Fuse `image_feature` and `context`, both [case, width]."""
+        """Fuse `image_feature` and `context`, both [case, width]; `keeps` are dropout's masks of the two layers."""
         hidden = jnp.concatenate([image_feature, context], axis=-1)
-        for layer in range(2):
-            block = Projection(self.width, self.dropout_rate, self.dtype, name=f"fusion_{layer}")
-            hidden = block(hidden, deterministic=deterministic)
+        for layer, keep in enumerate(keeps or (None, None)):
+            hidden = Projection(self.width, self.dropout_rate, self.dtype, name=f"fusion_{layer}")(hidden, keep)
         return hidden
 
 
@@ -86,9 +86,9 @@ class Teacher(nn.Module):
         """Declare the parameters; Flax calls it."""
         num_steps, case = len(self.answers_per_step), jnp.zeros((1, self.width))
         num_sources = 2 if self.memory else 1
-        self.graph_attention = self._declare("graph_attention", self._graph, case, deterministic=True)
-        self.context = self._declare("context", self._context, jnp.tile(case, num_sources), deterministic=True)
-        self.heads = self._declare("heads", self._head, case, case, deterministic=True, copies=num_steps)
+        self.graph_attention = self._declare("graph_attention", self._graph, case)
+        self.context = self._declare("context", self._context, jnp.tile(case, num_sources))
+        self.heads = self._declare("heads", self._head, case, case, copies=num_steps)
         self.classifiers = [
             self._declare(f"classifier_{step}", nn.Dense(num_answers, parent=None), case)
             for step, num_answers in enumerate(self.answers_per_step)
@@ -133,12 +133,12 @@ class Teacher(nn.Module):
     def _conclusion(self) -> nn.Dense:
         return nn.Dense(self.width, dtype=self.dtype, parent=None)
 
-    def _declare(self, name: str, module: nn.Module, *inputs: Array, copies: int | None = None, **options: Any) -> Any:
+    def _declare(self, name: str, module: nn.Module, *inputs: Array, copies: int | None = None) -> Any:
         """Parameters of an unbound module under `name`, stacked `copies` times on a leading axis if given."""
 
         def init(key: Array) -> Any:
             def init_one(one_key: Array) -> Any:
-                return module.init(one_key, *inputs, **options)["params"]
+                return module.init(one_key, *inputs)["params"]
 
             return init_one(key) if copies is None else jax.vmap(init_one)(jax.random.split(key, copies))
 
@@ -176,7 +176,8 @@ class Teacher(nn.Module):
         nodes = self._first_nodes(text_features)
         if node_mask is not None:
             nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
-        projected = self._project_image(image_features, deterministic=deterministic)
+        keeps = {} if deterministic else self._draw_keeps(num_cases)
+        projected = self._project_image(image_features, keeps.pop("image", None))
         if given_answers is None:
             given_answers = jnp.full((num_cases, num_steps), -1, jnp.int32)
         scanned = {
@@ -185,9 +186,9 @@ class Teacher(nn.Module):
             "head": self.heads,
             "classifier": self._padded_classifiers(),
             "given_answer": given_answers.T,
-            "key": jax.random.split(jax.random.key(0) if deterministic else self.make_rng("dropout"), num_steps),
+            "keep": keeps,
         }
-        read_step = self._step_reader(node_mask, num_cases, deterministic=deterministic, with_attention=with_attention)
+        read_step = self._step_reader(node_mask, num_cases, with_attention=with_attention)
         nodes, first = read_step(nodes, jax.tree.map(lambda leaf: leaf[0], scanned))
         outputs = jax.tree.map(lambda leaf: leaf[None], first)
         if num_steps > 1:
@@ -196,16 +197,29 @@ class Teacher(nn.Module):
         by_case = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
         return TeacherReading(image_features=jnp.moveaxis(projected, 0, 1), **by_case)
 
-    def _project_image(self, image_features: Array, *, deterministic: bool) -> Array:
+    def _draw_keeps(self, num_cases: int) -> dict[str, Array]:
+        """Dropout's masks [step, case, ...] of every place in a pass."""
+        num_steps = len(self.answers_per_step)
+        num_nodes = num_steps + self.memory
+        places = {
+            "image": ((self.width,), self.head_dropout_rate),
+            "context": ((self.width,), self.context_dropout_rate),
+            "fusion_0": ((self.width,), self.head_dropout_rate),
+            "fusion_1": ((self.width,), self.head_dropout_rate),
+            "attention": ((self.num_layers, self.num_heads, num_nodes, num_nodes), self.attention_dropout_rate),
+        }
+        return draw_keeps(self.make_rng("dropout"), leading=(num_steps, num_cases), places=places)
+
+    def _project_image(self, image_features: Array, keep: Array | None) -> Array:
         """Every step's own projection of the image feature, [step, case, width]."""
         project = nn.vmap(
-            lambda projection, features: projection(features, deterministic=deterministic),
-            in_axes=None,
+            lambda projection, features, keep: projection(features, keep),
+            in_axes=(None, None if keep is None else 0),
             axis_size=len(self.answers_per_step),
             variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
+            split_rngs={"params": True},
         )
-        return project(self.image_projections, image_features)
+        return project(self.image_projections, image_features, keep)
 
     def _first_nodes(self, text_features: Array | None) -> Array:
         """Nodes before the first pass: [node, width] when all cases share them, else [case, node, width]."""
@@ -234,34 +248,25 @@ class Teacher(nn.Module):
         }
 
     def _step_reader(
-        self, node_mask: Array | None, num_cases: int, *, deterministic: bool, with_attention: bool
+        self, node_mask: Array | None, num_cases: int, *, with_attention: bool
     ) -> Callable[[Array, dict[str, Any]], tuple[Array, dict[str, Any]]]:
         """The function of one step, `(nodes, what belongs to the step) -> (nodes, outputs)`, as lax.scan wants it."""
 
         def read_step(nodes: Array, inputs: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-            graph_key, context_key, head_key = jax.random.split(inputs["key"], 3)
+            keep = inputs["keep"]
             nodes, attentions = self._graph.apply(
-                {"params": self.graph_attention},
-                nodes,
-                node_mask=node_mask,
-                num_cases=num_cases,
-                deterministic=deterministic,
-                rngs={"dropout": graph_key},
+                {"params": self.graph_attention}, nodes, node_mask=node_mask, keep=keep.get("attention")
             )
             sources = jax.lax.dynamic_index_in_dim(nodes, inputs["step"], axis=-2, keepdims=False)
             if self.memory:
                 sources = jnp.concatenate([sources, nodes[..., -1, :]], axis=-1)
-            if not deterministic:
-                sources = jnp.broadcast_to(sources, (num_cases, sources.shape[-1]))
-            context = self._context.apply(
-                {"params": self.context}, sources, deterministic=deterministic, rngs={"dropout": context_key}
-            )
+            context = self._context.apply({"params": self.context}, sources, keep.get("context"))
             hidden = self._head.apply(
                 {"params": inputs["head"]},
                 inputs["image_feature"],
                 jnp.broadcast_to(context, (num_cases, self.width)),
-                deterministic=deterministic,
-                rngs={"dropout": head_key},
+                keep.get("fusion_0"),
+                keep.get("fusion_1"),
             ).astype(jnp.float32)
             logits = hidden @ inputs["classifier"]["kernel"] + inputs["classifier"]["bias"][None]
             nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
