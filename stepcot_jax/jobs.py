@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
@@ -69,9 +70,8 @@ def make_objective(settings: Settings, dataset: Dataset) -> Objective:
     loss = settings.loss
     weights = None
     if loss.class_weights == "inverse_frequency":
-        weights = inverse_frequency_weights(
-            labels=dataset.labels[np.asarray(dataset.splits.train)], answers_per_step=dataset.chain.answers_per_step
-        )
+        labels = dataset.labels[np.asarray(dataset.splits.train)]
+        weights = jnp.asarray(inverse_frequency_weights(labels=labels, answers_per_step=dataset.chain.answers_per_step))
     return Objective(
         temperature=loss.temperature,
         soft_label_scale=loss.soft_label_scale,
@@ -199,7 +199,7 @@ class Run:
     def _start(self, objective: Objective, optimizers: dict[str, Any]) -> tuple[TrainState, dict[str, Any] | None]:
         """The state to start from: the latest checkpoint's, or a new one."""
         init_key, run_key = jax.random.split(jax.random.key(self.settings.seed))
-        batch = {"images": np.zeros((1, *[self.settings.image_encoder.image_size] * 2, 3), np.float32)}
+        batch = {"images": jnp.zeros((1, *[self.settings.image_encoder.image_size] * 2, 3))}
 
         def make_state(init_key: jax.Array, run_key: jax.Array) -> TrainState:
             params = init_params(self.networks, key=init_key, batch=batch, text_features=self.text_features)

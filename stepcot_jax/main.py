@@ -14,7 +14,7 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 
 def parse(arguments: list[str]) -> list[str]:
-    """absl's flags from the command line; a key that the config does not have is bad input, not a traceback."""
+    """Absl's flags from the command line; a key that the config does not have is bad input, not a traceback."""
     try:
         return app.parse_flags_with_usage(arguments)
     except (AttributeError, KeyError, TypeError, ValueError, OSError, ImportError) as error:

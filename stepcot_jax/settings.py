@@ -222,7 +222,7 @@ def _check(found: Any, hint: Any, bounds: Mapping[str, Any], where: str) -> Any:
     if type(found) is not hint or (hint is float and not math.isfinite(found)):
         raise refused
     least, above, most = (bounds.get(name) for name in ("least", "above", "most"))
-    if least is not None and not found >= least or above is not None and not found > above:
+    if (least is not None and not found >= least) or (above is not None and not found > above):
         raise refused
     if most is not None and not found <= most:
         raise refused

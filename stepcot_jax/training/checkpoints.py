@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import PreservationContext, PreservationPolicy
 from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo as CheckpointInfo
+from orbax.checkpoint.checkpoint_managers import PreservationContext, PreservationPolicy
 
 from stepcot_jax.errors import BadInput
 from stepcot_jax.training.state import TrainState

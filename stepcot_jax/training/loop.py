@@ -21,9 +21,17 @@ from stepcot_jax.training.steps import StepFunction, StepMetrics
 class BatchIterator(Protocol):
     """Training batches with a position that can be saved and restored."""
 
-    def __next__(self) -> dict[str, Any]: ...
-    def get_state(self) -> Any: ...
-    def set_state(self, state: Any) -> None: ...
+    def __next__(self) -> dict[str, Any]:
+        """The next batch."""
+        ...
+
+    def get_state(self) -> Any:
+        """The position, as JSON or bytes."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """Go to a position."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,18 @@
+"""As configs/step_cot.py, with the choices of the authors' code wherever it differs from the paper.
+
+See docs/departures.md for what each of them does.
+
+python -m stepcot_jax.main --config=configs/authors_code.py --config.data.root=FOLDER --workdir=runs/authors_code
+"""
+
+from configs import step_cot
+
+
+def get_config():
+    config = step_cot.get_config()
+    config.loss.alignment_gradient = "projection"
+    config.loss.normaliser = "cka"
+    config.loss.train_teacher_projection = False
+    config.loss.target_dropout = True
+    config.evaluation.best = "mean"
+    return config

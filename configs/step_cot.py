@@ -1,0 +1,22 @@
+"""A folder in the published Step-CoT layout, without pretrained weights.
+
+The image encoder is a small residual network trained along with the teacher, the prompts are fixed random vectors.
+
+python -m stepcot_jax.main --config=configs/step_cot.py --config.data.root=FOLDER --workdir=runs/step_cot
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.data.source = "folder"
+    config.image_encoder.name = "resnet_small"
+    config.image_encoder.image_size = 128
+    config.teacher.width = 256
+    config.student.width = 256
+    config.training.teacher_epochs = 4
+    config.training.joint_epochs = 26
+    config.training.teacher_learning_rate = 5e-4
+    config.training.student_learning_rate = 5e-4
+    return config
