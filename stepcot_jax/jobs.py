@@ -23,7 +23,7 @@ from stepcot_jax.evaluation.tables import format_table, report_dict, write_repor
 from stepcot_jax.losses.hard_label import inverse_frequency_weights
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.settings import Settings, write_settings
+from stepcot_jax.settings import Settings, changed_keys, read_settings, write_settings
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.log import MetricsLog, Terminal
 from stepcot_jax.training.loop import Loop, Phase
@@ -117,6 +117,8 @@ class Run:
             raise BadInput(
                 f"{workdir}: found checkpoints of an earlier run, accepted are a new workdir or config.resume=True"
             )
+        if self.checkpoints.latest_step is not None:
+            self._check_unchanged(workdir / "settings.json")
         self.started = time.monotonic()
         self.dataset = load_dataset(settings, workdir, progress=self.terminal.watch)
         write_settings(workdir / "settings.json", settings)
@@ -126,6 +128,14 @@ class Run:
             prompts = write_prompts(self.dataset.chain, settings.prompts.template)
             self.text_features = jax.device_put(encode_prompts(prompts, settings.prompts.width))
         self.predict = make_predict(self.networks, self.text_features, self.names)
+
+    def _check_unchanged(self, path: pathlib.Path) -> None:
+        changed = changed_keys(read_settings(path), self.settings)
+        if changed:
+            raise BadInput(
+                f"{path}: found other values than now for {', '.join(changed)}; accepted are the same settings as when "
+                "the run started (or a new workdir)"
+            )
 
     def execute(self) -> dict[str, Any]:
         """Train (or go on training), evaluate the best weights on the test split, and write `report.json`.

@@ -250,6 +250,30 @@ def write_settings(path: pathlib.Path, settings: Settings) -> None:
     partial.replace(path)
 
 
+MAY_CHANGE = frozenset(
+    {
+        "config.resume",
+        "config.data.cache_megabytes",
+        "config.data.num_threads",
+        "config.training.joint_epochs",
+        "config.training.log_every",
+        "config.evaluation.batch_size",
+    }
+)
+"""Keys that a resumed run may set anew: none of them changes what a finished epoch has computed."""
+
+
+def changed_keys(before: Settings, after: Settings) -> list[str]:
+    """The full names of the keys that differ, but for those that may."""
+
+    def walk(one: Any, other: Any, where: str) -> list[str]:
+        if isinstance(one, dict):
+            return [name for key in one for name in walk(one[key], other[key], f"{where}.{key}")]
+        return [where] if one != other and where not in MAY_CHANGE else []
+
+    return walk(dataclasses.asdict(before), dataclasses.asdict(after), "config")
+
+
 def read_settings(path: pathlib.Path) -> Settings:
     """The settings that `write_settings` wrote.
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 
@@ -22,7 +23,7 @@ class ResidualBlock(nn.Module):
 
     width: int
     stride: int
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height2 width2 out"]:
@@ -59,7 +60,7 @@ class ResNet(nn.Module):
     blocks_per_stage: int
     stem_kernel: int
     grid: int = 1
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case feature"]:
@@ -88,7 +89,7 @@ def average_cells(hidden: Float[Array, "case height width channel"], grid: int) 
     return jnp.mean(cells, axis=(2, 4)).reshape(num_cases, grid * grid * channels)
 
 
-def _norm(width: int, dtype: jnp.dtype, name: str) -> nn.GroupNorm:
+def _norm(width: int, dtype: DTypeLike, name: str) -> nn.GroupNorm:
     return nn.GroupNorm(num_groups=min(32, width // 4), epsilon=1e-5, dtype=dtype, name=name)
 
 

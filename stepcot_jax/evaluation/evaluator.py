@@ -95,7 +95,8 @@ def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
       The figures by the model's name, in the order of `predictions.logits`.
 
     Raises:
-      ValueError: the logits do not fit the chain, or a logit of a step's own answers is not finite.
+      ValueError: the logits do not fit the chain.
+      FloatingPointError: a logit of a step's own answers is not finite.
     """
     return {
         name: _evaluate_model(name, logits=logits, labels=predictions.labels, chain=chain)
@@ -136,7 +137,7 @@ def _evaluate_model(
         own_logits = logits[:, position, : step.num_answers].astype(np.float64)
         if not np.isfinite(own_logits).all():
             num_bad = int((~np.isfinite(own_logits)).any(axis=1).sum())
-            raise ValueError(f"{name}, step {step.name!r}: logits of {num_bad} cases are not finite")
+            raise FloatingPointError(f"{name}, step {step.name!r}: logits of {num_bad} cases are not finite")
         probabilities = _softmax(own_logits)
         steps.append(step_metrics(step=step, probabilities=probabilities, labels=labels[:, position]))
         answers.append(probabilities.argmax(axis=1))

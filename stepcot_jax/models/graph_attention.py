@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from stepcot_jax.models.dropout import drop
@@ -27,7 +28,7 @@ class GraphAttention(nn.Module):
     head_width: int
     negative_slope: float = 0.2
     dropout_rate: float = 0.1
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(
@@ -99,7 +100,7 @@ class GraphAttentionStack(nn.Module):
     width: int
     negative_slope: float = 0.2
     dropout_rate: float = 0.1
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def __post_init__(self) -> None:
         if self.num_layers < 1 or self.num_heads < 1 or self.width % self.num_heads:

@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from stepcot_jax.models.dropout import drop
@@ -10,7 +11,7 @@ LAYER_NORM_EPSILON = 1e-5
 """PyTorch's default, under which the authors' code runs; Flax's own default is 1e-6."""
 
 
-def layer_norm(*, dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
+def layer_norm(*, dtype: DTypeLike, name: str | None = None) -> nn.LayerNorm:
     """LayerNorm with the authors' epsilon and the two-pass variance, which does not cancel in float32."""
     return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, use_fast_variance=False, dtype=dtype, name=name)
 
@@ -26,7 +27,7 @@ class Projection(nn.Module):
 
     width: int
     dropout_rate: float
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from stepcot_jax.models.dropout import draw_keeps
@@ -47,7 +48,7 @@ class Student(nn.Module):
     answers_per_step: Sequence[int]
     width: int = 512
     dropout_rate: float = 0.3
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, *, image_features: Float[Array, "case image_width"], deterministic: bool) -> StudentReading:

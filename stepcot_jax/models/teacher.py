@@ -7,6 +7,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.models.dropout import draw_keeps
@@ -37,7 +38,7 @@ class StepHead(nn.Module):
 
     width: int
     dropout_rate: float
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(
@@ -80,7 +81,7 @@ class Teacher(nn.Module):
     head_dropout_rate: float = 0.3
     memory: bool = True
     text: bool = True
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self) -> None:
         """Declare the parameters; Flax calls it."""

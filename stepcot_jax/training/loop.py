@@ -149,15 +149,21 @@ class Loop:
             numbers = named_numbers(metrics, self.chain)
             for name, number in numbers.items():
                 if not math.isfinite(number):
-                    saved = self.checkpoints.latest_step
-                    kept = "no checkpoint was saved yet" if saved is None else f"checkpoint {saved} holds the last good"
-                    raise RunStopped(f"step {step}: {name} is {number}; {kept} state; try a lower learning rate")
+                    raise RunStopped(f"step {step}: {name} is {number}; {self._last_good()}")
         return numbers
+
+    def _last_good(self) -> str:
+        saved = self.checkpoints.latest_step
+        kept = "no checkpoint was saved yet" if saved is None else f"checkpoint {saved} holds the last good state"
+        return f"{kept}; a lower learning rate may help"
 
     def _finish_epoch(self, state: TrainState, phase: Phase, epoch: int) -> TrainState:
         """Validate, move the schedule on, and save."""
         step = int(state.step)
-        scores = self.validate(state)
+        try:
+            scores = self.validate(state)
+        except FloatingPointError as error:
+            raise RunStopped(f"step {step}: {error}; {self._last_good()}") from None
         if self.best_by == "mean":
             mean = sum(scores.values()) / len(scores)
             ranked = dict.fromkeys(scores, mean)

@@ -20,7 +20,10 @@ def make_optimizer(
       epsilon: added to the root of the second moment.
       clip_norm: largest global norm of a gradient.
     """
-    adamw = optax.inject_hyperparams(optax.adamw)(learning_rate=learning_rate, weight_decay=weight_decay, eps=epsilon)
+    constants = ("b1", "b2", "eps", "eps_root", "weight_decay")
+    adamw = optax.inject_hyperparams(optax.adamw, static_args=constants)(
+        learning_rate=learning_rate, weight_decay=weight_decay, eps=epsilon
+    )
     return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
 
 

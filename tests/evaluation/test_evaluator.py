@@ -212,7 +212,7 @@ def test_logits_that_are_not_finite_are_refused_with_model_and_step(bad):
     logits = STUDENT.copy()
     logits[[2, 5], 1, 0] = bad
     predictions = Predictions(np.arange(NUM_CASES), LABELS, {"teacher": TEACHER, "student": logits})
-    with pytest.raises(ValueError, match="student, step 'Distribution': logits of 2 cases are not finite"):
+    with pytest.raises(FloatingPointError, match="student, step 'Distribution': logits of 2 cases are not finite"):
         evaluate(predictions, CHAIN)
 
 

@@ -1,0 +1,66 @@
+"""Dropout's masks, drawn ahead, and what they do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stepcot_jax.models.dropout import draw_keeps, drop
+from tests.oracles.random_params import normal
+
+PLACES = {"a": ((50,), 0.3), "b": ((5, 10), 0.1), "none": ((20,), 0.0), "all": ((20,), 1.0)}
+
+
+@pytest.fixture(scope="module")
+def keeps():
+    return jax.tree.map(np.asarray, draw_keeps(jax.random.key(3), leading=(20, 10), places=PLACES))
+
+
+def test_masks_have_the_asked_axes(keeps):
+    assert {name: keep.shape for name, keep in keeps.items()} == {
+        "a": (20, 10, 50),
+        "b": (20, 10, 5, 10),
+        "none": (20, 10, 20),
+        "all": (20, 10, 20),
+    }
+
+
+def test_share_that_is_dropped_is_the_rate(keeps):
+    for name, (_, rate) in PLACES.items():
+        spread = 4 * np.sqrt(rate * (1 - rate) / keeps[name].size)
+        assert abs((~keeps[name]).mean() - rate) <= spread, name
+
+
+def test_masks_differ_by_place_step_and_case(keeps):
+    flat = [keeps["a"], keeps["b"].reshape(20, 10, 50)]
+    rows = np.concatenate(flat, axis=0).reshape(-1, 50)
+    assert len(np.unique(rows, axis=0)) > 0.95 * len(rows)
+
+
+def test_masks_are_a_function_of_the_key(keeps):
+    again = draw_keeps(jax.random.key(3), leading=(20, 10), places=PLACES)
+    other = draw_keeps(jax.random.key(4), leading=(20, 10), places=PLACES)
+    assert (again["a"] == keeps["a"]).all()
+    assert (other["a"] != keeps["a"]).mean() > 0.3
+
+
+def test_expectation_is_preserved(keeps):
+    values = jnp.broadcast_to(jnp.asarray(1 + np.abs(normal(5, 50))), (20, 10, 50))
+    dropped = drop(values, keep=jnp.asarray(keeps["a"]), rate=0.3)
+    assert abs(float(dropped.mean() / values.mean()) - 1) < 0.03
+    kept = np.asarray(dropped)[keeps["a"]]
+    np.testing.assert_allclose(kept, np.asarray(values)[keeps["a"]] / 0.7, rtol=1e-6)
+    assert not np.asarray(dropped)[~keeps["a"]].any()
+
+
+def test_no_mask_or_rate_zero_leaves_values_alone():
+    values, keep = jnp.asarray(normal(6, 4)), jnp.zeros(4, bool)
+    assert (drop(values, keep=None, rate=0.3) == values).all()
+    assert (drop(values, keep=keep, rate=0.0) == values).all()
+
+
+def test_rate_one_gives_zeros_and_finite_gradients():
+    values, keep = jnp.asarray(normal(7, 4)), jnp.array([False, False, False, True])
+    gradient = jax.grad(lambda x: jnp.sum(drop(x, keep=keep, rate=1.0)))(values)
+    assert not drop(values, keep=keep, rate=1.0).any()
+    assert not gradient.any()

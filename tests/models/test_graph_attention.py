@@ -1,0 +1,135 @@
+"""Graph attention against a node-by-node float64 derivation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stepcot_jax.models.graph_attention import GraphAttention, GraphAttentionStack, masked_softmax
+from tests.oracles import reference_numpy as oracle
+from tests.oracles.random_params import assert_close, declare, normal, randomise
+
+CASES, NODES, WIDTH, HEADS, LAYERS = 3, 5, 8, 2, 2
+STACK = GraphAttentionStack(num_layers=LAYERS, num_heads=HEADS, width=WIDTH, dropout_rate=0.25)
+NODES_IN = normal(1, CASES, NODES, WIDTH)
+PARAMS = randomise(declare(STACK, nodes=NODES_IN))
+WEIGHTS = oracle.as_float64(PARAMS)
+
+
+@pytest.fixture(scope="module")
+def apply():
+    """The stack under jit: (nodes, node_mask) -> nodes, attention [case, layer, head, i, j]."""
+
+    @jax.jit
+    def run(nodes, node_mask):
+        out, attentions = STACK.apply({"params": PARAMS}, nodes, node_mask=node_mask)
+        return out, jnp.stack(attentions, axis=-4)
+
+    return run
+
+
+def expect(nodes, *, masks=None, factors=None):
+    masks = [None] * CASES if masks is None else masks
+    factors = [None] * CASES if factors is None else factors
+    pairs = [
+        oracle.graph_attention_stack(np.float64(case), WEIGHTS, allowed=mask, factors=factor)
+        for case, mask, factor in zip(nodes, masks, factors, strict=True)
+    ]
+    return np.stack([nodes for nodes, _ in pairs]), np.stack([attention for _, attention in pairs])
+
+
+def test_stack_agrees_with_the_oracle(apply):
+    nodes, attention = apply(NODES_IN, np.ones((CASES, NODES), bool))
+    expected_nodes, expected_attention = expect(NODES_IN)
+    assert_close(nodes, expected_nodes)
+    assert_close(attention, expected_attention)
+    assert expected_nodes.min() < -0.1  # ELU's lower branch is met
+
+
+def test_attention_rows_sum_to_one_and_hidden_nodes_get_none(apply):
+    mask = np.random.default_rng(2).random((CASES, NODES)) < 0.6
+    mask[:, 0] = True
+    _, attention = apply(NODES_IN, mask)
+    assert_close(attention.sum(-1), np.ones((CASES, LAYERS, HEADS, NODES)))
+    hidden = np.broadcast_to(~mask[:, None, None, None, :], attention.shape)
+    assert hidden.any()
+    assert (np.asarray(attention)[hidden] == 0).all()
+
+
+def test_mask_agrees_with_sources_left_out(apply):
+    mask = np.array([[True] * 5, [True, False, True, False, True], [False, False, False, True, False]])
+    nodes, attention = apply(NODES_IN, mask)
+    expected_nodes, expected_attention = expect(NODES_IN, masks=mask)
+    assert_close(nodes, expected_nodes)
+    assert_close(attention, expected_attention)
+
+
+def test_masked_node_equals_dropped_node_for_the_others(apply):
+    kept = np.array([0, 1, 3, 4])
+    mask = np.isin(np.arange(NODES), kept)
+    nodes, _ = apply(NODES_IN, np.tile(mask, (CASES, 1)))
+    smaller, _ = expect(NODES_IN[:, kept])
+    assert_close(nodes[:, kept], smaller)
+    # In one layer the hidden node itself still reads the others.
+    changed, _ = apply(NODES_IN + 10.0 * ~mask[:, None], np.tile(mask, (CASES, 1)))
+    assert_close(changed[:, kept], smaller)
+    assert np.abs(np.asarray(changed - nodes)[:, 2]).max() > 1e-2
+
+
+def test_node_without_any_source_gets_the_bias_alone_and_finite_gradients():
+    layer = GraphAttention(num_heads=HEADS, head_width=4)
+    params, mask = PARAMS["attention_0"], jnp.zeros((CASES, NODES), bool)
+
+    def total(params, nodes):
+        out, attention = layer.apply({"params": params}, nodes, node_mask=mask)
+        return jnp.sum(out**2), (out, attention)
+
+    (_, (out, attention)), gradients = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(
+        params, jnp.asarray(NODES_IN)
+    )
+    assert_close(out, np.broadcast_to(params["bias"], out.shape), 0)
+    assert not attention.any()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    assert not gradients[1].any()
+
+
+def test_shared_nodes_equal_repeated_nodes(apply):
+    shared, attention = STACK.apply({"params": PARAMS}, jnp.asarray(NODES_IN[0]))
+    repeated, repeated_attention = apply(np.tile(NODES_IN[:1], (CASES, 1, 1)), np.ones((CASES, NODES), bool))
+    assert_close(repeated, np.tile(shared[None], (CASES, 1, 1)))
+    assert_close(repeated_attention[1], jnp.stack(attention))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_dropout_scales_kept_attention_weights(shared):
+    keep = np.random.default_rng(3).random((CASES, LAYERS, HEADS, NODES, NODES)) < 0.75
+    nodes = np.tile(NODES_IN[:1], (CASES, 1, 1)) if shared else NODES_IN
+    given = jnp.asarray(nodes[0] if shared else nodes)
+    found, _ = STACK.apply({"params": PARAMS}, given, keep=jnp.asarray(keep))
+    expected, _ = expect(nodes, factors=keep / 0.75)
+    assert_close(found, expected)
+
+
+def test_permuting_nodes_permutes_the_output(apply):
+    order = np.array([3, 0, 4, 1, 2])
+    every = np.ones((CASES, NODES), bool)
+    assert_close(apply(NODES_IN[:, order], every)[0], apply(NODES_IN, every)[0][:, order])
+
+
+def test_masked_softmax_is_a_softmax_over_what_is_allowed():
+    scores, allowed = normal(4, 4, 6), np.array([[1, 1, 1, 1, 1, 1], [1, 0, 1, 0, 0, 1], [0, 0, 0, 1, 0, 0], [0] * 6], bool)
+    found = np.asarray(masked_softmax(jnp.asarray(scores), allowed=jnp.asarray(allowed)))
+    for row, mask, values in zip(found, allowed, scores, strict=True):
+        assert (row[~mask] == 0).all()
+        if mask.any():
+            assert_close(row[mask], oracle.softmax(np.float64(values[mask])))
+    gradient = jax.grad(lambda x: jnp.sum(masked_softmax(x, allowed=jnp.asarray(allowed)) ** 2))(jnp.asarray(scores))
+    assert np.isfinite(gradient).all()
+    assert not np.asarray(gradient)[~allowed].any()
+    assert np.abs(gradient).max() > 1e-3
+
+
+@pytest.mark.parametrize(("layers", "heads", "width"), [(2, 3, 8), (0, 2, 8), (1, 0, 8)])
+def test_sizes_that_do_not_fit_are_refused(layers, heads, width):
+    with pytest.raises(ValueError, match=f"found {layers} layers of {heads} heads for width {width}; accepted are"):
+        GraphAttentionStack(num_layers=layers, num_heads=heads, width=width)

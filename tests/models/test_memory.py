@@ -1,0 +1,51 @@
+"""The memory's GRU cell."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stepcot_jax.models.memory import MemoryCell
+from tests.oracles import reference_numpy as oracle
+from tests.oracles.random_params import assert_close, declare, normal, randomise
+
+CASES, WIDTH = 4, 6
+X, H = normal(1, CASES, WIDTH), normal(2, CASES, WIDTH)
+PARAMS = randomise(declare(MemoryCell(), conclusion=X, memory=H))
+
+
+def run(params, x=X, h=H):
+    return MemoryCell().apply({"params": params}, jnp.asarray(x), jnp.asarray(h))
+
+
+def test_cell_agrees_with_the_oracle():
+    assert_close(run(PARAMS), oracle.gru_cell(np.float64(X), np.float64(H), oracle.as_float64(PARAMS)))
+
+
+def test_cell_agrees_with_torch():
+    torch = pytest.importorskip("torch")
+    cell = torch.nn.GRUCell(WIDTH, WIDTH)
+    ours = {"weight_ih": "input", "weight_hh": "hidden", "bias_ih": "input", "bias_hh": "hidden"}
+    with torch.no_grad():
+        for name, part in ours.items():
+            value = PARAMS[part]["kernel"].T if name.startswith("weight") else PARAMS[part]["bias"]
+            getattr(cell, name).copy_(torch.tensor(np.asarray(value)))
+        expected = cell(torch.tensor(X), torch.tensor(H)).numpy()
+    assert_close(run(PARAMS), expected)
+
+
+def test_update_gate_wide_open_keeps_the_memory():
+    bias = PARAMS["input"]["bias"].at[WIDTH : 2 * WIDTH].set(100.0)
+    assert_close(run({**PARAMS, "input": {**PARAMS["input"], "bias": bias}}), H, 1e-6)
+
+
+def test_closed_reset_gate_leaves_the_memory_out_of_the_new_value():
+    bias = PARAMS["input"]["bias"].at[:WIDTH].set(-100.0).at[WIDTH : 2 * WIDTH].set(-100.0)
+    params = {**PARAMS, "input": {**PARAMS["input"], "bias": bias}}
+    assert_close(run(params, h=H), run(params, h=-3 * H), 1e-6)
+
+
+def test_both_bias_vectors_matter():
+    gradients = jax.grad(lambda params: run(params).sum())(PARAMS)
+    new = slice(2 * WIDTH, 3 * WIDTH)
+    assert np.abs(gradients["input"]["bias"][new] - gradients["hidden"]["bias"][new]).max() > 1e-2

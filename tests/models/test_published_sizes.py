@@ -1,0 +1,52 @@
+"""The numbers of trained parameters that the paper counts, from shapes alone."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.training.state import Networks, count_parameters, init_params
+
+ANSWERS = (4, 4, 6, 7, 5, 7, 9)
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    networks = Networks(teacher=Teacher(answers_per_step=ANSWERS), student=Student(answers_per_step=ANSWERS))
+
+    def init():
+        batch = {"image_features": jnp.zeros((1, 512))}
+        return init_params(networks, key=jax.random.key(0), batch=batch, text_features=jnp.zeros((7, 768)))
+
+    return jax.eval_shape(init)
+
+
+def test_teacher_trains_the_published_number(shapes):
+    assert count_parameters(shapes["teacher"]) == 22_904_874
+
+
+def test_student_trains_the_published_number(shapes):
+    assert count_parameters(shapes["student"]) == 285_226
+
+
+def test_alignment_projections_are_not_in_the_published_counts(shapes):
+    assert set(shapes) == {"teacher", "student", "teacher_projection", "student_projection"}
+    assert count_parameters(shapes["teacher_projection"]) == 768 * 256 + 256
+    assert count_parameters(shapes["student_projection"]) == 512 * 256 + 256
+
+
+def test_teachers_parts_add_up(shapes):
+    teacher = shapes["teacher"]
+    block = lambda wide, out: wide * out + out + 2 * out  # noqa: E731  (Linear and LayerNorm)
+    expected = {
+        "image_projections": 7 * block(512, 768),
+        "heads": 7 * (block(2 * 768, 768) + block(768, 768)),
+        "graph_attention": 2 * (768 * 768 + 3 * 768 + block(768, 768)),
+        "context": block(2 * 768, 768),
+        "memory_start": 768,
+        "memory_cell": 2 * (768 * 3 * 768 + 3 * 768),
+        "conclusion": 768 * 768 + 768,
+        **{f"classifier_{step}": 769 * count for step, count in enumerate(ANSWERS)},
+    }
+    assert {name: count_parameters(part) for name, part in teacher.items()} == expected

@@ -1,0 +1,93 @@
+"""The student against the equations of D.3."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stepcot_jax.models.student import ABSENT_LOGIT, Student, pad_answers
+from tests.oracles import reference_numpy as oracle
+from tests.oracles.random_params import ANSWERS, assert_close, assert_logits, declare, normal, randomise
+
+IMAGES = normal(1, 4, 7)
+
+
+def make(answers, **settings):
+    student = Student(answers_per_step=answers, width=6, **settings)
+    return student, randomise(declare(student, image_features=IMAGES, deterministic=True))
+
+
+@pytest.mark.parametrize("steps", sorted(ANSWERS))
+def test_student_agrees_with_the_oracle(steps):
+    student, params = make(ANSWERS[steps])
+    reading = student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True)
+    expected = oracle.student(oracle.as_float64(params), IMAGES)
+    assert_logits(reading.logits, expected["logits"])
+    assert_close(reading.image_features, expected["image_features"])
+
+
+def test_permuting_cases_permutes_outputs():
+    student, params = make(ANSWERS[3])
+    order = np.array([2, 0, 3, 1])
+    read = jax.jit(lambda images: student.apply({"params": params}, image_features=images, deterministic=True))
+    assert_close(read(IMAGES[order]).logits, read(IMAGES).logits[order], 1e-6)
+
+
+def test_dropout_acts_on_the_image_projection_alone():
+    student, params = make(ANSWERS[2], dropout_rate=0.5)
+    read = jax.jit(
+        lambda key: student.apply(
+            {"params": params}, image_features=jnp.asarray(IMAGES), deterministic=False, rngs={"dropout": key}
+        )
+    )
+    reading, plain = read(jax.random.key(0)), oracle.student(oracle.as_float64(params), IMAGES)["image_features"]
+    ratio = np.asarray(reading.image_features)[plain > 1e-3] / plain[plain > 1e-3]
+    assert {0.0, 2.0} == set(np.round(ratio, 4).tolist())
+    # What follows the projection is the chain without further dropout.
+    feature, expected = np.float64(reading.image_features), []
+    for step in range(2):
+        head = oracle.as_float64(params[f"head_{step}"])
+        expected.append(oracle.linear(feature, head))
+        feature = feature + np.tanh(expected[-1] @ head["kernel"].T)
+    assert_logits(reading.logits, expected)
+    assert (read(jax.random.key(1)).logits != reading.logits).any()
+    assert (read(jax.random.key(0)).logits == reading.logits).all()
+
+
+def test_dropout_of_rate_zero_equals_deterministic():
+    student, params = make(ANSWERS[2], dropout_rate=0.0)
+    rngs = {"dropout": jax.random.key(0)}
+    training = student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=False, rngs=rngs)
+    assert_close(
+        training.logits, student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True).logits, 0
+    )
+
+
+def test_training_without_a_key_is_refused():
+    student, params = make(ANSWERS[2])
+    with pytest.raises(Exception, match="dropout"):
+        student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=False)
+
+
+def test_bfloat16_keeps_float32_parameters_and_logits():
+    student = Student(answers_per_step=ANSWERS[3], width=6, dtype=jnp.bfloat16)
+    shapes = declare(student, image_features=IMAGES, deterministic=True)
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
+    params = randomise(shapes)
+    reading = student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True)
+    expected = oracle.student(oracle.as_float64(params), IMAGES)["logits"]
+    assert_logits(reading.logits, expected, 0.1)
+    assert np.abs(np.asarray(reading.logits)[:, 0, :3] - expected[0]).max() > 1e-4  # it did compute in bfloat16
+
+
+def test_padding_adds_absent_answers_with_probability_zero_and_no_gradient():
+    logits = jnp.asarray(normal(2, 3, 4))
+    padded = pad_answers(logits, 6)
+    assert padded.shape == (3, 6)
+    assert (padded[:, :4] == logits).all()
+    assert (padded[:, 4:] == ABSENT_LOGIT).all()
+    assert not jax.nn.softmax(padded)[:, 4:].any()
+    gradient = jax.grad(lambda x: -jnp.sum(jax.nn.log_softmax(x)[:, 1]))(padded)
+    assert not gradient[:, 4:].any()
+    assert gradient[:, :4].all()
+    assert (pad_answers(logits, 4) == logits).all()
