@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.errors import BadInput
-from stepcot_jax.interop.torch_reference import NETWORKS, find_sizes, from_torch_networks
+from stepcot_jax.interop.torch_names import NETWORKS
+from stepcot_jax.interop.torch_reference import find_sizes, from_torch_networks
 
 VARIANTS = ("reference", "paper", "paper_trace")
 """Authors' code, the paper's gradient, and the paper's normaliser too."""

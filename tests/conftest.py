@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -16,6 +17,11 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Runs that are alike compile once in a session.
+_CACHE = tempfile.TemporaryDirectory(prefix="stepcot-jax-tests-")
+jax.config.update("jax_compilation_cache_dir", _CACHE.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("suite")

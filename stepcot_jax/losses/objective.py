@@ -1,6 +1,6 @@
 """What teacher and student are trained on: sums over the steps, with every part named (paper: Eq. 17 to 24)."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import flax.struct
 import jax
@@ -18,18 +18,18 @@ class LossParts(flax.struct.PyTreeNode):
     """A total and the parts it is the weighted sum of; all float32.
 
     Attributes:
-      total: scalar.
+      total: scalar; like the rest not annotated with a shape, as trees of these hold axes or fetched arrays too.
       hard_label: [step], cross-entropy against the annotation (CE).
       soft_label: [step], distillation (KD), not yet weighted; None for the teacher.
       channel_alignment: [step], (CH), not yet weighted; None for the teacher.
       alignment_weight: [step], w_fw inside CH; None for the teacher.
     """
 
-    total: Float[Array, ""]
-    hard_label: Float[Array, "step"]
-    soft_label: Float[Array, "step"] | None = None
-    channel_alignment: Float[Array, "step"] | None = None
-    alignment_weight: Float[Array, "step"] | None = None
+    total: Any
+    hard_label: Any
+    soft_label: Any = None
+    channel_alignment: Any = None
+    alignment_weight: Any = None
 
 
 class LinearMap(flax.struct.PyTreeNode):
@@ -40,8 +40,8 @@ class LinearMap(flax.struct.PyTreeNode):
       bias: [projected].
     """
 
-    kernel: Float[Array, "width projected"]
-    bias: Float[Array, "projected"]
+    kernel: Any
+    bias: Any
 
     def __call__(self, features: Float[Array, "case width"]) -> Float[Array, "case projected"]:
         """Project `features` [case, width] to [case, projected], in float32."""

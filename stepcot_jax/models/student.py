@@ -1,6 +1,7 @@
 """The chain student: one feature vector that each answer updates for the next step (paper: Appendix D.3)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -31,8 +32,8 @@ class StudentReading(flax.struct.PyTreeNode):
       image_features: [case, width], before any answer; what channel alignment compares.
     """
 
-    logits: Float[Array, "case step answer"]
-    image_features: Float[Array, "case width"]
+    logits: Any
+    image_features: Any
 
 
 class Student(nn.Module):

@@ -27,10 +27,10 @@ class TeacherReading(flax.struct.PyTreeNode):
       attention: [case, step, layer, head, node i, node j]; None unless asked for.
     """
 
-    logits: Float[Array, "case step answer"]
-    image_features: Float[Array, "case step width"]
-    memory: Float[Array, "case step width"] | None
-    attention: Float[Array, "case step layer head node node"] | None
+    logits: Any
+    image_features: Any
+    memory: Any
+    attention: Any
 
 
 class StepHead(nn.Module):

@@ -180,7 +180,7 @@ def make_teacher_step(
         key = jax.random.fold_in(state.key, state.step)
         parts, _, gradients = teacher_gradients(networks, objective, state.params, batch, text_features, key=key)
         state = _update(state, "teacher", optimizers, gradients)
-        norms = {"teacher": optax.global_norm(gradients)}
+        norms = {"teacher": optax.tree.norm(gradients)}
         return state.replace(step=state.step + 1), StepMetrics(teacher=parts, student=None, gradient_norms=norms)
 
     return step
@@ -207,7 +207,7 @@ def make_joint_step(
             networks, objective, state.params, batch, image_features=features, targets=targets, key=keys[2]
         )
         state = _update(state, "student", optimizers, student_grads)
-        norms = {"teacher": optax.global_norm(teacher_grads), "student": optax.global_norm(student_grads)}
+        norms = {"teacher": optax.tree.norm(teacher_grads), "student": optax.tree.norm(student_grads)}
         metrics = StepMetrics(teacher=teacher_parts, student=student_parts, gradient_norms=norms)
         return state.replace(step=state.step + 1), metrics
 

@@ -1,0 +1,300 @@
+"""The teacher against the equations of D.2, one case and one step at a time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stepcot_jax.models.teacher import Teacher
+from tests.oracles import reference_numpy as oracle
+from tests.oracles.random_params import ANSWERS, assert_close, assert_logits, declare, normal, randomise
+
+CASES, WIDTH, HEADS, LAYERS = 4, 8, 2, 2
+IMAGES = normal(1, CASES, 5)
+NO_DROPOUT = {"attention_dropout_rate": 0.0, "context_dropout_rate": 0.0, "head_dropout_rate": 0.0}
+
+
+def text_of(steps, width=WIDTH, *, shared=True):
+    return normal(2, steps, width) if shared else normal(3, CASES, steps, width)
+
+
+class Reader:
+    """A teacher with random parameters, compiled once for each set of arguments."""
+
+    def __init__(self, steps, prompts, **settings):
+        self.steps, self.text = steps, prompts
+        self.module = Teacher(answers_per_step=ANSWERS[steps], width=WIDTH, num_heads=HEADS, **settings)
+        self.shapes = declare(self.module, image_features=IMAGES, text_features=prompts, deterministic=True)
+        self.params = randomise(self.shapes, seed=steps)
+        self.apply = jax.jit(self._apply, static_argnames=("deterministic", "with_attention"))
+
+    def _apply(self, params, inputs, rngs=None, deterministic=True, with_attention=True):
+        return self.module.apply(
+            {"params": params}, **inputs, deterministic=deterministic, with_attention=with_attention, rngs=rngs
+        )
+
+    def read(self, *, params=None, given=None, mask=None, **settings):
+        """Deterministic unless a key is given, always with explicit masks and answers, so that it compiles once."""
+        num_nodes = self.steps + self.module.memory
+        inputs = {
+            "image_features": IMAGES,
+            "text_features": self.text,
+            "given_answers": np.full((CASES, self.steps), -1, np.int32) if given is None else given,
+            "node_mask": np.ones((CASES, num_nodes), bool) if mask is None else mask,
+            **settings,
+        }
+        return self.apply(self.params if params is None else params, inputs)
+
+    def expect(self, *, params=None, images=IMAGES, **settings):
+        params = oracle.as_float64(self.params if params is None else params)
+        return oracle.teacher(params, images, self.text, **settings)
+
+
+@functools.cache
+def reader(steps, *, shared=True, **settings):
+    """Readers are shared by the module's tests."""
+    return Reader(steps, text_of(steps, shared=shared), **settings)
+
+
+def assert_reading(found, expected, tolerance=2e-5):
+    assert_logits(found.logits, expected["logits"], tolerance)
+    assert_close(found.image_features, expected["image_features"], tolerance)
+    assert_close(found.attention, expected["attention"], tolerance)
+    if expected["memory"] is None:
+        assert found.memory is None
+    else:
+        assert_close(found.memory, expected["memory"], tolerance)
+
+
+# Forward pass
+
+
+@pytest.mark.parametrize("steps", sorted(ANSWERS))
+def test_teacher_agrees_with_the_oracle(steps):
+    inputs = {"image_features": IMAGES, "text_features": text_of(steps)}
+    found = reader(steps).apply(reader(steps).params, inputs)
+    assert found.attention.shape == (CASES, steps, LAYERS, HEADS, steps + 1, steps + 1)
+    assert_reading(found, reader(steps).expect())
+
+
+def test_prompts_of_each_case_agree_with_the_oracle():
+    each = reader(3, shared=False)
+    assert_reading(each.read(), each.expect())
+
+
+def test_shared_prompts_equal_repeated_prompts():
+    repeated = np.tile(text_of(3)[None], (CASES, 1, 1))
+    shared = reader(3).apply(reader(3).params, {"image_features": IMAGES, "text_features": text_of(3)})
+    found = reader(3).read(text_features=repeated)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(shared), strict=True):
+        assert_close(ours, theirs)
+
+
+def test_shared_prompts_are_not_computed_for_every_case():
+    def flops(text):
+        single = Reader(1, text)
+        lowered = jax.jit(single._apply, static_argnames=("deterministic", "with_attention")).lower(
+            single.params, {"image_features": IMAGES, "text_features": text}, with_attention=False
+        )
+        return lowered.cost_analysis()["flops"]
+
+    graph_attention = 2 * 2 * 2 * 2 * WIDTH * WIDTH  # 2 layers, 2 nodes, 2 linear maps, multiply and add
+    saved = flops(text_of(1, shared=False)) - flops(text_of(1))
+    assert saved > 0.9 * (CASES - 1) * graph_attention
+
+
+def test_permuting_cases_permutes_outputs():
+    order = np.array([2, 0, 3, 1])
+    each = reader(3, shared=False)
+    permuted = each.read(image_features=IMAGES[order], text_features=each.text[order])
+    for ours, theirs in zip(jax.tree.leaves(permuted), jax.tree.leaves(each.read()), strict=True):
+        assert_close(ours, np.asarray(theirs)[order], 1e-6)
+
+
+def test_attention_rows_sum_to_one():
+    attention = np.asarray(reader(3).read().attention)
+    assert_close(attention.sum(-1), np.ones((CASES, 3, LAYERS, HEADS, 4)), 1e-6)
+    assert np.ptp(attention) > 0.05
+
+
+def test_attention_only_on_request():
+    inputs = {"image_features": IMAGES, "text_features": text_of(3)}
+    assert reader(3).apply(reader(3).params, inputs, with_attention=False).attention is None
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_hidden_nodes_agree_with_the_oracle(shared):
+    mask = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [1, 0, 0, 1], [1, 1, 1, 0]], bool)
+    found, expected = reader(3, shared=shared).read(mask=mask), reader(3, shared=shared).expect(node_mask=mask)
+    assert_reading(found, expected)
+    assert np.abs(found.logits - reader(3, shared=shared).read().logits)[1:, :, :2].max() > 1e-3
+
+
+# Given answers
+
+
+def test_given_answers_agree_with_the_oracle():
+    given = np.array([[-1, -1, -1], [2, -1, 3], [-1, 1, -1], [0, 0, 0]], np.int32)
+    assert_reading(reader(3).read(given=given), reader(3).expect(given=given))
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_given_answer_changes_later_steps_only(step):
+    given = np.full((CASES, 3), -1, np.int32)
+    given[1, step] = 1
+    found, plain = reader(3).read(given=given), reader(3).read()
+    changed = np.abs(found.logits - plain.logits).max(axis=-1)
+    assert not changed[[0, 2, 3]].any()
+    assert not changed[1, : step + 1].any()
+    assert (changed[1, step + 1 :] > 1e-5).all()
+    moved = np.abs(found.memory - plain.memory).max(axis=-1)[1]
+    assert not moved[:step].any()
+    assert (moved[step:] > 1e-5).all()
+
+
+def test_giving_a_certain_prediction_changes_nothing():
+    params = dict(reader(3).params)
+    for step in range(3):
+        params[f"classifier_{step}"] = jax.tree.map(lambda leaf: 200 * leaf, params[f"classifier_{step}"])
+    plain = reader(3).read(params=params)
+    top = np.asarray(jax.nn.softmax(plain.logits)).max(axis=-1)
+    certain = (top > 1 - 1e-7).all(axis=1)
+    assert certain.sum() >= 2
+    given = np.asarray(plain.logits.argmax(-1), np.int32)
+    found = reader(3).read(params=params, given=given)
+    assert_close(found.logits[certain], np.asarray(plain.logits)[certain], 1e-4)
+    wrong = reader(3).read(params=params, given=(given + 1) % 2)
+    assert np.abs(wrong.memory - plain.memory)[certain].max() > 1e-3
+
+
+# Absent answers
+
+
+def test_absent_answers_have_probability_zero_and_no_gradient():
+    seven = reader(7)
+    counts = np.array(ANSWERS[7])
+    absent = np.arange(9) >= counts[:, None]
+
+    logits = seven.apply(seven.params, {"image_features": IMAGES, "text_features": seven.text}).logits
+    gradient = jax.grad(lambda logits: jnp.sum(jax.nn.log_softmax(logits)[..., 0]))(logits)
+    probabilities = np.asarray(jax.nn.softmax(logits))
+    assert (probabilities[:, absent] == 0).all()
+    assert (probabilities[:, ~absent] > 0).all()
+    assert not np.asarray(gradient)[:, absent].any()
+    assert np.asarray(gradient)[:, ~absent].all()
+
+
+# Ablations
+
+
+def test_without_memory_agrees_with_the_oracle_and_has_no_memory_parameters():
+    bare = reader(3, memory=False)
+    assert set(bare.shapes).isdisjoint({"memory_start", "memory_cell", "conclusion"})
+    assert bare.shapes["context"]["linear"]["kernel"].shape == (WIDTH, WIDTH)
+    mask = np.array([[1, 1, 1], [0, 1, 1], [1, 0, 1], [1, 1, 0]], bool)
+    found = bare.read(mask=mask)
+    assert found.attention.shape == (CASES, 3, LAYERS, HEADS, 3, 3)
+    assert_reading(found, bare.expect(node_mask=mask))
+    given = np.ones((CASES, 3), np.int32)
+    assert_close(bare.read(given=given, mask=mask).logits, found.logits, 0)
+
+
+def test_without_text_agrees_with_the_oracle_and_has_step_vectors():
+    bare = Reader(3, None, text=False)
+    assert bare.shapes["step_vectors"].shape == (3, WIDTH)
+    assert "text_projection" not in bare.shapes
+    assert_reading(bare.read(), bare.expect())
+
+
+def test_step_vectors_start_distinct():
+    module = Teacher(answers_per_step=(2, 2), width=WIDTH, num_heads=HEADS, text=False)
+    params = jax.jit(
+        lambda images: module.init(jax.random.key(0), image_features=images, deterministic=True)["params"]
+    )(IMAGES)
+    assert np.abs(params["step_vectors"][0] - params["step_vectors"][1]).max() > 0.1
+    assert not params["memory_start"].any()  # facts.md: zeros at the start of training
+    first, second = (jax.tree.map(lambda leaf: leaf[k], params["heads"]) for k in (0, 1))  # noqa: B023
+    assert (first["fusion_0"]["linear"]["kernel"] != second["fusion_0"]["linear"]["kernel"]).all()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_other_text_width_goes_through_a_projection(shared):
+    wide = Reader(2, text_of(2, 11, shared=shared))
+    assert wide.shapes["text_projection"]["kernel"].shape == (11, WIDTH)
+    assert "text_projection" not in reader(2).shapes
+    assert_reading(wide.read(), wide.expect())
+
+
+# Dropout
+
+
+def keyed(reader, seed=0, **settings):
+    inputs = {"image_features": IMAGES, "text_features": reader.text, **settings}
+    return reader.apply(reader.params, inputs, {"dropout": jax.random.key(seed)}, deterministic=False)
+
+
+def test_dropout_of_rate_zero_equals_deterministic():
+    still = reader(2, **NO_DROPOUT)
+    assert_reading(keyed(still), still.expect())
+
+
+@pytest.mark.parametrize("place", ["attention", "context", "head"])
+def test_dropout_of_rate_one_silences_its_place_alone(place):
+    loud = Reader(2, text_of(2), **{**NO_DROPOUT, f"{place}_dropout_rate": 1.0})
+    loud.params = reader(2).params
+    assert_reading(keyed(loud), loud.expect(silent=(place,)))
+
+
+def test_dropout_follows_the_key_and_each_case_has_its_own():
+    noisy = reader(2)
+    same = np.tile(IMAGES[:1], (CASES, 1))
+    first = keyed(noisy, 0, image_features=same)
+    assert (first.logits == keyed(noisy, 0, image_features=same).logits).all()
+    assert (first.logits[..., :2] != keyed(noisy, 1, image_features=same).logits[..., :2]).any()
+    assert len(np.unique(np.asarray(first.logits[:, 0]), axis=0)) == CASES
+
+
+def test_dropout_is_the_same_for_shared_and_repeated_prompts():
+    shared, repeated = keyed(reader(2)), keyed(reader(2), text_features=np.tile(text_of(2)[None], (CASES, 1, 1)))
+    assert_close(repeated.logits, shared.logits)
+
+
+def test_training_without_a_key_is_refused():
+    with pytest.raises(Exception, match="dropout"):
+        reader(2).module.apply(
+            {"params": reader(2).params},
+            image_features=jnp.asarray(IMAGES),
+            text_features=jnp.asarray(text_of(2)),
+            deterministic=False,
+        )
+
+
+# Types and bad input
+
+
+def test_bfloat16_keeps_float32_parameters_and_logits():
+    with jax.numpy_dtype_promotion("standard"):  # Flax itself promotes inside its LayerNorm
+        half = reader(3, dtype=jnp.bfloat16)
+        found, expected = half.read(), half.expect()["logits"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(half.shapes)} == {jnp.dtype(jnp.float32)}
+    assert_logits(found.logits, expected, 0.15)
+    assert found.image_features.dtype == jnp.bfloat16
+    assert found.attention.dtype == jnp.float32
+    assert np.abs(np.asarray(found.logits)[:, 0, :3] - expected[0]).max() > 1e-4  # it did compute in bfloat16
+
+
+@pytest.mark.parametrize("text", [None, normal(0, 2, WIDTH), normal(0, CASES, 4, WIDTH)])
+def test_text_without_one_vector_a_step_is_refused(text):
+    text = None if text is None else jnp.asarray(text)
+    with pytest.raises(ValueError, match="found text features of shape .*accepted are .3 steps"):
+        reader(3).module.apply(
+            {"params": reader(3).params}, image_features=jnp.asarray(IMAGES), text_features=text, deterministic=True
+        )
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    module = Teacher(answers_per_step=(2,), width=WIDTH, num_heads=3)
+    with pytest.raises(ValueError, match="found 2 layers of 3 heads for width 8"):
+        declare(module, image_features=IMAGES, text_features=text_of(1), deterministic=True)
