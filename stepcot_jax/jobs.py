@@ -24,8 +24,9 @@ from stepcot_jax.losses.hard_label import inverse_frequency_weights
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings import Settings, changed_keys, read_settings, write_settings
+from stepcot_jax.terminal import Terminal
 from stepcot_jax.training.checkpoints import Best, Checkpoints
-from stepcot_jax.training.log import MetricsLog, Terminal
+from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loop import Loop, Phase
 from stepcot_jax.training.optimizers import Plateau, make_optimizer
 from stepcot_jax.training.state import Networks, TrainState, count_parameters, init_params

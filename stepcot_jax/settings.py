@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from stepcot_jax.errors import BadInput
@@ -25,6 +25,10 @@ def _share() -> Any:
     return _number(least=0, most=1)
 
 
+def _seed() -> Any:
+    return _number(least=0, most=2**32 - 1)  # beyond, two seeds give the same random numbers
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """Where cases come from and what happens to bad ones."""
@@ -34,7 +38,7 @@ class DataSettings:
     step_names: tuple[str, ...]
     on_bad_record: Literal["stop", "skip"]
     split_fractions: tuple[float, ...] = _number(above=0, most=1)
-    split_seed: int = _number(least=0)
+    split_seed: int = _seed()
     max_megapixels: float = _number(above=0)
     cache_megabytes: float = _number(least=0)
     num_threads: int = _number(least=1)
@@ -55,7 +59,7 @@ class PhantomSettings:
     num_cases: int = _number(least=30)
     image_size: int = _number(least=32, most=2048)
     prevalence: Literal["published", "flat"]
-    seed: int = _number(least=0)
+    seed: int = _seed()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +162,7 @@ class Settings:
     """Everything that decides a run."""
 
     job: Literal["teacher", "distill"]
-    seed: int = _number(least=0)
+    seed: int = _seed()
     resume: bool
     data: DataSettings
     phantom: PhantomSettings
@@ -180,16 +184,55 @@ def make_settings(config: Mapping[str, Any]) -> Settings:
     return _make(Settings, config, "config")
 
 
+def describe_key(key: str) -> str:
+    """What a key accepts, in words.
+
+    Args:
+      key: its full name, such as "config.training.batch_size".
+
+    Raises:
+      BadInput: there is no such key; the nearest is named.
+    """
+    hint: Any = Settings
+    metadata: Mapping[str, Any] = {}
+    where = "config"
+    for name in key.split(".")[1:]:
+        fields = {field.name: field for field in dataclasses.fields(hint)} if dataclasses.is_dataclass(hint) else {}
+        if name not in fields:
+            raise _unknown(name, fields, where)
+        hint, metadata, where = typing.get_type_hints(hint)[name], fields[name].metadata, f"{where}.{name}"
+    return _describe(hint, metadata)
+
+
+def _unknown(name: Any, accepted: Iterable[str], where: str) -> BadInput:
+    """The refusal of a key that is not among those accepted below `where`."""
+    accepted = list(accepted)
+    if not accepted:
+        return BadInput(f"{where}.{name}: found an unknown key, accepted is {where} alone; nearest: {where}")
+    elsewhere = [key for key in _all_keys(Settings, "config") if key.rpartition(".")[2] == name]
+    near = difflib.get_close_matches(str(name), accepted, n=1, cutoff=0.6)
+    if near or not elsewhere:
+        near = near or difflib.get_close_matches(str(name), accepted, n=1, cutoff=0.0)
+        elsewhere = [f"{where}.{near[0]}"]
+    return BadInput(
+        f"{where}.{name}: found an unknown key, accepted are {', '.join(accepted)}; nearest: {elsewhere[0]}"
+    )
+
+
+def _all_keys(cls: Any, where: str) -> Iterator[str]:
+    for name, hint in typing.get_type_hints(cls).items():
+        yield f"{where}.{name}"
+        if dataclasses.is_dataclass(hint):
+            yield from _all_keys(hint, f"{where}.{name}")
+
+
 def _make(cls: type, found: Any, where: str) -> Any:
     if not isinstance(found, Mapping) and not hasattr(found, "items"):
         raise BadInput(f"{where}: found {found!r}, accepted is a group of keys")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name in found:
         if name not in fields:
-            near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.0)
-            raise BadInput(
-                f"{where}.{name}: found an unknown key, accepted are {', '.join(fields)}; nearest: {where}.{near[0]}"
-            )
+            raise _unknown(name, fields, where)
     hints = typing.get_type_hints(cls)
     values = {}
     for name, field in fields.items():

@@ -1,12 +1,8 @@
-"""What a run tells: metrics.jsonl and TensorBoard in the workdir, a progress bar or plain lines on the terminal."""
+"""The numbers of a run: metrics.jsonl and TensorBoard event files in the workdir."""
 
-import contextlib
 import json
 import pathlib
-import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -49,72 +45,3 @@ def _step_of(line: str) -> float:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-class Terminal:
-    """Progress for a person: a live bar on a terminal, plain lines elsewhere.
-
-    Args:
-      every_seconds: shortest time between two plain lines.
-    """
-
-    def __init__(self, *, every_seconds: float = 5.0) -> None:
-        self._live = sys.stderr.isatty()
-        self._every = every_seconds
-        self._bar: Any = None
-        self._task: Any = None
-        self._last_line = 0.0
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    @contextlib.contextmanager
-    def bar(self, description: str, *, total: int, done: int = 0) -> Iterator[None]:
-        """Show progress towards `total` while the context lasts."""
-        self._start, self._first, self._last_line = time.monotonic(), done, time.monotonic()
-        if self._live:
-            from rich import console, progress
-
-            columns = (
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(bar_width=24),
-                progress.MofNCompleteColumn(),
-                progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.fields[note]}"),
-            )
-            self._bar = progress.Progress(*columns, console=console.Console(stderr=True))
-            self._task = self._bar.add_task(description, total=total, completed=done, note="")
-            self._bar.start()
-        self._description, self._total = description, total
-        try:
-            yield
-        finally:
-            if self._bar is not None:
-                self._bar.stop()
-                self._bar = None
-
-    def update(self, done: int, note: str = "") -> None:
-        """Move the bar to `done` with a note beside it; elsewhere print a line now and then."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, note=note)
-            return
-        now = time.monotonic()
-        if now - self._last_line < self._every and done < self._total:
-            return
-        self._last_line = now
-        rate = (done - self._first) / max(now - self._start, 1e-9)
-        left = (self._total - done) / rate if rate else float("inf")
-        remaining = f"{left:.0f} s left" if left != float("inf") else "time left unknown"
-        self.say(" ".join(f"{self._description} {done}/{self._total} {remaining} {note}".split()))
-
-    def watch(self, items: Iterable[Any], description: str) -> Iterator[Any]:
-        """The items of a sized iterable, with a bar."""
-        total = len(items)  # type: ignore[arg-type]
-        with self.bar(description, total=total):
-            for done, item in enumerate(items, start=1):
-                yield item
-                self.update(done)

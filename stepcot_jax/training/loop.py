@@ -11,8 +11,9 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.errors import RunStopped
+from stepcot_jax.terminal import Terminal
 from stepcot_jax.training.checkpoints import Best, Checkpoints
-from stepcot_jax.training.log import MetricsLog, Terminal
+from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.optimizers import Plateau, scale_learning_rate
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.steps import StepFunction, StepMetrics

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.random_params import normal
 
 from stepcot_jax.models.dropout import draw_keeps, drop
-from tests.oracles.random_params import normal
 
 PLACES = {"a": ((50,), 0.3), "b": ((5, 10), 0.1), "none": ((20,), 0.0), "all": ((20,), 1.0)}
 

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import reference_numpy as oracle
+from oracles.quick_jit import quick_jit
+from oracles.random_params import assert_close, declare, normal, randomise
 
 from stepcot_jax.models.graph_attention import GraphAttention, GraphAttentionStack, masked_softmax
-from tests.oracles import reference_numpy as oracle
-from tests.oracles.random_params import assert_close, declare, normal, randomise
 
 CASES, NODES, WIDTH, HEADS, LAYERS = 3, 5, 8, 2, 2
 STACK = GraphAttentionStack(num_layers=LAYERS, num_heads=HEADS, width=WIDTH, dropout_rate=0.25)
@@ -20,7 +21,7 @@ WEIGHTS = oracle.as_float64(PARAMS)
 def apply():
     """The stack under jit: (nodes, node_mask) -> nodes, attention [case, layer, head, i, j]."""
 
-    @jax.jit
+    @quick_jit
     def run(nodes, node_mask):
         out, attentions = STACK.apply({"params": PARAMS}, nodes, node_mask=node_mask)
         return out, jnp.stack(attentions, axis=-4)
@@ -84,8 +85,8 @@ def test_node_without_any_source_gets_the_bias_alone_and_finite_gradients():
         out, attention = layer.apply({"params": params}, nodes, node_mask=mask)
         return jnp.sum(out**2), (out, attention)
 
-    (_, (out, attention)), gradients = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(
-        params, jnp.asarray(NODES_IN)
+    (_, (out, attention)), gradients = quick_jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(
+        params, NODES_IN
     )
     assert_close(out, np.broadcast_to(params["bias"], out.shape), 0)
     assert not attention.any()
@@ -94,18 +95,18 @@ def test_node_without_any_source_gets_the_bias_alone_and_finite_gradients():
 
 
 def test_shared_nodes_equal_repeated_nodes(apply):
-    shared, attention = STACK.apply({"params": PARAMS}, jnp.asarray(NODES_IN[0]))
+    shared, attention = quick_jit(lambda nodes: STACK.apply({"params": PARAMS}, nodes))(NODES_IN[0])
     repeated, repeated_attention = apply(np.tile(NODES_IN[:1], (CASES, 1, 1)), np.ones((CASES, NODES), bool))
-    assert_close(repeated, np.tile(shared[None], (CASES, 1, 1)))
-    assert_close(repeated_attention[1], jnp.stack(attention))
+    assert_close(repeated, np.tile(np.asarray(shared)[None], (CASES, 1, 1)))
+    assert_close(repeated_attention[1], np.stack(attention))
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_dropout_scales_kept_attention_weights(shared):
     keep = np.random.default_rng(3).random((CASES, LAYERS, HEADS, NODES, NODES)) < 0.75
     nodes = np.tile(NODES_IN[:1], (CASES, 1, 1)) if shared else NODES_IN
-    given = jnp.asarray(nodes[0] if shared else nodes)
-    found, _ = STACK.apply({"params": PARAMS}, given, keep=jnp.asarray(keep))
+    given = nodes[0] if shared else nodes
+    found = quick_jit(lambda nodes, keep: STACK.apply({"params": PARAMS}, nodes, keep=keep)[0])(given, keep)
     expected, _ = expect(nodes, factors=keep / 0.75)
     assert_close(found, expected)
 
@@ -117,7 +118,10 @@ def test_permuting_nodes_permutes_the_output(apply):
 
 
 def test_masked_softmax_is_a_softmax_over_what_is_allowed():
-    scores, allowed = normal(4, 4, 6), np.array([[1, 1, 1, 1, 1, 1], [1, 0, 1, 0, 0, 1], [0, 0, 0, 1, 0, 0], [0] * 6], bool)
+    scores, allowed = (
+        normal(4, 4, 6),
+        np.array([[1, 1, 1, 1, 1, 1], [1, 0, 1, 0, 0, 1], [0, 0, 0, 1, 0, 0], [0] * 6], bool),
+    )
     found = np.asarray(masked_softmax(jnp.asarray(scores), allowed=jnp.asarray(allowed)))
     for row, mask, values in zip(found, allowed, scores, strict=True):
         assert (row[~mask] == 0).all()

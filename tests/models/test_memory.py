@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import reference_numpy as oracle
+from oracles.random_params import assert_close, declare, normal, randomise
 
 from stepcot_jax.models.memory import MemoryCell
-from tests.oracles import reference_numpy as oracle
-from tests.oracles.random_params import assert_close, declare, normal, randomise
 
 CASES, WIDTH = 4, 6
 X, H = normal(1, CASES, WIDTH), normal(2, CASES, WIDTH)

@@ -2,10 +2,10 @@
 
 import jax.numpy as jnp
 import numpy as np
+from oracles import reference_numpy as oracle
+from oracles.random_params import assert_close, declare, normal, randomise
 
 from stepcot_jax.models.projection import Projection, layer_norm
-from tests.oracles import reference_numpy as oracle
-from tests.oracles.random_params import assert_close, declare, normal, randomise
 
 X = normal(1, 4, 5)
 PROJECTION = Projection(width=6, dropout_rate=0.5)

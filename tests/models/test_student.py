@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import reference_numpy as oracle
+from oracles.quick_jit import quick_jit
+from oracles.random_params import ANSWERS, assert_close, assert_logits, declare, normal, randomise
 
 from stepcot_jax.models.student import ABSENT_LOGIT, Student, pad_answers
-from tests.oracles import reference_numpy as oracle
-from tests.oracles.random_params import ANSWERS, assert_close, assert_logits, declare, normal, randomise
 
 IMAGES = normal(1, 4, 7)
 
@@ -17,10 +18,14 @@ def make(answers, **settings):
     return student, randomise(declare(student, image_features=IMAGES, deterministic=True))
 
 
+def read(student, params, images):
+    return student.apply({"params": params}, image_features=images, deterministic=True)
+
+
 @pytest.mark.parametrize("steps", sorted(ANSWERS))
 def test_student_agrees_with_the_oracle(steps):
     student, params = make(ANSWERS[steps])
-    reading = student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True)
+    reading = quick_jit(read, static_argnums=0)(student, params, IMAGES)
     expected = oracle.student(oracle.as_float64(params), IMAGES)
     assert_logits(reading.logits, expected["logits"])
     assert_close(reading.image_features, expected["image_features"])
@@ -29,13 +34,13 @@ def test_student_agrees_with_the_oracle(steps):
 def test_permuting_cases_permutes_outputs():
     student, params = make(ANSWERS[3])
     order = np.array([2, 0, 3, 1])
-    read = jax.jit(lambda images: student.apply({"params": params}, image_features=images, deterministic=True))
+    read = quick_jit(lambda images: student.apply({"params": params}, image_features=images, deterministic=True))
     assert_close(read(IMAGES[order]).logits, read(IMAGES).logits[order], 1e-6)
 
 
 def test_dropout_acts_on_the_image_projection_alone():
     student, params = make(ANSWERS[2], dropout_rate=0.5)
-    read = jax.jit(
+    read = quick_jit(
         lambda key: student.apply(
             {"params": params}, image_features=jnp.asarray(IMAGES), deterministic=False, rngs={"dropout": key}
         )
@@ -59,7 +64,9 @@ def test_dropout_of_rate_zero_equals_deterministic():
     rngs = {"dropout": jax.random.key(0)}
     training = student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=False, rngs=rngs)
     assert_close(
-        training.logits, student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True).logits, 0
+        training.logits,
+        student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True).logits,
+        0,
     )
 
 

@@ -81,7 +81,9 @@ def assert_close(found, expected, tolerance=2e-5):
     assert found.shape == expected.shape
     error = np.abs(found - expected) / np.maximum(1.0, np.abs(expected))
     assert error.size
-    assert error.max() <= tolerance, f"largest error {error.max():.3g} at {np.unravel_index(error.argmax(), error.shape)}"
+    assert error.max() <= tolerance, (
+        f"largest error {error.max():.3g} at {np.unravel_index(error.argmax(), error.shape)}"
+    )
 
 
 def assert_logits(found, expected, tolerance=2e-5):

@@ -337,7 +337,9 @@ def max_pool(x):
     """Windows of 3 x 3, stride 2, padding 1."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
     rows, columns = (x.shape[1] - 1) // 2 + 1, (x.shape[2] - 1) // 2 + 1
-    windows = [padded[:, 2 * y : 2 * y + 3, 2 * c : 2 * c + 3].max(axis=(1, 2)) for y in range(rows) for c in range(columns)]
+    windows = [
+        padded[:, 2 * y : 2 * y + 3, 2 * c : 2 * c + 3].max(axis=(1, 2)) for y in range(rows) for c in range(columns)
+    ]
     return np.stack(windows, axis=1).reshape(len(x), rows, columns, x.shape[-1])
 
 

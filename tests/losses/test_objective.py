@@ -1,0 +1,176 @@
+"""Totals over the steps: parts, weights, and who gets a gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import reference_numpy as oracle
+from oracles.quick_jit import quick_jit
+from oracles.random_params import assert_close, normal, random_labels
+
+from stepcot_jax.losses.objective import LinearMap, student_objective, teacher_objective
+
+CASES, COUNTS, STUDENT, TEACHER, PROJECTED = 6, (4, 2, 3), 5, 7, 4
+LABELS = random_labels(1, CASES, COUNTS)
+LABELS[:, 1] = -100
+LABELS[2, 1] = 1  # a step with a single annotated case
+WEIGHTS = np.array([[0.5, 1, 2, 0.5], [1.5, 0.5, 0, 0], [1, 0.5, 1.5, 0]], np.float32)
+INPUTS = {
+    "student_features": normal(2, CASES, STUDENT),
+    "teacher_features": normal(3, CASES, 3, TEACHER),
+    "student_projection": {"kernel": normal(4, STUDENT, PROJECTED), "bias": normal(5, PROJECTED)},
+    "teacher_projection": {"kernel": normal(6, TEACHER, PROJECTED), "bias": normal(7, PROJECTED)},
+}
+LOGITS = {side: [2 * normal(seed + k, CASES, n) for k, n in enumerate(COUNTS)] for side, seed in (("s", 10), ("t", 20))}
+
+
+def pad(logits):
+    return np.stack([np.pad(x, ((0, 0), (0, 4 - x.shape[1])), constant_values=-1e9) for x in logits], axis=1)
+
+
+INPUTS |= {"student_logits": pad(LOGITS["s"]), "teacher_logits": pad(LOGITS["t"])}
+
+
+def run(inputs, labels, **settings):
+    maps = {name: LinearMap(**inputs[name]) for name in ("student_projection", "teacher_projection")}
+    return student_objective(**{**inputs, **maps}, labels=labels, **settings)
+
+
+def expect(labels=LABELS, **settings):
+    features = {side: np.float64(INPUTS[f"{side}_features"]) for side in ("student", "teacher")}
+    return oracle.student_objective(
+        student={"logits": LOGITS["s"], "image_features": features["student"]},
+        teacher={"logits": LOGITS["t"], "image_features": features["teacher"]},
+        labels=labels,
+        **{name: oracle.as_float64(INPUTS[name]) for name in ("student_projection", "teacher_projection")},
+        **settings,
+    )
+
+
+def gradients(labels=LABELS, **settings):
+    return quick_jit(jax.grad(lambda inputs: run(inputs, labels, **settings).total))(INPUTS)
+
+
+@pytest.fixture(scope="module")
+def by_features():
+    return gradients(alignment_gradient="features")
+
+
+@pytest.fixture(scope="module")
+def by_projection():
+    return gradients(alignment_gradient="projection")
+
+
+def check(found, expected):
+    for name, value in expected.items():
+        assert_close(getattr(found, name), value, 1e-4)
+        assert getattr(found, name).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_teacher_total_agrees_with_the_oracle(weights):
+    found = quick_jit(lambda logits: teacher_objective(logits=logits, labels=LABELS, answer_weights=weights))(
+        INPUTS["teacher_logits"]
+    )
+    check(found, oracle.teacher_objective(LOGITS["t"], LABELS, weights))
+    assert found.soft_label is found.channel_alignment is found.alignment_weight is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {}),
+        ({"normaliser": "trace", "alignment_gradient": "projection"}, {"normaliser": "trace"}),
+        (
+            {
+                "soft_label_scale": 0.25,
+                "channel_alignment_scale": 3.0,
+                "temperature": 1.5,
+                "answer_weights": jnp.asarray(WEIGHTS),
+            },
+            {"alpha_kd": 0.25, "alpha_ch": 3.0, "temperature": 1.5, "answer_weights": WEIGHTS},
+        ),
+    ],
+)
+def test_student_total_agrees_with_the_oracle(ours, theirs):
+    found, expected = quick_jit(lambda inputs: run(inputs, LABELS, **ours))(INPUTS), expect(**theirs)
+    check(found, expected)
+    assert expected["channel_alignment"][0] > 1e-3
+    assert float(found.channel_alignment[1]) == 0.0  # one case alone cannot be aligned
+    assert float(found.hard_label[1]) > 0
+
+
+def test_nothing_annotated_costs_nothing():
+    labels = np.full_like(LABELS, -100)
+    total, found = quick_jit(jax.value_and_grad(lambda inputs: run(inputs, labels).total))(INPUTS)
+    assert float(total) == 0.0
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(found))
+
+
+def test_teacher_gets_no_gradient(by_features, by_projection):
+    for found in (by_features, by_projection):
+        assert not np.asarray(found["teacher_logits"]).any()
+        assert not np.asarray(found["teacher_features"]).any()
+
+
+def test_projections_get_a_gradient_whoever_asks(by_features, by_projection):
+    for side in ("student_projection", "teacher_projection"):
+        assert np.abs(by_features[side]["kernel"]).max() > 1e-3
+        for name in ("kernel", "bias"):
+            assert_close(by_projection[side][name], by_features[side][name], 1e-6)
+
+
+def test_alignment_reaches_the_students_features_in_the_paper_alone(by_features, by_projection):
+    assert np.abs(by_features["student_features"]).max() > 1e-3
+    assert not np.asarray(by_projection["student_features"]).any()
+    assert_close(by_projection["student_logits"], by_features["student_logits"], 1e-6)
+
+
+def test_gradients_of_cases_without_annotation_are_zero(by_features):
+    hidden = LABELS < 0
+    assert hidden.any()
+    assert not np.asarray(by_features["student_logits"])[hidden].any()
+
+
+def test_absent_answers_get_no_gradient(by_features):
+    absent = np.arange(4) >= np.array(COUNTS)[:, None]
+    assert not np.asarray(by_features["student_logits"])[:, absent].any()
+
+
+def test_feature_gradient_agrees_with_finite_differences_of_the_oracle(by_features):
+    step, features = 1e-6, INPUTS["student_features"]
+    for index in [(0, 0), (2, 3), (5, 1), (4, 4)]:
+        values = []
+        for shift in (step, -step):
+            moved = np.float64(features)
+            moved[index] += shift
+            INPUTS["student_features"] = moved
+            values.append(expect()["total"])
+        INPUTS["student_features"] = features
+        numeric = (values[0] - values[1]) / (2 * step)
+        assert float(by_features["student_features"][index]) == pytest.approx(numeric, abs=2e-5, rel=2e-5)
+
+
+def test_bfloat16_features_give_float32_losses():
+    halves = jax.tree.map(lambda leaf: leaf, INPUTS)
+    for name in ("student_features", "teacher_features"):
+        halves[name] = jnp.asarray(INPUTS[name], jnp.bfloat16)
+    found = quick_jit(lambda inputs: run(inputs, LABELS))(halves)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+    assert_close(found.total, expect()["total"], 0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"alignment_gradient": "nowhere"},
+            "found alignment_gradient 'nowhere', accepted are 'features' and 'projection'",
+        ),
+        ({"normaliser": "hsic"}, "found normaliser 'hsic', accepted are 'cka' and 'trace'"),
+        ({"temperature": 0.0}, "found temperature 0.0, accepted are numbers above 0"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda inputs: run(inputs, jnp.asarray(LABELS), **settings), INPUTS)

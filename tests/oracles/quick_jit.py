@@ -1,0 +1,7 @@
+"""jax.jit that spends little on compiling: the suite's arrays are tiny, and compiling takes most of its time."""
+
+import functools
+
+import jax
+
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
