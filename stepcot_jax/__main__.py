@@ -15,11 +15,14 @@ def find_tools() -> dict[str, str]:
 
     The sources are parsed and not imported, which keeps the listing quick and in step with the modules.
     """
+    here = pathlib.Path(__file__).parent
+    modules = {path.stem: path for path in here.glob("[!_]*.py")}
+    modules |= {path.parent.name: path for path in here.glob("*/__main__.py")}
     tools = {}
-    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
+    for name, path in sorted(modules.items()):
         source = path.read_text(encoding="utf-8")
-        if not path.name.startswith("_") and '\nif __name__ == "__main__":' in source:
-            tools[path.stem] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        if '\nif __name__ == "__main__":' in source:
+            tools[name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
     return tools
 
 

@@ -117,13 +117,7 @@ class Computation:
         numbers |= {"loss/teacher_ce": parts.total, "loss/teacher_ce_per_step": parts.hard_label}
         for variant in VARIANTS:
             parts, numbers[f"grads/{variant}"] = student_gradients(
-                self.networks,
-                self.objective(variant),
-                params,
-                batch,
-                image_features=images,
-                targets=targets,
-                key=None,
+                self.networks, self.objective(variant), params, batch, image_features=images, targets=targets, key=None
             )
             numbers |= _name_student_losses(variant, parts)
         return numbers

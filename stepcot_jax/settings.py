@@ -5,28 +5,13 @@ with the key's full name, what was found, what is accepted and the nearest valid
 """
 
 import dataclasses
-import difflib
 import json
-import math
 import pathlib
-import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from stepcot_jax.errors import BadInput
-
-
-def _number(*, least: float | None = None, above: float | None = None, most: float | None = None) -> Any:
-    """A field whose number, or each of whose numbers, has bounds."""
-    return dataclasses.field(metadata={"least": least, "above": above, "most": most})
-
-
-def _share() -> Any:
-    return _number(least=0, most=1)
-
-
-def _seed() -> Any:
-    return _number(least=0, most=2**32 - 1)  # beyond, two seeds give the same random numbers
+from stepcot_jax.setting_checks import make, number, seed, share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +22,11 @@ class DataSettings:
     root: str
     step_names: tuple[str, ...]
     on_bad_record: Literal["stop", "skip"]
-    split_fractions: tuple[float, ...] = _number(above=0, most=1)
-    split_seed: int = _seed()
-    max_megapixels: float = _number(above=0)
-    cache_megabytes: float = _number(least=0)
-    num_threads: int = _number(least=1)
+    split_fractions: tuple[float, ...] = number(above=0, most=1)
+    split_seed: int = seed()
+    max_megapixels: float = number(above=0)
+    cache_megabytes: float = number(least=0)
+    num_threads: int = number(least=1)
 
     def __post_init__(self) -> None:
         if self.source == "folder" and not self.root:
@@ -56,10 +41,10 @@ class DataSettings:
 class PhantomSettings:
     """The phantom that is drawn when no folder is given."""
 
-    num_cases: int = _number(least=30)
-    image_size: int = _number(least=32, most=2048)
+    num_cases: int = number(least=30)
+    image_size: int = number(least=32, most=2048)
     prevalence: Literal["published", "flat"]
-    seed: int = _seed()
+    seed: int = seed()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,10 +52,10 @@ class ImageEncoderSettings:
     """The network that turns images into features, and how it wants them."""
 
     name: Literal["resnet_small", "resnet18"]
-    image_size: int = _number(least=32, most=1024)
+    image_size: int = number(least=32, most=1024)
     fit: Literal["crop", "pad", "stretch"]
     mean: tuple[float, ...]
-    std: tuple[float, ...] = _number(above=0)
+    std: tuple[float, ...] = number(above=0)
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -83,20 +68,20 @@ class PromptSettings:
     """The text that the teacher reads at each step."""
 
     template: str
-    width: int = _number(least=1)
+    width: int = number(least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TeacherSettings:
     """The graph-attention teacher."""
 
-    width: int = _number(least=1)
-    num_layers: int = _number(least=1)
-    num_heads: int = _number(least=1)
-    negative_slope: float = _number(least=0)
-    attention_dropout: float = _share()
-    context_dropout: float = _share()
-    head_dropout: float = _share()
+    width: int = number(least=1)
+    num_layers: int = number(least=1)
+    num_heads: int = number(least=1)
+    negative_slope: float = number(least=0)
+    attention_dropout: float = share()
+    context_dropout: float = share()
+    head_dropout: float = share()
     memory: bool
     text: bool
 
@@ -112,18 +97,18 @@ class TeacherSettings:
 class StudentSettings:
     """The chain student."""
 
-    width: int = _number(least=1)
-    dropout: float = _share()
+    width: int = number(least=1)
+    dropout: float = share()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossSettings:
     """What is minimised."""
 
-    temperature: float = _number(above=0)
-    soft_label_scale: float = _number(least=0)
-    channel_alignment_scale: float = _number(least=0)
-    projection_width: int = _number(least=1)
+    temperature: float = number(above=0)
+    soft_label_scale: float = number(least=0)
+    channel_alignment_scale: float = number(least=0)
+    projection_width: int = number(least=1)
     normaliser: Literal["cka", "trace"]
     alignment_gradient: Literal["features", "projection"]
     train_teacher_projection: bool
@@ -135,25 +120,25 @@ class LossSettings:
 class TrainingSettings:
     """How it is minimised."""
 
-    batch_size: int = _number(least=1)
-    teacher_epochs: int = _number(least=0)
-    joint_epochs: int = _number(least=0)
-    teacher_learning_rate: float = _number(above=0)
-    student_learning_rate: float = _number(above=0)
-    weight_decay: float = _number(least=0)
-    adam_epsilon: float = _number(above=0)
-    clip_norm: float = _number(above=0)
-    plateau_patience: int = _number(least=1)
-    plateau_factor: float = _number(above=0, most=1)
-    plateau_stop: int = _number(least=1)
-    log_every: int = _number(least=1)
+    batch_size: int = number(least=1)
+    teacher_epochs: int = number(least=0)
+    joint_epochs: int = number(least=0)
+    teacher_learning_rate: float = number(above=0)
+    student_learning_rate: float = number(above=0)
+    weight_decay: float = number(least=0)
+    adam_epsilon: float = number(above=0)
+    clip_norm: float = number(above=0)
+    plateau_patience: int = number(least=1)
+    plateau_factor: float = number(above=0, most=1)
+    plateau_stop: int = number(least=1)
+    log_every: int = number(least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
     """How it is measured, and which weights are kept."""
 
-    batch_size: int = _number(least=1)
+    batch_size: int = number(least=1)
     best: Literal["each", "mean"]
 
 
@@ -162,7 +147,7 @@ class Settings:
     """Everything that decides a run."""
 
     job: Literal["teacher", "distill"]
-    seed: int = _seed()
+    seed: int = seed()
     resume: bool
     data: DataSettings
     phantom: PhantomSettings
@@ -181,109 +166,7 @@ def make_settings(config: Mapping[str, Any]) -> Settings:
     Raises:
       BadInput: a key is unknown or missing, or a value has the wrong type or is out of range.
     """
-    return _make(Settings, config, "config")
-
-
-def describe_key(key: str) -> str:
-    """What a key accepts, in words.
-
-    Args:
-      key: its full name, such as "config.training.batch_size".
-
-    Raises:
-      BadInput: there is no such key; the nearest is named.
-    """
-    hint: Any = Settings
-    metadata: Mapping[str, Any] = {}
-    where = "config"
-    for name in key.split(".")[1:]:
-        fields = {field.name: field for field in dataclasses.fields(hint)} if dataclasses.is_dataclass(hint) else {}
-        if name not in fields:
-            raise _unknown(name, fields, where)
-        hint, metadata, where = typing.get_type_hints(hint)[name], fields[name].metadata, f"{where}.{name}"
-    return _describe(hint, metadata)
-
-
-def _unknown(name: Any, accepted: Iterable[str], where: str) -> BadInput:
-    """The refusal of a key that is not among those accepted below `where`."""
-    accepted = list(accepted)
-    if not accepted:
-        return BadInput(f"{where}.{name}: found an unknown key, accepted is {where} alone; nearest: {where}")
-    elsewhere = [key for key in _all_keys(Settings, "config") if key.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(str(name), accepted, n=1, cutoff=0.6)
-    if near or not elsewhere:
-        near = near or difflib.get_close_matches(str(name), accepted, n=1, cutoff=0.0)
-        elsewhere = [f"{where}.{near[0]}"]
-    return BadInput(
-        f"{where}.{name}: found an unknown key, accepted are {', '.join(accepted)}; nearest: {elsewhere[0]}"
-    )
-
-
-def _all_keys(cls: Any, where: str) -> Iterator[str]:
-    for name, hint in typing.get_type_hints(cls).items():
-        yield f"{where}.{name}"
-        if dataclasses.is_dataclass(hint):
-            yield from _all_keys(hint, f"{where}.{name}")
-
-
-def _make(cls: type, found: Any, where: str) -> Any:
-    if not isinstance(found, Mapping) and not hasattr(found, "items"):
-        raise BadInput(f"{where}: found {found!r}, accepted is a group of keys")
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for name in found:
-        if name not in fields:
-            raise _unknown(name, fields, where)
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for name, field in fields.items():
-        if name not in found:
-            raise BadInput(f"{where}.{name}: found nothing, accepted is {_describe(hints[name], field.metadata)}")
-        if dataclasses.is_dataclass(hints[name]):
-            values[name] = _make(hints[name], found[name], f"{where}.{name}")
-        else:
-            values[name] = _check(found[name], hints[name], field.metadata, f"{where}.{name}")
-    return cls(**values)
-
-
-def _check(found: Any, hint: Any, bounds: Mapping[str, Any], where: str) -> Any:
-    """`found` as the hinted type, within its bounds."""
-    refused = BadInput(f"{where}: found {found!r}, accepted is {_describe(hint, bounds)}")
-    if typing.get_origin(hint) is tuple:
-        if isinstance(found, str | bytes) or not isinstance(found, tuple | list):
-            raise refused
-        item = typing.get_args(hint)[0]
-        try:
-            return tuple(_check(value, item, bounds, where) for value in found)
-        except BadInput:
-            raise refused from None
-    if typing.get_origin(hint) is Literal:
-        if found in typing.get_args(hint):
-            return found
-        raise refused
-    if hint is float and isinstance(found, int) and not isinstance(found, bool):
-        found = float(found)
-    if type(found) is not hint or (hint is float and not math.isfinite(found)):
-        raise refused
-    least, above, most = (bounds.get(name) for name in ("least", "above", "most"))
-    if (least is not None and not found >= least) or (above is not None and not found > above):
-        raise refused
-    if most is not None and not found <= most:
-        raise refused
-    return found
-
-
-def _describe(hint: Any, bounds: Mapping[str, Any]) -> str:
-    """What a field accepts, in words."""
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(repr(value) for value in typing.get_args(hint))
-    if dataclasses.is_dataclass(hint):
-        return "a group of keys"
-    if typing.get_origin(hint) is tuple:
-        return f"a tuple, each item {_describe(typing.get_args(hint)[0], bounds)}"
-    names = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
-    words = {"least": "at least", "above": "above", "most": "at most"}
-    limits = [f"{words[name]} {bounds[name]}" for name in words if bounds.get(name) is not None]
-    return " ".join([names[hint], " and ".join(limits)]).strip()
+    return make(Settings, config, "config")
 
 
 def write_settings(path: pathlib.Path, settings: Settings) -> None:

@@ -11,10 +11,14 @@ from stepcot_jax.errors import BadInput, run_tool
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_compiler():
-    """Compiling takes nearly all of the time here; the numbers are the same to rounding without optimisation."""
+def configured():
+    """Compiling takes nearly all of the time here, and the numbers without optimisation are the same to rounding.
+
+    Optax's Adam raises a Python float to an integer count, which strict promotion refuses.
+    """
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    with jax.numpy_dtype_promotion("standard"):
+        yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 

@@ -1,4 +1,4 @@
-"""Work with folders of cases: `python -m stepcot_jax.data phantom DIR` draws chest phantoms in the published layout."""
+"""Work with folders of cases: draw chest phantoms in the published layout."""
 
 import argparse
 import pathlib

@@ -29,7 +29,7 @@ def draw_keeps(
     bits = jax.random.bits(key, (*leading, sum(sizes)), jnp.uint32)
     parts = jnp.split(bits, np.cumsum(sizes)[:-1], axis=-1)
     return {
-        name: (part >= min(round(rate * 2**32), 2**32 - 1)).reshape(*leading, *axes)
+        name: (part >= np.uint32(min(round(rate * 2**32), 2**32 - 1))).reshape(*leading, *axes)
         for part, (name, (axes, rate)) in zip(parts, places.items(), strict=True)
     }
 

@@ -274,12 +274,9 @@ class Teacher(nn.Module):
             nodes = self._write_back(nodes, logits, inputs)
             attention = None
             if with_attention:
-                attention = jnp.stack(attentions)  # [layer, *case, head, node, node]
-                attention = jnp.broadcast_to(
-                    attention if attention.ndim == 5 else attention[:, None],
-                    (self.num_layers, num_cases, *attention.shape[-3:]),
-                )
-                attention = jnp.moveaxis(attention, 0, 1)
+                # A layer that ran on shared nodes has no case axis yet.
+                full = [jnp.broadcast_to(weights, (num_cases, *weights.shape[-3:])) for weights in attentions]
+                attention = jnp.stack(full, axis=1)
             memory = nodes[:, -1] if self.memory else None
             return nodes, {"logits": logits, "memory": memory, "attention": attention}
 

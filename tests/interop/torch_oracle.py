@@ -126,10 +126,13 @@ def tensors(network):
 
 
 def cross_entropies(logits, labels, valid):
-    return [
-        functional.cross_entropy(logits[s][valid[:, s]], labels[valid[:, s], s]) if valid[:, s].any() else 0 * logits[s].sum()
-        for s in range(len(logits))
-    ]  # fmt: skip
+    def of_step(step):
+        rows = valid[:, step]
+        if not rows.any():
+            return 0 * logits[step].sum()
+        return functional.cross_entropy(logits[step][rows], labels[rows, step])
+
+    return [of_step(step) for step in range(len(logits))]
 
 
 def gram(rows):
@@ -209,7 +212,7 @@ def train(networks, meta, inputs):
             totals[-1].backward()
             nn.utils.clip_grad_norm_(parameters[name], meta["grad_clip"])
             optimizers[name].step()
-        losses.append([float(total) for total in totals])
+        losses.append([total.item() for total in totals])
     return np.asarray(losses, np.float32)
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import reference_numpy as oracle
-from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, normal
 
 from stepcot_jax.losses.hard_label import hard_label_loss, inverse_frequency_weights
@@ -16,12 +15,12 @@ from stepcot_jax.losses.hard_label import hard_label_loss, inverse_frequency_wei
 CASES, ANSWERS = 6, 4
 
 
-@quick_jit
+@jax.jit
 def loss(logits, labels, annotated, weights=None):
     return hard_label_loss(logits=logits, labels=labels, annotated=annotated, answer_weights=weights)
 
 
-gradient = quick_jit(jax.grad(loss))
+gradient = jax.jit(jax.grad(loss))
 
 
 def draw(seed, scale=2.0):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import reference_numpy as oracle
-from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, normal
 
 from stepcot_jax.losses.soft_label import divergence, soft_label_loss
@@ -25,8 +24,8 @@ def make(temperature=2.0):
     )
 
 
-loss = quick_jit(make())
-gradients = quick_jit(jax.grad(make(), argnums=(0, 1)))
+loss = jax.jit(make())
+gradients = jax.jit(jax.grad(make(), argnums=(0, 1)))
 
 
 def draw(seed, scale=2.0):
@@ -50,7 +49,7 @@ def test_masked_rows_equal_dropped_rows(seed, annotated, scale):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
 def test_temperature_enters_squared(temperature):
     teacher, student = draw(1)
-    found = quick_jit(make(temperature))(teacher, student, EVERY)
+    found = jax.jit(make(temperature))(teacher, student, EVERY)
     assert_close(found, oracle.distillation(teacher, student, EVERY, temperature))
     assert_close(found, temperature**2 * oracle.kullback_leibler(teacher, student, temperature).mean())
 

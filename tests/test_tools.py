@@ -1,0 +1,132 @@
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+
+def run(*arguments, cwd=ROOT):
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_tools_are_listed_quickly_and_without_jax():
+    start = time.monotonic()
+    result = run("-X", "importtime", "-m", "stepcot_jax")
+    seconds = time.monotonic() - start
+    assert result.returncode == 0
+    names = [line.split()[0] for line in result.stdout.splitlines()[2:]]
+    assert {"conformance", "convert", "main"} <= set(names)
+    assert all(len(line.split()) > 3 for line in result.stdout.splitlines()[2:])
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "stepcot_jax" in imported
+    assert not {"jax", "numpy"} & imported
+    assert seconds < 2.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--help"], 0, "usage: stepcot TOOL"),
+        (["--version"], 0, "stepcot-jax 0."),
+        (["conformanc"], 2, "nearest: conformance"),
+        (["convert"], 2, "usage: python -m stepcot_jax.convert"),
+        (["conformance", "--help"], 0, "golden numbers"),
+        (["conformance", "no.npz"], 2, "error: no.npz: found"),
+        (["main", "--help"], 0, "--workdir"),
+        (["main", "--config=configs/quickstart.py", "--workdir=x", "--config.seed=-1"], 2, "config.seed: found -1"),
+    ],
+)
+def test_a_tool_is_run_by_its_name(arguments, code, words):
+    result = run("-m", "stepcot_jax", *arguments)
+    assert result.returncode == code
+    assert words in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_console_script_finds_configs_in_the_current_folder(tmp_path):
+    script = "import sys; sys.path = [p for p in sys.path if p]; from stepcot_jax.__main__ import main; main()"
+    flags = ["main", "--config=mine.py", "--workdir=x"]
+    (tmp_path / "other.py").write_text("BATCH = -1\n")
+    (tmp_path / "mine.py").write_text(
+        "import other\nfrom ml_collections import config_dict\n"
+        "def get_config():\n    return config_dict.ConfigDict({'batch': other.BATCH})\n"
+    )
+    script = f"import sys; sys.path.append({str(ROOT)!r}); {script}"
+    result = run("-P", "-c", script, *flags, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "config.batch: found an unknown key" in result.stderr
+
+
+def test_help_of_main_needs_no_jax():
+    start = time.monotonic()
+    assert run("-m", "stepcot_jax.main", "--help").returncode == 0
+    assert time.monotonic() - start < 2.5
+    assert run("-c", "import stepcot_jax.main, sys; assert 'jax' not in sys.modules").returncode == 0
+
+
+CONFIG = "--config=configs/quickstart.py"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            [CONFIG, "--config.training.bach_size=3"],
+            ["config.training.bach_size", "nearest: config.training.batch_size"],
+        ),
+        ([CONFIG, "--config.training.batch_size=many"], ["config.training.batch_size", "'many'", "a whole number"]),
+        ([CONFIG, "--config.training.batch_size=0"], ["config.training.batch_size", "found 0", "at least 1"]),
+        ([CONFIG, "--wurkdir=x"], ["wurkdir", "workdir"]),
+        ([CONFIG, "surplus"], ["surplus", "flags alone"]),
+        (["--config=configs/absent.py"], ["configs/absent.py", "no such file"]),
+        ([], ["--config", "found nothing"]),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(flags, words):
+    assert_refused(run("-m", "stepcot_jax.main", "--workdir=unused", *flags), words)
+    assert not (ROOT / "unused").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def get_config(:\n    pass\n", ["mine.py:1", "SyntaxError"]),
+        ("def get_config():\n    return 1 / 0\n", ["mine.py:2", "ZeroDivisionError"]),
+        ("def get_config():\n    return int('x')\n", ["mine.py:2", "ValueError"]),
+        ("import absent_module\n", ["mine.py:1", "absent_module"]),
+        ("x = 1\n", ["mine.py", "get_config"]),
+    ],
+)
+def test_an_error_in_a_config_file_names_file_and_line(tmp_path, source, words):
+    (tmp_path / "mine.py").write_text(source)
+    assert_refused(run("-m", "stepcot_jax.main", "--workdir=x", f"--config={tmp_path / 'mine.py'}"), words)
+
+
+def assert_refused(result, words):
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_no_module_imports_tensorflow_or_torch():
+    script = """
+import importlib, pkgutil, sys
+import stepcot_jax
+names = [m.name for m in pkgutil.walk_packages(stepcot_jax.__path__, "stepcot_jax.") if not m.name.endswith("__main__")]
+for name in names:
+    importlib.import_module(name)
+found = {"tensorflow", "torch"} & set(sys.modules)
+assert len(names) > 30 and not found, (len(names), found)
+"""
+    result = run("-c", script)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,134 @@
+"""AdamW behind a clip, against NumPy and torch; the plateau schedule."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from oracles.random_params import assert_close, normal
+from oracles.reference_numpy import AdamW, clip_by_norm
+
+from stepcot_jax.training.optimizers import Plateau, make_optimizer, scale_learning_rate
+
+START = {"bias": normal(2, 4), "kernel": normal(1, 3, 4)}
+# Norms on both sides of the clip, and an entry whose gradient is always zero: it decays all the same.
+GRADIENTS = [
+    {"bias": scale * normal(20 + k, 4) * [1, 1, 1, 0], "kernel": scale * normal(10 + k, 3, 4)}
+    for k, scale in enumerate([3.0, 0.05, 1.0, 0.001, 10.0])
+]
+GRADIENTS = jax.tree.map(np.float32, GRADIENTS)
+RATE = 0.05
+
+
+def optimise(optimizer, gradients=GRADIENTS, between=lambda state: state):
+    """Parameters after each step."""
+
+    @jax.jit
+    def update(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = jax.tree.map(jnp.asarray, START)
+    state, after = optimizer.init(params), []
+    for gradient in gradients:
+        params, state = update(params, state, gradient)
+        state = between(state)
+        after.append(params)
+    return after, state, update._cache_size()
+
+
+@pytest.mark.parametrize(("clip", "decay", "eps"), [(1.0, 0.01, 1e-8), (0.3, 0.2, 1e-3)])
+def test_steps_agree_with_torchs_adamw(clip, decay, eps):
+    found, _, _ = optimise(make_optimizer(learning_rate=RATE, weight_decay=decay, epsilon=eps, clip_norm=clip))
+    oracle = AdamW([START["bias"], START["kernel"]], lr=RATE, weight_decay=decay, eps=eps)
+    for params, gradient in zip(found, GRADIENTS, strict=True):
+        expected = oracle.step(clip_by_norm([np.float64(gradient["bias"]), np.float64(gradient["kernel"])], clip))
+        assert_close(params["bias"], expected[0], 1e-5)
+        assert_close(params["kernel"], expected[1], 1e-5)
+
+
+def test_defaults_are_torchs():
+    torch = pytest.importorskip("torch")
+    params = [torch.nn.Parameter(torch.tensor(START[name])) for name in ("bias", "kernel")]
+    optimizer = torch.optim.AdamW(params, lr=RATE)
+    found, _, _ = optimise(make_optimizer(learning_rate=RATE))
+    for ours, gradient in zip(found, GRADIENTS, strict=True):
+        for param, name in zip(params, ("bias", "kernel"), strict=True):
+            param.grad = torch.tensor(gradient[name])
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+        for param, name in zip(params, ("bias", "kernel"), strict=True):
+            assert_close(ours[name], param.detach().numpy(), 1e-5)
+
+
+def test_decay_is_decoupled_and_spares_no_bias():
+    found, _, _ = optimise(make_optimizer(learning_rate=RATE, weight_decay=0.1))
+    assert_close(found[-1]["bias"][3], START["bias"][3] * (1 - RATE * 0.1) ** len(GRADIENTS), 1e-6)
+
+
+def test_scaling_the_rate_halves_the_update():
+    optimizer = make_optimizer(learning_rate=RATE)
+    params = jax.tree.map(jnp.asarray, START)
+    state = optimizer.init(params)
+    scaled = scale_learning_rate(state, 0.5)
+    assert jax.tree.structure(scaled) == jax.tree.structure(state)
+    assert [leaf.dtype for leaf in jax.tree.leaves(scaled)] == [leaf.dtype for leaf in jax.tree.leaves(state)]
+    full, _ = optimizer.update(GRADIENTS[0], state, params)
+    half, after = optimizer.update(GRADIENTS[0], scaled, params)
+    assert np.abs(full["kernel"]).min() > 1e-3
+    jax.tree.map(lambda a, b: assert_close(2 * a, b, 1e-7), half, full)
+    again, _ = optimizer.update(GRADIENTS[1], after, params)
+    expected, _ = optimizer.update(GRADIENTS[1], scale_learning_rate(after, 2.0), params)
+    jax.tree.map(lambda a, b: assert_close(2 * a, b, 1e-7), again, expected)  # it stays halved
+    jax.tree.map(lambda a, b: assert_close(a, b, 0), optimizer.update(GRADIENTS[0], state, params)[0], full)
+
+
+def test_scaling_the_rate_needs_no_new_compilation():
+    halve = lambda state: scale_learning_rate(state, 0.5)  # noqa: E731
+    _, state, compilations = optimise(make_optimizer(learning_rate=RATE), between=halve)
+    assert compilations == 1
+    assert float(state[1].hyperparams["learning_rate"]) == pytest.approx(RATE / 2 ** len(GRADIENTS))
+
+
+def follow(scores, **settings):
+    """Rate factor and stop after each epoch until the stop."""
+    plateau, seen = Plateau(**settings), []
+    for score in scores:
+        plateau = plateau.after_epoch(score)
+        seen.append((plateau.rate_factor, plateau.stops))
+        if plateau.stops:
+            break
+    return seen
+
+
+def test_rate_is_halved_after_two_epochs_without_a_better_score_and_training_stops_after_three():
+    assert follow([0.5, 0.4, 0.5, 0.3, 0.9]) == [(1.0, False), (1.0, False), (0.5, False), (1.0, True)]
+
+
+def test_a_better_score_starts_the_count_again():
+    assert follow([0.5, 0.4, 0.4, 0.6, 0.5, 0.5, 0.7, 0.8]) == [
+        *[(1.0, False)] * 2,
+        (0.5, False),
+        *[(1.0, False)] * 2,
+        (0.5, False),
+        *[(1.0, False)] * 2,
+    ]
+
+
+def test_a_score_that_is_not_a_number_is_not_better():
+    nan = float("nan")
+    assert follow([nan, nan, nan, 1.0]) == [(1.0, False), (0.5, False), (1.0, True)]
+    assert follow([0.5, nan, 0.4, nan]) == [(1.0, False), (1.0, False), (0.5, False), (1.0, True)]
+    assert Plateau().after_epoch(nan).after_epoch(-1.0).best == -1.0
+
+
+def test_patience_counts_again_after_a_cut():
+    assert [factor for factor, _ in follow([1.0] * 6, stop_after=9, factor=0.1)] == [1.0, 1.0, 0.1, 1.0, 0.1, 1.0]
+
+
+def test_plateau_is_restored_from_what_a_checkpoint_keeps():
+    plateau = Plateau(patience=3).after_epoch(0.5).after_epoch(0.4)
+    assert dataclasses.replace(Plateau(patience=3), **plateau.to_dict()) == plateau
+    assert plateau.to_dict() == {"best": 0.5, "waited": 1}
