@@ -23,14 +23,15 @@ def write_prompts(chain: Chain, template: str) -> tuple[str, ...]:
     >>> write_prompts(Chain((Step("Size", "How large?", ("Small", "Large")),)), "{question} {options}")
     ('How large? A. Small; B. Large',)
     """
+    accepted = f"accepted are texts with fields of {', '.join(f'{{{field}}}' for field in FIELDS)}"
     try:
         found = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise BadInput(f"config.prompts.template: found {template!r} ({error}), accepted is a format text") from None
+        prompts = tuple(
+            template.format(name=step.name, question=step.question, options="; ".join(step.lettered_options))
+            for step in chain.steps
+        )
+    except (ValueError, LookupError, AttributeError) as error:
+        raise BadInput(f"config.prompts.template: found {template!r} ({error}), {accepted}") from None
     if not found or not found <= set(FIELDS):
-        accepted = ", ".join(f"{{{field}}}" for field in FIELDS)
-        raise BadInput(f"config.prompts.template: found {template!r}, accepted are texts with fields of {accepted}")
-    return tuple(
-        template.format(name=step.name, question=step.question, options="; ".join(step.lettered_options))
-        for step in chain.steps
-    )
+        raise BadInput(f"config.prompts.template: found {template!r}, {accepted}")
+    return prompts

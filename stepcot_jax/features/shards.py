@@ -26,7 +26,7 @@ from stepcot_jax.features.keys import KEY_BYTES
 SUFFIX = ".safetensors"
 PARTIAL_SUFFIX = ".partial"
 
-_DTYPES = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+_DTYPES: dict[str, np.dtype] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 _TENSORS = ("keys", "features", "patches")
 _MAX_HEADER_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
@@ -180,7 +180,12 @@ def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], dict[str, 
             num_rows, *shape = (int(side) for side in entry["shape"])
             begin, end = entry["data_offsets"]
             rows = Rows(8 + length + begin, tuple(shape), _DTYPES[entry["dtype"]], num_rows)
-            if name not in _TENSORS or begin != end_of_last or end - begin != num_rows * rows.row_bytes or min(shape) < 1:
+            if (
+                name not in _TENSORS
+                or begin != end_of_last
+                or end - begin != num_rows * rows.row_bytes
+                or min(shape) < 1
+            ):
                 raise BadShard(f"found an unexpected array {name[:40]!r} in its header")
             arrays[name], end_of_last = rows, end
     except BadShard:

@@ -1,82 +1,28 @@
 """A folder of features by key: written in whole shards, by any number of processes, read without a lock.
 
 The folder holds `store.json`, which says what made the features, and shards (see `shards`). A process killed at any
-moment leaves whole shards and at most a hidden partial file, which nobody reads. A reader takes the union of the shards;
-a key in two of them is harmless, since a key stands for one value.
+moment leaves whole shards and at most a hidden partial file, which nobody reads. A reader takes the union of the
+shards; a key in two of them is harmless, since a key stands for one value.
 
 Why not ArrayRecord: of 10,000 features of 512, 100,000 reads in random batches of 32 take about thirty times as long
 through Grain's ArrayRecordDataSource, and a truncated file opens there as one of no records (see docs/encoders.md).
 """
 
-import dataclasses
-import json
 import logging
-import math
-import os
-import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 
 from stepcot_jax.errors import BadInput
-from stepcot_jax.features.keys import KEY_BYTES, digest_fields
+from stepcot_jax.features.keys import KEY_BYTES
 from stepcot_jax.features.shards import PARTIAL_SUFFIX, SUFFIX, BadShard, Shard, open_shard, write_shard
-
-FORMAT_VERSION = 1
-DESCRIPTION_FILE = "store.json"
-
-Kind = Literal["image", "text", "imported images", "imported prompts"]
-Patches = Literal["none", "float16", "float32"]
+from stepcot_jax.features.spec import DESCRIPTION_FILE, StoreSpec, list_fields, read_spec, write_once
 
 _LOGGER = logging.getLogger(__name__)
 _BAD_SUFFIX = ".bad"
 _STALE_SECONDS = 3600.0
-_MAX_DESCRIPTION_BYTES = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class StoreSpec:
-    """What made the features of a store.
-
-    Attributes:
-      kind: of the features.
-      encoder: name of the encoder for people; the same weights under another name are the same encoder.
-      digest: of the encoder's weights or, of imported features, of the files they came in.
-      width: of a feature.
-      details: preprocessing of images, pooling of texts; anything that JSON can say.
-      patches: type of the patch tokens that are stored beside the features, or "none".
-    """
-
-    kind: Kind
-    encoder: str
-    digest: str
-    width: int
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    patches: Patches = "none"
-
-    def __post_init__(self) -> None:
-        # As JSON gives it back (lists for tuples), so that what was written and what is asked for compare.
-        object.__setattr__(self, "details", json.loads(json.dumps(dict(self.details))))
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All that must agree for two processes to share a store."""
-        fields = dataclasses.asdict(self)
-        del fields["encoder"]
-        return {"version": FORMAT_VERSION, **fields}
-
-    @property
-    def identity_digest(self) -> str:
-        """Hex digest of `identity`."""
-        return digest_fields("store", **self.identity).hex()
-
-    @property
-    def folder_name(self) -> str:
-        """A name for the store's folder that no store of another spec has."""
-        return f"{self.kind.replace(' ', '-')}-{self.identity_digest[:16]}"
 
 
 class FeatureStore:
@@ -130,8 +76,10 @@ class FeatureStore:
                 continue
             except BadShard as error:
                 self._set_aside(path, str(error))
-            except OSError as error:
-                self._set_aside(path, f"cannot be read ({error.strerror})")
+            except OSError as error:  # may pass, hence no reason to give up a good shard
+                _LOGGER.warning(
+                    "%s: cannot be read (%s); left out, its features will be made anew", path, error.strerror
+                )
 
     def write(self, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None = None) -> None:
         """Write features as one shard; they can be read, by any process, when this returns.
@@ -248,15 +196,15 @@ class FeatureStore:
                     f"{self.folder}: found {sorted(strangers)[0]!r} and no {DESCRIPTION_FILE}, accepted is a folder "
                     "that is new, empty or a feature store"
                 )
-            _write_once(path, spec)
+            write_once(path, spec)
         found = read_spec(path)
         if spec is None:
             return found
         differing = [name for name, value in spec.identity.items() if found.identity[name] != value]
         if differing:
             raise BadInput(
-                f"{path}: found the features of {found.encoder!r} with other values of {_list(found, differing)}, "
-                f"accepted are {_list(spec, differing)} (or another folder)"
+                f"{path}: found the features of {found.encoder!r} with {list_fields(found, differing)}, "
+                f"accepted is {list_fields(spec, differing)} (or another folder)"
             )
         return spec
 
@@ -268,54 +216,3 @@ class FeatureStore:
                     path.unlink()
             except OSError:
                 _LOGGER.debug("%s: not removed", path)
-
-
-def _list(spec: StoreSpec, names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={json.dumps(spec.identity[name])[:200]}" for name in names)
-
-
-def _write_once(path: Path, spec: StoreSpec) -> None:
-    """Write a store's description unless there is one, whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
-    document = {"format": "stepcot_jax features", "encoder": spec.encoder, **spec.identity}
-    try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(document, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            path.hardlink_to(partial)  # unlike a rename it fails if another process was first
-        except FileExistsError:
-            return
-        except OSError:  # a file system without links
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def read_spec(path: Path) -> StoreSpec:
-    """What a `store.json` says.
-
-    Raises:
-      BadInput: it is missing, cannot be read, or is of another version.
-    """
-    try:
-        if path.stat().st_size > _MAX_DESCRIPTION_BYTES:
-            raise ValueError("too large")
-        document = json.loads(path.read_text(encoding="utf-8"))
-        version = document.pop("version")
-        if document.pop("format") != "stepcot_jax features":
-            raise ValueError("another format")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise BadInput(f"{path}: found no description of a feature store ({error}), accepted is one") from error
-    if version != FORMAT_VERSION:
-        raise BadInput(f"{path}: found a store of version {version!r}, accepted is {FORMAT_VERSION} (or another folder)")
-    names = {field.name for field in dataclasses.fields(StoreSpec)}
-    if set(document) != names or not isinstance(document["width"], int) or not isinstance(document["details"], dict):
-        raise BadInput(f"{path}: found fields {sorted(document)}, accepted are {sorted(names)}")
-    return StoreSpec(**document)
-
-
-def feature_bytes(spec: StoreSpec, num_cases: int) -> int:
-    """Memory of the features of so many cases."""
-    return math.prod((num_cases, spec.width, 4))

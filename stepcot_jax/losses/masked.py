@@ -1,5 +1,6 @@
 """The one place where losses are averaged: over the cases that count, never over the rest."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -32,6 +33,8 @@ def masked_mean(
 def masked_center(*, rows: Float[Array, "case width"], counted: Bool[Array, "case"]) -> Float[Array, "case width"]:
     """`rows` [case, width] minus the mean of the counted rows; rows that do not count become 0."""
     share = counted.astype(jnp.float32)[:, None]
-    kept = jnp.where(counted[:, None], rows, 0.0)
+    # Counting from a row that counts makes equal rows exactly 0; their float32 mean could be an ulp away from them.
+    origin = jax.lax.stop_gradient(rows[jnp.argmax(counted)])[None]
+    kept = jnp.where(counted[:, None], rows - origin, 0.0)
     mean = jnp.sum(kept, axis=0, keepdims=True) / jnp.maximum(jnp.sum(share), 1.0)
     return (kept - mean) * share

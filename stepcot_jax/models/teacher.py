@@ -1,6 +1,7 @@
 """The teacher: reading steps as graph nodes, a memory node, and a write-back of every answer (paper: Appendix D.2)."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +15,7 @@ from stepcot_jax.models.dropout import draw_keeps
 from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.projection import Projection
+from stepcot_jax.models.reading_step import ReadingStep, StepHead
 from stepcot_jax.models.student import ABSENT_LOGIT, pad_answers
 
 
@@ -31,24 +33,6 @@ class TeacherReading(flax.struct.PyTreeNode):
     image_features: Any
     memory: Any
     attention: Any
-
-
-class StepHead(nn.Module):
-    """Image feature of a step and its context -> the hidden vector that the step's classifier reads."""
-
-    width: int
-    dropout_rate: float
-    dtype: DTypeLike = jnp.float32
-
-    @nn.compact
-    def __call__(
-        self, image_feature: Float[Array, "case width"], context: Float[Array, "case width"], *keeps: Array | None
-    ) -> Float[Array, "case width"]:
-        """Fuse `image_feature` and `context`, both [case, width]; `keeps` are dropout's masks of the two layers."""
-        hidden = jnp.concatenate([image_feature, context], axis=-1)
-        for layer, keep in enumerate(keeps or (None, None)):
-            hidden = Projection(self.width, self.dropout_rate, self.dtype, name=f"fusion_{layer}")(hidden, keep)
-        return hidden
 
 
 class Teacher(nn.Module):
@@ -86,55 +70,42 @@ class Teacher(nn.Module):
     def setup(self) -> None:
         """Declare the parameters; Flax calls it."""
         num_steps, case = len(self.answers_per_step), jnp.zeros((1, self.width))
-        num_sources = 2 if self.memory else 1
-        self.graph_attention = self._declare("graph_attention", self._graph, case)
-        self.context = self._declare("context", self._context, jnp.tile(case, num_sources))
-        self.heads = self._declare("heads", self._head, case, case, copies=num_steps)
+        modules = self._reading_step
+        self.graph_attention = self._declare("graph_attention", modules.graph_attention, case)
+        self.context = self._declare("context", modules.context, jnp.tile(case, 2 if self.memory else 1))
+        self.heads = self._declare("heads", modules.head, case, case, copies=num_steps)
         self.classifiers = [
             self._declare(f"classifier_{step}", nn.Dense(num_answers, parent=None), case)
             for step, num_answers in enumerate(self.answers_per_step)
         ]
         if self.memory:
             self.memory_start = self.param("memory_start", nn.initializers.zeros, (self.width,))
-            self.memory_cell = self._declare("memory_cell", self._cell, case, case)
-            self.conclusion = self._declare("conclusion", self._conclusion, case)
+            self.memory_cell = self._declare("memory_cell", modules.memory_cell, case, case)
+            self.conclusion = self._declare("conclusion", modules.conclusion, case)
         if not self.text:
             self.step_vectors = self.param("step_vectors", nn.initializers.normal(1.0), (num_steps, self.width))
         self.image_projections = Projection(self.width, self.head_dropout_rate, self.dtype)
         self.text_projection = nn.Dense(self.width, dtype=self.dtype)
 
-    # Submodules that run inside lax.scan, which wants pure functions: unbound here, their parameters are
-    # declared in `setup` and applied in `read_step`.
-
     @property
-    def _graph(self) -> GraphAttentionStack:
-        return GraphAttentionStack(
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            width=self.width,
-            negative_slope=self.negative_slope,
-            dropout_rate=self.attention_dropout_rate,
-            dtype=self.dtype,
-            parent=None,
+    def _reading_step(self) -> ReadingStep:
+        return ReadingStep(
+            graph_attention=GraphAttentionStack(
+                num_layers=self.num_layers,
+                num_heads=self.num_heads,
+                width=self.width,
+                negative_slope=self.negative_slope,
+                dropout_rate=self.attention_dropout_rate,
+                dtype=self.dtype,
+                parent=None,
+            ),
+            context=Projection(self.width, self.context_dropout_rate, self.dtype, parent=None),
+            head=StepHead(self.width, self.head_dropout_rate, self.dtype, parent=None),
+            conclusion=nn.Dense(self.width, dtype=self.dtype, parent=None) if self.memory else None,
+            memory_cell=MemoryCell(self.dtype, parent=None) if self.memory else None,
         )
 
-    @property
-    def _context(self) -> Projection:
-        return Projection(self.width, self.context_dropout_rate, self.dtype, parent=None)
-
-    @property
-    def _head(self) -> StepHead:
-        return StepHead(self.width, self.head_dropout_rate, self.dtype, parent=None)
-
-    @property
-    def _cell(self) -> MemoryCell:
-        return MemoryCell(self.dtype, parent=None)
-
-    @property
-    def _conclusion(self) -> nn.Dense:
-        return nn.Dense(self.width, dtype=self.dtype, parent=None)
-
-    def _declare(self, name: str, module: nn.Module, *inputs: Array, copies: int | None = None) -> Any:
+    def _declare(self, name: str, module: Any, *inputs: Array, copies: int | None = None) -> Any:
         """Parameters of an unbound module under `name`, stacked `copies` times on a leading axis if given."""
 
         def init(key: Array) -> Any:
@@ -189,7 +160,10 @@ class Teacher(nn.Module):
             "given_answer": given_answers.T,
             "keep": keeps,
         }
-        read_step = self._step_reader(node_mask, num_cases, with_attention=with_attention)
+        params = {"graph_attention": self.graph_attention, "context": self.context}
+        if self.memory:
+            params |= {"memory_cell": self.memory_cell, "conclusion": self.conclusion}
+        read_step = functools.partial(self._reading_step, params, node_mask=node_mask, with_attention=with_attention)
         nodes, first = read_step(nodes, jax.tree.map(lambda leaf: leaf[0], scanned))
         outputs = jax.tree.map(lambda leaf: leaf[None], first)
         if num_steps > 1:
@@ -247,49 +221,3 @@ class Teacher(nn.Module):
             "kernel": jnp.stack([pad_answers(weight["kernel"], most, 0.0) for weight in self.classifiers]),
             "bias": jnp.stack([pad_answers(weight["bias"], most, ABSENT_LOGIT) for weight in self.classifiers]),
         }
-
-    def _step_reader(
-        self, node_mask: Array | None, num_cases: int, *, with_attention: bool
-    ) -> Callable[[Array, dict[str, Any]], tuple[Array, dict[str, Any]]]:
-        """The function of one step, `(nodes, what belongs to the step) -> (nodes, outputs)`, as lax.scan wants it."""
-
-        def read_step(nodes: Array, inputs: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-            keep = inputs["keep"]
-            nodes, attentions = self._graph.apply(
-                {"params": self.graph_attention}, nodes, node_mask=node_mask, keep=keep.get("attention")
-            )
-            sources = jax.lax.dynamic_index_in_dim(nodes, inputs["step"], axis=-2, keepdims=False)
-            if self.memory:
-                sources = jnp.concatenate([sources, nodes[..., -1, :]], axis=-1)
-            context = self._context.apply({"params": self.context}, sources, keep.get("context"))
-            hidden = self._head.apply(
-                {"params": inputs["head"]},
-                inputs["image_feature"],
-                jnp.broadcast_to(context, (num_cases, self.width)),
-                keep.get("fusion_0"),
-                keep.get("fusion_1"),
-            ).astype(jnp.float32)
-            logits = hidden @ inputs["classifier"]["kernel"] + inputs["classifier"]["bias"][None]
-            nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
-            nodes = self._write_back(nodes, logits, inputs)
-            attention = None
-            if with_attention:
-                # A layer that ran on shared nodes has no case axis yet.
-                full = [jnp.broadcast_to(weights, (num_cases, *weights.shape[-3:])) for weights in attentions]
-                attention = jnp.stack(full, axis=1)
-            memory = nodes[:, -1] if self.memory else None
-            return nodes, {"logits": logits, "memory": memory, "attention": attention}
-
-        return read_step
-
-    def _write_back(self, nodes: Array, logits: Array, inputs: dict[str, Any]) -> Array:
-        """Nodes whose memory has taken in the step's answer, the predicted distribution or the given one."""
-        if not self.memory:
-            return nodes
-        given = inputs["given_answer"][:, None]
-        answer = jnp.where(given >= 0, jax.nn.one_hot(given[:, 0], logits.shape[-1]), jax.nn.softmax(logits, axis=-1))
-        conclusion = self._conclusion.apply(
-            {"params": self.conclusion}, (answer @ inputs["classifier"]["kernel"].T).astype(self.dtype)
-        )
-        memory = self._cell.apply({"params": self.memory_cell}, conclusion, nodes[:, -1])
-        return jnp.concatenate([nodes[:, :-1], memory[:, None]], axis=1)
