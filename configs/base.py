@@ -34,15 +34,28 @@ def get_config():
     config.phantom.seed = 0  # of the drawing
 
     config.image_encoder = config_dict.ConfigDict()
-    config.image_encoder.name = "resnet18"  # "resnet18" (512 features) or "resnet_small" (128 features)
-    config.image_encoder.image_size = 224  # px, square, after resizing
+    # "resnet18" (512 features) or "resnet_small" (4 x 128 features): trained along with the teacher;
+    # "pretrained": frozen, see docs/encoders.md; "imported": features made elsewhere
+    config.image_encoder.name = "resnet18"
+    config.image_encoder.weights = ""  # "pretrained": folder or Hugging Face id; "imported": the .npz of features
+    config.image_encoder.dtype = "float32"  # compute type of a pretrained encoder; "bfloat16" on accelerators
+    config.image_encoder.image_size = 224  # px, square, after resizing; like the rest a pretrained encoder has its own
     config.image_encoder.fit = "crop"  # "crop" the long side, "pad" the short one, or "stretch"
     config.image_encoder.mean = (0.48145466, 0.4578275, 0.40821073)  # of red, green, blue in 0..1 (CLIP's)
     config.image_encoder.std = (0.26862954, 0.26130258, 0.27577711)
 
     config.prompts = config_dict.ConfigDict()
     config.prompts.template = "Question: {question} Options: {options}"
-    config.prompts.width = 768  # size of a prompt vector
+    config.prompts.encoder = "hashed"  # "hashed": a fixed random vector a text; "pretrained"; "imported"
+    config.prompts.weights = ""  # "pretrained": folder or Hugging Face id of a BERT
+    config.prompts.pooling = "cls"  # "cls" (paper) or "mean" of a pretrained encoder's token vectors
+    config.prompts.max_tokens = 128  # tokens; a longer prompt is cut, and the log says so
+    config.prompts.width = 768  # size of a hashed prompt vector
+
+    config.features = config_dict.ConfigDict()
+    config.features.store = True  # keep a frozen encoder's features; False: encode each batch anew (augmentation)
+    config.features.folder = ""  # where they are kept; "" is `features` in the workdir, and runs may share one
+    config.features.batch_size = 32  # images encoded at a time
 
     config.teacher = config_dict.ConfigDict()
     config.teacher.width = 768  # d_T: nodes, memory, image projections

@@ -15,7 +15,7 @@ Batch = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class _ReadCase(grain.transforms.Map):
-    """Position in a split -> pixels, labels and that position."""
+    """Position in a split -> pixels or features, labels and that position."""
 
     dataset: Dataset
     labels: np.ndarray
@@ -23,16 +23,14 @@ class _ReadCase(grain.transforms.Map):
 
     def map(self, position: int) -> Batch:
         case = self.indices[position]
-        return {
-            "pixels": self.dataset.pixels[case],
-            "labels": self.labels[case],
-            "index": np.int32(position),
-        }
+        features = self.dataset.features
+        image = {"pixels": self.dataset.pixels[case]} if features is None else {"image_features": features[case]}
+        return {**image, "labels": self.labels[case], "index": np.int32(position)}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Finish(grain.transforms.Map):
-    """Stacked pixels -> normalised images; the rows of a short batch are filled up and marked."""
+    """Stacked pixels -> normalised images, features as they are; the rows of a short batch are filled up and marked."""
 
     dataset: Dataset
     batch_size: int
@@ -43,12 +41,10 @@ class _Finish(grain.transforms.Map):
         present = np.arange(self.batch_size) < num_cases
         if num_missing:
             batch = {name: np.concatenate([rows, np.repeat(rows[-1:], num_missing, 0)]) for name, rows in batch.items()}
-        return {
-            "images": normalise(batch["pixels"], self.dataset.preprocessing),
-            "labels": batch["labels"],
-            "index": batch["index"],
-            "present": present,
-        }
+        batch = {**batch, "present": present}
+        if "pixels" in batch:
+            batch["images"] = normalise(batch.pop("pixels"), self.dataset.preprocessing)
+        return batch
 
 
 def _split_source(dataset: Dataset, split: str) -> tuple[grain.MapDataset, _ReadCase]:
@@ -73,8 +69,8 @@ def training_batches(dataset: Dataset, *, batch_size: int, seed: int) -> grain.M
       seed: of the order.
 
     Returns:
-      Batches with "images" float32 [case, height, width, 3], "labels" int32 [case, step], "index" int32 [case]
-      (position in the split) and "present" bool [case].
+      Batches with "images" float32 [case, height, width, 3] or "image_features" float32 [case, width], "labels" int32
+      [case, step], "index" int32 [case] (position in the split) and "present" bool [case].
     """
     source, read = _split_source(dataset, "train")
     ordered = source.seed(seed).shuffle().repeat()

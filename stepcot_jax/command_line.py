@@ -5,10 +5,18 @@ import re
 import sys
 
 from absl import flags
+from ml_collections import config_flags
 
 from stepcot_jax.errors import EXIT_BAD_INPUT, BadInput
 from stepcot_jax.setting_checks import describe_key
 from stepcot_jax.settings import Settings
+
+
+def define_flags() -> None:
+    """The flags that say what a run is: `--config`, with a flag for each of its keys, and `--workdir`."""
+    config_flags.DEFINE_config_file("config", None, "Settings, for example configs/quickstart.py.")
+    flags.DEFINE_string("workdir", None, "Folder for checkpoints, logs and the report.")
+    flags.mark_flags_as_required(["config", "workdir"])
 
 
 def parse(arguments: list[str]) -> list[str]:

@@ -7,19 +7,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.dataset import Dataset, load_dataset
-from stepcot_jax.data.prompts import write_prompts
-from stepcot_jax.encoders.prompt_vectors import encode_prompts
-from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, collect, evaluate
 from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
+from stepcot_jax.inputs import load_inputs
 from stepcot_jax.losses.hard_label import inverse_frequency_weights
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
@@ -44,8 +43,8 @@ _LOGGER = logging.getLogger(__name__)
 Predict = Callable[[Any, dict[str, Any]], dict[str, jax.Array]]
 
 
-def make_networks(settings: Settings, chain: Chain) -> Networks:
-    """The modules that the settings describe, for the chain of the data."""
+def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
+    """The modules that the settings describe, for the chain of the data and an image encoder to train along."""
     teacher, student = settings.teacher, settings.student
     return Networks(
         teacher=Teacher(
@@ -61,7 +60,7 @@ def make_networks(settings: Settings, chain: Chain) -> Networks:
             text=teacher.text,
         ),
         student=Student(answers_per_step=chain.answers_per_step, width=student.width, dropout_rate=student.dropout),
-        image_encoder=make_resnet(settings.image_encoder.name),
+        image_encoder=image_encoder,
         projection_width=settings.loss.projection_width,
     )
 
@@ -121,14 +120,11 @@ class Run:
         if self.checkpoints.latest_step is not None:
             self._check_unchanged(workdir / "settings.json")
         self.started = time.monotonic()
-        self.dataset = load_dataset(settings, workdir, progress=self.terminal.watch)
+        self.inputs = load_inputs(settings, workdir, self.terminal)
+        self.dataset = self.inputs.dataset
         write_settings(workdir / "settings.json", settings)
-        self.networks = make_networks(settings, self.dataset.chain)
-        self.text_features = None
-        if settings.teacher.text:
-            prompts = write_prompts(self.dataset.chain, settings.prompts.template)
-            self.text_features = jax.device_put(encode_prompts(prompts, settings.prompts.width))
-        self.predict = make_predict(self.networks, self.text_features, self.names)
+        self.networks = make_networks(settings, self.dataset.chain, self.inputs.image_encoder)
+        self.predict = make_predict(self.networks, self.inputs.text_features, self.names)
 
     def _check_unchanged(self, path: pathlib.Path) -> None:
         changed = changed_keys(read_settings(path), self.settings)
@@ -156,7 +152,8 @@ class Run:
                 num_threads=self.settings.data.num_threads,
             ),
             batches_per_epoch=batches_per_epoch(self.dataset, self.settings.training.batch_size),
-            text_features=self.text_features,
+            prepare=self.inputs.prepare,
+            text_features=self.inputs.text_features,
             validate=self._validate,
             checkpoints=self.checkpoints,
             metrics=metrics,
@@ -210,10 +207,11 @@ class Run:
     def _start(self, objective: Objective, optimizers: dict[str, Any]) -> tuple[TrainState, dict[str, Any] | None]:
         """The state to start from: the latest checkpoint's, or a new one."""
         init_key, run_key = jax.random.split(jax.random.key(self.settings.seed))
-        batch = {"images": jnp.zeros((1, *[self.settings.image_encoder.image_size] * 2, 3))}
 
         def make_state(init_key: jax.Array, run_key: jax.Array) -> TrainState:
-            params = init_params(self.networks, key=init_key, batch=batch, text_features=self.text_features)
+            params = init_params(
+                self.networks, key=init_key, batch=self.inputs.example, text_features=self.inputs.text_features
+            )
             return start_state(params, objective, optimizers, key=run_key)
 
         state = jax.jit(make_state)(init_key, run_key)
@@ -228,7 +226,7 @@ class Run:
     def _predictions(self, params: Any, split: str) -> Predictions:
         batches = evaluation_batches(self.dataset, split, batch_size=self.settings.evaluation.batch_size)
         return collect(
-            lambda batch: self.predict(params, {"images": batch["images"]}),
+            lambda batch: self.predict(params, self.inputs.prepare(batch)),
             iterate(batches, num_threads=self.settings.data.num_threads),
         )
 

@@ -73,7 +73,7 @@ def _unknown(name: Any, accepted: Iterable[str], where: str, root: type) -> BadI
         near = near or difflib.get_close_matches(str(name), accepted, n=1, cutoff=0.0)
         elsewhere = [f"{where}.{near[0]}"]
     return BadInput(
-        f"{where}.{name}: found an unknown key, accepted are {', '.join(accepted)}; nearest: {elsewhere[0]}"
+        f"{where}.{name}: found an unknown key, accepted are {', '.join(accepted)}; nearest: {' or '.join(elsewhere)}"
     )
 
 

@@ -49,9 +49,11 @@ class PhantomSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageEncoderSettings:
-    """The network that turns images into features, and how it wants them."""
+    """What turns images into features, and how it wants them."""
 
-    name: Literal["resnet_small", "resnet18"]
+    name: Literal["resnet_small", "resnet18", "pretrained", "imported"]
+    weights: str
+    dtype: Literal["float32", "bfloat16"]
     image_size: int = number(least=32, most=1024)
     fit: Literal["crop", "pad", "stretch"]
     mean: tuple[float, ...]
@@ -61,14 +63,46 @@ class ImageEncoderSettings:
         for name in ("mean", "std"):
             if len(getattr(self, name)) != 3:
                 raise BadInput(f"config.image_encoder.{name}: found {getattr(self, name)}, accepted are 3 numbers")
+        if self.is_frozen != bool(self.weights):
+            accepted = "a folder, a file or a Hugging Face id" if self.is_frozen else "nothing"
+            raise BadInput(
+                f"config.image_encoder.weights: found {self.weights!r}, accepted is {accepted} when "
+                f"config.image_encoder.name={self.name!r}"
+            )
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the features are made once, by weights that training does not change."""
+        return self.name in ("pretrained", "imported")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptSettings:
-    """The text that the teacher reads at each step."""
+    """The text that the teacher reads at each step, and what turns it into vectors."""
 
     template: str
+    encoder: Literal["hashed", "pretrained", "imported"]
+    weights: str
+    pooling: Literal["cls", "mean"]
+    max_tokens: int = number(least=8, most=512)
     width: int = number(least=1)
+
+    def __post_init__(self) -> None:
+        if (self.encoder == "pretrained") != bool(self.weights):
+            accepted = "a folder or a Hugging Face id" if self.encoder == "pretrained" else "nothing"
+            raise BadInput(
+                f"config.prompts.weights: found {self.weights!r}, accepted is {accepted} when "
+                f"config.prompts.encoder={self.encoder!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureSettings:
+    """Where the features of frozen encoders are kept."""
+
+    store: bool
+    folder: str
+    batch_size: int = number(least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,11 +187,19 @@ class Settings:
     phantom: PhantomSettings
     image_encoder: ImageEncoderSettings
     prompts: PromptSettings
+    features: FeatureSettings
     teacher: TeacherSettings
     student: StudentSettings
     loss: LossSettings
     training: TrainingSettings
     evaluation: EvaluationSettings
+
+    def __post_init__(self) -> None:
+        if self.prompts.encoder == "imported" and self.image_encoder.name != "imported":
+            raise BadInput(
+                f"config.prompts.encoder: found 'imported' with config.image_encoder.name={self.image_encoder.name!r}, "
+                "accepted is 'imported' for both: the prompts' features are in the images' file"
+            )
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:
@@ -181,6 +223,8 @@ MAY_CHANGE = frozenset(
         "config.resume",
         "config.data.cache_megabytes",
         "config.data.num_threads",
+        "config.features.folder",
+        "config.features.batch_size",
         "config.training.joint_epochs",
         "config.training.log_every",
         "config.evaluation.batch_size",

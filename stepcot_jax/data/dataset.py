@@ -62,6 +62,8 @@ class Dataset:
       splits: which cases train, validate and test.
       pixels: case index -> uint8 [size, size, 3].
       preprocessing: what the image encoder asks for.
+      features: float32 [case, width] of a frozen encoder, in memory or read by index; None where images are encoded
+        in training.
     """
 
     chain: Chain
@@ -69,6 +71,7 @@ class Dataset:
     splits: Splits
     pixels: PixelCache
     preprocessing: Preprocessing
+    features: Any = None
 
     @property
     def labels(self) -> Int32[np.ndarray, "case step"]:
@@ -81,25 +84,33 @@ class Dataset:
         return {name: len(getattr(self.splits, name)) for name in ("train", "val", "test")}
 
 
-def load_dataset(settings: Settings, workdir: pathlib.Path, *, progress: Progress | None = None) -> Dataset:
-    """The data that the settings name; every image has been decoded once when this returns.
+def load_dataset(
+    settings: Settings,
+    workdir: pathlib.Path,
+    *,
+    preprocessing: Preprocessing,
+    is_known: Callable[[Case], bool] | None = None,
+    require_images: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data that the settings name; every image that is not known has been decoded once when this returns.
 
     Writes `splits.json` to the workdir, and `quarantine.jsonl` where records were set aside.
+
+    Args:
+      settings: of the run.
+      workdir: of the run.
+      preprocessing: what the image encoder asks for.
+      is_known: says of a folder's case that its image is good and need not be decoded now.
+      require_images: whether a folder's images have to be there.
+      progress: shows how far the reading is.
 
     Raises:
       BadInput: a record, an image or a split cannot be used and the settings say to stop.
     """
-    encoder = settings.image_encoder
-    preprocessing = Preprocessing(
-        size=encoder.image_size,
-        mean=encoder.mean,  # type: ignore[arg-type]
-        std=encoder.std,  # type: ignore[arg-type]
-        fit=encoder.fit,
-    )
-    load = _load_phantom if settings.data.source == "phantom" else _load_folder
-    dataset = load(settings, preprocessing, workdir, progress)
-    _LOGGER.info("cases: %s", dataset.num_cases)
-    return dataset
+    if settings.data.source == "phantom":
+        return _load_phantom(settings, preprocessing, workdir, progress)
+    return _load_folder(settings, preprocessing, workdir, is_known, require_images, progress)
 
 
 def _budget(settings: Settings) -> float:
@@ -127,12 +138,19 @@ def _load_phantom(
 
 
 def _load_folder(
-    settings: Settings, preprocessing: Preprocessing, workdir: pathlib.Path, progress: Progress | None
+    settings: Settings,
+    preprocessing: Preprocessing,
+    workdir: pathlib.Path,
+    is_known: Callable[[Case], bool] | None,
+    require_images: bool,
+    progress: Progress | None,
 ) -> Dataset:
     data = settings.data
     root = pathlib.Path(data.root)
     max_pixels = int(data.max_megapixels * 1e6)
-    collection = read_records(root, step_names=data.step_names, on_bad_record=data.on_bad_record)
+    collection = read_records(
+        root, step_names=data.step_names, on_bad_record=data.on_bad_record, require_images=require_images
+    )
     readable: list[Case] = []
 
     def read(index: int) -> Pixels:
@@ -145,6 +163,7 @@ def _load_folder(
         max_pixels=max_pixels,
         preprocessing=preprocessing,
         visit=pixels.put,
+        is_known=is_known,
         progress=None if progress is None else lambda cases: progress(cases, "reading the images"),
         num_threads=data.num_threads,
     )

@@ -23,10 +23,11 @@ def check_images(
     max_pixels: int = MAX_PIXELS,
     preprocessing: Preprocessing | None = None,
     visit: Callable[[int, Pixels], None] | None = None,
+    is_known: Callable[[Case], bool] | None = None,
     progress: Callable[[Iterable[Case]], Iterable[Case]] | None = None,
     num_threads: int = 2,
 ) -> Collection:
-    """Decodes every image fully; the collection without those that cannot be.
+    """Decodes every image fully that is not known yet; the collection without those that cannot be.
 
     At most `num_threads` + 2 decoded images are in memory at a time, besides what `visit` keeps.
 
@@ -37,6 +38,7 @@ def check_images(
       preprocessing: if given, images are resized before they are visited, in the decoding threads.
       visit: called in order, in the caller's thread, with each readable image's index among the cases that
         are returned and its pixels: uint8 [height, width, 3], or [size, size, 3] with `preprocessing`.
+      is_known: says of a case that its image was read before and need not be again; it is not visited.
       progress: wraps the iterable of cases, as progress bars do.
       num_threads: images decoded at the same time; >= 1.
 
@@ -44,8 +46,10 @@ def check_images(
       BadInput: an image is unreadable and `on_bad_record` is "stop", or none is readable; names file and record.
     """
 
-    def prepare(case: Case) -> Pixels | BadInput:
+    def prepare(case: Case) -> Pixels | BadInput | None:
         try:
+            if is_known is not None and is_known(case):
+                return None
             pixels = decode_image(collection.root / case.image_path, max_pixels=max_pixels)
         except BadInput as error:
             return error
@@ -59,7 +63,7 @@ def check_images(
         if isinstance(pixels, BadInput):
             unreadable.append(SetAside(number, case.image_path, str(pixels), case.patient_id))
             continue
-        if visit is not None:
+        if visit is not None and pixels is not None:
             visit(len(cases), pixels)
         cases.append(case)
     if unreadable and (on_bad_record == "stop" or not cases):
@@ -76,10 +80,10 @@ def _record_numbers(collection: Collection) -> list[int]:
 
 
 def _in_threads(
-    prepare: Callable[[Case], Pixels | BadInput], cases: Iterable[Case], *, num_threads: int
-) -> Iterator[tuple[Case, Pixels | BadInput]]:
+    prepare: Callable[[Case], Pixels | BadInput | None], cases: Iterable[Case], *, num_threads: int
+) -> Iterator[tuple[Case, Pixels | BadInput | None]]:
     """Each case with what `prepare` makes of it, in order; a slow consumer holds the threads back."""
-    pending: collections.deque[tuple[Case, concurrent.futures.Future[Pixels | BadInput]]] = collections.deque()
+    pending: collections.deque[tuple[Case, concurrent.futures.Future[Pixels | BadInput | None]]] = collections.deque()
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=num_threads)
     try:
         for case in cases:

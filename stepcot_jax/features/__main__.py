@@ -1,11 +1,46 @@
-"""Work with features: `python -m stepcot_jax.features import FILE --root ROOT --store DIR` takes those made elsewhere."""
+"""Fill a feature store ahead of training, or import features that were made elsewhere.
+
+python -m stepcot_jax.features --config=configs/X.py --workdir=DIR [--encoder=transformers:ID] [--config.a.b=value]
+python -m stepcot_jax.features import FILE --root ROOT --store DIR [--ids IDS]
+"""
 
 import argparse
 import pathlib
+import sys
 
+from absl import app, flags, logging
+
+from stepcot_jax.command_line import define_flags, parse
 from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, read_records
-from stepcot_jax.errors import run_tool
+from stepcot_jax.errors import BadInput, run_tool
 from stepcot_jax.features.importing import import_features
+from stepcot_jax.settings import make_settings
+from stepcot_jax.terminal import Terminal
+
+
+def fill(arguments: list[str]) -> None:
+    """Encode every image and prompt of a config that its store does not have."""
+
+    def run() -> None:
+        if len(arguments) > 1:
+            raise BadInput(f"found arguments {arguments[1:]}, accepted are flags, or `import FILE ...`")
+        config, workdir = flags.FLAGS.config, pathlib.Path(flags.FLAGS.workdir)
+        if flags.FLAGS.encoder:
+            config.image_encoder.name, config.image_encoder.weights = "pretrained", flags.FLAGS.encoder
+        settings = make_settings(config)
+        if not settings.image_encoder.is_frozen or not settings.features.store:
+            raise BadInput(
+                f"config.image_encoder.name: found {settings.image_encoder.name!r} with config.features.store="
+                f"{settings.features.store}, accepted is a frozen encoder whose features are stored"
+            )
+        # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+        from stepcot_jax.inputs import load_inputs
+
+        logging.set_verbosity(logging.WARNING)
+        workdir.mkdir(parents=True, exist_ok=True)
+        load_inputs(settings, workdir, Terminal())
+
+    run_tool(run)
 
 
 def run_import(options: argparse.Namespace) -> None:
@@ -22,8 +57,8 @@ def run_import(options: argparse.Namespace) -> None:
     print(f"features of {counts.images} images{prompts}, width {counts.width}, in {options.store}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the subcommand that the command line names."""
+def main(arguments: list[str]) -> None:
+    """Import what the command line names."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.features", description="Work with features.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     imports = commands.add_parser("import", help="take features that were made elsewhere")
@@ -39,4 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    if sys.argv[1:2] == ["import"]:
+        run_tool(lambda: main(sys.argv[1:]))
+    define_flags()
+    flags.DEFINE_string("encoder", None, "Folder, Hugging Face id, or transformers:ID (extra torch); frozen.")
+    app.run(fill, flags_parser=parse)

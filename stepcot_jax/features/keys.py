@@ -24,7 +24,7 @@ _VERSION = 1
 _CHUNK_BYTES = 1 << 20
 
 
-def digest_fields(kind: str, **fields: Any) -> bytes:
+def digest_fields(kind: str, /, **fields: Any) -> bytes:
     """SHA-256 of named values.
 
     Args:

@@ -85,12 +85,18 @@ def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "non
 
 
 def describe_text_store(encoder: FrozenTextEncoder, *, pooling: str) -> StoreSpec:
-    """The spec of a store for a text encoder's features."""
+    """The spec of a store for a text encoder's features.
+
+    Args:
+      encoder: the encoder; its `projected_width`, where it has one, is the width of pooling "projected".
+      pooling: how token vectors become one.
+    """
+    width = getattr(encoder, "projected_width", 0) if pooling == "projected" else encoder.width
     return StoreSpec(
         kind="text",
         encoder=encoder.name,
         digest=encoder.digest,
-        width=encoder.width,
+        width=width,
         details={"pooling": pooling, "max_tokens": int(encoder.max_tokens)},
     )
 

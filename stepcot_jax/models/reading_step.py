@@ -62,7 +62,8 @@ class ReadingStep:
         """Read one step.
 
         Args:
-          params: parameters by the names of the modules, but for the head's, which are the step's own.
+          params: parameters by the names of the modules, but for the head's, which are the step's own; and "fused",
+            see `fuse_projections`.
           nodes: [node, width] while the cases share them, else [case, node, width].
           inputs: what belongs to the step: "step" (its number), "image_feature" [case, width], "head" (parameters),
             "classifier" (kernel [width, answer] and bias [answer]), "given_answer" int [case] (-1 to predict) and
@@ -75,8 +76,9 @@ class ReadingStep:
           [case, width] or None, and "attention" [case, layer, head, node i, node j] or None.
         """
         keep, num_cases = inputs["keep"], inputs["image_feature"].shape[0]
+        variables = {"params": params["graph_attention"], "fused": params["fused"]}
         nodes, attentions = self.graph_attention.apply(
-            {"params": params["graph_attention"]}, nodes, node_mask=node_mask, keep=keep.get("attention")
+            variables, nodes, node_mask=node_mask, keep=keep.get("attention")
         )
         source = jax.lax.dynamic_index_in_dim(nodes, inputs["step"], axis=-2, keepdims=False)
         if self.memory_cell is not None:

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.models.dropout import draw_keeps
-from stepcot_jax.models.graph_attention import GraphAttentionStack
+from stepcot_jax.models.graph_attention import GraphAttentionStack, fuse_projections
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.projection import Projection
 from stepcot_jax.models.reading_step import ReadingStep, StepHead
@@ -52,6 +52,7 @@ class Teacher(nn.Module):
       head_dropout_rate: dropout of image projections and step heads.
       memory: False removes the memory node and its GRU (ablation).
       text: False puts learned step vectors in the prompts' place (ablation).
+      unroll: True compiles the steps one by one instead of as a loop; slower to compile, for comparison.
       dtype: compute dtype; logits, softmax and parameters are float32.
     """
 
@@ -65,6 +66,7 @@ class Teacher(nn.Module):
     head_dropout_rate: float = 0.3
     memory: bool = True
     text: bool = True
+    unroll: bool = False
     dtype: DTypeLike = jnp.float32
 
     def setup(self) -> None:
@@ -161,13 +163,14 @@ class Teacher(nn.Module):
             "keep": keeps,
         }
         params = {"graph_attention": self.graph_attention, "context": self.context}
+        params["fused"] = fuse_projections(self.graph_attention)
         if self.memory:
             params |= {"memory_cell": self.memory_cell, "conclusion": self.conclusion}
         read_step = functools.partial(self._reading_step, params, node_mask=node_mask, with_attention=with_attention)
         nodes, first = read_step(nodes, jax.tree.map(lambda leaf: leaf[0], scanned))
         outputs = jax.tree.map(lambda leaf: leaf[None], first)
         if num_steps > 1:
-            _, later = jax.lax.scan(read_step, nodes, jax.tree.map(lambda leaf: leaf[1:], scanned))
+            _, later = jax.lax.scan(read_step, nodes, jax.tree.map(lambda leaf: leaf[1:], scanned), unroll=self.unroll)
             outputs = jax.tree.map(lambda head, tail: jnp.concatenate([head, tail]), outputs, later)
         by_case = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
         return TeacherReading(image_features=jnp.moveaxis(projected, 0, 1), **by_case)

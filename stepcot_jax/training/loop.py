@@ -58,6 +58,7 @@ class Loop:
       phases: in order.
       batches: endless training batches.
       batches_per_epoch: length of an epoch.
+      prepare: a batch as it comes -> what a step function takes, on the device.
       text_features: [step, width], constant over the run; None without text.
       validate: state -> mean step accuracy of each network, 0 to 1.
       checkpoints: where states are kept.
@@ -74,6 +75,7 @@ class Loop:
     phases: Sequence[Phase]
     batches: BatchIterator
     batches_per_epoch: int
+    prepare: Callable[[dict[str, Any]], dict[str, jax.Array]]
     text_features: jax.Array | None
     validate: Callable[[TrainState], dict[str, float]]
     checkpoints: Checkpoints
@@ -129,8 +131,7 @@ class Loop:
         with self.terminal.bar(f"epoch {epoch + 1}/{num_epochs} ({phase.name})", total=self.batches_per_epoch):
             for done in range(1, self.batches_per_epoch + 1):
                 batch = next(self.batches)
-                inputs = {name: jax.device_put(batch[name]) for name in ("images", "labels")}
-                state, metrics = phase.step(state, inputs, self.text_features)
+                state, metrics = phase.step(state, self.prepare(batch), self.text_features)
                 pending.append(metrics)
                 if len(pending) < self.log_every and done < self.batches_per_epoch:
                     continue

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 
 from configs import quickstart
-from stepcot_jax import jobs
+from stepcot_jax import inputs, jobs
 from stepcot_jax.settings import make_settings
 
 
@@ -39,7 +39,7 @@ def small_settings(**changes):
 
 
 def small_run(workdir: pathlib.Path, monkeypatch, **changes):
-    monkeypatch.setattr(jobs, "make_resnet", lambda name: LinearEncoder())
+    monkeypatch.setattr(inputs, "make_resnet", lambda name: LinearEncoder())
     return jobs.Run(small_settings(**changes), workdir)
 
 

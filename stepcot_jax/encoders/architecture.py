@@ -1,0 +1,271 @@
+"""Which networks a checkpoint holds, told by its config or its file name."""
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from stepcot_jax.data.images import CLIP_MEAN, CLIP_STD, Preprocessing
+from stepcot_jax.encoders.assignment import Place
+from stepcot_jax.encoders.bert import Bert, bert_table
+from stepcot_jax.encoders.biomedclip import TEXT_PREFIX, biomedclip_table, make_biomedclip
+from stepcot_jax.encoders.clip_text import CLIPText, clip_text_table
+from stepcot_jax.encoders.clip_vision import VisionTransformer, clip_vision_table
+from stepcot_jax.encoders.config_files import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ConfigFile,
+    read_colours,
+    read_config,
+    read_preprocessing,
+)
+from stepcot_jax.encoders.densenet import DENSENET_CLASSIFIER, FrozenDenseNet, densenet_table
+from stepcot_jax.encoders.torchvision_resnet import RESNET_CLASSIFIER, make_frozen_resnet, resnet_table
+from stepcot_jax.encoders.transformer import TransformerSizes
+from stepcot_jax.errors import BadInput
+
+Tensors = Mapping[str, np.ndarray]
+
+CLIP_VISION_SIZES = TransformerSizes(768, 12, 12, 3072, "quick_gelu", 1e-5, norm_first=True)
+CLIP_TEXT_SIZES = TransformerSizes(512, 12, 8, 2048, "quick_gelu", 1e-5, norm_first=True)
+BERT_SIZES = TransformerSizes(768, 12, 12, 3072, "gelu", 1e-12, norm_first=False)
+
+ACCEPTED = (
+    "accepted are folders with a config.json of model_type clip, clip_vision_model, clip_text_model or bert, with an "
+    "open_clip_config.json like BiomedCLIP's, and resnet18, resnet50 or densenet121 in a config.json as architecture "
+    "or in the name of the file of weights"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """The networks of a checkpoint and where its tensors go.
+
+    Attributes:
+      name: for logs, such as "clip".
+      table: tensor names -> places below "image/" and "text/", and single parameters.
+      unused: tensors that may be there and are not parameters of these networks: buffers, classifiers, heads of the
+        pretraining.
+      image: the image network, if any.
+      text: the text network, if any.
+      preprocessing: what the image network asks of its input.
+      max_tokens: longest text that the text network takes.
+    """
+
+    name: str
+    table: Mapping[str, Place]
+    unused: tuple[str, ...] = ()
+    image: nn.Module | None = None
+    text: nn.Module | None = None
+    preprocessing: Preprocessing | None = None
+    max_tokens: int = 0
+
+    def shapes(self) -> dict[str, Any]:
+        """The parameter tree with shapes as leaves; nothing is allocated."""
+        shapes: dict[str, Any] = {}
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        if self.image is not None and self.preprocessing is not None:
+            size = self.preprocessing.size
+            shapes["image"] = _shapes(self.image, key, jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32))
+        if self.text is not None:
+            tokens, attended = (jax.ShapeDtypeStruct((1, 2), dtype) for dtype in (jnp.int32, jnp.bool_))
+            shapes["text"] = _shapes(self.text, key, tokens, attended)
+        if any(place.path == "logit_scale" for place in self.table.values()):
+            shapes["logit_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
+        return shapes
+
+
+def count_parameters(shapes: Mapping[str, Any]) -> int:
+    """Numbers in a parameter tree, as PyTorch counts them: a BatchNorm's statistics are buffers and left out."""
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
+    return sum(math.prod(leaf.shape) for path, leaf in leaves if path[-1].key not in ("mean", "variance"))
+
+
+def feature_width(network: nn.Module, params: Any, *, size: int) -> int:
+    """Size of an image network's feature vector for images of `size` px."""
+    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    features, _ = jax.eval_shape(lambda params, images: network.apply({"params": params}, images), params, images)
+    return features.shape[-1]
+
+
+def describe(network: nn.Module) -> str:
+    """The network's type and settings as text, the same on every machine; part of an encoder's digest."""
+    names = sorted(field.name for field in dataclasses.fields(network) if field.name not in ("parent", "name"))
+    return f"{type(network).__name__}({', '.join(f'{name}={getattr(network, name)}' for name in names)})"
+
+
+def _shapes(network: nn.Module, key: Any, *inputs: jax.ShapeDtypeStruct) -> Any:
+    return jax.eval_shape(network.init, key, *inputs)["params"]
+
+
+def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+    """The architecture of a checkpoint.
+
+    Args:
+      path: its folder, or a file of torchvision's weights.
+      tensors: its tensors.
+      dtype: compute dtype.
+
+    Raises:
+      BadInput: the config is missing, broken or of another kind.
+    """
+    folder = path if path.is_dir() else path.parent
+    open_clip = read_config(folder / "open_clip_config.json") if path.is_dir() else None
+    if open_clip:
+        return _open_clip(open_clip, tensors, dtype)
+    config = read_config(folder / "config.json") if path.is_dir() else None
+    model_type = config.found.get("model_type") if config else None
+    if config and isinstance(model_type, str) and model_type in _BY_MODEL_TYPE:
+        return _BY_MODEL_TYPE[model_type](config, folder, tensors, dtype)
+    stated = str(config.found.get("architecture", "")) if config else ""
+    names = [stated] if stated else [path.name, *(file.name for file in folder.iterdir() if path.is_dir())]
+    for name in names:
+        if match := re.match(r"(resnet18|resnet50|densenet121)(?![0-9a-z])", name.lower()):
+            return _torchvision(match[1], tensors, dtype)
+    found = f"model_type {model_type!r}" if config else "no config.json"
+    raise BadInput(f"{path}: found {found}, {ACCEPTED}")
+
+
+def _clip(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+    del tensors
+    projected_width = config.whole("projection_dim", 512, most=2**16)
+    image, preprocessing = _clip_image(config.group("vision_config"), folder, projected_width, dtype)
+    text = _clip_text_network(config.group("text_config"), projected_width, dtype)
+    return Architecture(
+        name="clip",
+        table={
+            "logit_scale": Place("logit_scale"),
+            **clip_vision_table("image/", image.sizes.num_layers),
+            **clip_text_table("text/", text.sizes.num_layers),
+        },
+        unused=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
+        image=image,
+        text=text,
+        preprocessing=preprocessing,
+        max_tokens=text.max_positions,
+    )
+
+
+def _clip_vision_only(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+    del tensors
+    image, preprocessing = _clip_image(config, folder, config.whole("projection_dim", 512, most=2**16), dtype)
+    return Architecture(
+        name="clip_vision_model",
+        table=clip_vision_table("image/", image.sizes.num_layers),
+        unused=("vision_model.embeddings.position_ids",),
+        image=image,
+        preprocessing=preprocessing,
+    )
+
+
+def _clip_text_only(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+    del folder, tensors
+    text = _clip_text_network(config, config.whole("projection_dim", 512, most=2**16), dtype)
+    return Architecture(
+        name="clip_text_model",
+        table=clip_text_table("text/", text.sizes.num_layers),
+        unused=("text_model.embeddings.position_ids",),
+        text=text,
+        max_tokens=text.max_positions,
+    )
+
+
+def _clip_image(
+    config: ConfigFile, folder: pathlib.Path, projected_width: int, dtype: DTypeLike
+) -> tuple[VisionTransformer, Preprocessing]:
+    config.whole("num_channels", 3, most=3)
+    image_size = config.whole("image_size", 224, most=4096)
+    patch_size = config.whole("patch_size", 32, most=image_size)
+    network = VisionTransformer(config.sizes(CLIP_VISION_SIZES), image_size, patch_size, projected_width, dtype=dtype)
+    return network, read_preprocessing(folder, size=image_size)
+
+
+def _clip_text_network(config: ConfigFile, projected_width: int, dtype: DTypeLike) -> CLIPText:
+    return CLIPText(
+        sizes=config.sizes(CLIP_TEXT_SIZES),
+        vocabulary_size=config.whole("vocab_size", 49408, most=2**24),
+        max_positions=config.whole("max_position_embeddings", 77, most=2**16),
+        end_token=config.whole("eos_token_id", 49407, most=2**24),
+        projected_width=projected_width,
+        dtype=dtype,
+    )
+
+
+def _bert(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+    del folder
+    if (kind := config.found.get("position_embedding_type", "absolute")) != "absolute":
+        raise BadInput(f"{config.where}.position_embedding_type: found {kind!r}, accepted is 'absolute'")
+    prefix = "bert." if any(name.startswith("bert.") for name in tensors) else ""
+    text = Bert(
+        sizes=config.sizes(BERT_SIZES),
+        vocabulary_size=config.whole("vocab_size", 30522, most=2**24),
+        max_positions=config.whole("max_position_embeddings", 512, most=2**16),
+        num_types=config.whole("type_vocab_size", 2, most=2**16),
+        pooler=f"{prefix}pooler.dense.weight" in tensors,
+        dtype=dtype,
+    )
+    legacy = f"{prefix}embeddings.LayerNorm.gamma" in tensors
+    table = bert_table("text/", text.sizes.num_layers, prefix=prefix, pooler=text.pooler, legacy_norms=legacy)
+    unused = (f"{prefix}embeddings.position_ids", *_BERT_PRETRAINING_HEADS)
+    return Architecture(name="bert", table=table, unused=unused, text=text, max_tokens=text.max_positions)
+
+
+_BERT_PRETRAINING_HEADS = (
+    "cls.predictions.bias",
+    *(f"cls.predictions.decoder.{name}" for name in ("weight", "bias")),
+    *(f"cls.predictions.transform.dense.{name}" for name in ("weight", "bias")),
+    *(f"cls.predictions.transform.LayerNorm.{name}" for name in ("weight", "bias", "gamma", "beta")),
+    *(f"cls.seq_relationship.{name}" for name in ("weight", "bias")),
+)
+
+
+def _open_clip(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+    model, images = config.group("model_cfg"), config.group("preprocess_cfg")
+    size = model.group("vision_cfg").whole("image_size", 224, most=4096)
+    max_tokens = model.group("text_cfg").whole("context_length", 77, most=2**16)
+    if "visual.trunk.cls_token" not in tensors or f"{TEXT_PREFIX}embeddings.word_embeddings.weight" not in tensors:
+        raise BadInput(f"{config.where}: found another model than a timm ViT with a BERT, {ACCEPTED}")
+    for key, accepted in (("interpolation", "bicubic"), ("resize_mode", "shortest")):
+        if images.found.get(key, accepted) != accepted:
+            raise BadInput(f"{images.where}.{key}: found {images.found[key]!r}, accepted is {accepted!r}")
+    image, text = make_biomedclip(tensors, image_size=size, max_tokens=max_tokens, dtype=dtype, source=config.where)
+    return Architecture(
+        name="open_clip",
+        table=biomedclip_table(image, text),
+        unused=(f"{TEXT_PREFIX}embeddings.position_ids",),
+        image=image,
+        text=text,
+        preprocessing=Preprocessing(
+            size=size, mean=read_colours(images, "mean", CLIP_MEAN), std=read_colours(images, "std", CLIP_STD)
+        ),
+        max_tokens=max_tokens,
+    )
+
+
+def _torchvision(name: str, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+    preprocessing = Preprocessing(size=224, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    counters = tuple(key for key in tensors if key.endswith(".num_batches_tracked"))
+    if name == "densenet121":
+        dense = FrozenDenseNet(dtype=dtype)
+        old_names = "features.denseblock1.denselayer1.norm.1.weight" in tensors
+        table, image = densenet_table("image/", dense, old_names=old_names), dense
+        return Architecture(name, table, (*DENSENET_CLASSIFIER, *counters), image=image, preprocessing=preprocessing)
+    residual = make_frozen_resnet(name, dtype)
+    table = resnet_table("image/", residual)
+    return Architecture(name, table, (*RESNET_CLASSIFIER, *counters), image=residual, preprocessing=preprocessing)
+
+
+_BY_MODEL_TYPE: Mapping[str, Callable[[ConfigFile, pathlib.Path, Tensors, DTypeLike], Architecture]] = {
+    "clip": _clip,
+    "clip_vision_model": _clip_vision_only,
+    "clip_text_model": _clip_text_only,
+    "bert": _bert,
+}

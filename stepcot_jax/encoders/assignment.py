@@ -1,0 +1,146 @@
+"""Named tensors of a PyTorch checkpoint to Flax parameters: every tensor is used, every parameter is given."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import flax.traverse_util
+import numpy as np
+
+from stepcot_jax.errors import BadInput
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in PyTorch and in Flax.
+
+    Attributes:
+      turn: the tensor as Flax has it.
+      shape_before: the shape in PyTorch of a parameter that has a given shape in Flax.
+    """
+
+    turn: Callable[[np.ndarray], np.ndarray]
+    shape_before: Callable[[Shape], Shape]
+
+
+def _patch_before(shape: Shape) -> Shape:
+    side = math.isqrt(shape[0] // 3)
+    return (shape[1], 3, side, side)
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "same": Layout(lambda tensor: tensor, lambda shape: shape),
+    # [out, in] -> [in, out]
+    "dense": Layout(lambda tensor: tensor.T, lambda shape: shape[::-1]),
+    # [out, in, height, width] -> [height, width, in, out]
+    "conv": Layout(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda shape: (shape[3], shape[2], *shape[:2])),
+    # [out, 3, size, size] -> [size * size * 3, out]: a patch embedding as a matmul
+    "patch": Layout(lambda tensor: tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0]), _patch_before),
+    # leading axes of length 1: cls_token [1, 1, width] -> [width], pos_embed [1, token, width] -> [token, width]
+    "leading": Layout(
+        lambda tensor: tensor.reshape(tensor.shape[-1:] if tensor.shape[1] == 1 else tensor.shape[1:]),
+        lambda shape: (1,) * (3 - len(shape)) + shape,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a tensor goes.
+
+    Attributes:
+      path: names in the parameter tree, joined with "/".
+      layout: key of `LAYOUTS`.
+      part: which of `parts` this tensor is; the parts lie side by side on the parameter's last axis, as the matrices
+        of queries, keys and values do.
+      parts: number of tensors that share the parameter.
+    """
+
+    path: str
+    layout: str = "same"
+    part: int = 0
+    parts: int = 1
+
+
+def place_dense(name: str, path: str, *, part: int = 0, parts: int = 1) -> dict[str, Place]:
+    """Places of the weight and bias of a linear layer."""
+    return {
+        f"{name}.weight": Place(f"{path}/kernel", "dense", part, parts),
+        f"{name}.bias": Place(f"{path}/bias", "same", part, parts),
+    }
+
+
+def place_norm(name: str, path: str, *, legacy: bool = False) -> dict[str, Place]:
+    """Places of the weight and bias of a LayerNorm; `legacy`: they are called gamma and beta."""
+    weight, bias = ("gamma", "beta") if legacy else ("weight", "bias")
+    return {f"{name}.{weight}": Place(f"{path}/scale"), f"{name}.{bias}": Place(f"{path}/bias")}
+
+
+def assign(
+    table: Mapping[str, Place],
+    tensors: Mapping[str, np.ndarray],
+    *,
+    shapes: Mapping[str, Any],
+    unused: Collection[str] = (),
+    source: str = "weights",
+) -> dict[str, Any]:
+    """Parameters from tensors, each used exactly once.
+
+    Args:
+      table: tensor names -> places.
+      tensors: tensor names -> arrays of any float dtype.
+      shapes: the parameter tree, with anything that has a `shape` as leaves.
+      unused: names of tensors that may be there and are not parameters of the network.
+      source: the file or folder that errors name.
+
+    Returns:
+      the parameter tree, float32 NumPy arrays.
+
+    Raises:
+      BadInput: tensors are left over, missing, misshapen, not of a float dtype or not finite; all are listed.
+      ValueError: `table` and `shapes` do not fit each other, which is a mistake in this package.
+    """
+    targets = {path: tuple(leaf.shape) for path, leaf in flax.traverse_util.flatten_dict(shapes, sep="/").items()}
+    given = {place.path for place in table.values()}
+    if given != set(targets):
+        raise ValueError(f"table and network differ in {sorted(given ^ set(targets))}")
+    leftover = sorted(set(tensors) - set(table) - set(unused))
+    missing = sorted(set(table) - set(tensors))
+    flat, wrong = _fill(table, tensors, targets)
+    problems = [
+        *([f"left over: {', '.join(leftover)}"] if leftover else []),
+        *([f"missing: {', '.join(missing)}"] if missing else []),
+        *([f"not as expected: {'; '.join(wrong)}"] if wrong else []),
+    ]
+    if problems:
+        raise BadInput(f"{source}: found tensors that are not those of its config: {'. '.join(problems)}")
+    return flax.traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _fill(
+    table: Mapping[str, Place], tensors: Mapping[str, np.ndarray], targets: Mapping[str, Shape]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Flat parameters, and what is wrong with which tensor."""
+    flat: dict[str, np.ndarray] = {}
+    wrong = []
+    for name, place in sorted(table.items()):
+        if name not in tensors:
+            continue
+        tensor, target, layout = tensors[name], targets[place.path], LAYOUTS[place.layout]
+        width = target[-1] // place.parts if target else 1
+        expected = layout.shape_before((*target[:-1], width) if target else target)
+        if tuple(tensor.shape) != expected:
+            wrong.append(f"{name} has shape {list(tensor.shape)}, accepted is {list(expected)}")
+        elif tensor.dtype.kind not in "fV":  # bfloat16 is of kind V
+            wrong.append(f"{name} has dtype {tensor.dtype}, accepted are float16, bfloat16, float32 and float64")
+        else:
+            tensor = tensor.astype(np.float32)
+            if not np.all(np.isfinite(tensor)):
+                wrong.append(f"{name} holds numbers that are not finite")
+            values = flat.setdefault(place.path, np.empty(target, np.float32))
+            part = slice(place.part * width, (place.part + 1) * width)
+            values[(..., part) if target else ()] = layout.turn(tensor)
+    return flat, wrong

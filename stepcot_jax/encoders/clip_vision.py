@@ -1,0 +1,125 @@
+"""Vision transformers: CLIP's image tower (Radford et al., 2021) and timm's, which BiomedCLIP has."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from stepcot_jax.encoders.assignment import Place, place_dense, place_norm
+from stepcot_jax.encoders.transformer import LayerNorm, Transformer, TransformerSizes
+
+
+class VisionTransformer(nn.Module):
+    """Images -> the class token's projected vector, and the patches' vectors.
+
+    Attributes:
+      sizes: of the blocks.
+      image_size: height and width of the images, px.
+      patch_size: height and width of a patch, px.
+      projected_width: size of the features.
+      timm: False: CLIP's arrangement (no bias in the patch embedding, a LayerNorm before the blocks, patches as they
+        leave the blocks); True: timm's (a bias, no LayerNorm before, the last LayerNorm on patches too).
+      dtype: compute dtype.
+    """
+
+    sizes: TransformerSizes
+    image_size: int
+    patch_size: int
+    projected_width: int
+    timm: bool = False
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "case height width 3"]
+    ) -> tuple[Float[Array, "case feature"], Float[Array, "case patch channel"]]:
+        """Encode `images` [case, image_size, image_size, 3], normalised.
+
+        Returns:
+          features float32 [case, projected_width]; patches float32 [case, patch, width], row by row.
+
+        Raises:
+          ValueError: the images have another size.
+        """
+        if images.shape[1:] != (self.image_size, self.image_size, 3):
+            raise ValueError(f"found images {images.shape[1:]}, accepted are {(self.image_size, self.image_size, 3)}")
+        patches = nn.Dense(self.sizes.width, use_bias=self.timm, dtype=self.dtype, name="patch_embedding")(
+            cut_patches(images.astype(self.dtype), self.patch_size)
+        )
+        num_cases, num_patches, width = patches.shape
+        zeros = nn.initializers.zeros
+        class_token = self.param("class_token", zeros, (width,)).astype(self.dtype)
+        positions = self.param("positions", zeros, (num_patches + 1, width)).astype(self.dtype)
+        class_tokens = jnp.broadcast_to(class_token[None, None], (num_cases, 1, width))
+        hidden = jnp.concatenate([class_tokens, patches], axis=1) + positions[None]
+        if not self.timm:
+            hidden = LayerNorm(self.sizes.epsilon, name="pre_norm")(hidden).astype(self.dtype)
+        hidden = Transformer(self.sizes, self.dtype, name="blocks")(hidden)
+        post_norm = LayerNorm(self.sizes.epsilon, name="post_norm")
+        projection = nn.Dense(self.projected_width, use_bias=False, dtype=self.dtype, name="projection")
+        features = projection(post_norm(hidden[:, 0])).astype(jnp.float32)
+        patches = post_norm(hidden[:, 1:]) if self.timm else hidden[:, 1:].astype(jnp.float32)
+        return features, patches
+
+
+def cut_patches(images: Float[Array, "case height width channel"], patch_size: int) -> Float[Array, "case patch pixel"]:
+    """The patches of `images` as rows [case, patch, patch_size * patch_size * channel].
+
+    The patch embedding, a convolution whose stride is its size, becomes one matmul, which CPUs do faster.
+    """
+    num_cases, height, width, channels = images.shape
+    rows, columns = height // patch_size, width // patch_size
+    images = images[:, : rows * patch_size, : columns * patch_size]  # what a convolution leaves over
+    cut = images.reshape(num_cases, rows, patch_size, columns, patch_size, channels)
+    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(num_cases, rows * columns, patch_size * patch_size * channels)
+
+
+def clip_blocks_table(prefix: str, path: str, num_layers: int) -> dict[str, Place]:
+    """Names of transformers' CLIP blocks below `prefix` -> places below `path`."""
+    table: dict[str, Place] = {}
+    for layer in range(num_layers):
+        found, place = f"{prefix}encoder.layers.{layer}.", f"{path}blocks/layer_{layer}/"
+        for part, name in enumerate(("q_proj", "k_proj", "v_proj")):
+            table |= place_dense(f"{found}self_attn.{name}", f"{place}attention/qkv", part=part, parts=3)
+        table |= place_dense(f"{found}self_attn.out_proj", f"{place}attention/out")
+        table |= place_norm(f"{found}layer_norm1", f"{place}attention_norm")
+        table |= place_norm(f"{found}layer_norm2", f"{place}mlp_norm")
+        table |= place_dense(f"{found}mlp.fc1", f"{place}up")
+        table |= place_dense(f"{found}mlp.fc2", f"{place}down")
+    return table
+
+
+def clip_vision_table(path: str, num_layers: int) -> dict[str, Place]:
+    """Names of transformers' CLIP image tower -> places below `path`."""
+    embeddings = "vision_model.embeddings."
+    return {
+        f"{embeddings}class_embedding": Place(f"{path}class_token"),
+        f"{embeddings}patch_embedding.weight": Place(f"{path}patch_embedding/kernel", "patch"),
+        f"{embeddings}position_embedding.weight": Place(f"{path}positions"),
+        "visual_projection.weight": Place(f"{path}projection/kernel", "dense"),
+        **place_norm("vision_model.pre_layrnorm", f"{path}pre_norm"),  # sic: transformers writes it without "e"
+        **place_norm("vision_model.post_layernorm", f"{path}post_norm"),
+        **clip_blocks_table("vision_model.", path, num_layers),
+    }
+
+
+def timm_vision_table(path: str, num_layers: int) -> dict[str, Place]:
+    """Names of timm's vision transformer in an open_clip checkpoint -> places below `path`."""
+    trunk = "visual.trunk."
+    table = {
+        f"{trunk}cls_token": Place(f"{path}class_token", "leading"),
+        f"{trunk}pos_embed": Place(f"{path}positions", "leading"),
+        f"{trunk}patch_embed.proj.weight": Place(f"{path}patch_embedding/kernel", "patch"),
+        f"{trunk}patch_embed.proj.bias": Place(f"{path}patch_embedding/bias"),
+        "visual.head.proj.weight": Place(f"{path}projection/kernel", "dense"),
+        **place_norm(f"{trunk}norm", f"{path}post_norm"),
+    }
+    for layer in range(num_layers):
+        found, place = f"{trunk}blocks.{layer}.", f"{path}blocks/layer_{layer}/"
+        table |= place_dense(f"{found}attn.qkv", f"{place}attention/qkv")
+        table |= place_dense(f"{found}attn.proj", f"{place}attention/out")
+        table |= place_norm(f"{found}norm1", f"{place}attention_norm")
+        table |= place_norm(f"{found}norm2", f"{place}mlp_norm")
+        table |= place_dense(f"{found}mlp.fc1", f"{place}up")
+        table |= place_dense(f"{found}mlp.fc2", f"{place}down")
+    return table

@@ -1,0 +1,199 @@
+"""What a run feeds its networks: cases, prompt vectors, and image features or an encoder to train along."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.dataset import Dataset, load_dataset
+from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.prompts import write_prompts
+from stepcot_jax.data.record_reader import Case
+from stepcot_jax.encoders import prompt_vectors
+from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
+from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.errors import BadInput
+from stepcot_jax.features import encode, fill, importing, transformers_encoder
+from stepcot_jax.features.keys import digest_file
+from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store, describe_text_store
+from stepcot_jax.features.reading import load_features, open_features
+from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.settings import Settings
+from stepcot_jax.terminal import Terminal
+
+Prepare = Callable[[dict[str, Any]], dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Data and encoders of a run.
+
+    Attributes:
+      dataset: the cases, with features where a frozen encoder made them ahead.
+      text_features: float32 [step, width]; None without text.
+      image_encoder: module to train along; None where the batches carry features.
+      prepare: a batch of the pipeline -> what a training step takes ("images" or "image_features", and "labels").
+      example: one row of what `prepare` gives, for the shapes.
+    """
+
+    dataset: Dataset
+    text_features: jax.Array | None
+    image_encoder: nn.Module | None
+    prepare: Prepare
+    example: dict[str, jax.Array]
+
+
+def load_inputs(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -> Inputs:
+    """Read the data, load the encoders, and make the features that frozen ones need.
+
+    Args:
+      settings: of the run.
+      workdir: of the run; features go below it unless the settings name a folder to share.
+      terminal: shows how far it is, and how many images and prompts were encoded or read.
+
+    Raises:
+      BadInput: data, weights or features cannot be used as they are.
+    """
+    image_encoder: nn.Module | None = None
+    prepare: Prepare = _put
+    if settings.image_encoder.name == "imported":
+        dataset = _with_imported_features(settings, workdir, terminal)
+    elif settings.image_encoder.name == "pretrained":
+        encoder = _load_frozen(settings)
+        terminal.say(f"image encoder: {encoder.name}, {encoder.width} features, frozen")
+        if settings.features.store:
+            dataset = _with_stored_features(settings, workdir, terminal, encoder)
+        else:
+            dataset = load_dataset(settings, workdir, preprocessing=encoder.preprocessing, progress=terminal.watch)
+            prepare = _encoding(encoder)
+    else:
+        image_encoder = make_resnet(settings.image_encoder.name)
+        preprocessing = _trained_preprocessing(settings)
+        dataset = load_dataset(settings, workdir, preprocessing=preprocessing, progress=terminal.watch)
+    text_features = None
+    if settings.teacher.text:
+        text_features = jax.device_put(_prompt_features(settings, workdir, terminal, dataset.chain))
+    example = _example(dataset, image_encoder, prepare)
+    return Inputs(dataset, text_features, image_encoder, prepare, example)
+
+
+def _load_frozen(settings: Settings) -> FrozenImageEncoder:
+    """The encoder that `image_encoder.weights` names: our own, or any of transformers' in PyTorch."""
+    weights = settings.image_encoder.weights
+    if weights.startswith(transformers_encoder.PREFIX):
+        return transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
+    return load_image_encoder(weights, dtype=jnp.dtype(settings.image_encoder.dtype))
+
+
+def _put(batch: dict[str, Any]) -> dict[str, jax.Array]:
+    return {name: jax.device_put(batch[name]) for name in ("images", "image_features", "labels") if name in batch}
+
+
+def _encoding(encoder: FrozenImageEncoder) -> Prepare:
+    """Features of each batch anew, once, for images that are not the same every time."""
+
+    def prepare(batch: dict[str, Any]) -> dict[str, jax.Array]:
+        return _put({"image_features": encoder.encode(batch["images"]), "labels": batch["labels"]})
+
+    return prepare
+
+
+def _example(dataset: Dataset, image_encoder: nn.Module | None, prepare: Prepare) -> dict[str, jax.Array]:
+    labels = dataset.labels[:1]
+    if dataset.features is not None:
+        return {"image_features": jnp.zeros((1, dataset.features.shape[1])), "labels": jnp.asarray(labels)}
+    images = np.zeros((1, *[dataset.preprocessing.size] * 2, 3), np.float32)
+    batch = {"images": images, "labels": labels}
+    return _put(batch) if image_encoder is not None else prepare(batch)
+
+
+def _trained_preprocessing(settings: Settings) -> Preprocessing:
+    encoder = settings.image_encoder
+    return Preprocessing(
+        size=encoder.image_size,
+        mean=encoder.mean,  # type: ignore[arg-type]
+        std=encoder.std,  # type: ignore[arg-type]
+        fit=encoder.fit,
+    )
+
+
+def features_folder(settings: Settings, workdir: pathlib.Path) -> pathlib.Path:
+    """Where the feature stores of a run are."""
+    return pathlib.Path(settings.features.folder) if settings.features.folder else workdir / "features"
+
+
+def _with_stored_features(
+    settings: Settings, workdir: pathlib.Path, terminal: Terminal, encoder: FrozenImageEncoder
+) -> Dataset:
+    """The cases with the features of a frozen encoder; an image whose feature is stored is hashed, not decoded."""
+    spec = describe_image_store(encoder)
+    store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
+    contents: dict[str, str] = {}
+
+    def is_known(case: Case) -> bool:
+        contents[case.image_path] = digest_file(pathlib.Path(settings.data.root) / case.image_path)
+        return fill.image_keys(encoder, [contents[case.image_path]])[0] in store
+
+    dataset = load_dataset(
+        settings, workdir, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch
+    )
+    if settings.data.source == "phantom":
+        digests = fill.digest_images(dataset, None)
+    else:
+        digests = [contents[case.image_path] for case in dataset.cases]
+    keys = fill.image_keys(encoder, digests)
+    counts = encode.encode_images(
+        encoder,
+        fill.image_items(dataset, keys),
+        store,
+        batch_size=settings.features.batch_size,
+        num_threads=settings.data.num_threads,
+        progress=terminal.watch,
+    )
+    terminal.say(counts.describe("images"))
+    return dataclasses.replace(dataset, features=open_features(store, keys))
+
+
+def _with_imported_features(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -> Dataset:
+    """The cases with features made elsewhere; their images are not looked at."""
+    dataset = load_dataset(
+        settings,
+        workdir,
+        preprocessing=_trained_preprocessing(settings),
+        is_known=lambda _: True,
+        require_images=False,
+        progress=terminal.watch,
+    )
+    store, keys = importing.open_imported_images(pathlib.Path(settings.image_encoder.weights), dataset.cases)
+    terminal.say(f"images: 0 encoded, {len(set(keys))} read from {settings.image_encoder.weights}")
+    return dataclasses.replace(dataset, features=open_features(store, keys))
+
+
+def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
+    """The vector of each step's prompt, float32 [step, width]."""
+    prompts = settings.prompts
+    if prompts.encoder == "imported":
+        folder = pathlib.Path(settings.image_encoder.weights)
+        found = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
+        if found is None:
+            raise BadInput(f"{folder}: found no prompt features, accepted are imports with `prompt_features`")
+        store, keys = found
+        return load_features(store, keys)
+    texts = write_prompts(chain, prompts.template)
+    if prompts.encoder == "hashed":
+        return prompt_vectors.encode_prompts(texts, prompts.width)
+    encoder = load_text_encoder(
+        prompts.weights, dtype=jnp.dtype(settings.image_encoder.dtype), max_tokens=prompts.max_tokens
+    )
+    spec = describe_text_store(encoder, pooling=prompts.pooling)
+    store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
+    counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
+    terminal.say(f"text encoder: {encoder.name}, {encoder.num_parameters:,} parameters, frozen")
+    terminal.say(counts.describe("prompts"))
+    return load_features(store, encode.prompt_keys(encoder, texts, pooling=prompts.pooling))

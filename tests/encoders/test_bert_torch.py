@@ -1,0 +1,158 @@
+"""BERT against transformers' PyTorch BertModel, and the real MiniLM on real sentences."""
+
+import logging
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+if not hasattr(transformers, "BertModel"):
+    pytest.skip("needs transformers' torch classes", allow_module_level=True)
+
+from encoders.torch_checkpoints import (
+    largest_difference,
+    make_bert,
+    make_clip,
+    minilm_folder,
+    randomise,
+    write_tokenizer,
+)
+
+from stepcot_jax.chain import PUBLISHED_STEPS
+from stepcot_jax.encoders.architecture import recognise
+from stepcot_jax.encoders.assignment import assign
+from stepcot_jax.encoders.load import count_published, load_text_encoder
+from stepcot_jax.encoders.weights import read_tensors
+from stepcot_jax.errors import BadInput
+
+
+def network_of(folder):
+    tensors = read_tensors(folder)
+    architecture = recognise(folder, tensors, jnp.float32)
+    params = assign(architecture.table, tensors, shapes=architecture.shapes(), unused=architecture.unused)
+    return architecture.text, params["text"]
+
+
+@pytest.mark.parametrize(("full", "length"), [(False, 12), (True, 128)])
+def test_hidden_states(tmp_path, full, length):
+    model = make_bert(tmp_path, full=full)
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 30522, (2, length)).astype(np.int32)
+    types = generator.integers(0, 2, (2, length)).astype(np.int32)
+    attended = np.arange(length)[None] < np.array([[length], [length // 2]])
+    with torch.inference_mode():
+        expected = model(
+            torch.from_numpy(tokens).long(),
+            attention_mask=torch.from_numpy(attended).long(),
+            token_type_ids=torch.from_numpy(types).long(),
+        ).last_hidden_state.numpy()
+    network, params = network_of(tmp_path)
+    found = network.apply({"params": params}, *(jnp.asarray(array) for array in (tokens, attended, types)))
+    assert largest_difference(found.hidden[attended], expected[attended]) <= 1e-4
+    assert largest_difference(found.cls, expected[:, 0]) <= 1e-4
+    mean = np.stack([row[seen].mean(0) for row, seen in zip(expected, attended, strict=True)])
+    assert largest_difference(found.mean, mean) <= 1e-4
+    if full:
+        encoder = load_text_encoder(str(tmp_path))
+        assert encoder.num_parameters == 109_482_240
+        assert count_published(encoder, num_trained=151_277_313 + 22_904_874) == 283_664_427
+
+
+def test_minilm_on_real_sentences():
+    folder = minilm_folder()
+    encoder = load_text_encoder(str(folder))
+    sentences = [question for _, question in PUBLISHED_STEPS]
+    sentences += ["Small left pleural effusion with bibasilar atelectasis. " * 8, "Normal.", "É à 12% — naïve"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(sentences, padding=True, truncation=True, max_length=128, return_tensors="pt")
+    model = transformers.BertModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        hidden = model(**batch).last_hidden_state
+    mask = batch["attention_mask"][:, :, None]
+    assert largest_difference(encoder.encode(sentences), hidden[:, 0]) <= 1e-5
+    assert largest_difference(encoder.encode(sentences, pooling="mean"), (hidden * mask).sum(1) / mask.sum(1)) <= 1e-5
+    assert (encoder.width, encoder.num_parameters) == (384, 22_713_216)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_checkpoint_with_pretraining_heads(tmp_path, legacy):
+    """bert-base-uncased is published with both heads, and with gamma and beta in its LayerNorms."""
+    from safetensors.torch import save_file
+
+    make_bert(tmp_path / "plain")
+    config = transformers.BertConfig.from_pretrained(tmp_path / "plain")
+    model = randomise(transformers.BertForPreTraining(config))
+    model.save_pretrained(tmp_path / "heads")
+    write_tokenizer(tmp_path / "heads")
+    if legacy:
+        old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        for new, name in old.items():
+            tensors = {key.replace(new, name): tensor for key, tensor in tensors.items()}
+        save_file(tensors, tmp_path / "heads" / "model.safetensors")
+    model.bert.save_pretrained(tmp_path / "plain")
+    texts = ["is there any lesion?", "normal"]
+    found, expected = (load_text_encoder(str(tmp_path / name)).encode(texts) for name in ("heads", "plain"))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_long_texts_are_cut_and_reported(tmp_path, caplog):
+    make_bert(tmp_path)
+    encoder = load_text_encoder(str(tmp_path), max_tokens=10)
+    texts = ["normal", "no effusion " * 8, "lesion"]
+    with caplog.at_level(logging.WARNING):
+        vectors = encoder.encode(texts)
+    assert "cut 1 of 3 texts to 10 tokens; they had 18" in caplog.text
+    assert "effusion" not in caplog.text
+    (cut,) = encoder.truncated(texts)
+    assert (cut.index, cut.num_tokens) == (1, 18)
+    np.testing.assert_array_equal(vectors[1], encoder.encode(["no effusion " * 4])[0])
+
+
+def test_a_text_does_not_depend_on_its_batch(tmp_path):
+    make_bert(tmp_path)
+    encoder = load_text_encoder(str(tmp_path))
+    texts = ["normal", "no effusion " * 10, "is there any lesion?", "a b c " * 15] + [
+        f"a {'b ' * k}" for k in range(20)
+    ]
+    vectors = encoder.encode(texts)
+    assert vectors.shape == (24, 32)
+    np.testing.assert_array_equal(np.stack([encoder.encode([text])[0] for text in texts[:6]]), vectors[:6])
+    assert encoder.encode([]).shape == (0, 32)
+
+
+def test_pooling_that_is_not_there(tmp_path):
+    make_bert(tmp_path)
+    encoder = load_text_encoder(str(tmp_path))
+    with pytest.raises(BadInput, match="no projection"):
+        encoder.encode(["normal"], pooling="projected")
+
+
+def test_tokenizer_missing_or_of_another_model(tmp_path):
+    make_bert(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(f"w{k}" for k in range(30_600)))
+    with pytest.raises(BadInput, match=r"tokens up to number 306\d\d, accepted are at most 30521"):
+        load_text_encoder(str(tmp_path))
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(BadInput, match="found no tokenizer"):
+        load_text_encoder(str(tmp_path))
+
+
+def test_clip_text_encoder_with_its_tokenizer(tmp_path):
+    tokens = ["<|startoftext|>", "<|endoftext|>", *(letter + end for letter in "abcdefgh" for end in ("", "</w>"))]
+    model = make_clip(tmp_path, vocab_size=len(tokens), bos_token_id=0, eos_token_id=1, pad_token_id=1)
+    tokenizer = transformers.CLIPTokenizer(vocab={token: k for k, token in enumerate(tokens)}, merges=[])
+    tokenizer.save_pretrained(tmp_path)
+    encoder = load_text_encoder(str(tmp_path))
+    assert encoder.max_tokens == 20
+    texts = ["abc", "a b c d e", "hh gg " * 9]
+    batch = transformers.AutoTokenizer.from_pretrained(tmp_path)(
+        texts, padding=True, truncation=True, max_length=20, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        text = model.text_model(**batch)
+        expected = model.text_projection(text.pooler_output)
+    assert largest_difference(encoder.encode(texts, pooling="projected"), expected) <= 1e-4
+    assert largest_difference(encoder.encode(texts), text.pooler_output) <= 1e-4

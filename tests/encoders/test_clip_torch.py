@@ -1,0 +1,143 @@
+"""CLIP's towers against transformers' PyTorch CLIPModel."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+if not hasattr(transformers, "CLIPModel"):
+    pytest.skip("needs transformers' torch classes", allow_module_level=True)
+
+from encoders.torch_checkpoints import as_torch, largest_difference, make_clip, pictures
+
+from stepcot_jax.data.images import CLIP_MEAN, Preprocessing, normalise, resize_image
+from stepcot_jax.encoders.architecture import recognise
+from stepcot_jax.encoders.assignment import assign
+from stepcot_jax.encoders.load import count_published, load_image_encoder
+from stepcot_jax.encoders.weights import read_tensors
+from stepcot_jax.errors import BadInput
+
+
+@pytest.mark.parametrize(("full", "num_cases"), [(False, 3), (True, 2)])
+def test_image_tower(tmp_path, full, num_cases):
+    model = make_clip(tmp_path, full=full)
+    encoder = load_image_encoder(str(tmp_path))
+    images = pictures(1, num_cases, encoder.preprocessing.size)
+    with torch.inference_mode():
+        vision = model.vision_model(as_torch(images))
+        expected = model.visual_projection(vision.pooler_output)
+    features, patches = encoder.encode_patches(images)
+    assert largest_difference(encoder.encode(images), expected) <= 1e-4
+    assert largest_difference(features, expected) <= 1e-4
+    assert largest_difference(patches, vision.last_hidden_state[:, 1:]) <= 1e-4
+    assert expected.abs().mean() > 0.05
+    assert encoder.width == expected.shape[1]
+    assert encoder.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    if full:
+        assert count_published(encoder, num_trained=285_226) == 151_562_539
+
+
+@pytest.mark.parametrize("end_token", [98, 2])
+def test_text_tower(tmp_path, end_token):
+    model = make_clip(tmp_path, eos_token_id=end_token, bos_token_id=97, pad_token_id=98)
+    check_text_tower(model, tmp_path, end_token=98, vocabulary=97, length=20)
+
+
+def test_text_tower_at_published_size(tmp_path):
+    model = make_clip(tmp_path, full=True)
+    check_text_tower(model, tmp_path, end_token=49407, vocabulary=49406, length=77)
+
+
+def check_text_tower(model, folder, *, end_token, vocabulary, length):
+    generator = np.random.default_rng(2)
+    tokens = generator.integers(3, vocabulary, (3, length)).astype(np.int32)
+    attended = np.ones_like(tokens, bool)
+    for row, end in enumerate((length - 1, 7, 4)):
+        tokens[row, end:], attended[row, end + 1 :] = end_token, False
+    with torch.inference_mode():
+        text = model.text_model(torch.from_numpy(tokens), attention_mask=torch.from_numpy(attended.astype(np.int64)))
+        expected = model.text_projection(text.pooler_output)
+    tensors = read_tensors(folder)
+    architecture = recognise(folder, tensors, jnp.float32)
+    params = assign(architecture.table, tensors, shapes=architecture.shapes(), unused=architecture.unused)
+    found = architecture.text.apply({"params": params["text"]}, jnp.asarray(tokens), jnp.asarray(attended))
+    assert largest_difference(found.projected, expected) <= 1e-4
+    assert largest_difference(found.cls, text.pooler_output) <= 1e-4
+    hidden = text.last_hidden_state.numpy()
+    assert largest_difference(np.asarray(found.hidden)[attended], hidden[attended]) <= 1e-4
+
+
+def test_shards(tmp_path):
+    make_clip(tmp_path / "whole")
+    make_clip(tmp_path / "shards", shards="30KB")
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
+    whole, shards = (load_image_encoder(str(tmp_path / name)) for name in ("whole", "shards"))
+    images = pictures(3, 2, 36)
+    np.testing.assert_array_equal(whole.encode(images), shards.encode(images))
+    assert whole.digest == shards.digest
+
+
+def test_one_tower_alone(tmp_path):
+    whole = make_clip(tmp_path / "whole")
+    config = whole.config.vision_config
+    config.projection_dim = 24
+    tower = transformers.CLIPVisionModelWithProjection(config)
+    tower.load_state_dict({k: v for k, v in whole.state_dict().items() if k.startswith("vis")})
+    tower.save_pretrained(tmp_path / "tower")
+    images = pictures(3, 2, 36)
+    found, expected = (load_image_encoder(str(tmp_path / name)).encode(images) for name in ("tower", "whole"))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_compute_in_bfloat16(tmp_path):
+    make_clip(tmp_path)
+    images = pictures(4, 2, 36)
+    exact = load_image_encoder(str(tmp_path))
+    coarse = load_image_encoder(str(tmp_path), dtype=jnp.bfloat16)
+    assert coarse.digest != exact.digest
+    found, expected = np.asarray(coarse.encode(images)), np.asarray(exact.encode(images))
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() <= 0.05 * np.abs(expected).max()
+
+
+def test_weights_in_half_precision(tmp_path):
+    model = make_clip(tmp_path / "whole")
+    images = pictures(4, 2, 36)
+    expected = np.asarray(load_image_encoder(str(tmp_path / "whole")).encode(images))
+    for dtype in (torch.float16, torch.bfloat16):
+        folder = tmp_path / str(dtype)
+        model.to(dtype).save_pretrained(folder)
+        found = np.asarray(load_image_encoder(str(folder)).encode(images))
+        assert np.abs(found - expected).max() <= 0.05 * np.abs(expected).max()
+
+
+def test_a_case_does_not_depend_on_its_batch(tmp_path):
+    make_clip(tmp_path)
+    encoder = load_image_encoder(str(tmp_path))
+    images = pictures(5, 4, 36)
+    alone = np.concatenate([encoder.encode(images[k : k + 1]) for k in range(4)])
+    assert largest_difference(encoder.encode(images), alone) <= 1e-5
+
+
+def test_preprocessing_agrees_with_transformers(tmp_path):
+    pytest.importorskip("PIL")
+    processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 36}, crop_size={"height": 36, "width": 36})
+    make_clip(tmp_path)
+    processor.save_pretrained(tmp_path)
+    preprocessing = load_image_encoder(str(tmp_path)).preprocessing
+    assert preprocessing == Preprocessing(size=36)
+    generator = np.random.default_rng(6)
+    for height, width in [(36, 36), (50, 90), (91, 47), (140, 37), (20, 33)]:
+        pixels = generator.integers(0, 256, (height, width, 3)).astype(np.uint8)
+        expected = processor(pixels, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+        assert largest_difference(normalise(resize_image(pixels, preprocessing), preprocessing), expected) <= 1e-5
+    assert preprocessing.mean == pytest.approx(CLIP_MEAN)
+
+
+def test_bert_has_no_image_encoder(tmp_path):
+    from encoders.torch_checkpoints import make_bert
+
+    make_bert(tmp_path)
+    with pytest.raises(BadInput, match="without an image encoder"):
+        load_image_encoder(str(tmp_path))

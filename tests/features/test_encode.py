@@ -1,0 +1,202 @@
+"""Encoding: each distinct image and text once, whatever is stored is not encoded, failures name the case."""
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from features.fake_encoders import PREPROCESSING, WIDTH, FakeImageEncoder, FakeTextEncoder, draw, make_items
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.data.dataset import Dataset, PixelCache
+from stepcot_jax.data.records import Case
+from stepcot_jax.data.splits import Splits
+from stepcot_jax.errors import BadInput
+from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts, prompt_keys
+from stepcot_jax.features.fill import fill_images
+from stepcot_jax.features.protocol import (
+    FrozenImageEncoder,
+    FrozenTextEncoder,
+    describe_image_store,
+    describe_text_store,
+)
+from stepcot_jax.features.reading import load_features
+from stepcot_jax.features.store import FeatureStore
+
+
+@pytest.fixture(autouse=True)
+def log(caplog):
+    caplog.set_level(logging.INFO, "stepcot_jax.features")
+
+
+def open_store(tmp_path, encoder, **options):
+    return FeatureStore(tmp_path / "store", describe_image_store(encoder, **options))
+
+
+def test_the_fakes_follow_the_protocol():
+    assert isinstance(FakeImageEncoder(), FrozenImageEncoder)
+    assert isinstance(FakeTextEncoder(), FrozenTextEncoder)
+
+
+def test_each_distinct_image_is_encoded_once_in_batches_of_one_shape(tmp_path, caplog):
+    encoder = FakeImageEncoder()
+    store = open_store(tmp_path, encoder)
+    items = make_items([*range(10), 3, 3, 9], encoder)
+    counts = encode_images(encoder, items, store, batch_size=4, shard_size=5)
+    assert counts == EncodeCounts(encoded=10, read=0)
+    assert encoder.shapes == [(4, 4, 4, 3)] * 3
+    assert encoder.images == [*range(10), 9, 9]  # the filling repeats the last image
+    assert caplog.messages[-1] == "images: 10 encoded, 0 read from the store"
+    expected = FakeImageEncoder().encode(np.stack([draw(k) / np.float32(127.5) - 1 for k in range(10)]))
+    np.testing.assert_allclose(load_features(store, [item.key for item in items[:10]]), expected, rtol=1e-5)
+
+
+def test_training_on_stored_features_encodes_none(tmp_path, caplog):
+    encoder = FakeImageEncoder()
+    items = make_items(range(10), encoder)
+    encode_images(encoder, items, open_store(tmp_path, encoder), batch_size=4)
+    again, reads = FakeImageEncoder(), []
+    store = open_store(tmp_path, again)
+    assert encode_images(again, make_items(range(10), again, reads), store, batch_size=4) == EncodeCounts(0, 10)
+    load_features(store, [item.key for item in items])
+    assert (again.shapes, reads) == ([], [])
+    assert caplog.messages[-1] == "images: 0 encoded, 10 read from the store"
+
+
+def test_only_what_is_missing_is_read_and_encoded(tmp_path, caplog):
+    encoder, reads = FakeImageEncoder(), []
+    store = open_store(tmp_path, encoder)
+    encode_images(encoder, make_items(range(0, 20, 2), encoder), store, batch_size=4)
+    encode_images(encoder, make_items(range(20), encoder, reads), store, batch_size=4)
+    assert reads == list(range(1, 20, 2))
+    assert caplog.messages[-1] == "images: 10 encoded, 10 read from the store"
+
+
+def test_other_weights_meet_no_stale_features(tmp_path):
+    one, other = FakeImageEncoder("one"), FakeImageEncoder("other")
+    assert not {item.key for item in make_items(range(5), one)} & {item.key for item in make_items(range(5), other)}
+    with pytest.raises(ValueError, match="another encoder"):
+        encode_images(other, [], open_store(tmp_path, one))
+
+
+def test_patches_are_stored_beside_the_features(tmp_path):
+    encoder = FakeImageEncoder()
+    store = open_store(tmp_path, encoder, patches="float16")
+    items = make_items(range(6), encoder)
+    encode_images(encoder, items, store, batch_size=4)
+    keys = [item.key for item in items]
+    patches = store.read_patches(keys)
+    assert (patches.shape, patches.dtype) == ((6, 16, 3), np.float16)
+    np.testing.assert_allclose(patches[5, 0, 0], draw(5)[0, 0, 0] / 127.5 - 1, rtol=1e-3)
+
+
+def test_a_failing_image_names_its_case_and_loses_nothing(tmp_path):
+    encoder = FakeImageEncoder()
+    store = open_store(tmp_path, encoder)
+    items = make_items(range(12), encoder)
+
+    def fail():
+        raise BadInput("images/a.png: found an empty file")
+
+    items[9] = ImageItem(items[9].key, fail, "case 9 (image_path 'images/a.png')")
+    with pytest.raises(BadInput, match=r"case 9 \(image_path 'images/a.png'\): cannot be encoded: .*empty file"):
+        encode_images(encoder, items, store, batch_size=4)
+    assert len(open_store(tmp_path, encoder)) == 8
+
+
+def test_a_feature_that_is_not_finite_names_its_case(tmp_path):
+    class Broken(FakeImageEncoder):
+        def encode(self, images):
+            features = super().encode(images)
+            features[2] = np.nan
+            return features
+
+    encoder = Broken()
+    store = open_store(tmp_path, encoder)
+    with pytest.raises(BadInput, match="case 2: fake makes a feature that is not finite"):
+        encode_images(encoder, make_items(range(8), encoder), store, batch_size=4)
+    assert len(store) == 0
+
+
+def test_an_encoder_of_another_width_is_a_defect(tmp_path):
+    encoder = FakeImageEncoder()
+    store = open_store(tmp_path, encoder)
+    encoder.encode = lambda images: np.zeros((len(images), 3))
+    with pytest.raises(ValueError, match=r"expected \(4, 6\)"):
+        encode_images(encoder, make_items(range(3), encoder), store, batch_size=4)
+
+
+def test_progress_watches_what_is_missing(tmp_path):
+    encoder, watched = FakeImageEncoder(), []
+
+    def progress(items, description):
+        watched.append((len(items), description))
+        return items
+
+    store = open_store(tmp_path, encoder)
+    for count in (6, 6, 8):
+        encode_images(encoder, make_items(range(count), encoder), store, batch_size=4, progress=progress)
+    assert watched == [(6, "encoding images"), (2, "encoding images")]
+
+
+def test_prompts_are_encoded_once(tmp_path, caplog):
+    encoder = FakeTextEncoder()
+    store = FeatureStore(tmp_path / "texts", describe_text_store(encoder, pooling="cls"))
+    texts = [f"Question: {number}" for number in range(7)]
+    assert encode_prompts(encoder, [*texts, texts[0]], store, pooling="cls") == EncodeCounts(7, 0)
+    assert encode_prompts(encoder, [*texts, "new"], store, pooling="cls", batch_size=3) == EncodeCounts(1, 7)
+    assert encoder.texts == [*texts, "new"]
+    assert caplog.messages[-1] == "prompts: 1 encoded, 7 read from the store"
+    features = load_features(store, prompt_keys(encoder, texts, pooling="cls"))
+    np.testing.assert_array_equal(features, FakeTextEncoder().encode(texts, pooling="cls"))
+    with pytest.raises(ValueError, match="another encoder or pooling"):
+        encode_prompts(encoder, texts, store, pooling="mean")
+
+
+def test_many_texts_go_in_batches_of_one_size(tmp_path):
+    encoder = FakeTextEncoder()
+    store = FeatureStore(tmp_path / "texts", describe_text_store(encoder, pooling="mean"))
+    texts = [str(number) for number in range(10)]
+    encode_prompts(encoder, texts, store, pooling="mean", batch_size=4, shard_size=4)
+    assert encoder.texts == [*texts, "9", "9"]
+    assert len(store) == 10
+
+
+def test_projected_texts_have_their_own_width():
+    encoder = FakeTextEncoder()
+    encoder.projected_width = 3
+    assert [describe_text_store(encoder, pooling=pooling).width for pooling in ("cls", "projected")] == [WIDTH, 3]
+
+
+def make_dataset(root=None):
+    chain = Chain((Step("Size", "How large?", ("Small", "Large")),))
+    cases = tuple(Case(str(k), f"images/{k}.png", "", "", (0,), ("",)) for k in range(5))
+    return Dataset(chain, cases, Splits((0, 1, 2), (3,), (4,)), PixelCache(draw, 0), PREPROCESSING)
+
+
+def test_fill_keys_a_phantom_by_its_pixels_and_files_by_their_bytes(tmp_path):
+    encoder, dataset = FakeImageEncoder(), make_dataset()
+    store = open_store(tmp_path, encoder)
+    keys, counts = fill_images(dataset, encoder, store, root=None, batch_size=2)
+    assert counts == EncodeCounts(5, 0)
+    assert [item.key for item in make_items(range(5), encoder)] == keys
+    (tmp_path / "images").mkdir()
+    for number in range(5):
+        (tmp_path / f"images/{number}.png").write_bytes(bytes([number]))
+    assert fill_images(dataset, encoder, store, root=tmp_path, batch_size=2)[1] == EncodeCounts(5, 0)
+    (tmp_path / "images/3.png").write_bytes(b"other")
+    assert fill_images(dataset, encoder, store, root=tmp_path, batch_size=2)[1] == EncodeCounts(1, 4)
+    (tmp_path / "images/3.png").unlink()
+    with pytest.raises(BadInput, match=r"images/3.png: cannot be read"):
+        fill_images(dataset, encoder, store, root=tmp_path)
+
+
+def test_importing_the_features_imports_no_framework():
+    code = (
+        "import sys; import stepcot_jax.features.fill, stepcot_jax.features.reading, stepcot_jax.features.importing, "
+        "stepcot_jax.features.transformers_encoder; "
+        "print([name for name in ('jax', 'torch', 'transformers', 'tensorflow') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

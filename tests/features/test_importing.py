@@ -1,0 +1,260 @@
+"""Features made elsewhere: what fits is stored in the cases' order, everything else is refused with a message."""
+
+import csv
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from stepcot_jax.data.record_reader import Case
+from stepcot_jax.data.records import write_records
+from stepcot_jax.errors import BadInput
+from stepcot_jax.features import arrays
+from stepcot_jax.features.__main__ import main
+from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
+from stepcot_jax.features.reading import load_features
+
+PATIENTS = ["p0", "p1", "p2", "p2", *(f"p{k}" for k in range(4, 30))]
+CASES = [Case(patient, f"images/{k}.png", "", "", (0, 1), ("", "")) for k, patient in enumerate(PATIENTS)]
+PATHS = [case.image_path for case in CASES]
+ROWS = np.random.default_rng(0).standard_normal((30, 4)).astype(np.float32)
+
+
+def save(tmp_path, ids=PATHS, features=ROWS, **more):
+    path = tmp_path / "made.npz"
+    np.savez(path, ids=np.asarray(ids), features=np.asarray(features), **more)
+    return path
+
+
+def refuse(path, message, ids=None, tmp_path=None):
+    folder = path.parent / "store"
+    with pytest.raises(BadInput, match=message) as caught:
+        import_features(path, ids, CASES, folder)
+    assert "accepted" in str(caught.value)
+    assert not folder.exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2"])
+def test_features_come_back_in_the_order_of_the_cases(tmp_path, dtype):
+    order = np.random.default_rng(1).permutation(30)
+    path = save(tmp_path, [PATHS[k] for k in order], ROWS[order].astype(dtype))
+    counts = import_features(path, None, CASES, tmp_path / "store")
+    assert (counts.images, counts.prompts, counts.width) == (30, 0, 4)
+    store, keys = open_imported_images(tmp_path / "store", CASES)
+    np.testing.assert_array_equal(load_features(store, keys), ROWS.astype(dtype).astype(np.float32))
+    assert open_imported_prompts(tmp_path / "store", num_steps=2) is None
+
+
+def test_prompts_and_a_second_time(tmp_path):
+    prompts = np.arange(6, dtype=np.float32).reshape(2, 3)
+    path = save(tmp_path, prompt_features=prompts)
+    for _ in range(2):
+        assert import_features(path, None, CASES, tmp_path / "store").prompts == 2
+    store, keys = open_imported_prompts(tmp_path / "store", num_steps=2)
+    np.testing.assert_array_equal(load_features(store, keys), prompts)
+    assert len(list((tmp_path / "store/images").glob("*.safetensors"))) == 1
+
+
+def test_another_file_needs_another_folder(tmp_path):
+    import_features(save(tmp_path), None, CASES, tmp_path / "store")
+    with pytest.raises(BadInput, match="or another folder"):
+        import_features(save(tmp_path, features=ROWS + 1), None, CASES, tmp_path / "store")
+    store, keys = open_imported_images(tmp_path / "store", CASES)
+    np.testing.assert_array_equal(load_features(store, keys), ROWS)
+
+
+def test_ids_may_be_patients_with_one_image_and_paths_of_windows(tmp_path):
+    ids = [".\\images\\0.png", "p1", "images/2.png", "./images/3.png", *(f"p{k}" for k in range(4, 30))]
+    import_features(save(tmp_path, ids), None, CASES, tmp_path / "store")
+    store, keys = open_imported_images(tmp_path / "store", CASES)
+    np.testing.assert_array_equal(load_features(store, keys), ROWS)
+
+
+def write_txt(path):
+    path.write_text("\n".join(PATHS) + "\n")
+
+
+def write_csv(path):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["number", "image_path"], *([k, name] for k, name in enumerate(PATHS))])
+
+
+def write_json(path):
+    path.write_text(json.dumps(PATHS))
+
+
+@pytest.mark.parametrize(("name", "write"), [("a.txt", write_txt), ("a.csv", write_csv), ("a.json", write_json)])
+def test_an_npy_with_a_file_of_ids(tmp_path, name, write):
+    np.save(tmp_path / "made.npy", ROWS)
+    write(tmp_path / name)
+    import_features(tmp_path / "made.npy", tmp_path / name, CASES, tmp_path / "store")
+    store, keys = open_imported_images(tmp_path / "store", CASES)
+    np.testing.assert_array_equal(load_features(store, keys), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([*PATHS[:-1], PATHS[0]], r"1 cases twice or more: 'images/0.png'"),
+        ([*PATHS[:-1], "p0"], r"1 cases twice or more: 'images/0.png'"),
+        ([*PATHS[:-1], "images/x.png"], r"1 ids that are no case of the data: 'images/x.png'"),
+        ([*PATHS[:-1], ""], "1 ids that are no case of the data: ''"),
+        ([*PATHS[:-1], "p2"], "patient 'p2', who has 2 images"),
+        (PATHS[:-1], "29 ids, and 30 rows"),
+        ([[name] for name in PATHS], r"array of <U13 and shape \(30, 1\)"),
+        (np.arange(30) / 2, "array of float64"),
+        (np.arange(30), "30 ids that are no case of the data: '0', '1'.* and 10 more"),
+        (np.array([b"\xff"] * 30), "not UTF-8"),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused(tmp_path, ids, message):
+    refuse(save(tmp_path, ids), message)
+
+
+def test_missing_cases_are_counted_and_the_first_twenty_listed(tmp_path):
+    message = refuse(save(tmp_path, PATHS[:5], ROWS[:5]), "25 of 30 cases are missing: 'images/5.png'")
+    assert message.count(".png") == 20
+    assert "and 5 more" in message
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (ROWS[0], r"shape \(4,\)"),
+        (ROWS[None], r"shape \(1, 30, 4\)"),
+        (ROWS.astype(int), "type int64"),
+        (ROWS.astype(complex), "type complex128"),
+        (ROWS.astype("U8"), "type <U8"),
+        (np.asfortranarray(ROWS), "Fortran order"),
+        (ROWS[:, :0], "width of 0"),
+        (np.where(np.arange(30)[:, None] % 15 == 2, np.nan, ROWS), r"2 rows: 2 \(images/2.png\), 17 \(images/17.png\)"),
+        (np.where(np.arange(30)[:, None] == 2, 1e300, ROWS.astype("f8")), r"not finite in float32 in 1 rows: 2 \("),
+    ],
+)
+def test_features_that_do_not_fit_are_refused(tmp_path, features, message):
+    refuse(save(tmp_path, features=features), message)
+
+
+def test_prompt_features_that_do_not_fit_are_refused(tmp_path):
+    refuse(save(tmp_path, prompt_features=ROWS[:3]), "found 3 rows, accepted is one a step")
+    refuse(save(tmp_path, prompt_features=ROWS[:2] * np.nan), r"2 rows: 0 \(step 1\), 1 \(step 2\)")
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was run",))
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    bombs = np.array([_Bomb()] * 30, dtype=object)
+    refuse(save(tmp_path, ids=bombs), r"found an array of Python objects.*array.astype\(str\)")
+    refuse(save(tmp_path, features=bombs), "found an array of Python objects")
+    np.save(tmp_path / "made.npy", bombs)
+    write_txt(tmp_path / "ids.txt")
+    refuse(tmp_path / "made.npy", "found an array of Python objects", tmp_path / "ids.txt")
+
+
+def make_npy(header, values=b""):
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + values
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read"),
+        (b"PK\x03\x04 no archive", "cannot be read"),
+        (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 1000000000)}"), "its header promises 12000"),
+        (
+            make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4)}", ROWS.tobytes()[:-1]),
+            "found 479 bytes",
+        ),
+        (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, -4)}"), "cannot be read|promises"),
+        (make_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (30, 4), 'x': '" + "y" * 20000 + "'}"), "large"),
+        (make_npy("[" * 5000), "cannot be read"),
+        (make_npy("__import__('os')"), "cannot be read"),
+        (b"\x93NUMPY\x03\x00\x00\x00\x00\x00", r"format version is \(3, 0\)"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path, content, message):
+    (tmp_path / "made.npy").write_bytes(content)
+    write_txt(tmp_path / "ids.txt")
+    refuse(tmp_path / "made.npy", message, tmp_path / "ids.txt")
+    with zipfile.ZipFile(tmp_path / "made.npz", "w") as archive:
+        archive.writestr("features.npy", content)
+    refuse(tmp_path / "made.npz", message, tmp_path / "ids.txt")
+
+
+def test_broken_archives_are_refused(tmp_path):
+    path = save(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[:-100])
+    refuse(path, "cannot be read")
+    place = content.index(ROWS.tobytes())
+    path.write_bytes(content[:place] + b"\xff" * 16 + content[place + 16 :])
+    refuse(path, "Bad CRC-32")
+    np.savez(path, features=ROWS)
+    refuse(path, r"arrays \['features'\], accepted are features and ids")
+
+
+def test_a_bomb_of_ids_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "MAX_TEXT_BYTES", 10_000)
+    path = tmp_path / "made.npz"
+    np.savez_compressed(path, ids=np.array(["x" * 1000] * 30), features=ROWS)
+    refuse(path, "found ids of 0 MB")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"name\nimages/0.png\n", r"columns are \['name'\]"),
+        ("a.csv", b"", r"columns are \[\]"),
+        ("a.json", b"{}", "not a list of texts"),
+        ("a.json", b"[1.5]", "not a list of texts"),
+        ("a.json", b"[" * 100_000, "cannot be read"),
+        ("a.txt", b"\xff\xfe", "cannot be read"),
+        ("a.xlsx", b"", "ending in '.xlsx'"),
+    ],
+)
+def test_broken_id_files_are_refused(tmp_path, name, content, message):
+    np.save(tmp_path / "made.npy", ROWS)
+    (tmp_path / name).write_bytes(content)
+    refuse(tmp_path / "made.npy", message, tmp_path / name)
+
+
+def test_files_of_another_kind_are_refused(tmp_path):
+    np.save(tmp_path / "made.npy", ROWS)
+    refuse(tmp_path / "made.npy", "found no ids")
+    refuse(tmp_path / "made.pt", "ending in '.pt'")
+    refuse(tmp_path / "gone.npz", "cannot be read")
+
+
+def test_large_files_go_through_in_blocks(tmp_path, monkeypatch):
+    sizes = []
+    buffer = io.BytesIO()
+    np.save(buffer, ROWS)
+    monkeypatch.setattr(arrays, "_BLOCK_BYTES", 7 * 16)
+    path = save(tmp_path)
+    for start, rows in arrays.read_features(arrays.open_array(path, "features")):
+        sizes.append(len(rows))
+        np.testing.assert_array_equal(rows, ROWS[start : start + len(rows)])
+    assert sizes == [7, 7, 7, 7, 2]
+    import_features(path, None, CASES, tmp_path / "store")
+    store, keys = open_imported_images(tmp_path / "store", CASES)
+    np.testing.assert_array_equal(load_features(store, keys), ROWS)
+
+
+def test_the_command_imports_for_a_folder_without_its_images(tmp_path, capsys):
+    from stepcot_jax.chain import Chain, Step
+
+    step = Step("Size", "How large?", ("Small", "Large"))
+    write_records(tmp_path / "root", chain=Chain((step, step)), cases=CASES)
+    path = save(tmp_path, prompt_features=ROWS[:2])
+    arguments = ["import", str(path), "--root", str(tmp_path / "root"), "--store", str(tmp_path / "store")]
+    main([*arguments, "--step-names", "One", "Two"])
+    assert "features of 30 images and 2 prompts, width 4" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="found 2 steps"):
+        main(arguments)

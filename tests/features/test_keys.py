@@ -1,0 +1,122 @@
+"""Keys: any change of an ingredient changes them, and no two lists of ingredients read the same."""
+
+import dataclasses
+import hashlib
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from stepcot_jax.data.images import Preprocessing, decode_image, normalise, resize_image
+from stepcot_jax.errors import BadInput
+from stepcot_jax.features import keys
+from stepcot_jax.features.keys import (
+    DECODING_VERSION,
+    digest_fields,
+    digest_file,
+    digest_pixels,
+    image_key,
+    prompt_key,
+)
+
+BASE = Preprocessing(size=224)
+TEXTS = st.text(max_size=8)
+EXPECTED_DIGESTS = ["d3df17c5", "033e04e6", "7db79a52"]
+EXPECTED_MEANS = {"crop": 0.098506, "pad": -0.455657, "stretch": 0.098506}
+
+
+def key(encoder="e", preprocessing=BASE, content="c"):
+    return image_key(encoder_digest=encoder, preprocessing=preprocessing, content=content)
+
+
+@given(
+    one=st.tuples(TEXTS, st.integers(1, 300), st.floats(0, 1), st.floats(0.1, 1), TEXTS),
+    other=st.tuples(TEXTS, st.integers(1, 300), st.floats(0, 1), st.floats(0.1, 1), TEXTS),
+)
+def test_equal_keys_mean_equal_ingredients(one, other):
+    def make(encoder, size, mean, std, content):
+        return key(encoder, Preprocessing(size=size, mean=(mean, 0.5, 0.5), std=(0.5, 0.5, std)), content)
+
+    assert (make(*one) == make(*other)) == (repr(one) == repr(other))
+
+
+@pytest.mark.parametrize("change", [{"size": 225}, {"mean": (0.1, 0.2, 0.3)}, {"std": (0.1, 0.2, 0.3)}, {"fit": "pad"}])
+def test_every_part_of_the_preprocessing_counts(change):
+    assert key(preprocessing=dataclasses.replace(BASE, **change)) != key()
+
+
+def test_weights_content_and_decoding_count(monkeypatch):
+    before = key()
+    assert len({before, key(encoder="e2"), key(content="c2")}) == 3
+    monkeypatch.setattr(keys, "DECODING_VERSION", DECODING_VERSION + 1)
+    assert key() != before
+
+
+@given(st.lists(TEXTS, min_size=2, max_size=2), st.integers(0, 8))
+def test_no_collision_by_concatenation(texts, cut):
+    joined = "".join(texts)
+    moved = [joined[:cut], joined[cut:]]
+    made = [prompt_key(encoder_digest="e", pooling=a, max_tokens=8, text=b) for a, b in (texts, moved)]
+    assert (made[0] == made[1]) == (texts == moved)
+
+
+def test_prompt_keys_tell_every_part():
+    base = {"encoder_digest": "e", "pooling": "cls", "max_tokens": 128, "text": "t"}
+    changed = [{"encoder_digest": "f"}, {"pooling": "mean"}, {"max_tokens": 64}, {"text": "t "}]
+    assert len({prompt_key(**base), *(prompt_key(**(base | change)) for change in changed)}) == 5
+
+
+def test_kinds_differ_and_a_key_stays_what_it_is():
+    assert digest_fields("a", x=1) != digest_fields("b", x=1)
+    assert len(key()) == keys.KEY_BYTES
+    # A key of another release: if this changes, every store is made anew; then raise the version in keys.py.
+    assert (
+        digest_fields("image", encoder="e")
+        .hex()
+        .startswith(hashlib.sha256(b'["stepcot_jax",1,"image",{"encoder":"e"}]').hexdigest())
+    )
+
+
+def test_lone_surrogates_and_floats_of_numpy_are_fine():
+    prompt_key(encoder_digest="e", pooling="cls", max_tokens=8, text="\ud800")
+    mean = tuple(np.float32(value) for value in (0.5, 0.25, 0.5))
+    assert key(preprocessing=Preprocessing(size=224, mean=mean)) == key(
+        preprocessing=Preprocessing(size=224, mean=(0.5, 0.25, 0.5))
+    )
+
+
+def test_files_are_digested_by_content(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(b"x" * 3_000_000)
+    other.write_bytes(b"x" * 3_000_000)
+    assert digest_file(one) == digest_file(other) == "file:" + hashlib.sha256(b"x" * 3_000_000).hexdigest()
+    other.write_bytes(b"x" * 2_999_999 + b"y")
+    assert digest_file(one) != digest_file(other)
+    with pytest.raises(BadInput, match=r"gone.*cannot be read"):
+        digest_file(tmp_path / "gone")
+
+
+def test_pixels_are_digested_by_type_shape_and_value():
+    pixels = np.arange(12, dtype=np.uint8)
+    arrays = [pixels, pixels.reshape(3, 4), pixels.astype(np.int8), pixels + np.uint8(1)]
+    assert len({digest_pixels(array) for array in arrays}) == len(arrays)
+    wide = np.arange(12, dtype="<u2").reshape(3, 4)
+    assert digest_pixels(wide) == digest_pixels(wide.astype(">u2")) == digest_pixels(np.asfortranarray(wide))
+
+
+def test_decoding_has_not_changed_without_a_new_version(tmp_path):
+    """If this fails, `data.images` makes other pixels than before: raise `DECODING_VERSION` and note the digest."""
+    rows, columns = np.mgrid[:37, :53]
+    buffer = io.BytesIO()
+    Image.fromarray((rows * 1700 + columns * 23).astype(np.uint16)).save(buffer, "PNG")
+    (tmp_path / "a.png").write_bytes(buffer.getvalue())
+    digests = []
+    for fit in ("crop", "pad", "stretch"):
+        preprocessing = Preprocessing(size=16, fit=fit)
+        pixels = resize_image(decode_image(tmp_path / "a.png"), preprocessing)
+        digests.append(hashlib.sha256(pixels.tobytes()).hexdigest()[:8])
+        assert abs(float(normalise(pixels, preprocessing).mean()) - EXPECTED_MEANS[fit]) < 1e-5
+    assert (DECODING_VERSION, digests) == (1, EXPECTED_DIGESTS)

@@ -1,0 +1,296 @@
+"""The store: what goes in comes out, bad shards are found, and no store is taken for another's."""
+
+import dataclasses
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from stepcot_jax.errors import BadInput
+from stepcot_jax.features.keys import digest_fields
+from stepcot_jax.features.reading import StoredFeatures, load_features, open_features
+from stepcot_jax.features.spec import StoreSpec
+from stepcot_jax.features.store import FeatureStore
+
+SPEC = StoreSpec(kind="image", encoder="fake", digest="d" * 64, width=5, details={"size": 4, "mean": (0.5, 0.1)})
+KEYS = [digest_fields("test", number=number) for number in range(40)]
+ROWS = np.random.default_rng(0).standard_normal((40, 5)).astype(np.float32)
+
+
+@pytest.fixture
+def filled(tmp_path):
+    store = FeatureStore(tmp_path / "store", SPEC)
+    for start in range(0, 40, 10):
+        store.write(KEYS[start : start + 10], ROWS[start : start + 10])
+    return store
+
+
+def shards(store):
+    return sorted(path for path in store.folder.iterdir() if path.suffix == ".safetensors")
+
+
+def test_round_trip_in_any_order_and_again(filled):
+    order = np.random.default_rng(1).integers(0, 40, 200)
+    for store in (filled, FeatureStore(filled.folder, SPEC), FeatureStore(filled.folder)):
+        assert len(store) == 40
+        np.testing.assert_array_equal(store.read([KEYS[k] for k in order]), ROWS[order])
+    assert store.spec == SPEC
+    assert store.read([]).shape == (0, 5)
+
+
+def test_a_shard_is_an_ordinary_safetensors_file(filled):
+    arrays = load_file(shards(filled)[0])
+    keys = [row.tobytes() for row in arrays["keys"]]
+    np.testing.assert_array_equal(arrays["features"], ROWS[[KEYS.index(key) for key in keys]])
+
+
+def test_duplicates_are_harmless(filled):
+    filled.write(KEYS[5:15], ROWS[5:15])
+    for store in (filled, FeatureStore(filled.folder, SPEC)):
+        assert len(store) == 40
+        np.testing.assert_array_equal(store.read(KEYS), ROWS)
+
+
+@pytest.mark.parametrize("patches", ["float16", "float32"])
+def test_patches_round_trip(tmp_path, patches):
+    spec = dataclasses.replace(SPEC, patches=patches)
+    tokens = np.random.default_rng(2).standard_normal((10, 7, 3)).astype(np.float32)
+    FeatureStore(tmp_path / "store", spec).write(KEYS[:10], ROWS[:10], tokens)
+    store = FeatureStore(tmp_path / "store", spec)
+    np.testing.assert_array_equal(store.read_patches(KEYS[9::-1]), tokens[::-1].astype(patches))
+    np.testing.assert_array_equal(store.read(KEYS[:10]), ROWS[:10])
+    assert store.read_patches(KEYS[:1]).dtype == patches
+
+
+def test_a_store_without_patches_says_so(filled):
+    with pytest.raises(BadInput, match="found no patch tokens"):
+        filled.read_patches(KEYS[:1])
+
+
+def test_another_process_sees_what_is_finished_after_refresh(filled):
+    reader = FeatureStore(filled.folder, SPEC)
+    late = digest_fields("test", number=99)
+    filled.write([late], ROWS[:1])
+    assert late not in reader
+    reader.refresh()
+    np.testing.assert_array_equal(reader.read([late]), ROWS[:1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content[: len(content) // 2], "its header promises|without a header"),
+        (lambda content: content[:-1], "its header promises"),
+        (lambda content: content + b"\0", "its header promises"),
+        (lambda content: b"", "0 bytes without a header"),
+        (lambda content: b"\xff" * 8 + content[8:], "without a header"),
+        (lambda content: content[:12] + b"\xff" + content[13:], "header that cannot be read"),
+        (lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:], "does not agree with its checksum"),
+        (lambda content: content.replace(b'"F32"', b'"U8" '), "unexpected array"),
+        (lambda content: content.replace(b'"F32"', b'"F99"'), "header that cannot be read"),
+        (lambda content: b"\x05\0\0\0\0\0\0\0[[[[[" + content[13:], "header that cannot be read"),
+    ],
+)
+def test_a_damaged_shard_is_named_and_set_aside_and_its_features_made_anew(filled, caplog, damage, reason):
+    victim = shards(filled)[1]
+    victim.write_bytes(damage(victim.read_bytes()))
+    store = FeatureStore(filled.folder, SPEC)
+    assert len(store) == 30
+    assert len(caplog.messages) == 1
+    assert victim.name in caplog.text
+    assert re.search(reason, caplog.text)
+    assert not victim.exists()
+    assert victim.with_name(victim.name + ".bad").exists()
+    missing = [k for k in range(40) if KEYS[k] not in store]
+    with pytest.raises(BadInput, match="10 of 40 features are missing"):
+        store.read(KEYS)
+    store.write([KEYS[k] for k in missing], ROWS[missing])
+    np.testing.assert_array_equal(FeatureStore(filled.folder, SPEC).read(KEYS), ROWS)
+
+
+def test_every_flipped_byte_of_a_shard_is_noticed_or_harmless(tmp_path):
+    folder = tmp_path / "store"
+    FeatureStore(folder, SPEC).write(KEYS[:2], ROWS[:2])
+    (path,) = folder.glob("*.safetensors")
+    content = path.read_bytes()
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        store = FeatureStore(folder, SPEC)
+        if len(store):
+            np.testing.assert_array_equal(store.read(KEYS[:2]), ROWS[:2])
+        for aside in folder.glob("*.bad"):
+            aside.unlink()
+
+
+def test_a_shard_of_another_store_is_not_taken(filled, tmp_path, caplog):
+    other = FeatureStore(tmp_path / "other", dataclasses.replace(SPEC, digest="e" * 64))
+    other.write(KEYS[:3], ROWS[:3])
+    (shard,) = other.folder.glob("*.safetensors")
+    shard.rename(filled.folder / shard.name)
+    assert len(FeatureStore(filled.folder, SPEC)) == 40
+    assert "shard of another store" in caplog.text
+
+
+def test_partial_files_are_not_read_and_old_ones_go(filled):
+    content = shards(filled)[0].read_bytes()
+    young, old = (filled.folder / f".{name}.safetensors.partial" for name in ("young", "old"))
+    young.write_bytes(content[:100])
+    old.write_bytes(content[:100])
+    os.utime(old, (0, 0))
+    assert len(FeatureStore(filled.folder, SPEC)) == 40
+    assert young.exists()
+    assert not old.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"digest": "e" * 64}, "digest="),
+        ({"width": 6}, "width=5, accepted is width=6"),
+        ({"kind": "text"}, 'kind="image"'),
+        ({"details": {"size": 8}}, "details="),
+        ({"patches": "float16"}, 'patches="none", accepted is patches="float16"'),
+    ],
+)
+def test_a_store_of_another_spec_is_refused(filled, change, message):
+    spec = dataclasses.replace(SPEC, **change)
+    with pytest.raises(BadInput, match=message):
+        FeatureStore(filled.folder, spec)
+    assert spec.folder_name != SPEC.folder_name
+
+
+def test_the_same_weights_under_another_name_are_the_same_store(filled):
+    spec = dataclasses.replace(SPEC, encoder="/elsewhere/fake")
+    assert len(FeatureStore(filled.folder, spec)) == 40
+    assert spec.folder_name == SPEC.folder_name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no description of a feature store"),
+        (b"[]", "no description of a feature store"),
+        (b'{"format": "other", "version": 1}', "no description of a feature store"),
+        (b'{"format": "stepcot_jax features", "version": 2}', "version 2, accepted is 1"),
+        (b'{"format": "stepcot_jax features", "version": 1, "width": 3}', r"found fields \['width'\]"),
+    ],
+)
+def test_a_bad_description_is_refused(filled, content, message):
+    (filled.folder / "store.json").write_bytes(content)
+    with pytest.raises(BadInput, match=message):
+        FeatureStore(filled.folder, SPEC)
+
+
+def test_folders_that_are_no_store_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match=r"found 'notes.txt' and no store.json"):
+        FeatureStore(tmp_path, SPEC)
+    with pytest.raises(BadInput, match="cannot hold features"):
+        FeatureStore(tmp_path / "notes.txt" / "store", SPEC)
+    with pytest.raises(BadInput, match="no description of a feature store"):
+        FeatureStore(tmp_path / "nothing")
+    assert not (tmp_path / "store.json").exists()
+
+
+def test_a_write_that_fails_leaves_the_store_as_it_was(filled, monkeypatch):
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(BadInput, match="No space left on device"):
+            filled.write([digest_fields("test", number=99)], ROWS[:1])
+    assert not list(filled.folder.glob(".*"))
+    assert len(FeatureStore(filled.folder, SPEC)) == 40
+
+
+def test_wrong_rows_are_a_defect_of_the_caller(filled):
+    for keys, rows, patches in ((KEYS[:2], ROWS[:3], None), (KEYS[:2], ROWS[:2, :3], None), ([b"x"], ROWS[:1], None)):
+        with pytest.raises(ValueError, match="store of width 5"):
+            filled.write(keys, rows, patches)
+    with pytest.raises(ValueError, match="patches='none'"):
+        filled.write(KEYS[:1], ROWS[:1], np.zeros((1, 2, 3)))
+
+
+def test_a_shard_that_vanishes_while_reading_is_named(filled):
+    victim = shards(filled)[0]
+    victim.write_bytes(victim.read_bytes()[:300])
+    with pytest.raises(BadInput, match=f"{victim.name}: cannot be read any more"):
+        filled.read(KEYS)
+
+
+def test_loading_is_bounded_and_open_falls_back_to_reading_by_index(filled):
+    np.testing.assert_array_equal(load_features(filled, KEYS[::-1]), ROWS[::-1])
+    with pytest.raises(BadInput, match="40 features of 0 MB together"):
+        load_features(filled, KEYS, max_bytes=799)
+    assert isinstance(open_features(filled, KEYS, max_bytes=800), np.ndarray)
+    lazy = open_features(filled, KEYS, max_bytes=799)
+    assert isinstance(lazy, StoredFeatures)
+    assert (len(lazy), lazy.shape, lazy.dtype) == (40, (40, 5), np.float32)
+    for index in (3, -1, slice(5, 9), [7, 7, 0], np.array([[1, 2], [3, 4]]), np.int64(4)):
+        np.testing.assert_array_equal(lazy[index], ROWS[index])
+    assert lazy[[]].shape == (0, 5)
+    with pytest.raises(IndexError):
+        lazy[40]
+    with pytest.raises(IndexError, match="accepted are whole numbers"):
+        lazy[np.ones(40, bool)]
+    with pytest.raises(BadInput, match="1 of 2 features are missing"):
+        load_features(filled, [KEYS[0], digest_fields("test", number=99)])
+
+
+def test_reading_from_threads_and_pickles(filled):
+    order = np.random.default_rng(1).integers(0, 40, (8, 50))
+    found = [None] * 8
+
+    def read(number):
+        found[number] = filled.read([KEYS[k] for k in order[number]])
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(np.stack(found), ROWS[order])
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(filled)).read(KEYS), ROWS)  # noqa: S301
+
+
+READ_ALL = """
+import os, pathlib, resource, sys
+from stepcot_jax.features.keys import digest_fields
+from stepcot_jax.features.store import FeatureStore
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+store = FeatureStore(pathlib.Path(sys.argv[1]))
+keys = [digest_fields("test", number=number) for number in range(400)]
+for start in range(0, 400, 4):
+    store.read_patches(keys[start : start + 4])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, len(os.listdir("/proc/self/fd")))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_reading_by_index_takes_little_memory_and_few_files(tmp_path):
+    """240 MB of patch tokens are verified and read within some MB, and no file stays open."""
+    store = FeatureStore(tmp_path / "store", dataclasses.replace(SPEC, patches="float32"))
+    tokens = np.ones((20, 100, 1500), np.float32)
+    for start in range(0, 400, 20):
+        keys = [digest_fields("test", number=number) for number in range(start, start + 20)]
+        store.write(keys, np.zeros((20, 5)), tokens)
+    command = [sys.executable, "-c", READ_ALL, store.folder]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown_kilobytes, num_open = map(int, run.stdout.split())
+    assert grown_kilobytes < 30_000
+    assert num_open < 10
+
+
+def test_the_description_says_what_made_it(filled):
+    found = json.loads((filled.folder / "store.json").read_text())
+    assert found["format"] == "stepcot_jax features"
+    assert (found["version"], found["encoder"], found["digest"], found["width"]) == (1, "fake", "d" * 64, 5)
+    assert found["details"] == {"size": 4, "mean": [0.5, 0.1]}

@@ -1,0 +1,141 @@
+"""Models of transformers as frozen encoders: what they compute is what transformers computes."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from features.fake_encoders import make_items
+from PIL import Image
+
+from stepcot_jax.data.images import normalise, resize_image
+from stepcot_jax.errors import BadInput
+from stepcot_jax.features.encode import encode_images
+from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store
+from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.transformers_encoder import load_transformers_encoder
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clip")
+    torch.manual_seed(0)
+    text = SIZES | {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config=SIZES | {"image_size": 32, "patch_size": 8}, projection_dim=12
+    )
+    transformers.CLIPModel(config).save_pretrained(folder)
+    processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vit_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vit")
+    torch.manual_seed(0)
+    transformers.ViTModel(transformers.ViTConfig(**SIZES, image_size=32, patch_size=8)).save_pretrained(folder)
+    transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}, resample=3).save_pretrained(folder)
+    return folder
+
+
+def draw(count=3):
+    return np.random.default_rng(0).integers(0, 256, (count, 45, 60, 3), np.uint8)
+
+
+def prepare(encoder, pixels):
+    return normalise(np.stack([resize_image(image, encoder.preprocessing) for image in pixels]), encoder.preprocessing)
+
+
+def run_transformers(folder, pixels, run):
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    inputs = processor(images=[Image.fromarray(image) for image in pixels], return_tensors="pt")
+    with torch.inference_mode():
+        return run(model, inputs["pixel_values"])
+
+
+def test_clip_gives_its_projection(clip_folder):
+    encoder = load_transformers_encoder(str(clip_folder))
+    assert isinstance(encoder, FrozenImageEncoder)
+    assert (encoder.width, encoder.pooling, encoder.preprocessing.size) == (12, "projection", 32)
+    assert encoder.preprocessing.fit == "crop"
+    pixels = draw()
+    output = run_transformers(clip_folder, pixels, lambda model, values: model.get_image_features(pixel_values=values))
+    features, patches = encoder.encode_patches(prepare(encoder, pixels))
+    np.testing.assert_allclose(features, output.pooler_output.numpy(), atol=1e-5)
+    np.testing.assert_allclose(patches, output.last_hidden_state[:, 1:].numpy(), atol=1e-4)
+    np.testing.assert_array_equal(encoder.encode(prepare(encoder, pixels)), features)
+
+
+def test_vit_gives_its_pooler(vit_folder):
+    encoder = load_transformers_encoder(str(vit_folder))
+    assert (encoder.width, encoder.pooling, encoder.preprocessing.fit) == (16, "pooler", "stretch")
+    assert encoder.preprocessing.mean == (0.5, 0.5, 0.5)
+    pixels = draw()
+    output = run_transformers(vit_folder, pixels, lambda model, values: model(pixel_values=values))
+    np.testing.assert_allclose(encoder.encode(prepare(encoder, pixels)), output.pooler_output.numpy(), atol=1e-5)
+
+
+def test_a_pooler_without_weights_is_not_used(vit_folder, tmp_path):
+    """A classifier's checkpoint has no pooler: transformers draws one at random at every start."""
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=32, patch_size=8))
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text((vit_folder / "preprocessor_config.json").read_text())
+    one, other = (load_transformers_encoder(str(tmp_path)) for _ in range(2))
+    assert (one.pooling, one.width) == ("mean", 16)
+    assert one.digest == other.digest
+    images = prepare(one, draw())
+    np.testing.assert_array_equal(one.encode(images), other.encode(images))
+
+
+def test_the_digest_is_of_the_weights(clip_folder, vit_folder, tmp_path):
+    encoder = load_transformers_encoder(str(vit_folder))
+    assert encoder.digest == load_transformers_encoder(str(vit_folder)).digest
+    model = transformers.ViTModel.from_pretrained(vit_folder)
+    with torch.no_grad():
+        model.layernorm.bias[0] += 1e-6
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text((vit_folder / "preprocessor_config.json").read_text())
+    changed = load_transformers_encoder(str(tmp_path))
+    assert len({encoder.digest, changed.digest, load_transformers_encoder(str(clip_folder)).digest}) == 3
+
+
+def test_it_fills_a_store_like_any_encoder(vit_folder, tmp_path):
+    encoder = load_transformers_encoder(str(vit_folder))
+    store = FeatureStore(tmp_path / "store", describe_image_store(encoder, patches="float16"))
+    items = make_items(range(5), encoder)
+    items = [type(item)(item.key, lambda k=k: prepared(k), item.name) for k, item in enumerate(items)]
+
+    def prepared(number):
+        return resize_image(draw(5)[number], encoder.preprocessing)
+
+    counts = encode_images(encoder, items, store, batch_size=2)
+    assert (counts.encoded, counts.read) == (5, 0)
+    keys = [item.key for item in items]
+    assert store.read_patches(keys).shape == (5, 16, 16)
+    np.testing.assert_allclose(store.read(keys), encoder.encode(prepare(encoder, draw(5))), atol=1e-5)
+
+
+def test_what_cannot_be_used_is_refused(vit_folder, tmp_path):
+    with pytest.raises(BadInput, match="cannot be loaded"):
+        load_transformers_encoder(str(tmp_path / "nothing"))
+    transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=60)).save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="its image processor cannot be loaded"):
+        load_transformers_encoder(str(tmp_path))
+    config = json.loads((vit_folder / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match="BertModel cannot encode an image alone"):
+        load_transformers_encoder(str(tmp_path))
+    for change, message in (
+        ({"rescale_factor": 1 / 127.5}, "not scaled by 1/255"),
+        ({"size": {"height": 32, "width": 64}}, "accepted are those that give square images"),
+    ):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(config | change))
+        with pytest.raises(BadInput, match=message):
+            load_transformers_encoder(str(tmp_path))

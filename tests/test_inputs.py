@@ -1,0 +1,165 @@
+"""From settings to what the networks are fed: frozen encoders run once an image, trained ones not ahead."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training.small_run import small_run, small_settings
+
+from stepcot_jax import inputs
+from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.phantom import export_phantom
+from stepcot_jax.data.records import read_records
+from stepcot_jax.errors import BadInput
+from stepcot_jax.features.importing import import_features
+from stepcot_jax.terminal import Terminal
+
+
+class FakeEncoder:
+    """The mean of each quarter of the picture; counts the images that it sees."""
+
+    name, width, digest = "fake", 4, "weights-1"
+    preprocessing = Preprocessing(size=32, fit="pad")
+
+    def __init__(self):
+        self.num_seen = 0
+
+    def encode(self, images):
+        self.num_seen += len(images)
+        grey = np.asarray(images).mean(axis=-1)
+        return np.stack([grey[:, y : y + 16, x : x + 16].mean(axis=(1, 2)) for y in (0, 16) for x in (0, 16)], axis=1)
+
+
+class FakeTextEncoder:
+    name, width, digest, max_tokens, num_parameters = "fake text", 8, "text-1", 128, 5
+
+    def __init__(self):
+        self.num_seen = 0
+
+    def encode(self, texts, *, pooling):
+        self.num_seen += len(texts)
+        return np.array([[float(len(text))] * 8 for text in texts], np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cases")
+    export_phantom(root, num_cases=40, seed=0, size=32, prevalence="flat")
+    return root
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    image, text = FakeEncoder(), FakeTextEncoder()
+    monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
+    monkeypatch.setattr(inputs, "load_text_encoder", lambda source, dtype, max_tokens: text)
+    return image, text
+
+
+def frozen_settings(folder, **changes):
+    return small_settings(
+        data__source="folder",
+        data__root=str(folder),
+        image_encoder__name="pretrained",
+        image_encoder__weights="anywhere",
+        prompts__encoder="pretrained",
+        prompts__weights="anywhere",
+        features__batch_size=16,
+        **changes,
+    )
+
+
+def test_every_image_and_prompt_is_encoded_once_and_read_afterwards(folder, frozen, tmp_path, capsys):
+    settings = frozen_settings(folder)
+    first = inputs.load_inputs(settings, tmp_path, Terminal())
+    assert frozen[0].num_seen == 48  # 40 images in batches of 16
+    assert frozen[1].num_seen == 7
+    assert "images: 40 encoded, 0 read" in capsys.readouterr().err
+    again = inputs.load_inputs(settings, tmp_path, Terminal())
+    assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)
+    assert "images: 0 encoded, 40 read" in capsys.readouterr().err
+    np.testing.assert_array_equal(first.dataset.features, again.dataset.features)
+    np.testing.assert_array_equal(first.text_features, again.text_features)
+
+
+def test_stored_features_are_those_of_each_case(folder, frozen, tmp_path):
+    found = inputs.load_inputs(frozen_settings(folder), tmp_path, Terminal())
+    direct = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path / "other", Terminal())
+    images = np.stack([inputs_image(direct, index) for index in range(40)])
+    np.testing.assert_allclose(found.dataset.features, FakeEncoder().encode(images), atol=1e-6)
+    assert found.image_encoder is None
+    assert found.example["image_features"].shape == (1, 4)
+
+
+def inputs_image(found, index):
+    from stepcot_jax.data.images import normalise
+
+    return normalise(found.dataset.pixels[index], found.dataset.preprocessing)
+
+
+def test_a_changed_picture_is_encoded_again_and_only_that(folder, frozen, tmp_path, capsys):
+    import shutil
+
+    root = tmp_path / "copy"
+    shutil.copytree(folder, root)
+    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    shutil.copy(root / "images/phantom_000003.png", root / "images/phantom_000004.png")
+    capsys.readouterr()
+    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    assert "images: 0 encoded, 39 read" in capsys.readouterr().err  # the copy is the same picture as its source
+    frozen[0].digest = "weights-2"
+    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    assert "images: 39 encoded, 0 read" in capsys.readouterr().err
+
+
+def test_a_picture_that_breaks_is_found_although_it_was_stored_before(folder, frozen, tmp_path):
+    import shutil
+
+    root = tmp_path / "copy"
+    shutil.copytree(folder, root)
+    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    picture = root / "images/phantom_000007.png"
+    picture.write_bytes(picture.read_bytes()[:-30])
+    with pytest.raises(BadInput, match="phantom_000007"):
+        inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+
+
+def test_without_the_store_each_batch_is_encoded_once(folder, frozen, tmp_path):
+    found = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path, Terminal())
+    seen = frozen[0].num_seen
+    batch = {"images": np.zeros((5, 32, 32, 3), np.float32), "labels": np.zeros((5, 7), np.int32)}
+    prepared = found.prepare(batch)
+    assert frozen[0].num_seen == seen + 5
+    assert prepared["image_features"].shape == (5, 4)
+    assert not (tmp_path / "features").exists() or not list((tmp_path / "features").glob("image-*"))
+
+
+def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypatch):
+    cases = read_records(folder).cases
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "made.npz",
+        features=rng.standard_normal((40, 6)).astype(np.float32),
+        ids=np.array([case.image_path for case in cases]),
+        prompt_features=rng.standard_normal((7, 8)).astype(np.float32),
+    )
+    import_features(tmp_path / "made.npz", None, cases, tmp_path / "store")
+    root = tmp_path / "no pictures"
+    root.mkdir()
+    (root / "data.json").write_bytes((folder / "data.json").read_bytes())
+    changes = {
+        "data__source": "folder",
+        "data__root": str(root),
+        "image_encoder__name": "imported",
+        "image_encoder__weights": str(tmp_path / "store"),
+        "prompts__encoder": "imported",
+        "training__joint_epochs": 1,
+    }
+    with __import__("jax").numpy_dtype_promotion("standard"):
+        report = small_run(tmp_path / "run", monkeypatch, **changes).execute()
+    assert report["num_cases"]["train"] > 20
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["test"]["student"]["steps"]
+    found = inputs.load_inputs(small_settings(**changes), tmp_path / "again", Terminal())
+    assert found.text_features.shape == (7, 8)
+    assert found.text_features.dtype == jnp.float32
