@@ -90,7 +90,8 @@ def test_a_folder_needs_its_root(base):
     [
         ("config.training.bach_size", "config.training.batch_size"),
         ("config.seeed", "config.seed"),
-        ("config.batch_size", "config.features.batch_size or config.training.batch_size or"),  # the right name in the wrong place
+        # The right name in the wrong place:
+        ("config.batch_size", "config.features.batch_size or config.training.batch_size or"),
         ("config.loss.T", "config.loss."),
     ],
 )

@@ -1,0 +1,29 @@
+"""The examples in the docstrings do what they say."""
+
+import doctest
+import importlib
+import pkgutil
+
+import jax
+import pytest
+
+import stepcot_jax
+
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(stepcot_jax.__path__, "stepcot_jax.")
+    if not module.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of(name):
+    with jax.numpy_dtype_promotion("standard"):
+        found = doctest.testmod(importlib.import_module(name))
+    assert found.failed == 0
+
+
+def test_there_are_examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    examples = [test for name in MODULES for test in finder.find(importlib.import_module(name)) if test.examples]
+    assert len(examples) >= 5
