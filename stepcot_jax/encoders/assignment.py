@@ -85,6 +85,7 @@ def assign(
     *,
     shapes: Mapping[str, Any],
     unused: Collection[str] = (),
+    only: str = "",
     source: str = "weights",
 ) -> dict[str, Any]:
     """Parameters from tensors, each used exactly once.
@@ -94,10 +95,11 @@ def assign(
       tensors: tensor names -> arrays of any float dtype.
       shapes: the parameter tree, with anything that has a `shape` as leaves.
       unused: names of tensors that may be there and are not parameters of the network.
+      only: start of the paths that are wanted; the other tensors are checked as strictly, and not kept.
       source: the file or folder that errors name.
 
     Returns:
-      the parameter tree, float32 NumPy arrays.
+      the parameter tree, or the wanted part of it, float32 NumPy arrays.
 
     Raises:
       BadInput: tensors are left over, missing, misshapen, not of a float dtype or not finite; all are listed.
@@ -109,7 +111,7 @@ def assign(
         raise ValueError(f"table and network differ in {sorted(given ^ set(targets))}")
     leftover = sorted(set(tensors) - set(table) - set(unused))
     missing = sorted(set(table) - set(tensors))
-    flat, wrong = _fill(table, tensors, targets)
+    flat, wrong = _fill(table, tensors, targets, only)
     problems = [
         *([f"left over: {', '.join(leftover)}"] if leftover else []),
         *([f"missing: {', '.join(missing)}"] if missing else []),
@@ -121,7 +123,7 @@ def assign(
 
 
 def _fill(
-    table: Mapping[str, Place], tensors: Mapping[str, np.ndarray], targets: Mapping[str, Shape]
+    table: Mapping[str, Place], tensors: Mapping[str, np.ndarray], targets: Mapping[str, Shape], only: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Flat parameters, and what is wrong with which tensor."""
     flat: dict[str, np.ndarray] = {}
@@ -136,10 +138,9 @@ def _fill(
             wrong.append(f"{name} has shape {list(tensor.shape)}, accepted is {list(expected)}")
         elif tensor.dtype.kind not in "fV":  # bfloat16 is of kind V
             wrong.append(f"{name} has dtype {tensor.dtype}, accepted are float16, bfloat16, float32 and float64")
-        else:
-            tensor = tensor.astype(np.float32)
-            if not np.all(np.isfinite(tensor)):
-                wrong.append(f"{name} holds numbers that are not finite")
+        elif not np.all(np.isfinite(tensor := tensor.astype(np.float32, copy=False))):
+            wrong.append(f"{name} holds numbers that are not finite")
+        elif place.path.startswith(only):
             values = flat.setdefault(place.path, np.empty(target, np.float32))
             part = slice(place.part * width, (place.part + 1) * width)
             values[(..., part) if target else ()] = layout.turn(tensor)

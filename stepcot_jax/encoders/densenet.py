@@ -63,9 +63,16 @@ class FrozenDenseNet(nn.Module):
                 hidden = nn.relu(FrozenBatchNorm(self.dtype, name=f"transition{block}_norm")(hidden))
                 half = hidden.shape[-1] // 2
                 hidden = convolution(half, 1, dtype=self.dtype, name=f"transition{block}_conv")(hidden)
-                hidden = nn.avg_pool(hidden, (2, 2), (2, 2))
+                hidden = _average_pairs(hidden)
         hidden = nn.relu(FrozenBatchNorm(self.dtype, name="norm5")(hidden))
         return jnp.mean(hidden.astype(jnp.float32), axis=(1, 2)), None
+
+
+def _average_pairs(hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height2 width2 channel"]:
+    """Averages over 2 x 2 cells; an odd last row or column is left out, as PyTorch's AvgPool2d does."""
+    num_cases, height, width, channels = hidden.shape
+    cells = hidden[:, : height // 2 * 2, : width // 2 * 2]
+    return jnp.mean(cells.reshape(num_cases, height // 2, 2, width // 2, 2, channels), axis=(2, 4))
 
 
 def densenet_table(path: str, network: FrozenDenseNet, *, old_names: bool) -> dict[str, Place]:

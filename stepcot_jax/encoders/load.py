@@ -166,17 +166,17 @@ def load_image_encoder(source: str, *, dtype: DTypeLike = jnp.float32) -> ImageE
     Raises:
       BadInput: there is no such checkpoint, it has no image encoder, or its tensors do not fit its config.
     """
-    architecture, params, digest, path = _load(source, dtype)
-    if architecture.image is None or architecture.preprocessing is None:
-        raise BadInput(f"{path}: found a {architecture.name} without an image encoder, accepted are CLIP and the like")
+    architecture, params, num_parameters, digest, _ = _load(source, dtype, "image")
+    network: Any = architecture.image
+    preprocessing: Any = architecture.preprocessing
     return ImageEncoder(
         name=f"{architecture.name} of {source}",
-        width=feature_width(architecture.image, params["image"], size=architecture.preprocessing.size),
-        preprocessing=architecture.preprocessing,
-        digest=_join(digest, describe(architecture.image)),
-        num_parameters=count_parameters(params),
-        network=architecture.image,
-        params=jax.device_put(params["image"]),
+        width=feature_width(network, params, size=preprocessing.size),
+        preprocessing=preprocessing,
+        digest=_join(digest, describe(network)),
+        num_parameters=num_parameters,
+        network=network,
+        params=jax.device_put(params),
     )
 
 
@@ -194,12 +194,8 @@ def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens
     """
     if max_tokens < 3:
         raise BadInput(f"{source}: found max_tokens {max_tokens}, accepted are at least 3 (begin, a word, end)")
-    architecture, params, digest, path = _load(source, dtype)
+    architecture, params, num_parameters, digest, path = _load(source, dtype, "text")
     network: Any = architecture.text
-    if network is None:
-        raise BadInput(
-            f"{path}: found a {architecture.name} without a text encoder, accepted are BERT, CLIP and the like"
-        )
     max_tokens = min(max_tokens, architecture.max_tokens)
     tokenizer = load_tokenizer(path, max_tokens=max_tokens, vocabulary_size=network.vocabulary_size)
     projection = getattr(network, "projection", (getattr(network, "projected_width", 0),))
@@ -208,11 +204,11 @@ def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens
         width=network.sizes.width,
         projected_width=projection[-1] if projection else 0,
         digest=_join(digest, describe(network), tokenizer.digest, str(max_tokens)),
-        num_parameters=count_parameters(params),
+        num_parameters=num_parameters,
         max_tokens=max_tokens,
         tokenizer=tokenizer,
         network=network,
-        params=jax.device_put(params["text"]),
+        params=jax.device_put(params),
     )
 
 
@@ -221,15 +217,23 @@ def count_published(*encoders: ImageEncoder | TextEncoder, num_trained: int) -> 
     return num_trained + sum(encoder.num_parameters for encoder in encoders)
 
 
-def _load(source: str, dtype: DTypeLike) -> tuple[Architecture, dict[str, Any], str, pathlib.Path]:
+def _load(
+    source: str, dtype: DTypeLike, part: Literal["image", "text"]
+) -> tuple[Architecture, dict[str, Any], int, str, pathlib.Path]:
+    """Architecture, the part's parameters, how many the whole checkpoint has, the part's digest, folder or file."""
     path = resolve(source)
     tensors = read_tensors(path)
     architecture = recognise(path, tensors, jnp.dtype(dtype))
+    if getattr(architecture, part) is None:
+        raise BadInput(
+            f"{path}: found a {architecture.name}, which has no {part} encoder, accepted are models with one"
+        )
+    shapes, only = architecture.shapes(), f"{part}/"
     params = assign(
-        architecture.table, tensors, shapes=architecture.shapes(), unused=architecture.unused, source=str(path)
-    )
-    used = {name: tensors[name] for name in architecture.table}
-    return architecture, params, weights_digest(used), path
+        architecture.table, tensors, shapes=shapes, unused=architecture.unused, only=only, source=str(path)
+    )[part]
+    used = {name: tensors[name] for name, place in architecture.table.items() if place.path.startswith(only)}
+    return architecture, params, count_parameters(shapes), weights_digest(used), path
 
 
 def _join(*parts: str) -> str:

@@ -139,5 +139,5 @@ def test_bert_has_no_image_encoder(tmp_path):
     from encoders.torch_checkpoints import make_bert
 
     make_bert(tmp_path)
-    with pytest.raises(BadInput, match="without an image encoder"):
+    with pytest.raises(BadInput, match="has no image encoder"):
         load_image_encoder(str(tmp_path))

@@ -58,30 +58,7 @@ def make_bert(folder, *, full=False):
     return model
 
 
-WORDS = [
-    "is",
-    "there",
-    "any",
-    "abnormal",
-    "density",
-    "in",
-    "the",
-    "lungs",
-    "what",
-    "of",
-    "lesion",
-    "distribution",
-    "normal",
-    "effusion",
-    "no",
-    "yes",
-    "?",
-    ".",
-    ";",
-    "a",
-    "b",
-    "c",
-]
+WORDS = ["is", "there", "any", "abnormal", "density", "lesion", "normal", "effusion", "no", "?", "a", "b", "c"]
 
 
 def write_tokenizer(folder):

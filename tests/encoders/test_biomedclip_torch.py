@@ -1,0 +1,163 @@
+"""BiomedCLIP's checkpoint layout against a small re-implementation of timm's ViT, and transformers' BERT."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+if not hasattr(transformers, "BertModel"):
+    pytest.skip("needs transformers' torch classes", allow_module_level=True)
+
+from encoders.torch_checkpoints import as_torch, largest_difference, pictures, randomise, write_tokenizer
+from torch import nn
+
+from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
+from stepcot_jax.errors import BadInput
+
+
+class Attention(nn.Module):
+    def __init__(self, width, num_heads):
+        super().__init__()
+        self.num_heads, self.qkv, self.proj = num_heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        cases, tokens, width = x.shape
+        q, k, v = self.qkv(x).reshape(cases, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, dim=-1) @ v
+        return self.proj(mixed.transpose(1, 2).reshape(cases, tokens, width))
+
+
+class Mlp(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return self.fc2(nn.functional.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(width, eps=1e-6), Attention(width, width // 64)
+        self.norm2, self.mlp = nn.LayerNorm(width, eps=1e-6), Mlp(width)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Trunk(nn.Module):
+    def __init__(self, width, num_layers, image_size, patch_size):
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, (image_size // patch_size) ** 2 + 1, width))
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch_size, patch_size)})
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(num_layers)))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+
+    def forward(self, x):
+        x = self.patch_embed["proj"](x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed
+        return self.norm(self.blocks(x))
+
+
+class BiomedCLIP(nn.Module):
+    def __init__(self, width, num_layers, image_size, patch_size):
+        super().__init__()
+        self.visual = nn.ModuleDict(
+            {
+                "trunk": Trunk(width, num_layers, image_size, patch_size),
+                "head": nn.ModuleDict({"proj": nn.Linear(width, 512, bias=False)}),
+            }
+        )
+        config = transformers.BertConfig(
+            hidden_size=width,
+            num_hidden_layers=num_layers,
+            num_attention_heads=width // 64,
+            intermediate_size=4 * width,
+        )
+        hidden = (width + 512) // 2
+        self.text = nn.ModuleDict(
+            {
+                "transformer": transformers.BertModel(config, add_pooling_layer=False),
+                "proj": nn.Sequential(
+                    nn.Linear(width, hidden, bias=False), nn.GELU(), nn.Linear(hidden, 512, bias=False)
+                ),
+            }
+        )
+        self.logit_scale = nn.Parameter(torch.tensor(4.0))
+
+
+def save(folder, *, width=128, num_layers=2, image_size=36, patch_size=8, file="open_clip_model.safetensors"):
+    from safetensors.torch import save_file
+
+    model = randomise(BiomedCLIP(width, num_layers, image_size, patch_size))
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors["text.transformer.embeddings.position_ids"] = torch.arange(512)[None]
+    save_file(tensors, folder / file) if file.endswith("safetensors") else torch.save(tensors, folder / file)
+    config = {
+        "model_cfg": {
+            "embed_dim": 512,
+            "vision_cfg": {"timm_model_name": "vit_base_patch16_224", "timm_proj": "linear", "image_size": image_size},
+            "text_cfg": {"hf_model_name": "microsoft/...", "hf_proj_type": "mlp", "context_length": 256},
+        },
+        "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]},
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+    return model
+
+
+def check(folder, model, num_cases):
+    images, texts = load_image_encoder(str(folder)), load_text_encoder(str(folder), max_tokens=300)
+    assert images.preprocessing.mean == (0.4, 0.5, 0.6)
+    assert texts.max_tokens == 256
+    assert images.num_parameters == texts.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    pixels = pictures(1, num_cases, images.preprocessing.size)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompts = ["is there any lesion?", "normal", "no effusion " * 40]
+    batch = tokenizer(prompts, padding="max_length", max_length=256, truncation=True, return_tensors="pt")
+    with torch.inference_mode():
+        tokens = model.visual["trunk"](as_torch(pixels))
+        expected = model.visual["head"]["proj"](tokens[:, 0])
+        attended = batch["attention_mask"]
+        hidden = model.text["transformer"](input_ids=batch["input_ids"], attention_mask=attended).last_hidden_state
+        expected_text = model.text["proj"](hidden[:, 0])
+    features, patches = images.encode_patches(pixels)
+    assert largest_difference(features, expected) <= 1e-4
+    assert largest_difference(patches, tokens[:, 1:]) <= 1e-4
+    assert largest_difference(texts.encode(prompts), hidden[:, 0]) <= 1e-4
+    assert largest_difference(texts.encode(prompts, pooling="projected"), expected_text) <= 1e-4
+
+
+@pytest.mark.parametrize("file", ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
+def test_both_towers(tmp_path, file):
+    check(tmp_path, save(tmp_path, file=file), 3)
+
+
+def test_both_towers_at_published_size(tmp_path):
+    check(tmp_path, save(tmp_path, width=768, num_layers=12, image_size=224, patch_size=16), 1)
+
+
+def test_another_open_clip_model_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save(tmp_path)
+    save_file({"visual.class_embedding": torch.zeros(4)}, tmp_path / "open_clip_model.safetensors")
+    with pytest.raises(BadInput, match="another model than a timm ViT with a BERT"):
+        load_image_encoder(str(tmp_path))
+
+
+def test_missing_tensor_is_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    save(tmp_path)
+    tensors = load_file(tmp_path / "open_clip_model.safetensors")
+    del tensors["visual.trunk.blocks.1.norm2.bias"]
+    save_file(tensors, tmp_path / "open_clip_model.safetensors")
+    with pytest.raises(BadInput, match=r"missing: visual\.trunk\.blocks\.1\.norm2\.bias"):
+        load_image_encoder(str(tmp_path))
+    assert np.all([name in tensors for name in ("logit_scale", "text.proj.0.weight", "text.proj.2.weight")])

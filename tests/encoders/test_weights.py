@@ -1,0 +1,290 @@
+"""Reading, assigning and digesting named tensors, without torch."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from stepcot_jax.encoders.architecture import Architecture, count_parameters, recognise
+from stepcot_jax.encoders.assignment import assign
+from stepcot_jax.encoders.bert import Bert
+from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
+from stepcot_jax.encoders.sources import resolve
+from stepcot_jax.encoders.weights import read_tensors, weights_digest
+from stepcot_jax.errors import BadInput
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def write_clip(folder, **vision):
+    """A folder with a tiny CLIP image tower, random; also returns its tensors."""
+    folder.mkdir(exist_ok=True)
+    config = {"model_type": "clip_vision_model", "projection_dim": 12, "image_size": 32, "patch_size": 16}
+    (folder / "config.json").write_text(json.dumps(config | SIZES | vision))
+    tensors = random_tensors(recognise(folder, {}, jnp.float32))
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def random_tensors(architecture: Architecture):
+    """Tensors of a checkpoint, drawn in PyTorch's shapes by way of the error messages' own expectations."""
+    generator = np.random.default_rng(0)
+    zeros = {name: np.zeros((0,) * 9, np.float32) for name in architecture.table}
+    with pytest.raises(BadInput) as caught:
+        assign(architecture.table, zeros, shapes=architecture.shapes())
+    parts = str(caught.value).partition("not as expected: ")[2].split("; ")
+    shapes = {part.split(" has shape")[0]: json.loads(part.rpartition("accepted is ")[2]) for part in parts}
+    return {name: generator.standard_normal(shape).astype(np.float32) * 0.2 for name, shape in shapes.items()}
+
+
+IMAGES = np.random.default_rng(1).standard_normal((3, 32, 32, 3)).astype(np.float32)
+
+
+def test_features_without_torch(tmp_path):
+    write_clip(tmp_path / "a")
+    encoder = load_image_encoder(str(tmp_path / "a"))
+    features, patches = encoder.encode_patches(IMAGES)
+    assert (features.shape, patches.shape, encoder.width) == ((3, 12), (3, 4, 16), 12)
+    alone = np.concatenate([encoder.encode(IMAGES[k : k + 1]) for k in range(3)])
+    np.testing.assert_allclose(features, alone, atol=1e-5)
+    coarse = np.asarray(load_image_encoder(str(tmp_path / "a"), dtype="bfloat16").encode(IMAGES))
+    assert np.abs(coarse - features).max() <= 0.05 * np.abs(features).max()
+
+
+def test_leftover_missing_and_misshapen_are_all_listed(tmp_path):
+    tensors = write_clip(tmp_path)
+    del tensors["vision_model.encoder.layers.1.mlp.fc1.bias"]
+    tensors["surprise"] = np.zeros(3, np.float32)
+    tensors["visual_projection.weight"] = tensors["visual_projection.weight"].T.copy()
+    tensors["vision_model.pre_layrnorm.bias"] = np.zeros(16, np.int32)
+    tensors["vision_model.post_layernorm.bias"] = np.full(16, np.nan, np.float32)
+    tensors["vision_model.embeddings.position_ids"] = np.arange(5)[None]  # a buffer, which may be there
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput) as caught:
+        load_image_encoder(str(tmp_path))
+    message = str(caught.value)
+    assert "left over: surprise." in message
+    assert "missing: vision_model.encoder.layers.1.mlp.fc1.bias." in message
+    assert "visual_projection.weight has shape [16, 12], accepted is [12, 16]" in message
+    assert "vision_model.pre_layrnorm.bias has dtype int32" in message
+    assert "vision_model.post_layernorm.bias holds numbers that are not finite" in message
+    assert "position_ids" not in message
+    assert str(tmp_path) in message
+
+
+def test_shards_read_as_the_whole(tmp_path):
+    tensors = write_clip(tmp_path / "whole")
+    write_clip(tmp_path / "shards")
+    (tmp_path / "shards" / "model.safetensors").unlink()
+    names, shards = sorted(tensors), {}
+    for k in range(2):
+        part = {name: tensors[name] for name in names[k::2]}
+        save_file(part, tmp_path / "shards" / f"model-{k}.safetensors")
+        shards |= dict.fromkeys(part, f"model-{k}.safetensors")
+    index = tmp_path / "shards" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    whole, sharded = (load_image_encoder(str(tmp_path / name)) for name in ("whole", "shards"))
+    assert whole.digest == sharded.digest
+    np.testing.assert_array_equal(whole.encode(IMAGES), sharded.encode(IMAGES))
+
+    index.write_text(json.dumps({"weight_map": shards | {"ghost": "model-0.safetensors"}}))
+    with pytest.raises(BadInput, match="no agreement with its files on ghost"):
+        read_tensors(tmp_path / "shards")
+    index.write_text(json.dumps({"weight_map": {k: v for k, v in shards.items() if k != names[0]}}))
+    with pytest.raises(BadInput, match=f"no agreement with its files on {names[0]}"):
+        read_tensors(tmp_path / "shards")
+    for outside in ("../whole/model.safetensors", str(tmp_path / "whole" / "model.safetensors"), "..", "model.bin"):
+        index.write_text(json.dumps({"weight_map": shards | {names[0]: outside}}))
+        with pytest.raises(BadInput, match=r"accepted are names of \.safetensors in the same folder"):
+            read_tensors(tmp_path / "shards")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', "{" * 10_000])
+def test_broken_index(tmp_path, text):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(BadInput, match="found no index"):
+        read_tensors(tmp_path)
+
+
+def test_truncated_file(tmp_path):
+    write_clip(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    for size in (0, 5, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(BadInput, match="accepted is a whole file"):
+            read_tensors(tmp_path)
+
+
+def test_bin_without_torch(tmp_path, monkeypatch):
+    write_clip(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BadInput, match=r"no torch; accepted are \.safetensors.*pip install"):
+        load_image_encoder(str(tmp_path))
+
+
+def test_pickle_is_never_run(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "trapped"), "w"))
+
+    torch.save({"tensor": Trap()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(BadInput, match=r"what torch\.save makes of a state_dict"):
+        read_tensors(tmp_path)
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_no_network_names_two_ways_out(monkeypatch):
+    import huggingface_hub
+
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(BadInput, match=r"Two ways out: .*hf download openai/clip .*or make the features elsewhere"):
+        resolve("openai/clip")
+
+
+def test_download_takes_what_is_needed_and_torch_files_last(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def download(repository, *, revision, allow_patterns):
+        asked.append((repository, revision, [name for name in allow_patterns if name.endswith(".bin")]))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve("owner/name@abc") == tmp_path
+    assert asked == [
+        ("owner/name", "abc", []),
+        ("owner/name", "abc", ["pytorch_model.bin", "open_clip_pytorch_model.bin"]),
+    ]
+    (tmp_path / "model.safetensors").touch()
+    asked.clear()
+    resolve("owner/name")
+    assert asked == [("owner/name", None, [])]
+
+
+@pytest.mark.parametrize("source", ["./nowhere", "/nowhere/at/all", "a/b/c", "", "../x"])
+def test_paths_are_never_asked_of_the_network(source, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    if source:
+        with pytest.raises(BadInput, match="found no such folder or file"):
+            resolve(source)
+    else:
+        with pytest.raises(BadInput):
+            load_image_encoder(str(tmp_path))
+
+
+def test_digest():
+    tensors = {"b": np.arange(3, dtype=np.float32), "a": np.ones((2, 2), np.float32)}
+    digest = weights_digest(tensors)
+    assert digest == weights_digest(dict(reversed(tensors.items())))
+    assert digest == weights_digest(tensors | {"a": np.asfortranarray(tensors["a"])})
+    changed = [
+        tensors | {"b": tensors["b"] + np.float32(1e-6)},
+        tensors | {"b": tensors["b"].astype(np.float64)},
+        tensors | {"a": np.ones(4, np.float32)},
+        {"b": tensors["b"], "c": tensors["a"]},
+        {"b": tensors["b"]},
+    ]
+    assert len({digest, *map(weights_digest, changed)}) == 6
+    # Stored features are found by it: it may not change between versions or machines.
+    assert digest == "73133731ed6a951cb4f1033833e8707b8d9cee2d32216d68e44e39f864a5b8ee"
+
+
+def test_encoder_digest_follows_the_arithmetic(tmp_path):
+    write_clip(tmp_path / "a")
+    write_clip(tmp_path / "b", hidden_act="gelu")
+    write_clip(tmp_path / "c", num_attention_heads=4)
+    encoders = [load_image_encoder(str(tmp_path / name)) for name in "abca"]
+    assert len({encoder.digest for encoder in encoders}) == 3
+    assert encoders[0].digest == encoders[3].digest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "swish"}, r"config\.json\.hidden_act: found 'swish', accepted are quick_gelu, gelu"),
+        ({"num_attention_heads": 3}, "accepted are divisors of 16"),
+        ({"num_hidden_layers": 10**9}, "whole numbers from 1 to 256"),
+        ({"hidden_size": "16"}, r"hidden_size: found '16'"),
+        ({"layer_norm_eps": None}, "layer_norm_eps: found None"),
+        ({"model_type": "llama"}, "found model_type 'llama', accepted are folders"),
+    ],
+)
+def test_bad_configs(tmp_path, change, message):
+    write_clip(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(BadInput, match=message):
+        load_image_encoder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}, "accepted are a short side"),
+        ({"size": 64, "crop_size": 64}, "found images of 64 px, accepted is the network's 32"),
+        ({"size": 32, "resample": 2}, "accepted is 3"),
+        ({"size": 32, "image_mean": [0.5]}, "image_mean: found .* accepted are 3 numbers"),
+        ({"size": 32, "do_normalize": False}, "do_normalize: found False"),
+        ({"size": 32, "rescale_factor": 1.0}, "accepted is 1/255"),
+    ],
+)
+def test_bad_preprocessing(tmp_path, config, message):
+    write_clip(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match=message):
+        load_image_encoder(str(tmp_path))
+
+
+def test_preprocessing_of_files_old_and_new(tmp_path):
+    write_clip(tmp_path)
+    for config, fit in [
+        ({"size": 32, "crop_size": 32, "resample": 3}, "crop"),
+        ({"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}, "crop"),
+        ({"size": {"height": 32, "width": 32}, "do_center_crop": False}, "stretch"),
+    ]:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(config | {"image_mean": [0.1, 0.2, 0.3]}))
+        preprocessing = load_image_encoder(str(tmp_path)).preprocessing
+        assert (preprocessing.fit, preprocessing.mean, preprocessing.size) == (fit, (0.1, 0.2, 0.3), 32)
+
+
+def test_an_image_tower_has_no_text(tmp_path):
+    write_clip(tmp_path)
+    with pytest.raises(BadInput, match="which has no text encoder"):
+        load_text_encoder(str(tmp_path))
+
+
+def test_published_counts(tmp_path):
+    """facts.md: the whole CLIP (both towers) and BERT with its pooler, without allocating any of it."""
+    counts = {}
+    for name in ("clip", "bert"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+        with_pooler = {"pooler.dense.weight": np.zeros((768, 768), np.float32)}
+        counts[name] = count_parameters(recognise(tmp_path, with_pooler, jnp.float32).shapes())
+    assert counts == {"clip": 151_277_313, "bert": 109_482_240}
+    assert counts["clip"] + counts["bert"] + 22_904_874 == 283_664_427
+    assert counts["clip"] + 285_226 == 151_562_539
+
+
+def test_padding_does_not_matter():
+    from stepcot_jax.encoders.transformer import TransformerSizes
+
+    network = Bert(TransformerSizes(16, 2, 2, 24, "gelu", 1e-12, norm_first=False), 30, 12, 2, projection=(8, 4))
+    tokens = jnp.arange(10, dtype=jnp.int32).reshape(2, 5)
+    attended = jnp.arange(5)[None] < jnp.asarray([[5], [3]])
+    params = network.init(jax.random.key(0), tokens, attended)
+    short = network.apply(params, tokens[1:, :3], attended[1:, :3])
+    padded = network.apply(params, tokens, attended)
+    for name in ("cls", "mean", "projected"):
+        np.testing.assert_allclose(getattr(padded, name)[1], getattr(short, name)[0], atol=1e-5)
