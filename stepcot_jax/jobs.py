@@ -111,7 +111,7 @@ class Run:
     def __init__(self, settings: Settings, workdir: pathlib.Path) -> None:
         self.settings, self.workdir, self.terminal = settings, workdir, Terminal()
         workdir.mkdir(parents=True, exist_ok=True)
-        if jax.config.jax_compilation_cache_dir is None:
+        if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
             # A second start finds its programs compiled.
             jax.config.update("jax_compilation_cache_dir", str((workdir / "compilation_cache").resolve()))
         self.names = ("teacher",) if settings.job == "teacher" else ("teacher", "student")

@@ -1,8 +1,5 @@
 """Graph attention over a complete graph of reading steps and the memory node (paper: Appendix D.2)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -40,7 +37,6 @@ class GraphAttention(nn.Module):
         *,
         node_mask: Bool[Array, "*#case node"] | None = None,
         keep: Bool[Array, "case head node node"] | None = None,
-        projected: Float[Array, "*case node out"] | None = None,
     ) -> tuple[Float[Array, "*out_case node out"], Float[Array, "*case head node node"]]:
         """Attend from every node to every node that the mask allows.
 
@@ -50,16 +46,13 @@ class GraphAttention(nn.Module):
           keep: [case, head, node i, node j], dropout's mask for the attention weights; None for none. Nodes that
             the cases share are still projected once, and part ways only where the masks differ.
 
-          projected: [*case, node, out], W x of all nodes where the caller has computed it already.
-
         Returns:
           Nodes [*case, node, out], with a case axis if `nodes` or `keep` has one, and attention weights before
           dropout [*case, head, node i, node j].
         """
         heads = (self.num_heads, self.head_width)
-        if projected is None:
-            width = self.num_heads * self.head_width
-            projected = nn.Dense(width, use_bias=False, dtype=self.dtype, name="linear")(nodes)
+        width = self.num_heads * self.head_width
+        projected = nn.Dense(width, use_bias=False, dtype=self.dtype, name="linear")(nodes)
         projected = projected.reshape(*projected.shape[:-1], *heads)
         initializer = nn.initializers.glorot_uniform()
         source = jnp.einsum("...jhd,hd->...hj", projected, self.param("source", initializer, heads).astype(self.dtype))
@@ -132,7 +125,7 @@ class GraphAttentionStack(nn.Module):
         """
         attentions = []
         for layer in range(self.num_layers):
-            projected, residual = self._project(layer, nodes)
+            residual = nn.Dense(self.width, dtype=self.dtype, name=f"residual_{layer}")(nodes)
             attended, attention = GraphAttention(
                 num_heads=self.num_heads,
                 head_width=self.width // self.num_heads,
@@ -140,36 +133,9 @@ class GraphAttentionStack(nn.Module):
                 dropout_rate=self.dropout_rate,
                 dtype=self.dtype,
                 name=f"attention_{layer}",
-            )(nodes, node_mask=node_mask, keep=None if keep is None else keep[:, layer], projected=projected)
+            )(nodes, node_mask=node_mask, keep=None if keep is None else keep[:, layer])
             if attended.ndim > residual.ndim:
                 residual = residual[None]
             nodes = nn.elu(layer_norm(dtype=self.dtype, name=f"norm_{layer}")(attended + residual))
             attentions.append(attention)
         return nodes, attentions
-
-    def _project(self, layer: int, nodes: Array) -> tuple[Array | None, Array]:
-        """W x of a layer, where the fused kernels are at hand, and its residual projection."""
-        if not self.has_variable("fused", f"layer_{layer}"):
-            return None, nn.Dense(self.width, dtype=self.dtype, name=f"residual_{layer}")(nodes)
-        fused = self.get_variable("fused", f"layer_{layer}")
-        both = nodes @ fused["kernel"].astype(self.dtype)
-        residual = both[..., self.width :]
-        return both[..., : self.width], residual + jnp.broadcast_to(fused["bias"].astype(self.dtype), residual.shape)
-
-
-def fuse_projections(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The collection "fused" of a `GraphAttentionStack`: each layer's W and residual kernel side by side.
-
-    One product of twice the width is up to twice as fast as two, and whoever applies the stack again and again puts
-    them side by side once: `stack.apply({"params": params, "fused": fuse_projections(params)}, nodes)`.
-    """
-    num_layers = sum(name.startswith("residual_") for name in params)
-    return {
-        f"layer_{layer}": {
-            "kernel": jnp.concatenate(
-                [params[f"attention_{layer}"]["linear"]["kernel"], params[f"residual_{layer}"]["kernel"]], axis=1
-            ),
-            "bias": params[f"residual_{layer}"]["bias"],
-        }
-        for layer in range(num_layers)
-    }

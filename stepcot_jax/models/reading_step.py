@@ -62,8 +62,7 @@ class ReadingStep:
         """Read one step.
 
         Args:
-          params: parameters by the names of the modules, but for the head's, which are the step's own; and "fused",
-            see `fuse_projections`.
+          params: parameters by the names of the modules, but for the head's, which are the step's own.
           nodes: [node, width] while the cases share them, else [case, node, width].
           inputs: what belongs to the step: "step" (its number), "image_feature" [case, width], "head" (parameters),
             "classifier" (kernel [width, answer] and bias [answer]), "given_answer" int [case] (-1 to predict) and
@@ -76,9 +75,8 @@ class ReadingStep:
           [case, width] or None, and "attention" [case, layer, head, node i, node j] or None.
         """
         keep, num_cases = inputs["keep"], inputs["image_feature"].shape[0]
-        variables = {"params": params["graph_attention"], "fused": params["fused"]}
         nodes, attentions = self.graph_attention.apply(
-            variables, nodes, node_mask=node_mask, keep=keep.get("attention")
+            {"params": params["graph_attention"]}, nodes, node_mask=node_mask, keep=keep.get("attention")
         )
         source = jax.lax.dynamic_index_in_dim(nodes, inputs["step"], axis=-2, keepdims=False)
         if self.memory_cell is not None:

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.models.dropout import draw_keeps
-from stepcot_jax.models.graph_attention import GraphAttentionStack, fuse_projections
+from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.projection import Projection
 from stepcot_jax.models.reading_step import ReadingStep, StepHead
@@ -163,7 +163,6 @@ class Teacher(nn.Module):
             "keep": keeps,
         }
         params = {"graph_attention": self.graph_attention, "context": self.context}
-        params["fused"] = fuse_projections(self.graph_attention)
         if self.memory:
             params |= {"memory_cell": self.memory_cell, "conclusion": self.conclusion}
         read_step = functools.partial(self._reading_step, params, node_mask=node_mask, with_attention=with_attention)
