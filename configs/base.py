@@ -85,8 +85,9 @@ def get_config():
 
     config.training = config_dict.ConfigDict()
     config.training.batch_size = 32  # cases
-    config.training.teacher_epochs = 2  # epochs of the teacher alone
-    config.training.joint_epochs = 40  # epochs of both; unused by job "teacher"
+    config.training.teacher_epochs = 2  # job "distill": epochs of the teacher alone, before the joint ones
+    config.training.teacher_job_epochs = 10  # job "teacher": most epochs
+    config.training.joint_epochs = 40  # job "distill": epochs of both
     config.training.teacher_learning_rate = 5e-5  # AdamW
     config.training.student_learning_rate = 1e-4  # AdamW
     config.training.weight_decay = 0.01  # decoupled, on every parameter

@@ -22,6 +22,7 @@ from stepcot_jax.errors import BadInput, run_tool
 from stepcot_jax.interop.tensor_files import check_destination, read_tensors, write_tensors
 from stepcot_jax.interop.torch_names import NETWORKS
 from stepcot_jax.interop.torch_reference import check_numbers, flatten, from_torch_networks, to_torch_networks
+from stepcot_jax.training.checkpoints import describe_damage
 
 
 def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
@@ -121,7 +122,10 @@ def read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
         def restore(step: int) -> Any:
             arguments = ocp.args.Composite(state=ocp.args.StandardRestore(), progress=ocp.args.JsonRestore())
-            return manager.restore(step, args=arguments)
+            try:
+                return manager.restore(step, args=arguments)
+            except Exception as error:  # Orbax and TensorStore raise many kinds on damaged files
+                raise BadInput(describe_damage(folder / str(step), error)) from None
 
         latest = restore(steps[-1])
         best = {name: entry["step"] for name, entry in latest.progress["best"].items()}

@@ -1,6 +1,8 @@
 """The one exception for input that a person can put right, and how every tool reports it."""
 
+import pathlib
 import sys
+import tempfile
 from collections.abc import Callable
 
 EXIT_BAD_INPUT = 2
@@ -13,6 +15,20 @@ class BadInput(ValueError):
     Its message is the whole report: it names the place (file, record, field or key), what was found
     there and what is accepted. Every tool prints it on one line and exits with 2, without a traceback.
     """
+
+
+def make_workdir(folder: pathlib.Path) -> None:
+    """Make a folder to write to, and its parents, unless it is there.
+
+    Raises:
+      BadInput: it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be written to ({error.strerror}), accepted is a folder that can") from None
 
 
 class RunStopped(RuntimeError):

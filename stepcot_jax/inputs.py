@@ -63,19 +63,19 @@ def load_inputs(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -
     image_encoder: nn.Module | None = None
     prepare: Prepare = _put
     if settings.image_encoder.name == "imported":
-        dataset = _with_imported_features(settings, workdir, terminal)
+        dataset = _with_imported_features(settings, terminal)
     elif settings.image_encoder.name == "pretrained":
         encoder = _load_frozen(settings)
         terminal.say(f"image encoder: {encoder.name}, {encoder.width} features, frozen")
         if settings.features.store:
             dataset = _with_stored_features(settings, workdir, terminal, encoder)
         else:
-            dataset = load_dataset(settings, workdir, preprocessing=encoder.preprocessing, progress=terminal.watch)
+            dataset = load_dataset(settings, preprocessing=encoder.preprocessing, progress=terminal.watch)
             prepare = _encoding(encoder)
     else:
         image_encoder = make_resnet(settings.image_encoder.name)
         preprocessing = _trained_preprocessing(settings)
-        dataset = load_dataset(settings, workdir, preprocessing=preprocessing, progress=terminal.watch)
+        dataset = load_dataset(settings, preprocessing=preprocessing, progress=terminal.watch)
     text_features = None
     if settings.teacher.text:
         text_features = jax.device_put(_prompt_features(settings, workdir, terminal, dataset.chain))
@@ -140,9 +140,7 @@ def _with_stored_features(
         contents[case.image_path] = digest_file(pathlib.Path(settings.data.root) / case.image_path)
         return fill.image_keys(encoder, [contents[case.image_path]])[0] in store
 
-    dataset = load_dataset(
-        settings, workdir, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch
-    )
+    dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
     if settings.data.source == "phantom":
         digests = fill.digest_images(dataset, None)
     else:
@@ -160,11 +158,10 @@ def _with_stored_features(
     return dataclasses.replace(dataset, features=open_features(store, keys))
 
 
-def _with_imported_features(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -> Dataset:
+def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
     """The cases with features made elsewhere; their images are not looked at."""
     dataset = load_dataset(
         settings,
-        workdir,
         preprocessing=_trained_preprocessing(settings),
         is_known=lambda _: True,
         require_images=False,

@@ -14,8 +14,8 @@ import numpy as np
 
 from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.dataset import Dataset, write_account
+from stepcot_jax.errors import BadInput, make_workdir
 from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, collect, evaluate
 from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
 from stepcot_jax.inputs import load_inputs
@@ -24,7 +24,7 @@ from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings import Settings, changed_keys, read_settings, write_settings
 from stepcot_jax.terminal import Terminal
-from stepcot_jax.training.checkpoints import Best, Checkpoints
+from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps
 from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loop import Loop, Phase
 from stepcot_jax.training.optimizers import Plateau, make_optimizer
@@ -110,24 +110,41 @@ class Run:
 
     def __init__(self, settings: Settings, workdir: pathlib.Path) -> None:
         self.settings, self.workdir, self.terminal = settings, workdir, Terminal()
-        workdir.mkdir(parents=True, exist_ok=True)
+        make_workdir(workdir)
         if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
             # A second start finds its programs compiled.
             jax.config.update("jax_compilation_cache_dir", str((workdir / "compilation_cache").resolve()))
         self.names = ("teacher",) if settings.job == "teacher" else ("teacher", "student")
-        self.checkpoints = Checkpoints(workdir / "checkpoints")
-        if self.checkpoints.latest_step is not None and not settings.resume:
-            raise BadInput(
-                f"{workdir}: found checkpoints of an earlier run, accepted are a new workdir or config.resume=True"
-            )
-        if self.checkpoints.latest_step is not None:
+        if saved_steps(workdir / "checkpoints"):
+            if not settings.resume:
+                raise BadInput(
+                    f"{workdir}: found checkpoints of an earlier run, accepted are a new workdir or config.resume=True"
+                )
             self._check_unchanged(workdir / "settings.json")
         self.started = time.monotonic()
         self.inputs = load_inputs(settings, workdir, self.terminal)
         self.dataset = self.inputs.dataset
-        write_settings(workdir / "settings.json", settings)
+        self._check_annotated()
         self.networks = make_networks(settings, self.dataset.chain, self.inputs.image_encoder)
         self.predict = make_predict(self.networks, self.inputs.text_features, self.names)
+        self.checkpoints = Checkpoints(workdir / "checkpoints")
+
+    def _check_annotated(self) -> None:
+        """Refuse data that nothing can be learned from or chosen by; name the steps that are never trained."""
+        labels = self.dataset.labels
+        counts = {
+            name: (labels[np.asarray(indices, int)] >= 0).sum(axis=0)
+            for name, indices in self.dataset.splits.by_name().items()
+        }
+        for name in ("train", "val"):
+            if not counts[name].any():
+                raise BadInput(
+                    f"{self.dataset.splits_source}: found no annotated answer in the {name} split, accepted is at "
+                    "least one"
+                )
+        for step, num_train in zip(self.dataset.chain.steps, counts["train"], strict=True):
+            if not num_train:
+                self.terminal.say(f"note: nobody answered {step.name!r} in the train split; it is not trained")
 
     def _check_unchanged(self, path: pathlib.Path) -> None:
         changed = changed_keys(read_settings(path), self.settings)
@@ -145,7 +162,15 @@ class Run:
         """
         objective = make_objective(self.settings, self.dataset)
         optimizers = self._make_optimizers()
-        state, progress = self._start(objective, optimizers)
+        try:
+            state, progress = self._start(objective, optimizers)
+        except BaseException:
+            self.checkpoints.close()  # its threads would outlive the program and complain
+            raise
+        write_settings(self.workdir / "settings.json", self.settings)
+        account = write_account(self.dataset, self.workdir)
+        if account:
+            self.terminal.say(account)
         seconds_before = 0.0 if progress is None else progress["seconds"]
         metrics = MetricsLog(self.workdir, first_step=int(state.step))
         loop = Loop(
@@ -166,6 +191,7 @@ class Run:
             log_every=self.settings.training.log_every,
             best_by=self.settings.evaluation.best,
             plateau=self._make_plateau(),
+            data_digest=self.dataset.digest,
             seconds=lambda: seconds_before + time.monotonic() - self.started,
         )
         try:
@@ -193,9 +219,9 @@ class Run:
     def _make_phases(self, objective: Objective, optimizers: dict[str, Any]) -> list[Phase]:
         training = self.settings.training
         make_step = {"teacher": make_teacher_step, "joint": make_joint_step}
-        lengths = {"teacher": training.teacher_epochs}
-        if self.settings.job == "distill":
-            lengths["joint"] = training.joint_epochs
+        lengths = {"teacher": training.teacher_epochs, "joint": training.joint_epochs}
+        if self.settings.job == "teacher":
+            lengths = {"teacher": training.teacher_job_epochs}
         return [
             Phase(name, length, jax.jit(make_step[name](self.networks, objective, optimizers), donate_argnums=0))
             for name, length in lengths.items()
@@ -223,6 +249,11 @@ class Run:
         if self.checkpoints.latest_step is None:
             return state, None
         state, progress = self.checkpoints.restore(state)
+        if progress["data"] != self.dataset.digest:
+            raise BadInput(
+                f"{self.workdir}: found other cases, labels or splits than when the run started, accepted are the same "
+                f"(splits.json there says which they were) or a new workdir"
+            )
         self.terminal.say(f"going on from step {int(state.step)}")
         return state, progress
 
@@ -259,12 +290,13 @@ class Run:
         report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
         write_report(self.workdir / "report.json", report)
         numbers = {f"{name}/mean_accuracy": result.mean_accuracy for name, result in results.items()}
-        metrics.write("test", step=step, epoch=self._num_epochs(), numbers=numbers)
+        metrics.write(
+            "test",
+            step=step,
+            epoch=step // batches_per_epoch(self.dataset, self.settings.training.batch_size) - 1,
+            numbers=numbers,
+        )
         print(format_table(results))
         print(f"\n{wall_seconds:.0f} s; written to {self.workdir / 'report.json'}")
         _LOGGER.debug("report: %s", json.dumps(report))
         return report
-
-    def _num_epochs(self) -> int:
-        training = self.settings.training
-        return training.teacher_epochs + (training.joint_epochs if self.settings.job == "distill" else 0)

@@ -18,6 +18,8 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         if len(arguments) > 1:
             raise BadInput(f"found arguments {arguments[1:]}, accepted are flags alone (--config=, --workdir=)")
+        if not flags.FLAGS.workdir:
+            raise BadInput("--workdir: found nothing, accepted is a folder that can be written to")
         settings = make_settings(flags.FLAGS.config)
         # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
         from stepcot_jax.jobs import Run

@@ -29,6 +29,11 @@ class DataSettings:
     num_threads: int = number(least=1)
 
     def __post_init__(self) -> None:
+        names = [" ".join(name.split()) for name in self.step_names]
+        if not names or "" in names or len(set(names)) < len(names):
+            raise BadInput(
+                f"config.data.step_names: found {self.step_names}, accepted are names that differ and are not empty"
+            )
         if self.source == "folder" and not self.root:
             raise BadInput("config.data.root: found nothing, accepted is a folder when config.data.source='folder'")
         if len(self.split_fractions) != 3 or abs(sum(self.split_fractions) - 1) > 1e-6:
@@ -156,6 +161,7 @@ class TrainingSettings:
 
     batch_size: int = number(least=1)
     teacher_epochs: int = number(least=0)
+    teacher_job_epochs: int = number(least=1)
     joint_epochs: int = number(least=0)
     teacher_learning_rate: float = number(above=0)
     student_learning_rate: float = number(above=0)
@@ -254,4 +260,7 @@ def read_settings(path: pathlib.Path) -> Settings:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: found no settings ({error}), accepted is what a run wrote there") from None
-    return make_settings(found)
+    try:
+        return make_settings(found)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error} (it may be of another version; a new workdir starts anew)") from None

@@ -148,3 +148,10 @@ def test_resolved_settings_come_back_from_their_file(base, tmp_path):
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(BadInput, match=r"settings\.json: found no settings"):
         read_settings(tmp_path / "settings.json")
+
+
+@pytest.mark.parametrize("names", [(), ("A", "A", "C"), ("A", " ")])
+def test_step_names_that_cannot_tell_steps_apart_are_refused(base, names):
+    base["data"]["step_names"] = names
+    with pytest.raises(BadInput, match=r"config\.data\.step_names: found .*accepted are names that differ"):
+        make_settings(base)

@@ -2,7 +2,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,10 +15,8 @@ def run(*arguments, cwd=ROOT):
     )
 
 
-def test_the_tools_are_listed_quickly_and_without_jax():
-    start = time.monotonic()
+def test_the_tools_are_listed_without_jax():
     result = run("-X", "importtime", "-m", "stepcot_jax")
-    seconds = time.monotonic() - start
     assert result.returncode == 0
     names = [line.split()[0] for line in result.stdout.splitlines()[2:]]
     assert {"conformance", "convert", "main"} <= set(names)
@@ -27,7 +24,6 @@ def test_the_tools_are_listed_quickly_and_without_jax():
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "stepcot_jax" in imported
     assert not {"jax", "numpy"} & imported
-    assert seconds < 2.5
 
 
 @pytest.mark.parametrize(
@@ -65,9 +61,7 @@ def test_the_console_script_finds_configs_in_the_current_folder(tmp_path):
 
 
 def test_help_of_main_needs_no_jax():
-    start = time.monotonic()
     assert run("-m", "stepcot_jax.main", "--help").returncode == 0
-    assert time.monotonic() - start < 2.5
     assert run("-c", "import stepcot_jax.main, sys; assert 'jax' not in sys.modules").returncode == 0
 
 
@@ -130,3 +124,27 @@ assert len(names) > 30 and not found, (len(names), found)
 """
     result = run("-c", script)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "data.json"), ("", "data.json: found an empty file"), ("[{", "data.json"), ("[]", "data.json")],
+    ids=["no folder", "empty file", "cut off", "no records"],
+)
+def test_a_bad_folder_is_one_line_and_code_2(tmp_path, content, words):
+    root = tmp_path / "data"
+    if content is not None:
+        root.mkdir()
+        (root / "data.json").write_text(content)
+    flags = [f"--config.data.root={root}", f"--workdir={tmp_path / 'run'}"]
+    result = run("-m", "stepcot_jax.main", "--config=configs/step_cot.py", *flags)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_empty_workdir_is_refused():
+    result = run("-m", "stepcot_jax.main", "--config=configs/quickstart.py", "--workdir=")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: --workdir: found nothing, accepted is a folder that can be written to\n"

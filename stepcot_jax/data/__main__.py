@@ -4,7 +4,7 @@ import argparse
 import pathlib
 
 from stepcot_jax.data.phantom import export_phantom
-from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.errors import BadInput, make_workdir, run_tool
 from stepcot_jax.terminal import Terminal
 
 
@@ -13,6 +13,7 @@ def draw_phantom(options: argparse.Namespace) -> None:
     folder: pathlib.Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder}: found something there, accepted is a folder that is new or empty")
+    make_workdir(folder)
     export_phantom(
         folder,
         num_cases=options.num_cases,

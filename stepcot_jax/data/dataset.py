@@ -1,7 +1,8 @@
 """The cases of a run: chain, labels, splits and pixels at the encoder's size, from a folder or from the phantom."""
 
 import dataclasses
-import logging
+import hashlib
+import json
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,11 +14,10 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.image_check import check_images
 from stepcot_jax.data.images import Preprocessing, decode_image, resize_image
 from stepcot_jax.data.phantom import PHANTOM_CHAIN, draw_case
-from stepcot_jax.data.records import Case, read_records, write_quarantine
+from stepcot_jax.data.records import Case, SetAside, read_records, write_quarantine
 from stepcot_jax.data.splits import Splits, make_splits, read_splits, write_manifest
+from stepcot_jax.errors import BadInput
 from stepcot_jax.settings import Settings
-
-_LOGGER = logging.getLogger(__name__)
 
 Pixels = UInt8[np.ndarray, "size size 3"]
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
@@ -64,6 +64,8 @@ class Dataset:
       preprocessing: what the image encoder asks for.
       features: float32 [case, width] of a frozen encoder, in memory or read by index; None where images are encoded
         in training.
+      set_aside: records that are not among the cases, each with its reason.
+      splits_source: where the splits come from, in words.
     """
 
     chain: Chain
@@ -72,11 +74,23 @@ class Dataset:
     pixels: PixelCache
     preprocessing: Preprocessing
     features: Any = None
+    set_aside: tuple[SetAside, ...] = ()
+    splits_source: str = ""
 
     @property
     def labels(self) -> Int32[np.ndarray, "case step"]:
         """Labels of all cases, NOT_ANNOTATED where nobody answered."""
         return np.array([case.labels for case in self.cases], np.int32)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what a resumed run must find unchanged: steps, options, and each split's images and labels."""
+        splits = {
+            name: [(self.cases[index].image_path, self.cases[index].labels) for index in indices]
+            for name, indices in self.splits.by_name().items()
+        }
+        text = json.dumps([[(step.name, step.options) for step in self.chain.steps], splits])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def num_cases(self) -> dict[str, int]:
@@ -86,7 +100,6 @@ class Dataset:
 
 def load_dataset(
     settings: Settings,
-    workdir: pathlib.Path,
     *,
     preprocessing: Preprocessing,
     is_known: Callable[[Case], bool] | None = None,
@@ -95,11 +108,8 @@ def load_dataset(
 ) -> Dataset:
     """The data that the settings name; every image that is not known has been decoded once when this returns.
 
-    Writes `splits.json` to the workdir, and `quarantine.jsonl` where records were set aside.
-
     Args:
       settings: of the run.
-      workdir: of the run.
       preprocessing: what the image encoder asks for.
       is_known: says of a folder's case that its image is good and need not be decoded now.
       require_images: whether a folder's images have to be there.
@@ -109,17 +119,15 @@ def load_dataset(
       BadInput: a record, an image or a split cannot be used and the settings say to stop.
     """
     if settings.data.source == "phantom":
-        return _load_phantom(settings, preprocessing, workdir, progress)
-    return _load_folder(settings, preprocessing, workdir, is_known, require_images, progress)
+        return _load_phantom(settings, preprocessing, progress)
+    return _load_folder(settings, preprocessing, is_known, require_images, progress)
 
 
 def _budget(settings: Settings) -> float:
     return settings.data.cache_megabytes * 1e6
 
 
-def _load_phantom(
-    settings: Settings, preprocessing: Preprocessing, workdir: pathlib.Path, progress: Progress | None
-) -> Dataset:
+def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress | None) -> Dataset:
     phantom = settings.phantom
 
     def draw(index: int) -> tuple[Case, Pixels]:
@@ -133,14 +141,13 @@ def _load_phantom(
         case, drawn_pixels = draw(index)
         cases.append(case)
         pixels.put(index, drawn_pixels)
-    splits = _make_splits(settings, cases, workdir)
-    return Dataset(PHANTOM_CHAIN, tuple(cases), splits, pixels, preprocessing)
+    splits, source = _make_splits(settings, cases, "the phantom")
+    return Dataset(PHANTOM_CHAIN, tuple(cases), splits, pixels, preprocessing, splits_source=source)
 
 
 def _load_folder(
     settings: Settings,
     preprocessing: Preprocessing,
-    workdir: pathlib.Path,
     is_known: Callable[[Case], bool] | None,
     require_images: bool,
     progress: Progress | None,
@@ -168,31 +175,40 @@ def _load_folder(
         num_threads=data.num_threads,
     )
     readable.extend(collection.cases)
-    if collection.set_aside:
-        write_quarantine(workdir / "quarantine.jsonl", collection.set_aside)
-        _LOGGER.warning(
-            "%d of %d records are set aside, each with its reason in %s",
-            len(collection.set_aside),
-            len(collection.set_aside) + len(collection.cases),
-            workdir / "quarantine.jsonl",
-        )
-    splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
+    splits, source = read_splits(root, collection.cases, set_aside=collection.set_aside), str(root)
     if splits is None:
-        splits = _make_splits(settings, collection.cases, workdir)
-    else:
-        write_manifest(workdir / "splits.json", splits, collection.cases, source=str(root))
-    return Dataset(collection.chain, collection.cases, splits, pixels, preprocessing)
-
-
-def _make_splits(settings: Settings, cases: Sequence[Case], workdir: pathlib.Path) -> Splits:
-    seed, fractions = settings.data.split_seed, settings.data.split_fractions
-    splits = make_splits(cases, seed=seed, fractions=fractions)  # type: ignore[arg-type]
-    write_manifest(
-        workdir / "splits.json",
+        splits, source = _make_splits(settings, collection.cases, str(root))
+    return Dataset(
+        collection.chain,
+        collection.cases,
         splits,
-        cases,
-        source="made: stratified by the last step, disjoint by patient",
-        seed=seed,
-        fractions=fractions,  # type: ignore[arg-type]
+        pixels,
+        preprocessing,
+        set_aside=collection.set_aside,
+        splits_source=source,
     )
-    return splits
+
+
+def _make_splits(settings: Settings, cases: Sequence[Case], where: str) -> tuple[Splits, str]:
+    seed, fractions = settings.data.split_seed, settings.data.split_fractions
+    try:
+        splits = make_splits(cases, seed=seed, fractions=fractions)  # type: ignore[arg-type]
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+    return splits, f"made from seed {seed}, {fractions}: stratified by the last step, disjoint by patient"
+
+
+def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:
+    """Write who is in which split to `splits.json`, and what was set aside, with its reason, to `quarantine.jsonl`.
+
+    Returns:
+      A sentence for the person if anything was set aside, else None.
+    """
+    write_manifest(workdir / "splits.json", dataset.splits, dataset.cases, source=dataset.splits_source)
+    quarantine = workdir / "quarantine.jsonl"
+    if not dataset.set_aside:
+        quarantine.unlink(missing_ok=True)
+        return None
+    write_quarantine(quarantine, dataset.set_aside)
+    num_records = len(dataset.set_aside) + len(dataset.cases)
+    return f"{len(dataset.set_aside)} of {num_records} records are set aside, each with its reason in {quarantine}"

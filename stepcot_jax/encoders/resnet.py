@@ -52,7 +52,7 @@ class ResNet(nn.Module):
       blocks_per_stage: residual blocks in each stage.
       stem_kernel: size of the first convolution, which has stride 2, px.
       grid: the last map is averaged over grid x grid cells, which are concatenated: 1 is the usual global average,
-        more tell where in the radiograph a feature is. The map's sides must be multiples of it.
+        more tell where in the radiograph a feature is.
       dtype: compute dtype.
     """
 
@@ -79,14 +79,19 @@ class ResNet(nn.Module):
 def average_cells(hidden: Float[Array, "case height width channel"], grid: int) -> Float[Array, "case feature"]:
     """The averages of `hidden` [case, height, width, channel] over grid x grid cells, [case, grid * grid * channel].
 
-    Raises:
-      ValueError: height or width is not a multiple of `grid`.
+    Cells of a side that is no multiple of `grid` overlap by a row or column, as in PyTorch's adaptive pooling.
     """
-    num_cases, height, width, channels = hidden.shape
-    if height % grid or width % grid:
-        raise ValueError(f"found a map of {height} x {width}, accepted are multiples of the grid's {grid}")
-    cells = hidden.reshape(num_cases, grid, height // grid, grid, width // grid, channels)
-    return jnp.mean(cells, axis=(2, 4)).reshape(num_cases, grid * grid * channels)
+    _, height, width, _ = hidden.shape
+    cells = [
+        jnp.mean(hidden[:, top:bottom, left:right], axis=(1, 2))
+        for top, bottom in _spans(height, grid)
+        for left, right in _spans(width, grid)
+    ]
+    return jnp.concatenate(cells, axis=-1)
+
+
+def _spans(length: int, grid: int) -> list[tuple[int, int]]:
+    return [(cell * length // grid, -(-(cell + 1) * length // grid)) for cell in range(grid)]
 
 
 def _norm(width: int, dtype: DTypeLike, name: str) -> nn.GroupNorm:

@@ -12,7 +12,7 @@ from absl import app, flags, logging
 
 from stepcot_jax.command_line import define_flags, parse
 from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, read_records
-from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.errors import BadInput, make_workdir, run_tool
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.settings import make_settings
 from stepcot_jax.terminal import Terminal
@@ -34,11 +34,15 @@ def fill(arguments: list[str]) -> None:
                 f"{settings.features.store}, accepted is a frozen encoder whose features are stored"
             )
         # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+        from stepcot_jax.data.dataset import write_account
         from stepcot_jax.inputs import load_inputs
 
         logging.set_verbosity(logging.WARNING)
-        workdir.mkdir(parents=True, exist_ok=True)
-        load_inputs(settings, workdir, Terminal())
+        make_workdir(workdir)
+        terminal = Terminal()
+        account = write_account(load_inputs(settings, workdir, terminal).dataset, workdir)
+        if account:
+            terminal.say(account)
 
     run_tool(run)
 

@@ -136,7 +136,8 @@ class Teacher(nn.Module):
             None without text. A text width other than the teacher's goes through a learned linear map.
           node_mask: [case, node], the steps in order and then the memory; False hides a node from the others.
           given_answers: [case, step], -1 to predict; a given answer is written to memory in place of the
-            prediction, so that later steps follow from it. The step's own logits stay the prediction.
+            prediction, so that later steps follow from it. The step's own logits stay the prediction. What is
+            given must be one of the step's own answers.
           deterministic: switches dropout off; otherwise an rng named "dropout" is needed.
           with_attention: return the attention weights too.
 

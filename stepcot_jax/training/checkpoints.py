@@ -41,6 +41,24 @@ class _LatestAndBest(PreservationPolicy):
         return [info.step == latest or info.step in self.best_steps for info in checkpoints]
 
 
+def saved_steps(folder: pathlib.Path) -> list[int]:
+    """The steps with a checkpoint below a folder, without opening any."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
+    """What to say of a checkpoint that cannot be restored."""
+    first_line = next(iter(str(error).strip().splitlines()), "")[:200]
+    others = [step for step in saved_steps(checkpoint.parent) if str(step) != checkpoint.name]
+    return (
+        f"{checkpoint}: found a checkpoint that cannot be restored ({type(error).__name__}: {first_line}), accepted "
+        f"is a whole one of the same chain and sizes; other checkpoints here: {others or 'none'}; removing this "
+        "folder goes on from the latest of them"
+    )
+
+
 class Checkpoints:
     """The checkpoints below a folder.
 
@@ -87,12 +105,8 @@ class Checkpoints:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target), progress=ocp.args.JsonRestore())
             )
-        except ValueError as error:
-            summary = str(error).strip().splitlines()[0]
-            raise BadInput(
-                f"{self._manager.directory}/{step}: found a checkpoint of another chain or size ({summary}); accepted "
-                "are checkpoints made with these settings"
-            ) from None
+        except Exception as error:  # Orbax and TensorStore raise many kinds on damaged files
+            raise BadInput(describe_damage(pathlib.Path(str(self._manager.directory)) / str(step), error)) from None
         progress = restored.progress
         self._policy.best_steps = {entry["step"] for entry in progress["best"].values()}
         return restored.state, progress

@@ -1,6 +1,7 @@
 """The numbers of a run: metrics.jsonl and TensorBoard event files in the workdir."""
 
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 
@@ -20,7 +21,12 @@ class MetricsLog:
 
         self._path = workdir / METRICS_FILE
         if self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= first_step]
+            # What was found on the test split is found again at the end of this start.
+            kept = [
+                line
+                for line in self._path.read_text().splitlines()
+                if _step_of(line) <= first_step and '"kind": "test"' not in line
+            ]
             partial = self._path.with_name(METRICS_FILE + ".partial")
             partial.write_text("".join(line + "\n" for line in kept))
             partial.replace(self._path)
@@ -29,7 +35,8 @@ class MetricsLog:
 
     def write(self, kind: str, *, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
         """Append an entry; `kind` is "train", "val" or "test"."""
-        self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **numbers}, allow_nan=True) + "\n")
+        defined = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+        self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **defined}) + "\n")
         for name, number in numbers.items():
             self._board.add_scalar(f"{kind}/{name}".replace(" ", "_"), number, step)
 

@@ -69,6 +69,7 @@ class Loop:
       log_every: batches between two looks at the losses, the only host synchronisation inside an epoch.
       best_by: "each" keeps the best of each network by its own accuracy, "mean" by the mean over the networks.
       plateau: rate and early-stopping schedule on the teacher's accuracy; None for none.
+      data_digest: of the cases, kept beside each state, so that a resumed run finds the same ones.
       seconds: how long the run has taken, over all its starts.
     """
 
@@ -86,6 +87,7 @@ class Loop:
     log_every: int
     best_by: str = "each"
     plateau: Plateau | None = None
+    data_digest: str = ""
     seconds: Callable[[], float] = time.monotonic
 
     def run(self, state: TrainState, progress: dict[str, Any] | None = None) -> tuple[TrainState, dict[str, Best]]:
@@ -183,6 +185,7 @@ class Loop:
         self.terminal.say(f"epoch {epoch + 1} ({phase.name}): mean step accuracy on validation: {shown}")
         progress = {
             "batches": self.batches.get_state(),
+            "data": self.data_digest,
             "seconds": self.seconds(),
             "plateau": None if self.plateau is None else self.plateau.to_dict(),
         }
