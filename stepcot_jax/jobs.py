@@ -4,100 +4,33 @@ import json
 import logging
 import pathlib
 import time
-from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
-from stepcot_jax.chain import Chain
-from stepcot_jax.data.dataset import Dataset, write_account
+from stepcot_jax.data.dataset import write_account
 from stepcot_jax.errors import BadInput, make_workdir
 from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, collect, evaluate
 from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
 from stepcot_jax.inputs import load_inputs
-from stepcot_jax.losses.hard_label import inverse_frequency_weights
-from stepcot_jax.models.student import Student
-from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings import Settings, changed_keys, read_settings, write_settings
+from stepcot_jax.systems import make_networks, make_objective, make_predict
 from stepcot_jax.terminal import Terminal
 from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps
 from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loop import Loop, Phase
 from stepcot_jax.training.optimizers import Plateau, make_optimizer
-from stepcot_jax.training.state import Networks, TrainState, count_parameters, init_params
+from stepcot_jax.training.state import TrainState, count_parameters, init_params
 from stepcot_jax.training.steps import (
     Objective,
-    encode_images,
     make_joint_step,
     make_teacher_step,
-    read_as_teacher,
     start_state,
 )
 
 _LOGGER = logging.getLogger(__name__)
-
-Predict = Callable[[Any, dict[str, Any]], dict[str, jax.Array]]
-
-
-def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
-    """The modules that the settings describe, for the chain of the data and an image encoder to train along."""
-    teacher, student = settings.teacher, settings.student
-    return Networks(
-        teacher=Teacher(
-            answers_per_step=chain.answers_per_step,
-            width=teacher.width,
-            num_layers=teacher.num_layers,
-            num_heads=teacher.num_heads,
-            negative_slope=teacher.negative_slope,
-            attention_dropout_rate=teacher.attention_dropout,
-            context_dropout_rate=teacher.context_dropout,
-            head_dropout_rate=teacher.head_dropout,
-            memory=teacher.memory,
-            text=teacher.text,
-        ),
-        student=Student(answers_per_step=chain.answers_per_step, width=student.width, dropout_rate=student.dropout),
-        image_encoder=image_encoder,
-        projection_width=settings.loss.projection_width,
-    )
-
-
-def make_objective(settings: Settings, dataset: Dataset) -> Objective:
-    """The loss settings, with class weights counted on the training split."""
-    loss = settings.loss
-    weights = None
-    if loss.class_weights == "inverse_frequency":
-        labels = dataset.labels[np.asarray(dataset.splits.train)]
-        weights = jnp.asarray(inverse_frequency_weights(labels=labels, answers_per_step=dataset.chain.answers_per_step))
-    return Objective(
-        temperature=loss.temperature,
-        soft_label_scale=loss.soft_label_scale,
-        channel_alignment_scale=loss.channel_alignment_scale,
-        normaliser=loss.normaliser,
-        alignment_gradient=loss.alignment_gradient,
-        train_teacher_projection=loss.train_teacher_projection,
-        target_dropout=loss.target_dropout,
-        answer_weights=weights,
-    )
-
-
-def make_predict(networks: Networks, text_features: jax.Array | None, names: tuple[str, ...]) -> Predict:
-    """A compiled function (params, batch) -> padded logits [case, step, answer] of the named networks."""
-
-    def predict(params: Any, batch: dict[str, Any]) -> dict[str, jax.Array]:
-        features = encode_images(networks, params, batch)
-        logits = {}
-        if "teacher" in names:
-            logits["teacher"] = read_as_teacher(networks, params["teacher"], features, text_features, key=None).logits
-        if "student" in names:
-            reading = networks.student.apply({"params": params["student"]}, image_features=features, deterministic=True)
-            logits["student"] = reading.logits
-        return logits
-
-    return jax.jit(predict)
 
 
 class Run:

@@ -1,7 +1,7 @@
 """Dropout by masks that are drawn ahead.
 
 A pass of the teacher has dropout at dozens of places. Drawing all masks from one call, instead of one call a place,
-halves the compile time, and a mask belongs to a case and a place whatever runs in between.
+compiles faster, and a mask belongs to a case and a place whatever runs in between.
 """
 
 from collections.abc import Mapping
