@@ -188,3 +188,42 @@ DIAGNOSIS_OPTIONS = (
     "Mass",
     "Pneumothorax",
 )
+
+DEFAULT_CHAIN = Chain(
+    tuple(
+        Step(name, question, options)
+        for (name, question), options in zip(
+            PUBLISHED_STEPS,
+            (
+                DETECTION_OPTIONS,
+                ("Focal", "Multifocal", "Diffuse", "N/A"),
+                ("Consolidation", "Reticular", "Nodular", "Linear", "Cavity", "N/A"),
+                (
+                    "Upper lung zone",
+                    "Middle lung zone",
+                    "Lower lung zone",
+                    "Hilar/Mediastinal",
+                    "Pleura/Chest wall",
+                    "Cardiac",
+                    "N/A",
+                ),
+                ("Well-circumscribed", "Ill-defined", "Spiculated", "Calcified", "N/A"),
+                (
+                    "Volume loss",
+                    "Mediastinal shift",
+                    "Pleural effusion",
+                    "Pneumothorax",
+                    "Cardiomegaly",
+                    "Lymphadenopathy",
+                    "N/A",
+                ),
+                DIAGNOSIS_OPTIONS,
+            ),
+            strict=True,
+        )
+    )
+)
+"""The published seven steps with 4, 4, 6, 7, 5, 7 and 9 answers: for data that bring no chain of their own.
+
+The options of steps 2 to 6 are ours, since the published ones are in the published data only.
+"""

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.data.cases import Case
 from stepcot_jax.data.dataset import Dataset, load_dataset
 from stepcot_jax.data.images import Preprocessing
 from stepcot_jax.data.prompts import write_prompts
-from stepcot_jax.data.record_reader import Case
 from stepcot_jax.encoders import prompt_vectors
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet

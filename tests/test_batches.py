@@ -7,9 +7,9 @@ import pytest
 
 from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.chain import Chain, Step
+from stepcot_jax.data.cases import Case
 from stepcot_jax.data.dataset import Dataset, PixelCache
 from stepcot_jax.data.images import Preprocessing
-from stepcot_jax.data.records import Case
 from stepcot_jax.data.splits import Splits
 
 PREPROCESSING = Preprocessing(size=4)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from stepcot_jax.chain import Chain
+from stepcot_jax.chain import DEFAULT_CHAIN, Chain
+from stepcot_jax.data.cases import Case
 from stepcot_jax.data.image_check import check_images
 from stepcot_jax.data.images import Preprocessing, decode_image, resize_image
-from stepcot_jax.data.phantom import PHANTOM_CHAIN, draw_case
-from stepcot_jax.data.records import Case, SetAside, read_records, write_quarantine
+from stepcot_jax.data.phantom import draw_case
+from stepcot_jax.data.records import SetAside, read_records, write_quarantine
 from stepcot_jax.data.splits import Splits, make_splits, read_splits, write_manifest
 from stepcot_jax.errors import BadInput
 from stepcot_jax.settings import Settings
@@ -142,7 +143,7 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
         cases.append(case)
         pixels.put(index, drawn_pixels)
     splits, source = _make_splits(settings, cases, "the phantom")
-    return Dataset(PHANTOM_CHAIN, tuple(cases), splits, pixels, preprocessing, splits_source=source)
+    return Dataset(DEFAULT_CHAIN, tuple(cases), splits, pixels, preprocessing, splits_source=source)
 
 
 def _load_folder(

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from jaxtyping import UInt8
 
+from stepcot_jax.data.cases import Case
 from stepcot_jax.data.images import MAX_PIXELS, Preprocessing, decode_image, resize_image
 from stepcot_jax.data.published import FILE_NAME
-from stepcot_jax.data.records import Case, Collection, OnBadRecord, SetAside, describe_bad_records
+from stepcot_jax.data.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.errors import BadInput
 
 Pixels = UInt8[np.ndarray, "height width 3"]

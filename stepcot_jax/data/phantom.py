@@ -12,18 +12,20 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, UInt8
 
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.cases import Box, Case
 from stepcot_jax.data.phantom_anatomy import draw_anatomy, render_anatomy
-from stepcot_jax.data.phantom_answers import PHANTOM_CHAIN, Prevalence, answer_texts, draw_answers, generator
-from stepcot_jax.data.phantom_findings import Box, draw_findings
+from stepcot_jax.data.phantom_answers import Prevalence, answer_texts, draw_answers, generator
+from stepcot_jax.data.phantom_findings import draw_findings
 from stepcot_jax.data.phantom_frame import Frame, Pose
 from stepcot_jax.data.phantom_planning import plan_scene
 from stepcot_jax.data.phantom_reports import write_report
 from stepcot_jax.data.phantom_scene import Scene
 from stepcot_jax.data.phantom_styles import STYLES, Exposure, Style, draw_exposure, draw_pose, draw_style, expose
-from stepcot_jax.data.records import Case, write_records
+from stepcot_jax.data.records import write_records
 from stepcot_jax.errors import BadInput
 
-__all__ = ["PHANTOM_CHAIN", "Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
+__all__ = ["Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
 
 ORIGINS = tuple(style.origin for style in STYLES)
 """Names of the three origins, each with a style of acquisition of its own."""
@@ -112,13 +114,13 @@ def export_phantom(
     cases = []
     with (root / "boxes.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["image_path", *(field.name for field in dataclasses.fields(Box))])
+        table.writerow(["image_path", "label", "x", "y", "width", "height"])
         for index in progress(range(num_cases)):
             drawn = draw_case(index, seed=seed, size=size, prevalence=prevalence)
             _write_pictures(root, drawn)
-            table.writerows([drawn.case.image_path, *dataclasses.astuple(box)] for box in drawn.boxes)
+            table.writerows([drawn.case.image_path, *dataclasses.astuple(box)[:5]] for box in drawn.boxes)
             cases.append(drawn.case)
-    write_records(root, chain=PHANTOM_CHAIN, cases=cases)
+    write_records(root, chain=DEFAULT_CHAIN, cases=cases)
 
 
 def _write_pictures(root: Path, drawn: PhantomCase) -> None:
@@ -153,7 +155,7 @@ def _plan(index: int, *, seed: int, prevalence: Prevalence) -> _Shot:
         image_path=f"images/phantom_{index:06d}.png",
         origin=style.origin,
         report=report,
-        labels=tuple(step.options.index(answer) for step, answer in zip(PHANTOM_CHAIN.steps, answers, strict=True)),
+        labels=tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)),
         reasoning=reasoning,
     )
     return _Shot(case, scene, style, pose, exposure)

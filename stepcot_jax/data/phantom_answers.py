@@ -9,53 +9,17 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from stepcot_jax.chain import DETECTION_OPTIONS, DIAGNOSIS_OPTIONS, NOT_APPLICABLE, PUBLISHED_STEPS, Chain, Step
+from stepcot_jax.chain import DEFAULT_CHAIN, DETECTION_OPTIONS, DIAGNOSIS_OPTIONS, NOT_APPLICABLE
 from stepcot_jax.errors import BadInput
 
 Prevalence: TypeAlias = Literal["published", "flat"]
 
-PHANTOM_CHAIN = Chain(
-    tuple(
-        Step(name, question, options)
-        for (name, question), options in zip(
-            PUBLISHED_STEPS,
-            (
-                DETECTION_OPTIONS,
-                ("Focal", "Multifocal", "Diffuse", "N/A"),
-                ("Consolidation", "Reticular", "Nodular", "Linear", "Cavity", "N/A"),
-                (
-                    "Upper lung zone",
-                    "Middle lung zone",
-                    "Lower lung zone",
-                    "Hilar/Mediastinal",
-                    "Pleura/Chest wall",
-                    "Cardiac",
-                    "N/A",
-                ),
-                ("Well-circumscribed", "Ill-defined", "Spiculated", "Calcified", "N/A"),
-                (
-                    "Volume loss",
-                    "Mediastinal shift",
-                    "Pleural effusion",
-                    "Pneumothorax",
-                    "Cardiomegaly",
-                    "Lymphadenopathy",
-                    "N/A",
-                ),
-                DIAGNOSIS_OPTIONS,
-            ),
-            strict=True,
-        )
-    )
-)
-"""The published seven steps with 4, 4, 6, 7, 5, 7 and 9 answers."""
-
 NUM_PUBLISHED = dict(zip(DIAGNOSIS_OPTIONS, (6787, 851, 731, 723, 440, 276, 131, 88, 41), strict=True))
 """Cases of each diagnosis in the published train, validation and test sets together."""
 
-_UPPER, _MIDDLE, _LOWER, _HILAR, _PLEURA, _CARDIAC, _ = PHANTOM_CHAIN.steps[3].options
-_WELL, _ILL, _SPICULATED, _CALCIFIED, _ = PHANTOM_CHAIN.steps[4].options
-_LOSS, _SHIFT, _FLUID, _AIR, _BIG_HEART, _NODES, _ = PHANTOM_CHAIN.steps[5].options
+_UPPER, _MIDDLE, _LOWER, _HILAR, _PLEURA, _CARDIAC, _ = DEFAULT_CHAIN.steps[3].options
+_WELL, _ILL, _SPICULATED, _CALCIFIED, _ = DEFAULT_CHAIN.steps[4].options
+_LOSS, _SHIFT, _FLUID, _AIR, _BIG_HEART, _NODES, _ = DEFAULT_CHAIN.steps[5].options
 
 _PATTERN: dict[str, dict[str, float]] = {
     "Nodule": {"Nodular": 85, "Cavity": 15},
@@ -127,7 +91,7 @@ def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published")
       prevalence: "published" for the diagnoses' published shares (67 % Normal), "flat" for equal shares.
 
     Returns:
-      One label for each step of `PHANTOM_CHAIN`.
+      One label for each step of `DEFAULT_CHAIN`.
 
     Raises:
       BadInput: a negative index or seed, or another prevalence.
@@ -136,7 +100,7 @@ def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published")
     7
     """
     answers = answer_texts(index, seed=seed, prevalence=prevalence)
-    return tuple(step.options.index(answer) for step, answer in zip(PHANTOM_CHAIN.steps, answers, strict=True))
+    return tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True))
 
 
 def answer_texts(index: int, *, seed: int, prevalence: Prevalence) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
 """Lesions as layers of attenuation over a rendered chest, each with the box that holds it."""
 
-import dataclasses
-
 import numpy as np
 
+from stepcot_jax.data.cases import Box
 from stepcot_jax.data.phantom_anatomy import Chest
 from stepcot_jax.data.phantom_frame import Frame, Image, smooth_step
 from stepcot_jax.data.phantom_scene import Air, Fluid, Focus, Scene, Sign
@@ -14,17 +13,6 @@ _SHOWN = 0.08
 _DOT_CELL = 0.11
 _THINNEST_BLOB = 0.03
 _LARGEST_NODULE = 0.09
-
-
-@dataclasses.dataclass(frozen=True)
-class Box:
-    """Where a finding is: left and upper edge, width and height in pixels of its picture."""
-
-    label: str
-    x: int
-    y: int
-    width: int
-    height: int
 
 
 def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) -> tuple[Image, tuple[Box, ...]]:

@@ -1,14 +1,15 @@
 """The published layout of `data.json`, and nothing of its meaning: bytes to typed records and back.
 
 `data.json` is one array of records: patient_id, image_path, origin, report and vqa_chain, which holds one
-entry a step: step, question, options, answer, reasoning (authors' dataset card). Fields beyond these are
-passed over. `records` gives the entries their meaning.
+entry a step: step, question, options, answer, reasoning (authors' dataset card). The optional
+`stepcot_jax` holds what we keep beyond that; any other field is passed over. `records` gives the entries their meaning.
 """
 
 import codecs
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,14 +35,39 @@ class PublishedStep(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str | None
 
 
-class PublishedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `data.json`."""
+class PublishedBox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a finding is, in pixels of the image file."""
+
+    label: str
+    x: Annotated[float, msgspec.Meta(ge=0)]
+    y: Annotated[float, msgspec.Meta(ge=0)]
+    width: Annotated[float, msgspec.Meta(gt=0)]
+    height: Annotated[float, msgspec.Meta(gt=0)]
+    sentence: str = ""
+
+
+class Addition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What we keep of a case beyond the authors' fields, under a name of its own so that it meets no other's field."""
+
+    boxes: tuple[PublishedBox, ...] = ()
+    sex: Literal["", "F", "M", "O"] = ""
+    age: Annotated[float, msgspec.Meta(ge=0, le=150)] | None = None
+    view: str = ""
+    provenance: dict[str, str] = {}
+
+
+NOTHING_ADDED = Addition()
+
+
+class PublishedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of `data.json`; `stepcot_jax` is ours and optional."""
 
     patient_id: str | int
     image_path: str
     origin: str | None
     report: str | None
     vqa_chain: tuple[PublishedStep, ...]
+    stepcot_jax: Addition | None = None
 
 
 class _Identity(msgspec.Struct):

@@ -7,33 +7,15 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import msgspec
+
 from stepcot_jax.chain import Step, read_options
-from stepcot_jax.data.published import PublishedRecord, PublishedStep
+from stepcot_jax.data.cases import Box, Case
+from stepcot_jax.data.published import NOTHING_ADDED, PublishedRecord, PublishedStep
 from stepcot_jax.errors import BadInput
 
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
 _NUM_SHOWN = 80
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One radiograph with its chain.
-
-    Attributes:
-      patient_id: patient, as in the file; splits are disjoint by it.
-      image_path: image, relative to the data root, with "/" between its parts.
-      origin: collection the image comes from; "" where the file has null.
-      report: radiologist's report; "" where the file has null.
-      labels: label of each step, `chain.NOT_ANNOTATED` where nobody answered.
-      reasoning: reason given for each step's answer; "" where the file has null.
-    """
-
-    patient_id: str
-    image_path: str
-    origin: str
-    report: str
-    labels: tuple[int, ...]
-    reasoning: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +131,7 @@ class RecordReader:
             where = f"`$[{index}].vqa_chain[{place}]"
             steps.append(self._read_step(entry, position=position, where=where))
             labels.append(self._read_label(entry, step=steps[-1], where=where))
+        added = record.stepcot_jax or NOTHING_ADDED
         case = Case(
             patient_id=patient_id,
             image_path=normalise_image_path(record.image_path),
@@ -156,6 +139,11 @@ class RecordReader:
             report=record.report or "",
             labels=tuple(labels),
             reasoning=tuple(record.vqa_chain[place].reasoning or "" for place in entries),
+            boxes=tuple(Box(**msgspec.structs.asdict(box)) for box in added.boxes),
+            sex=added.sex,
+            age=added.age,
+            view=added.view,
+            provenance=tuple(sorted(added.provenance.items())),
         )
         return ReadRecord(index, case, tuple(steps), real_path)
 

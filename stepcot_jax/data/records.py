@@ -14,21 +14,10 @@ import msgspec
 
 from stepcot_jax.chain import PUBLISHED_STEPS, Chain, Step, fold
 from stepcot_jax.data import published
-from stepcot_jax.data.published import PublishedRecord, PublishedStep
-from stepcot_jax.data.record_reader import Case, ReadRecord, RecordReader
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.published import NOTHING_ADDED, Addition, PublishedBox, PublishedRecord, PublishedStep
+from stepcot_jax.data.record_reader import ReadRecord, RecordReader
 from stepcot_jax.errors import BadInput
-
-__all__ = [
-    "PUBLISHED_STEP_NAMES",
-    "Case",
-    "Collection",
-    "OnBadRecord",
-    "SetAside",
-    "describe_bad_records",
-    "read_records",
-    "write_quarantine",
-    "write_records",
-]
 
 OnBadRecord = Literal["stop", "skip"]
 
@@ -129,6 +118,7 @@ def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
             image_path=case.image_path,
             origin=case.origin,
             report=case.report,
+            stepcot_jax=_addition(case),
             vqa_chain=tuple(
                 PublishedStep(
                     step=f"Step {number}",
@@ -145,6 +135,17 @@ def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
         for case in cases
     ]
     published.write_whole(Path(root) / published.FILE_NAME, published.encode_records(records))
+
+
+def _addition(case: Case) -> Addition | None:
+    added = Addition(
+        boxes=tuple(PublishedBox(**dataclasses.asdict(box)) for box in case.boxes),
+        sex=case.sex,  # type: ignore[arg-type]
+        age=case.age,
+        view=case.view,
+        provenance=dict(case.provenance),
+    )
+    return None if added == NOTHING_ADDED else added
 
 
 def write_quarantine(path: Path, set_aside: Sequence[SetAside]) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 
-from stepcot_jax.data.records import Case
+from stepcot_jax.data.cases import Case
 from stepcot_jax.data.split_tables import SplitRow
 from stepcot_jax.errors import BadInput
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.records import Case
+from stepcot_jax.data.cases import Case
 from stepcot_jax.data.split_checks import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.errors import BadInput
 

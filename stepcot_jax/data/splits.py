@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from stepcot_jax.data.cases import Case
 from stepcot_jax.data.published import write_whole
 from stepcot_jax.data.record_reader import normalise_image_path
-from stepcot_jax.data.records import Case, SetAside
+from stepcot_jax.data.records import SetAside
 from stepcot_jax.data.split_checks import SPLIT_NAMES, Splits, check_listed, check_splits
 from stepcot_jax.data.split_making import PUBLISHED_FRACTIONS, make_splits
 from stepcot_jax.data.split_tables import SplitRow, read_split_table

@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepcot_jax.data.record_reader import Case, normalise_image_path
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.record_reader import normalise_image_path
 from stepcot_jax.errors import BadInput
 from stepcot_jax.features.arrays import MAX_TEXT_BYTES
 

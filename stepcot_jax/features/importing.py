@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepcot_jax.data.record_reader import Case
+from stepcot_jax.data.cases import Case
 from stepcot_jax.errors import BadInput
 from stepcot_jax.features.arrays import (
     ArrayFile,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stepcot_jax.chain import DETECTION_OPTIONS, DIAGNOSIS_OPTIONS
+from stepcot_jax.chain import DEFAULT_CHAIN, DETECTION_OPTIONS, DIAGNOSIS_OPTIONS
 from stepcot_jax.data import phantom, phantom_reports
-from stepcot_jax.data.phantom import PHANTOM_CHAIN, Box, draw_answers, draw_case, export_phantom
+from stepcot_jax.data.cases import Box
+from stepcot_jax.data.phantom import draw_answers, draw_case, export_phantom
 from stepcot_jax.data.phantom_answers import NUM_PUBLISHED, answer_texts
 from stepcot_jax.data.records import read_records
 from stepcot_jax.errors import BadInput
@@ -30,7 +31,7 @@ def flat_cases():
 
 
 def _texts(labels):
-    return tuple(step.options[label] for step, label in zip(PHANTOM_CHAIN.steps, labels, strict=True))
+    return tuple(step.options[label] for step, label in zip(DEFAULT_CHAIN.steps, labels, strict=True))
 
 
 def _same(first, second):
@@ -44,7 +45,7 @@ def _same(first, second):
 
 
 def test_chain_has_the_published_answer_counts():
-    assert PHANTOM_CHAIN.answers_per_step == (4, 4, 6, 7, 5, 7, 9)
+    assert DEFAULT_CHAIN.answers_per_step == (4, 4, 6, 7, 5, 7, 9)
 
 
 def test_same_seed_same_case_in_any_order(flat_cases):
@@ -95,7 +96,7 @@ def test_answers_agree_with_each_other(flat_answers):
 
 
 def test_every_answer_of_every_step_occurs(flat_answers):
-    for step, found in zip(PHANTOM_CHAIN.steps, zip(*flat_answers, strict=True), strict=True):
+    for step, found in zip(DEFAULT_CHAIN.steps, zip(*flat_answers, strict=True), strict=True):
         assert set(found) == set(step.options)
 
 
@@ -217,7 +218,7 @@ def test_report_wordings_tell_answers_apart():
         phantom_reports._SECONDARY,
         phantom_reports._DIAGNOSIS,
     )
-    for step, table in zip(PHANTOM_CHAIN.steps, tables, strict=True):
+    for step, table in zip(DEFAULT_CHAIN.steps, tables, strict=True):
         assert set(table) == set(step.options) - {"No abnormality", "Normal"}
         wordings = [wording for group in table.values() for wording in group if wording]
         assert len(set(wordings)) == len(wordings)
@@ -256,7 +257,7 @@ def test_keywords_recover_the_answers_from_abnormal_reports(flat_cases):
         answers = [_texts(case.labels)[number] for case in abnormal]
         stated = [(answer, case) for answer, case in zip(answers, abnormal, strict=True) if answer != "Calcified"]
         right = [_by_keywords(case.report, rules) == answer for answer, case in stated]
-        assert np.mean(right) >= 0.9, PHANTOM_CHAIN.steps[number].name
+        assert np.mean(right) >= 0.9, DEFAULT_CHAIN.steps[number].name
 
 
 def test_reasoning_quotes_the_report(flat_cases):
@@ -283,7 +284,7 @@ def test_export_reads_back_equal(tmp_path):
     export_phantom(tmp_path, num_cases=20, seed=8, size=48, prevalence="flat", progress=watch)
     drawn = [draw_case(index, seed=8, size=48, prevalence="flat") for index in range(20)]
     collection = read_records(tmp_path)
-    assert collection.chain == PHANTOM_CHAIN
+    assert collection.chain == DEFAULT_CHAIN
     assert collection.cases == tuple(case.case for case in drawn)
     assert seen == list(range(20))
     with (tmp_path / "boxes.csv").open(newline="") as file:
@@ -327,4 +328,4 @@ def test_least_size_still_draws():
 
 
 def test_detection_options_are_the_published_ones():
-    assert PHANTOM_CHAIN.steps[0].options == DETECTION_OPTIONS
+    assert DEFAULT_CHAIN.steps[0].options == DETECTION_OPTIONS

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
 from stepcot_jax.data import published
+from stepcot_jax.data.cases import Box, Case
 from stepcot_jax.data.records import (
-    Case,
     SetAside,
     read_records,
     write_quarantine,
@@ -400,6 +400,8 @@ words = st.text(string.ascii_letters + "äß()., 0-9", min_size=2, max_size=12).
     lambda text: " ".join(f"o{text}".split())
 )
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+sides = st.floats(0.5, 1e4)
+boxes = st.builds(Box, label=texts, x=sides, y=sides, width=sides, height=sides, sentence=texts)
 
 
 @st.composite
@@ -417,6 +419,11 @@ def chains_with_cases(draw):
             report=draw(texts),
             labels=draw(labels),
             reasoning=draw(st.tuples(*(texts for _ in steps))),
+            boxes=tuple(draw(st.lists(boxes, max_size=2))),
+            sex=draw(st.sampled_from(["", "F", "M", "O"])),
+            age=draw(st.none() | st.floats(0, 150)),
+            view=draw(texts),
+            provenance=tuple(sorted(draw(st.dictionaries(texts, texts, max_size=2)).items())),
         )
         for number in range(draw(st.integers(1, 4)))
     )

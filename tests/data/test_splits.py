@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.records import Case, SetAside, read_records
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.records import SetAside, read_records
 from stepcot_jax.data.splits import Splits, make_splits, read_manifest, read_splits, write_manifest
 from stepcot_jax.errors import BadInput
 

@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from stepcot_jax.data.record_reader import Case
+from stepcot_jax.data.cases import Case
 from stepcot_jax.data.records import write_records
 from stepcot_jax.errors import BadInput
 from stepcot_jax.features import arrays
