@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.measure import make_sgemm, peak_megabytes, sgemm_gflop, time_in_turn
+from benchmarks.plain import PlainTeacher
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.training.optimizers import make_optimizer
@@ -23,6 +24,12 @@ ANSWERS = (4, 4, 6, 7, 5, 7, 9)
 IMAGE_WIDTH, TEXT_WIDTH = 512, 768
 BATCH_SIZES = (8, 32, 128, 256)
 
+_TEACHERS: dict[str, Callable[[], Any]] = {
+    "": lambda: Teacher(ANSWERS),
+    "plain": lambda: PlainTeacher(ANSWERS),
+    "unrolled": lambda: Teacher(ANSWERS, unroll=True),
+}
+
 
 def make_batch(batch_size: int) -> dict[str, jax.Array]:
     """Random features and labels."""
@@ -31,9 +38,9 @@ def make_batch(batch_size: int) -> dict[str, jax.Array]:
     return {"image_features": features, "labels": labels}
 
 
-def make_joint(*, unroll: bool = False) -> tuple[Any, Callable[..., Any], jax.Array]:
+def make_joint(teacher: Any = None) -> tuple[Any, Callable[..., Any], jax.Array]:
     """State, joint step (its state is donated) and prompt features at the published sizes."""
-    networks = Networks(teacher=Teacher(ANSWERS, unroll=unroll), student=Student(ANSWERS))
+    networks = Networks(teacher=teacher or Teacher(ANSWERS), student=Student(ANSWERS))
     optimizers = {"teacher": make_optimizer(learning_rate=5e-5), "student": make_optimizer(learning_rate=1e-4)}
     text_features = jax.random.normal(jax.random.key(3), (len(ANSWERS), TEXT_WIDTH))
 
@@ -85,15 +92,21 @@ def measure_joint(rounds: int) -> dict[str, float]:
 
 
 def measure_compilation() -> dict[str, float]:
-    """Seconds to compile the joint step at batch 32: cold, unrolled cold, and in a second process with the cache."""
+    """Seconds to compile the joint step at batch 32, and in a second process with the cache.
+
+    Beside it stand two teachers whose steps are compiled one by one: "plain" is `benchmarks.plain`, the step as one
+    would first write it, and "unrolled" is ours with its scan unrolled.
+    """
     with tempfile.TemporaryDirectory() as cache:
         cold = _in_new_process({"cache": cache})
         warm = _in_new_process({"cache": cache})
-        unrolled = _in_new_process({"unroll": "1"})
+        plain, unrolled = _in_new_process({"teacher": "plain"}), _in_new_process({"teacher": "unrolled"})
     return {
         "joint_compile_seconds": cold["seconds"],
         "joint_restart_seconds": warm["seconds"],
+        "joint_plain_compile_seconds": plain["seconds"],
         "joint_unrolled_compile_seconds": unrolled["seconds"],
+        "joint_compile_vs_plain": cold["seconds"] / plain["seconds"],
         "joint_compile_vs_unrolled": cold["seconds"] / unrolled["seconds"],
         "joint_restart_vs_compile": warm["seconds"] / cold["seconds"],
         "joint_peak_megabytes": cold["megabytes"],
@@ -112,7 +125,7 @@ def _compile_once(arguments: dict[str, str]) -> dict[str, float]:
     if "cache" in arguments:
         jax.config.update("jax_compilation_cache_dir", arguments["cache"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    state, step, text_features = make_joint(unroll="unroll" in arguments)
+    state, step, text_features = make_joint(_TEACHERS[arguments.get("teacher", "")]())
     batch = make_batch(32)
     start = time.perf_counter()
     compiled = step.lower(state, batch, text_features).compile()

@@ -85,7 +85,7 @@ def assign(
     *,
     shapes: Mapping[str, Any],
     unused: Collection[str] = (),
-    only: str = "",
+    only: str | None = "",
     source: str = "weights",
 ) -> dict[str, Any]:
     """Parameters from tensors, each used exactly once.
@@ -95,7 +95,7 @@ def assign(
       tensors: tensor names -> arrays of any float dtype.
       shapes: the parameter tree, with anything that has a `shape` as leaves.
       unused: names of tensors that may be there and are not parameters of the network.
-      only: start of the paths that are wanted; the other tensors are checked as strictly, and not kept.
+      only: start of the paths that are wanted, None for none; the other tensors are checked as strictly, and not kept.
       source: the file or folder that errors name.
 
     Returns:
@@ -123,7 +123,7 @@ def assign(
 
 
 def _fill(
-    table: Mapping[str, Place], tensors: Mapping[str, np.ndarray], targets: Mapping[str, Shape], only: str
+    table: Mapping[str, Place], tensors: Mapping[str, np.ndarray], targets: Mapping[str, Shape], only: str | None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Flat parameters, and what is wrong with which tensor."""
     flat: dict[str, np.ndarray] = {}
@@ -140,7 +140,7 @@ def _fill(
             wrong.append(f"{name} has dtype {tensor.dtype}, accepted are float16, bfloat16, float32 and float64")
         elif not np.all(np.isfinite(tensor := tensor.astype(np.float32, copy=False))):
             wrong.append(f"{name} holds numbers that are not finite")
-        elif place.path.startswith(only):
+        elif only is not None and place.path.startswith(only):
             values = flat.setdefault(place.path, np.empty(target, np.float32))
             part = slice(place.part * width, (place.part + 1) * width)
             values[(..., part) if target else ()] = layout.turn(tensor)

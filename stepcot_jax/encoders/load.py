@@ -5,7 +5,7 @@ import functools
 import hashlib
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -57,7 +57,8 @@ class ImageEncoder:
       digest: of weights, architecture and compute dtype; other features, other digest.
       num_parameters: of the whole checkpoint, which for CLIP has both towers, as published.
       network: the Flax module.
-      params: its parameters.
+      read_params: reads its parameters from the checkpoint; called when something is encoded for the first time, so
+        that an encoder whose features are all stored takes no memory.
     """
 
     name: str
@@ -66,7 +67,12 @@ class ImageEncoder:
     digest: str
     num_parameters: int
     network: nn.Module = dataclasses.field(repr=False)
-    params: Any = dataclasses.field(repr=False)
+    read_params: Callable[[], Any] = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def params(self) -> Any:
+        """The parameters."""
+        return jax.device_put(self.read_params())
 
     def encode(self, images: Float32[Any, "case height width 3"]) -> Float32[Array, "case feature"]:
         """Features [case, width] of normalised `images` [case, height, width, 3]; compiled once a shape."""
@@ -98,7 +104,7 @@ class TextEncoder:
       max_tokens: longest text in tokens; what is longer is cut, and reported.
       tokenizer: texts -> tokens.
       network: the Flax module.
-      params: its parameters.
+      read_params: reads its parameters from the checkpoint; called when something is encoded for the first time.
     """
 
     name: str
@@ -109,7 +115,12 @@ class TextEncoder:
     max_tokens: int
     tokenizer: Tokenizer = dataclasses.field(repr=False)
     network: nn.Module = dataclasses.field(repr=False)
-    params: Any = dataclasses.field(repr=False)
+    read_params: Callable[[], Any] = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def params(self) -> Any:
+        """The parameters."""
+        return jax.device_put(self.read_params())
 
     def encode(self, texts: Sequence[str], *, pooling: Pooling = "cls") -> Float32[np.ndarray, "text feature"]:
         """A vector of each text.
@@ -166,17 +177,18 @@ def load_image_encoder(source: str, *, dtype: DTypeLike = jnp.float32) -> ImageE
     Raises:
       BadInput: there is no such checkpoint, it has no image encoder, or its tensors do not fit its config.
     """
-    architecture, params, num_parameters, digest, _ = _load(source, dtype, "image")
+    checkpoint = _open(source, dtype, "image")
+    architecture = checkpoint.architecture
     network: Any = architecture.image
     preprocessing: Any = architecture.preprocessing
     return ImageEncoder(
         name=f"{architecture.name} of {source}",
-        width=feature_width(network, params, size=preprocessing.size),
+        width=feature_width(network, checkpoint.shapes, size=preprocessing.size),
         preprocessing=preprocessing,
-        digest=_join(digest, describe(network)),
-        num_parameters=num_parameters,
+        digest=_join(checkpoint.digest, describe(network)),
+        num_parameters=checkpoint.num_parameters,
         network=network,
-        params=jax.device_put(params),
+        read_params=checkpoint.read_params,
     )
 
 
@@ -194,21 +206,22 @@ def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens
     """
     if max_tokens < 3:
         raise BadInput(f"{source}: found max_tokens {max_tokens}, accepted are at least 3 (begin, a word, end)")
-    architecture, params, num_parameters, digest, path = _load(source, dtype, "text")
+    checkpoint = _open(source, dtype, "text")
+    architecture = checkpoint.architecture
     network: Any = architecture.text
     max_tokens = min(max_tokens, architecture.max_tokens)
-    tokenizer = load_tokenizer(path, max_tokens=max_tokens, vocabulary_size=network.vocabulary_size)
+    tokenizer = load_tokenizer(checkpoint.path, max_tokens=max_tokens, vocabulary_size=network.vocabulary_size)
     projection = getattr(network, "projection", (getattr(network, "projected_width", 0),))
     return TextEncoder(
         name=f"{architecture.name} of {source}",
         width=network.sizes.width,
         projected_width=projection[-1] if projection else 0,
-        digest=_join(digest, describe(network), tokenizer.digest, str(max_tokens)),
-        num_parameters=num_parameters,
+        digest=_join(checkpoint.digest, describe(network), tokenizer.digest, str(max_tokens)),
+        num_parameters=checkpoint.num_parameters,
         max_tokens=max_tokens,
         tokenizer=tokenizer,
         network=network,
-        params=jax.device_put(params),
+        read_params=checkpoint.read_params,
     )
 
 
@@ -217,10 +230,46 @@ def count_published(*encoders: ImageEncoder | TextEncoder, num_trained: int) -> 
     return num_trained + sum(encoder.num_parameters for encoder in encoders)
 
 
-def _load(
-    source: str, dtype: DTypeLike, part: Literal["image", "text"]
-) -> tuple[Architecture, dict[str, Any], int, str, pathlib.Path]:
-    """Architecture, the part's parameters, how many the whole checkpoint has, the part's digest, folder or file."""
+@dataclasses.dataclass(frozen=True)
+class _Checkpoint:
+    """One part of a checkpoint, checked to the last tensor but not kept in memory.
+
+    Attributes:
+      architecture: of the whole checkpoint.
+      path: folder or file.
+      part: "image" or "text".
+      digest: of the part's tensors.
+    """
+
+    architecture: Architecture
+    path: pathlib.Path
+    part: Literal["image", "text"]
+    digest: str
+
+    @property
+    def shapes(self) -> Any:
+        """The part's parameter tree with shapes as leaves."""
+        return self.architecture.shapes()[self.part]
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole checkpoint."""
+        return count_parameters(self.architecture.shapes())
+
+    def read_params(self) -> Any:
+        """The part's parameters.
+
+        Raises:
+          BadInput: the checkpoint is no longer what it was when it was opened.
+        """
+        tensors = read_tensors(self.path)
+        params = _assign(self.architecture, tensors, self.path, only=f"{self.part}/")[self.part]
+        if _digest_part(self.architecture, tensors, self.part) != self.digest:
+            raise BadInput(f"{self.path}: found other weights than at the start, accepted are files that stay")
+        return params
+
+
+def _open(source: str, dtype: DTypeLike, part: Literal["image", "text"]) -> _Checkpoint:
     path = resolve(source)
     tensors = read_tensors(path)
     architecture = recognise(path, tensors, jnp.dtype(dtype))
@@ -228,12 +277,24 @@ def _load(
         raise BadInput(
             f"{path}: found a {architecture.name}, which has no {part} encoder, accepted are models with one"
         )
-    shapes, only = architecture.shapes(), f"{part}/"
-    params = assign(
-        architecture.table, tensors, shapes=shapes, unused=architecture.unused, only=only, source=str(path)
-    )[part]
-    used = {name: tensors[name] for name, place in architecture.table.items() if place.path.startswith(only)}
-    return architecture, params, count_parameters(shapes), weights_digest(used), path
+    _assign(architecture, tensors, path, only=None)
+    return _Checkpoint(architecture, path, part, _digest_part(architecture, tensors, part))
+
+
+def _assign(architecture: Architecture, tensors: Any, path: pathlib.Path, *, only: str | None) -> dict[str, Any]:
+    return assign(
+        architecture.table,
+        tensors,
+        shapes=architecture.shapes(),
+        unused=architecture.unused,
+        only=only,
+        source=str(path),
+    )
+
+
+def _digest_part(architecture: Architecture, tensors: Any, part: str) -> str:
+    names = [name for name, place in architecture.table.items() if place.path.startswith(f"{part}/")]
+    return weights_digest(tensors, names)
 
 
 def _join(*parts: str) -> str:

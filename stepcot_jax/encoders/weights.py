@@ -3,7 +3,7 @@
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,30 @@ PREFERRED = (
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 ACCEPTED = f"accepted are {', '.join(PREFERRED)}, or a single file *.safetensors, *.pt or *.pth"
 
+_MOST_MAPPED_BYTES = 1 << 27
+"""Bytes read from an open file before it is opened anew: what was read of a memory map counts as resident."""
+
 
 class TensorFiles(Mapping[str, np.ndarray]):
     """Tensors by name, read from safetensors files when they are asked for, so that no copy of all is held."""
 
-    def __init__(self, files: Mapping[str, tuple[pathlib.Path, Any]]):
-        """`files`: tensor names -> the path and the open file that hold them."""
+    def __init__(self, files: Mapping[str, pathlib.Path]):
+        """`files`: tensor names -> the file that holds them."""
         self._files = files
+        self._opened: dict[pathlib.Path, Any] = {}
+        self._num_bytes = 0
 
     def __getitem__(self, name: str) -> np.ndarray:
-        path, file = self._files[name]
+        path = self._files[name]
+        if self._num_bytes > _MOST_MAPPED_BYTES:
+            self._opened.clear()
+            self._num_bytes = 0
+        if path not in self._opened:
+            self._opened[path] = _open(path)
         try:
-            return file.get_tensor(name)
+            tensor = self._opened[path].get_tensor(name)
+            self._num_bytes += tensor.nbytes
+            return tensor
         except Exception as error:  # safetensors raises several kinds for a dtype that NumPy does not have
             raise BadInput(f"{path}: {name}: found no readable tensor ({_one_line(error)})") from None
 
@@ -60,7 +72,7 @@ def read_tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
         return _read_shards(file)
     if file.suffix in TORCH_SUFFIXES:
         return _read_torch(file)
-    return TensorFiles({name: (file, opened) for opened in [_open(file)] for name in opened.keys()})  # noqa: SIM118
+    return TensorFiles(dict.fromkeys(_open(file).keys(), file))
 
 
 def find_weights(path: pathlib.Path) -> pathlib.Path:
@@ -113,7 +125,7 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
         raise BadInput(
             f"{index}: found no agreement with its files on {', '.join(strays)}, accepted is each tensor once"
         )
-    return TensorFiles({name: (index.with_name(shard), opened[shard]) for name, shard in pairs})
+    return TensorFiles({name: index.with_name(shard) for name, shard in pairs})
 
 
 def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -142,8 +154,8 @@ def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
     }
 
 
-def weights_digest(tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names.
+def weights_digest(tensors: Mapping[str, np.ndarray], names: Collection[str] | None = None) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names; of all tensors or of those named.
 
     It is the same wherever the tensors were read from, whole or in shards, and another if any number changes.
 
@@ -151,9 +163,10 @@ def weights_digest(tensors: Mapping[str, np.ndarray]) -> str:
     False
     """
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = np.ascontiguousarray(tensors[name])
-        header = json.dumps([name, str(tensor.dtype), list(np.shape(tensors[name]))])
+    for name in sorted(tensors if names is None else names):
+        found = tensors[name]
+        tensor = np.ascontiguousarray(found)
+        header = json.dumps([name, str(tensor.dtype), list(np.shape(found))])
         digest.update(f"{header}\n".encode())
         digest.update(tensor.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -27,9 +27,19 @@ class MemoryCell(nn.Module):
         width = memory.shape[-1]
         from_input = nn.Dense(3 * width, dtype=self.dtype, name="input")(conclusion)
         from_memory = nn.Dense(3 * width, dtype=self.dtype, name="hidden")(memory)
-        reset_input, update_input, new_input = jnp.split(from_input, 3, axis=-1)
-        reset_memory, update_memory, new_memory = jnp.split(from_memory, 3, axis=-1)
-        reset = nn.sigmoid(reset_input + reset_memory)
-        update = nn.sigmoid(update_input + update_memory)
-        new = nn.tanh(new_input + reset * new_memory)
-        return (1 - update) * new + update * memory
+        return gated_update(from_input=from_input, from_memory=from_memory, memory=memory)
+
+
+def gated_update(
+    *,
+    from_input: Float[Array, "case gates"],
+    from_memory: Float[Array, "case gates"],
+    memory: Float[Array, "case width"],
+) -> Float[Array, "case width"]:
+    """The memory [case, width] after the gates; both parts are [case, 3 * width], in the order reset, update, new."""
+    reset_input, update_input, new_input = jnp.split(from_input, 3, axis=-1)
+    reset_memory, update_memory, new_memory = jnp.split(from_memory, 3, axis=-1)
+    reset = nn.sigmoid(reset_input + reset_memory)
+    update = nn.sigmoid(update_input + update_memory)
+    new = nn.tanh(new_input + reset * new_memory)
+    return (1 - update) * new + update * memory

@@ -1,6 +1,5 @@
 """The teacher: reading steps as graph nodes, a memory node, and a write-back of every answer (paper: Appendix D.2)."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from stepcot_jax.models.deferred_gradients import scan_steps
 from stepcot_jax.models.dropout import draw_keeps
 from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
@@ -38,8 +38,9 @@ class TeacherReading(flax.struct.PyTreeNode):
 class Teacher(nn.Module):
     """Image features and prompt features -> answers of all steps.
 
-    The steps run in one `lax.scan` (all but the first, whose nodes the whole batch may share), so that
-    compile time does not grow with their number; the weights of the step heads are stacked on a step axis.
+    The steps run in one scan, so that compile time does not grow with their number; the weights of the step heads are
+    stacked on a step axis. Outside the scan are the first pass of the graph attention, whose nodes the whole batch may
+    share, and the last answer, which nothing follows.
 
     Attributes:
       answers_per_step: number of answers of each step.
@@ -52,7 +53,7 @@ class Teacher(nn.Module):
       head_dropout_rate: dropout of image projections and step heads.
       memory: False removes the memory node and its GRU (ablation).
       text: False puts learned step vectors in the prompts' place (ablation).
-      unroll: True compiles the steps one by one instead of as a loop; slower to compile, for comparison.
+      unroll: True compiles the steps one by one instead of as a loop, for comparison.
       dtype: compute dtype; logits, softmax and parameters are float32.
     """
 
@@ -155,25 +156,51 @@ class Teacher(nn.Module):
         projected = self._project_image(image_features, keeps.pop("image", None))
         if given_answers is None:
             given_answers = jnp.full((num_cases, num_steps), -1, jnp.int32)
-        scanned = {
+        classifiers = self._padded_classifiers()
+        shared = {"graph_attention": self.graph_attention, "context": self.context, "node_mask": node_mask}
+        if self.memory:
+            shared |= {"memory_cell": self.memory_cell, "conclusion": self.conclusion}
+        attention_keeps = keeps.pop("attention", None)
+        inputs = {
             "step": jnp.arange(num_steps),
             "image_feature": projected,
             "head": self.heads,
-            "classifier": self._padded_classifiers(),
+            "classifier": classifiers,
+            "concluded": self._reading_step.conclude(shared, classifiers["kernel"]),
             "given_answer": given_answers.T,
             "keep": keeps,
         }
-        params = {"graph_attention": self.graph_attention, "context": self.context}
-        if self.memory:
-            params |= {"memory_cell": self.memory_cell, "conclusion": self.conclusion}
-        read_step = functools.partial(self._reading_step, params, node_mask=node_mask, with_attention=with_attention)
-        nodes, first = read_step(nodes, jax.tree.map(lambda leaf: leaf[0], scanned))
-        outputs = jax.tree.map(lambda leaf: leaf[None], first)
-        if num_steps > 1:
-            _, later = jax.lax.scan(read_step, nodes, jax.tree.map(lambda leaf: leaf[1:], scanned), unroll=self.unroll)
-            outputs = jax.tree.map(lambda head, tail: jnp.concatenate([head, tail]), outputs, later)
+        outputs = self._read_steps(shared, nodes, inputs, attention_keeps)
+        if not with_attention:
+            outputs["attention"] = None
         by_case = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
         return TeacherReading(image_features=jnp.moveaxis(projected, 0, 1), **by_case)
+
+    def _read_steps(
+        self, shared: dict[str, Any], nodes: Array, inputs: dict[str, Any], attention_keeps: Array | None
+    ) -> dict[str, Any]:
+        """Outputs of all steps [step, case, ...]: attend, then answer and attend again, and the last answer."""
+        attend, answer = self._reading_step.attend, self._reading_step.answer
+
+        def answer_and_attend(shared: dict[str, Any], nodes: Array, scanned: Any) -> tuple[Array, dict[str, Any]]:
+            step_inputs, keep_of_next = scanned
+            nodes, outputs = answer(shared, nodes, step_inputs)
+            nodes, attention = attend(shared, nodes, keep=keep_of_next)
+            return nodes, outputs | {"attention": attention}
+
+        keep_of_first, keeps_of_rest = None, None
+        if attention_keeps is not None:
+            keep_of_first, keeps_of_rest = attention_keeps[0], attention_keeps[1:]
+        num_cases = inputs["image_feature"].shape[1]
+        nodes, attention = attend(shared, nodes, keep=keep_of_first)
+        nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
+        attention = jnp.broadcast_to(attention, (num_cases, *attention.shape[-4:]))
+        all_but_last = jax.tree.map(lambda leaf: leaf[:-1], inputs)
+        nodes, outputs = scan_steps(answer_and_attend, shared, nodes, (all_but_last, keeps_of_rest), unroll=self.unroll)
+        attentions = outputs.pop("attention")
+        _, of_last = answer(shared, nodes, jax.tree.map(lambda leaf: leaf[-1], inputs))
+        outputs = jax.tree.map(lambda others, one: jnp.concatenate([others, one[None]]), outputs, of_last)
+        return outputs | {"attention": jnp.concatenate([attention[None], attentions])}
 
     def _draw_keeps(self, num_cases: int) -> dict[str, Array]:
         """Dropout's masks [step, case, ...] of every place in a pass."""

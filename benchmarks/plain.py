@@ -1,0 +1,85 @@
+"""The teacher as one would first write it: seven step models in a Python loop, a dropout layer at every place.
+
+The yardstick for compile time. It computes what `stepcot_jax.models.teacher.Teacher` computes, with the same layers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from stepcot_jax.models.graph_attention import GraphAttentionStack
+from stepcot_jax.models.memory import MemoryCell
+from stepcot_jax.models.projection import layer_norm
+from stepcot_jax.models.student import pad_answers
+from stepcot_jax.models.teacher import TeacherReading
+
+
+class Block(nn.Module):
+    """Linear, LayerNorm, ReLU, Dropout."""
+
+    width: int
+    dropout_rate: float
+
+    @nn.compact
+    def __call__(self, values: Array, *, deterministic: bool) -> Array:
+        """Project `values` [case, width]."""
+        hidden = nn.relu(layer_norm(dtype=jnp.float32)(nn.Dense(self.width)(values)))
+        return nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
+
+
+class StepModel(nn.Module):
+    """One step's image projection, fusion and classifier."""
+
+    num_answers: int
+    width: int
+
+    @nn.compact
+    def __call__(self, image: Array, context: Array, *, deterministic: bool) -> tuple[Array, Array, Array]:
+        """Logits, the step's image feature, and the classifier's kernel."""
+        feature = Block(self.width, 0.3)(image, deterministic=deterministic)
+        hidden = jnp.concatenate([feature, context], axis=-1)
+        for _ in range(2):
+            hidden = Block(self.width, 0.3)(hidden, deterministic=deterministic)
+        classifier = nn.Dense(self.num_answers)
+        return classifier(hidden), feature, classifier.variables["params"]["kernel"]
+
+
+class PlainTeacher(nn.Module):
+    """The published teacher, step after step."""
+
+    answers_per_step: Sequence[int]
+    width: int = 768
+    num_layers: int = 2
+    num_heads: int = 4
+
+    @nn.compact
+    def __call__(
+        self, *, image_features: Float[Array, "case width"], text_features: Any, deterministic: bool
+    ) -> TeacherReading:
+        """Read a batch; see `Teacher`."""
+        num_cases, num_steps = image_features.shape[0], len(self.answers_per_step)
+        graph_attention = GraphAttentionStack(self.num_layers, self.num_heads, self.width)
+        context_block, conclusion, cell = Block(self.width, 0.2), nn.Dense(self.width), MemoryCell()
+        memory = jnp.broadcast_to(self.param("memory_start", nn.initializers.zeros, (self.width,)), (num_cases, 768))
+        nodes = jnp.broadcast_to(text_features, (num_cases, *text_features.shape))
+        nodes = jnp.concatenate([nodes, memory[:, None]], axis=1)
+        logits, features = [], []
+        for step, num_answers in enumerate(self.answers_per_step):
+            keep = None
+            if not deterministic:
+                shape = (num_cases, self.num_layers, self.num_heads, num_steps + 1, num_steps + 1)
+                keep = jax.random.bernoulli(self.make_rng("dropout"), 0.9, shape)
+            nodes, _ = graph_attention(nodes, node_mask=None, keep=keep)
+            source = jnp.concatenate([nodes[:, step], nodes[:, -1]], axis=-1)
+            context = context_block(source, deterministic=deterministic)
+            model = StepModel(num_answers, self.width, name=f"step_{step}")
+            answer, feature, kernel = model(image_features, context, deterministic=deterministic)
+            memory = cell(conclusion(jax.nn.softmax(answer) @ kernel.T), nodes[:, -1])
+            nodes = jnp.concatenate([nodes[:, :-1], memory[:, None]], axis=1)
+            logits.append(pad_answers(answer, max(self.answers_per_step)))
+            features.append(feature)
+        return TeacherReading(jnp.stack(logits, axis=1), jnp.stack(features, axis=1), None, None)

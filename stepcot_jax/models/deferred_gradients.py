@@ -1,0 +1,160 @@
+"""A scan whose gradient in the weights that its steps share is one product over all steps.
+
+The transpose of a plain `lax.scan` adds each step's share to the gradient of every shared kernel: one kernel-sized sum
+a step, which with batches of some dozens of cases takes as long as the arithmetic. Here the backward scan only collects
+the gradients in the layers' outputs; inputs and output gradients of all steps then meet in one product,
+dK = sum over steps of x_s^T dy_s.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+_ByPlace = dict[int, Any]
+"""Something for each shared kernel, by its place among the leaves of the parameters."""
+
+
+def scan_steps(step: Step, params: Any, carry: Any, inputs: Any, *, unroll: bool = False) -> tuple[Any, Any]:
+    """`lax.scan` of step(params, carry, inputs) over the leading axis of `inputs`, equal to it but for rounding.
+
+    Can be differentiated in reverse mode only.
+
+    Args:
+      step: (params, carry, inputs of one step) -> (carry, outputs of the step). A kernel of `params` that an `nn.Dense`
+        uses must be used by that layer alone, once a step.
+      params: what all steps share; the step must take nothing else from outside that has a gradient.
+      carry: what goes from step to step.
+      inputs: tree of arrays with a leading step axis.
+      unroll: compile the steps one by one, with plain gradients; for comparison.
+
+    Returns:
+      The last carry, and the outputs of all steps on a leading axis.
+    """
+    num_steps = jax.tree.leaves(inputs)[0].shape[0]
+    if unroll or not num_steps:
+        return jax.lax.scan(lambda carry, one: step(params, carry, one), carry, inputs, unroll=unroll)
+    leaves, structure = jax.tree.flatten(params)
+    products = _shapes_of_products(step, params, carry, inputs)
+    kernels = {place: leaves[place] for place in products}
+    others = {place: leaf for place, leaf in enumerate(leaves) if place not in products}
+
+    def run(kernels: _ByPlace, others: _ByPlace, carry: Any, inputs: Any, taps: _ByPlace) -> tuple[Any, _ByPlace]:
+        shared = jax.tree.unflatten(structure, [leaf for _, leaf in sorted((kernels | others).items())])
+
+        def body(carry: Any, scanned: Any) -> tuple[Any, Any]:
+            step_inputs, step_taps = scanned
+            layers = _TappedLayers(kernels, step_taps)
+            with nn.intercept_methods(layers):
+                carry, outputs = step(shared, carry, step_inputs)
+            return carry, (outputs, layers.inputs)
+
+        carry, (outputs, layer_inputs) = jax.lax.scan(body, carry, (inputs, taps))
+        return (carry, outputs), layer_inputs
+
+    taps = {place: jnp.zeros((num_steps, *product.shape), product.dtype) for place, product in products.items()}
+
+    @jax.custom_vjp
+    def scanned(kernels: _ByPlace, others: _ByPlace, carry: Any, inputs: Any) -> Any:
+        return run(kernels, others, carry, inputs, taps)[0]
+
+    def forward(kernels: _ByPlace, others: _ByPlace, carry: Any, inputs: Any) -> tuple[Any, Any]:
+        def run_with(*arguments: Any) -> tuple[Any, _ByPlace]:
+            return run(kernels, *arguments)  # the kernels stay constants: nothing is summed up for them
+
+        results, pull_back, layer_inputs = jax.vjp(run_with, others, carry, inputs, taps, has_aux=True)
+        dtypes = {place: jnp.zeros((), kernel.dtype) for place, kernel in kernels.items()}
+        return results, (pull_back, layer_inputs, dtypes)
+
+    def backward(residuals: Any, gradients: Any) -> tuple[_ByPlace, _ByPlace, Any, Any]:
+        pull_back, layer_inputs, dtypes = residuals
+        of_others, of_carry, of_inputs, of_products = pull_back(gradients)
+        of_kernels = {
+            place: _sum_of_outer_products(layer_inputs[place], of_products[place], like.dtype)
+            for place, like in dtypes.items()
+        }
+        return of_kernels, of_others, of_carry, of_inputs
+
+    scanned.defvjp(forward, backward)
+    return scanned(kernels, others, carry, inputs)
+
+
+class _TappedLayers:
+    """Interceptor of Flax methods: linear layers with shared kernels leave their inputs here.
+
+    Args:
+      kernels: the shared kernels, recognised by identity.
+      taps: zeros in the shape of each layer's product, whose gradient is the product's; None to find those shapes.
+    """
+
+    def __init__(self, kernels: _ByPlace, taps: _ByPlace | None) -> None:
+        self._kernels, self._taps = kernels, taps
+        self.inputs: _ByPlace = {}
+
+    def __call__(
+        self, next_method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any
+    ) -> Any:
+        layer = context.module
+        if type(layer) is not nn.Dense or context.method_name != "__call__":
+            return next_method(*args, **kwargs)
+        found = layer.get_variable("params", "kernel")
+        place = next((place for place, kernel in self._kernels.items() if kernel is found), None)
+        if place is None:
+            return next_method(*args, **kwargs)
+        if place in self.inputs:
+            raise ValueError(f"found the kernel of {layer.path} used twice in a step, accepted is once")
+        dtype = layer.dtype or jnp.promote_types(args[0].dtype, found.dtype)
+        values, kernel = args[0].astype(dtype), found.astype(dtype)
+        if self._taps is None:
+            product = self.inputs[place] = values @ kernel
+        else:
+            product, self.inputs[place] = _tapped_product(values, kernel, self._taps[place]), values
+        if not layer.use_bias:
+            return product
+        return product + jnp.broadcast_to(layer.get_variable("params", "bias").astype(dtype), product.shape)
+
+
+@jax.custom_vjp
+def _tapped_product(
+    values: Float[Array, "*rows width"],
+    kernel: Float[Array, "width out"],
+    tap: Float[Array, "*rows out"],  # noqa: ARG001
+) -> Float[Array, "*rows out"]:
+    """The product of `values` and `kernel`; its gradient goes to `tap`, which is not read, instead of to `kernel`."""
+    return values @ kernel
+
+
+def _tapped_product_forward(values: Array, kernel: Array, _: Array) -> tuple[Array, Array]:
+    return values @ kernel, kernel
+
+
+def _tapped_product_backward(kernel: Array, gradient: Array) -> tuple[Array, Array, Array]:
+    return gradient @ kernel.T, jnp.zeros_like(kernel), gradient
+
+
+_tapped_product.defvjp(_tapped_product_forward, _tapped_product_backward)
+
+
+def _sum_of_outer_products(
+    values: Float[Array, "step *rows width"], gradients: Float[Array, "step *rows out"], dtype: DTypeLike
+) -> Float[Array, "width out"]:
+    """The kernel's gradient, summed in float32."""
+    product = jnp.einsum("...i,...o->io", values, gradients, preferred_element_type=jnp.float32)
+    return product.astype(dtype)
+
+
+def _shapes_of_products(step: Step, params: Any, carry: Any, inputs: Any) -> _ByPlace:
+    """Shape and dtype of what each linear layer with a kernel of `params` gives in one step."""
+
+    def probe(params: Any, carry: Any, inputs: Any) -> _ByPlace:
+        layers = _TappedLayers(dict(enumerate(jax.tree.leaves(params))), None)
+        with nn.intercept_methods(layers):
+            step(params, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
+        return layers.inputs
+
+    return jax.eval_shape(probe, params, carry, inputs)
