@@ -48,12 +48,20 @@ def measure_latency(rounds: int) -> dict[str, float]:
     return measure_latency(rounds)
 
 
+def measure_pipeline(rounds: int) -> dict[str, float]:
+    """The input pipeline, see `benchmarks.pipeline`."""
+    from benchmarks.pipeline import measure_pipeline
+
+    return measure_pipeline(rounds)
+
+
 PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "peak": measure_peak,
     "joint": measure_joint,
     "published": measure_published,
     "encoders": measure_encoders,
     "latency": measure_latency,
+    "pipeline": measure_pipeline,
 }
 
 

@@ -17,15 +17,25 @@ def get_config():
     config.resume = True  # go on from the latest checkpoint in the workdir; False refuses a workdir that has one
 
     config.data = config_dict.ConfigDict()
-    config.data.source = "phantom"  # "phantom": drawn in memory; "folder": the published layout below `root`
-    config.data.root = ""  # folder with data.json, images and, optionally, train/val/test.xlsx or .csv
+    config.data.source = "phantom"  # "phantom": drawn in memory; "folder": what is below `root`; "tfds": prepared there
+    config.data.root = ""  # folder with data.json, images or shards and, optionally, train/val/test.xlsx or .csv
+    config.data.layout = "auto"  # told by the files, or one of those in docs/data.md by its name
+    config.data.single_label = True  # leave out images with several findings, in layouts with lists of findings
+    config.data.labels_from = "auto"  # "boxes" or "entries", where ChestX-ray8 has both tables: "auto" is the boxes
     config.data.step_names = tuple(name for name, _ in PUBLISHED_STEPS)  # one short name a step, in order
     config.data.on_bad_record = "stop"  # "stop" at a bad record, or "skip" it into quarantine.jsonl
+    # "ahead": every image is decoded once before training (those in shards were when they were written); "on_use": a
+    # run starts at once, and stops at the first image that cannot be decoded
+    config.data.check_images = "ahead"
     config.data.split_fractions = (0.7, 0.15, 0.15)  # train, val, test where there are no split files
     config.data.split_seed = 0  # of that split; apart from `seed`, so that runs compare
+    config.data.near_duplicate_radius = 0  # bits of 64: patients with images that alike stay together; 4 is good, 0 off
     config.data.max_megapixels = 64.0  # million pixels; a larger image is a bad record
     config.data.cache_megabytes = 2048.0  # MB of decoded images kept in memory; beyond, decoded at each use
-    config.data.num_threads = 2  # threads that read and decode
+    config.data.num_threads = 2  # threads that read and decode, in this process or in each worker
+    config.data.num_workers = 0  # processes that read and decode; they keep no images, `cache_megabytes` is of 0 alone
+    config.data.sampling = "uniform"  # or "inverse_frequency" of the last step's answer; an epoch stays as long
+    config.data.augment = "none"  # or "light": small turns, shifts, growth and exposure of training images, no flips
 
     config.phantom = config_dict.ConfigDict()
     config.phantom.num_cases = 2000  # cases over all splits

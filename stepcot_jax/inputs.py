@@ -1,6 +1,7 @@
 """What a run feeds its networks: cases, prompt vectors, and image features or an encoder to train along."""
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -12,18 +13,20 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.cases import Case
-from stepcot_jax.data.dataset import Dataset, load_dataset
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.image_files import digest_content
 from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.prompts import write_prompts
 from stepcot_jax.encoders import prompt_vectors
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.errors import BadInput
 from stepcot_jax.features import encode, fill, importing, transformers_encoder
-from stepcot_jax.features.keys import digest_file
 from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store, describe_text_store
 from stepcot_jax.features.reading import load_features, open_features
 from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.settings import Settings
 from stepcot_jax.terminal import Terminal
 
@@ -69,6 +72,8 @@ def load_inputs(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -
         terminal.say(f"image encoder: {encoder.name}, {encoder.width} features, frozen")
         if settings.features.store:
             dataset = _with_stored_features(settings, workdir, terminal, encoder)
+            del encoder  # before the text encoder comes: each takes half a gigabyte
+            release_freed_memory()
         else:
             dataset = load_dataset(settings, preprocessing=encoder.preprocessing, progress=terminal.watch)
             prepare = _encoding(encoder)
@@ -131,21 +136,20 @@ def features_folder(settings: Settings, workdir: pathlib.Path) -> pathlib.Path:
 def _with_stored_features(
     settings: Settings, workdir: pathlib.Path, terminal: Terminal, encoder: FrozenImageEncoder
 ) -> Dataset:
-    """The cases with the features of a frozen encoder; an image whose feature is stored is hashed, not decoded."""
+    """The cases with the features of a frozen encoder; an image whose feature is stored is hashed, not decoded.
+
+    Where images are not decoded ahead, those without a stored feature are when they are encoded.
+    """
     spec = describe_image_store(encoder)
     store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
     contents: dict[str, str] = {}
 
-    def is_known(case: Case) -> bool:
-        contents[case.image_path] = digest_file(pathlib.Path(settings.data.root) / case.image_path)
-        return fill.image_keys(encoder, [contents[case.image_path]])[0] in store
+    def is_known(case: Case, content: bytes) -> bool:
+        contents[case.image_path] = hashlib.sha256(content).hexdigest()
+        return fill.image_keys(encoder, [_file_digest(contents[case.image_path])])[0] in store
 
     dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
-    if settings.data.source == "phantom":
-        digests = fill.digest_images(dataset, None)
-    else:
-        digests = [contents[case.image_path] for case in dataset.cases]
-    keys = fill.image_keys(encoder, digests)
+    keys = fill.image_keys(encoder, _digest_images(dataset, contents))
     counts = encode.encode_images(
         encoder,
         fill.image_items(dataset, keys),
@@ -158,12 +162,26 @@ def _with_stored_features(
     return dataclasses.replace(dataset, features=open_features(store, keys))
 
 
+def _digest_images(dataset: Dataset, known: dict[str, str]) -> list[str]:
+    """The digest of each case's image, of those that are not known as their source has it."""
+    if dataset.images is None:
+        return fill.digest_images(dataset, None)
+    return [
+        _file_digest(known.get(case.image_path) or digest_content(dataset.images, index))
+        for index, case in enumerate(dataset.cases)
+    ]
+
+
+def _file_digest(sha256: str) -> str:
+    """As `features.keys.digest_file` writes it: a file has the same features wherever it is kept."""
+    return f"file:{sha256}"
+
+
 def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
     """The cases with features made elsewhere; their images are not looked at."""
     dataset = load_dataset(
         settings,
         preprocessing=_trained_preprocessing(settings),
-        is_known=lambda _: True,
         require_images=False,
         progress=terminal.watch,
     )

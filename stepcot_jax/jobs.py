@@ -1,5 +1,6 @@
 """What `main` runs: load the data, build the networks, train, evaluate the best on the test split, report."""
 
+import contextlib
 import json
 import logging
 import pathlib
@@ -9,16 +10,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
+from stepcot_jax.batches import Batches, batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.dataset import write_account
+from stepcot_jax.data.reading_ahead import ReadAhead
+from stepcot_jax.data.splits import check_manifest
 from stepcot_jax.errors import BadInput, make_workdir
 from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, collect, evaluate
 from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
 from stepcot_jax.inputs import load_inputs
+from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.settings import Settings, changed_keys, read_settings, write_settings
 from stepcot_jax.systems import make_networks, make_objective, make_predict
 from stepcot_jax.terminal import Terminal
-from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps
+from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps, to_shapes
 from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loop import Loop, Phase
 from stepcot_jax.training.optimizers import Plateau, make_optimizer
@@ -106,12 +110,10 @@ class Run:
             self.terminal.say(account)
         seconds_before = 0.0 if progress is None else progress["seconds"]
         metrics = MetricsLog(self.workdir, first_step=int(state.step))
+        batches = self._training_batches()
         loop = Loop(
             phases=self._make_phases(objective, optimizers),
-            batches=iterate(
-                training_batches(self.dataset, batch_size=self.settings.training.batch_size, seed=self.settings.seed),
-                num_threads=self.settings.data.num_threads,
-            ),
+            batches=batches,
             batches_per_epoch=batches_per_epoch(self.dataset, self.settings.training.batch_size),
             prepare=self.inputs.prepare,
             text_features=self.inputs.text_features,
@@ -129,12 +131,31 @@ class Run:
         )
         try:
             state, best = loop.run(state, progress)
-            results = self._test(state, best)
+            step, params, like = int(state.step), state.params, to_shapes(state)
+            del state  # what the optimizers hold is two thirds of it
+            results = self._test(step, params, like, best)
             wall_seconds = seconds_before + time.monotonic() - self.started
-            return self._report(results, best, wall_seconds, metrics, int(state.step))
+            return self._report(results, best, wall_seconds, metrics, step)
         finally:
+            batches.close()
             metrics.close()
             self.checkpoints.close()
+
+    def _training_batches(self) -> ReadAhead:
+        batches = training_batches(
+            self.dataset,
+            batch_size=self.settings.training.batch_size,
+            seed=self.settings.seed,
+            sampling=self.settings.data.sampling,
+            augment=self.settings.data.augment == "light",
+        )
+        return self._iterate(batches)
+
+    def _iterate(self, batches: Batches) -> ReadAhead:
+        """Workers read what is decoded; features made ahead are only looked up, which threads do at once."""
+        data = self.settings.data
+        num_workers = data.num_workers if self.dataset.features is None else 0
+        return iterate(batches, num_threads=data.num_threads, num_workers=num_workers)
 
     def _make_optimizers(self) -> dict[str, Any]:
         training = self.settings.training
@@ -176,11 +197,15 @@ class Run:
             )
             return start_state(params, objective, optimizers, key=run_key)
 
-        state = jax.jit(make_state)(init_key, run_key)
+        state = jax.block_until_ready(jax.jit(make_state)(init_key, run_key))
+        release_freed_memory()
         sizes = {name: f"{count_parameters(tree):,}" for name, tree in state.params.items()}
         self.terminal.say(f"cases: {self.dataset.num_cases}; parameters: {sizes}")
         if self.checkpoints.latest_step is None:
             return state, None
+        check_manifest(
+            self.workdir / "splits.json", self.dataset.splits, self.dataset.cases, set_aside=self.dataset.set_aside
+        )
         state, progress = self.checkpoints.restore(state)
         if progress["data"] != self.dataset.digest:
             raise BadInput(
@@ -192,22 +217,23 @@ class Run:
 
     def _predictions(self, params: Any, split: str) -> Predictions:
         batches = evaluation_batches(self.dataset, split, batch_size=self.settings.evaluation.batch_size)
-        return collect(
-            lambda batch: self.predict(params, self.inputs.prepare(batch)),
-            iterate(batches, num_threads=self.settings.data.num_threads),
-        )
+        with contextlib.closing(self._iterate(batches)) as read:
+            return collect(lambda batch: self.predict(params, self.inputs.prepare(batch)), read)
 
     def _validate(self, state: TrainState) -> dict[str, float]:
         metrics = evaluate(self._predictions(state.params, "val"), self.dataset.chain)
         return {name: metrics[name].mean_accuracy for name in self.names}
 
-    def _test(self, state: TrainState, best: dict[str, Best]) -> dict[str, ModelMetrics]:
+    def _test(self, step: int, params: Any, like: TrainState, best: dict[str, Best]) -> dict[str, ModelMetrics]:
         """Figures of each network on the test split, with the weights that were best on validation."""
         results = {}
         for name in self.names:
-            if name in best and best[name].step != int(state.step):
-                state, _ = self.checkpoints.restore(state, best[name].step)
-            metrics = evaluate(self._predictions(state.params, "test"), self.dataset.chain)
+            release_freed_memory()
+            if name in best and best[name].step != step:
+                step = best[name].step
+                params = None
+                params = self.checkpoints.restore(like, step)[0].params
+            metrics = evaluate(self._predictions(params, "test"), self.dataset.chain)
             results[name] = metrics[name]
         return results
 

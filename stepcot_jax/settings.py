@@ -18,15 +18,23 @@ from stepcot_jax.setting_checks import make, number, seed, share
 class DataSettings:
     """Where cases come from and what happens to bad ones."""
 
-    source: Literal["phantom", "folder"]
+    source: Literal["phantom", "folder", "tfds"]
     root: str
+    layout: Literal["auto", "published", "chestxray8", "padchest_gr", "iu_xray", "csv"]
+    single_label: bool
+    labels_from: Literal["auto", "boxes", "entries"]
     step_names: tuple[str, ...]
     on_bad_record: Literal["stop", "skip"]
+    check_images: Literal["ahead", "on_use"]
     split_fractions: tuple[float, ...] = number(above=0, most=1)
     split_seed: int = seed()
+    near_duplicate_radius: int = number(least=0, most=16)
     max_megapixels: float = number(above=0)
     cache_megabytes: float = number(least=0)
     num_threads: int = number(least=1)
+    num_workers: int = number(least=0)
+    sampling: Literal["uniform", "inverse_frequency"]
+    augment: Literal["none", "light"]
 
     def __post_init__(self) -> None:
         names = [" ".join(name.split()) for name in self.step_names]
@@ -34,8 +42,15 @@ class DataSettings:
             raise BadInput(
                 f"config.data.step_names: found {self.step_names}, accepted are names that differ and are not empty"
             )
-        if self.source == "folder" and not self.root:
-            raise BadInput("config.data.root: found nothing, accepted is a folder when config.data.source='folder'")
+        if self.source != "phantom" and not self.root:
+            raise BadInput(
+                f"config.data.root: found nothing, accepted is a folder with config.data.source={self.source!r}"
+            )
+        if self.check_images == "on_use" and self.on_bad_record == "skip":
+            raise BadInput(
+                "config.data.check_images: found 'on_use' with config.data.on_bad_record='skip', accepted is 'ahead' "
+                "with it, or 'stop': an image that turns out bad in the middle of a run cannot be left out of it"
+            )
         if len(self.split_fractions) != 3 or abs(sum(self.split_fractions) - 1) > 1e-6:
             raise BadInput(
                 f"config.data.split_fractions: found {self.split_fractions}, accepted are three shares that add up to 1"
@@ -201,6 +216,17 @@ class Settings:
     evaluation: EvaluationSettings
 
     def __post_init__(self) -> None:
+        encoder = self.image_encoder
+        if self.data.augment != "none" and encoder.name == "imported":
+            raise BadInput(
+                f"config.data.augment: found {self.data.augment!r} with config.image_encoder.name='imported', accepted "
+                "is 'none' with it: features that were made elsewhere stay as they are"
+            )
+        if self.data.augment != "none" and encoder.is_frozen and self.features.store:
+            raise BadInput(
+                f"config.data.augment: found {self.data.augment!r} with config.features.store=True, accepted is "
+                "config.features.store=False with it: a stored feature is of the image as it is"
+            )
         if self.prompts.encoder == "imported" and self.image_encoder.name != "imported":
             raise BadInput(
                 f"config.prompts.encoder: found 'imported' with config.image_encoder.name={self.image_encoder.name!r}, "
@@ -228,7 +254,9 @@ MAY_CHANGE = frozenset(
     {
         "config.resume",
         "config.data.cache_megabytes",
+        "config.data.check_images",
         "config.data.num_threads",
+        "config.data.num_workers",
         "config.features.folder",
         "config.features.batch_size",
         "config.training.joint_epochs",

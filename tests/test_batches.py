@@ -1,16 +1,27 @@
 """Batches: a function of seed and step; every case exactly once in evaluation."""
 
 import collections
+import multiprocessing
+import os
+import pickle
+import signal
+import struct
+import sys
+import time
 
+import grain
 import numpy as np
 import pytest
 
 from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.chain import Chain, Step
+from stepcot_jax.data import reading_ahead
 from stepcot_jax.data.cases import Case
-from stepcot_jax.data.dataset import Dataset, PixelCache
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.images import Preprocessing, normalise
+from stepcot_jax.data.pixels import PixelCache
 from stepcot_jax.data.splits import Splits
+from stepcot_jax.errors import BadInput, RunStopped
 
 PREPROCESSING = Preprocessing(size=4)
 
@@ -112,3 +123,194 @@ def test_pixels_beyond_the_budget_are_read_again_and_equal():
     cache = PixelCache(read, budget_bytes=48)
     cache.put(5, coloured)
     np.testing.assert_array_equal(cache[5], coloured)
+
+
+def read_number(index):
+    return np.full((4, 4), index, np.uint8)
+
+
+def read_coloured(index):
+    return np.stack([np.full((4, 4), index + channel, np.uint8) for channel in range(3)], axis=-1)
+
+
+def read_mixed(index):
+    return read_coloured(index) if index % 3 == 0 else read_number(index)
+
+
+def dataset_reading(read, **sizes):
+    data = dataset(**sizes)
+    return type(data)(data.chain, data.cases, data.splits, PixelCache(read, 0), data.preprocessing)
+
+
+def assert_equal(batch, expected):
+    assert sorted(batch) == sorted(expected)
+    for name in batch:
+        np.testing.assert_array_equal(batch[name], expected[name])
+        assert batch[name].dtype == expected[name].dtype
+
+
+def test_grey_coloured_and_mixed_batches_are_normalised_alike():
+    for read in (read_number, read_coloured, read_mixed):
+        data = dataset_reading(read)
+        batch = training_batches(data, batch_size=5, seed=0)[1]
+        cases = [data.splits.train[index] for index in batch["index"]]
+        expected = normalise(np.stack([data.pixels[case] for case in cases]), PREPROCESSING)
+        np.testing.assert_array_equal(batch["images"], expected)
+        assert batch["images"].dtype == np.float32
+        assert len(np.unique(cases)) == 5
+
+
+def test_workers_give_the_same_batches_from_any_position_and_a_killed_one_ends_in_a_message():
+    batches = training_batches(dataset_reading(read_mixed, num_train=23), batch_size=4, seed=5, augment=True)
+    alone = iterate(batches, num_threads=2)
+    for step in range(3):
+        assert_equal(next(alone), batches[step])
+    iterator = iterate(batches, num_threads=1, num_workers=2)
+    iterator.set_state(alone.get_state())
+    for step in range(3, 8):
+        assert_equal(next(iterator), batches[step])
+    alone.set_state(iterator.get_state())
+    assert_equal(next(alone), batches[8])
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(RunStopped, match=r"one of the 2 worker processes .* process [0-9]+ was ended by SIGKILL"):
+        take(iterator, 100)
+    assert time.monotonic() - start < 20
+    assert not multiprocessing.active_children()
+
+
+def take(iterator, number):
+    return [next(iterator) for _ in range(number)]
+
+
+def read_badly(index):
+    raise BadInput(f"data.json: record {index}: cannot be decoded")
+
+
+def test_what_a_worker_refuses_arrives_as_it_is():
+    data = dataset_reading(read_badly)
+    iterator = iterate(evaluation_batches(data, "val", batch_size=3), num_threads=1, num_workers=1)
+    with pytest.raises(BadInput, match=f"record {data.splits.val[0]}: cannot be decoded"):
+        next(iterator)
+    assert not multiprocessing.active_children()
+
+
+def end_while_writing(step):
+    """The third batch's worker announces a message, writes a part of it, and is no more."""
+    if step == 2:
+        frame = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "_put_dataset_elements_in_buffer":
+            frame = frame.f_back
+        if frame is not None:
+            writer = frame.f_locals["buffer"]._writer
+            os.write(writer.fileno(), struct.pack("!i", 1000) + b"part")
+            os.kill(os.getpid(), signal.SIGKILL)
+    return np.int64(step)
+
+
+def test_a_worker_that_ends_while_it_writes_leaves_nobody_waiting(monkeypatch):
+    monkeypatch.setattr(reading_ahead, "_GRACE_SECONDS", 1.0)
+    items = grain.MapDataset.range(10).map(end_while_writing)
+    # No threads in the worker: the writing must happen below the function whose frame has the pipe.
+    iterator = reading_ahead.ReadAhead(items, int, num_threads=0, num_workers=1)
+    num_before = len(reading_ahead._ABANDONED)
+    with pytest.raises(RunStopped, match="SIGKILL"):
+        take(iterator, 10)
+    assert len(reading_ahead._ABANDONED) == num_before + 1
+
+
+def test_processes_share_each_batch_and_read_no_more():
+    reads = []
+
+    def read(index):
+        reads.append(index)
+        return read_number(index)
+
+    data = dataset_reading(read)
+    whole = training_batches(data, batch_size=6, seed=2, augment=True)[4]
+    reads.clear()
+    parts = [
+        training_batches(data, batch_size=6, seed=2, augment=True, process_index=index, process_count=3)[4]
+        for index in range(3)
+    ]
+    assert len(reads) == 6
+    assert_equal({name: np.concatenate([part[name] for part in parts]) for name in whole}, whole)
+    with pytest.raises(BadInput, match="found 7 for 3 processes"):
+        training_batches(data, batch_size=7, seed=2, process_index=0, process_count=3)
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 6, 100])
+def test_processes_evaluate_every_case_once(batch_size):
+    data = dataset()
+    seen, shapes = [], set()
+    for index in range(2):
+        batches = evaluation_batches(data, "val", batch_size=batch_size, process_index=index, process_count=2)
+        for number in range(len(batches)):
+            batch = batches[number]
+            shapes.add((len(batches), *batch["images"].shape))
+            seen += batch["index"][batch["present"]].tolist()
+    assert sorted(seen) == list(range(7))
+    assert len(shapes) == 1
+
+
+def rare_dataset():
+    """90 cases of one answer, 9 of another, one that nobody annotated."""
+    data = dataset(num_train=100, num_val=1)
+    answers = {case: 0 if place < 90 else 1 if place < 99 else -100 for place, case in enumerate(data.splits.train)}
+    cases = tuple(
+        Case(case.patient_id, case.image_path, "", "", (answers.get(index, 0),), ("",))
+        for index, case in enumerate(data.cases)
+    )
+    return type(data)(data.chain, cases, data.splits, data.pixels, data.preprocessing)
+
+
+def test_inverse_frequency_draws_every_answer_as_often_and_every_case_of_it():
+    data = rare_dataset()
+    batches = training_batches(data, batch_size=30, seed=0, sampling="inverse_frequency")
+    drawn = np.concatenate([batches.read[step]["index"] for step in range(100)])
+    counts = np.bincount(drawn, minlength=100)
+    for members in (slice(0, 90), slice(90, 99), slice(99, 100)):
+        assert abs(counts[members].sum() - 1000) < 150
+        assert counts[members].max() - counts[members].min() < 8 * np.sqrt(counts[members].mean())
+    assert counts.min() > 0
+    assert batches_per_epoch(data, 30) == 3
+    again = training_batches(data, batch_size=30, seed=0, sampling="inverse_frequency")
+    assert_equal(again[7], batches[7])
+    assert (again.read[8]["index"] != batches.read[7]["index"]).any()
+    other = training_batches(data, batch_size=30, seed=1, sampling="inverse_frequency")
+    assert (other.read[7]["index"] != batches.read[7]["index"]).any()
+
+
+def test_augmentation_is_a_function_of_seed_step_and_row():
+    picture = np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8)
+    data = dataset_reading(lambda index: picture)
+    one, other = (training_batches(data, batch_size=4, seed=3, augment=True) for _ in range(2))
+    assert_equal(one[5], other[5])
+    images = [
+        *one[5]["images"],
+        *one[6]["images"],
+        *training_batches(data, batch_size=4, seed=4, augment=True)[5]["images"],
+    ]
+    assert len({image.tobytes() for image in images}) == len(images)
+    plain = evaluation_batches(data, "val", batch_size=3)[0]["images"]
+    np.testing.assert_array_equal(plain[0], normalise(np.repeat(picture[..., None], 3, -1), PREPROCESSING))
+
+
+def test_features_are_not_augmented():
+    data = dataset()
+    features = np.zeros((17, 3), np.float32)
+    data = type(data)(data.chain, data.cases, data.splits, data.pixels, data.preprocessing, features)
+    assert training_batches(data, batch_size=4, seed=0)[0]["image_features"].shape == (4, 3)
+    with pytest.raises(BadInput, match="augment: found features"):
+        training_batches(data, batch_size=4, seed=0, augment=True)
+
+
+def test_a_copy_of_the_cache_in_a_worker_keeps_nothing():
+    cache = PixelCache(read_number, 1e6)
+    for index in range(100):
+        cache.put(index, np.full((64, 64), index, np.uint8))
+    content = pickle.dumps(cache)
+    assert len(content) < 1000
+    copy = pickle.loads(content)  # noqa: S301
+    np.testing.assert_array_equal(copy[3], cache._read(3)[..., None].repeat(3, -1))
+    assert not copy._kept

@@ -1,13 +1,16 @@
 """From settings to what the networks are fed: frozen encoders run once an image, trained ones not ahead."""
 
 import json
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from training.small_run import small_run, small_settings
 
-from stepcot_jax import inputs
+from stepcot_jax import inputs, jobs
+from stepcot_jax.batches import evaluation_batches, iterate, training_batches
+from stepcot_jax.data.__main__ import main as data_main
 from stepcot_jax.data.images import Preprocessing
 from stepcot_jax.data.phantom import export_phantom
 from stepcot_jax.data.records import read_records
@@ -163,3 +166,52 @@ def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypat
     found = inputs.load_inputs(small_settings(**changes), tmp_path / "again", Terminal())
     assert found.text_features.shape == (7, 8)
     assert found.text_features.dtype == jnp.float32
+
+
+def test_shards_share_the_features_of_their_files(folder, frozen, tmp_path, capsys):
+    inputs.load_inputs(frozen_settings(folder), tmp_path / "run", Terminal())
+    data_main(["shards", str(folder), "--out", str(tmp_path / "shards")])
+    capsys.readouterr()
+    from_files, from_shards = (
+        inputs.load_inputs(frozen_settings(root), tmp_path / "run", Terminal())
+        for root in (folder, tmp_path / "shards")
+    )
+    assert capsys.readouterr().err.count("images: 0 encoded, 40 read") == 2
+    np.testing.assert_array_equal(from_files.dataset.features, from_shards.dataset.features)
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_an_image_that_is_not_checked_ahead_stops_the_run_at_its_use(folder, frozen, tmp_path, store):
+    root = tmp_path / "copy"
+    shutil.copytree(folder, root)
+    (root / "images/phantom_000007.png").write_bytes(b"")
+    settings = frozen_settings(root, data__check_images="on_use", features__store=store)
+    expected = r"data\.json: record 7: .*phantom_000007\.png: found an empty file"
+    if store:
+        with pytest.raises(BadInput, match=expected):
+            inputs.load_inputs(settings, tmp_path, Terminal())
+        return
+    dataset = inputs.load_inputs(settings, tmp_path, Terminal()).dataset
+    with pytest.raises(BadInput, match=expected):
+        [dataset.pixels[index] for index in range(40)]
+
+
+def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
+    """The batches themselves are compared in test_batches: here no worker is started, which would take seconds."""
+    asked = []
+
+    def iterate_here(batches, *, num_threads, num_workers):
+        asked.append((num_threads, num_workers))
+        return iterate(batches, num_threads=num_threads)
+
+    monkeypatch.setattr(jobs, "iterate", iterate_here)
+    changes = {"data__source": "folder", "data__root": str(folder), "data__num_workers": 3, "data__num_threads": 1}
+    changes |= {"data__augment": "light", "data__sampling": "inverse_frequency"}
+    run = small_run(tmp_path, monkeypatch, **changes)
+    expected = training_batches(run.dataset, batch_size=8, seed=0, sampling="inverse_frequency", augment=True)
+    np.testing.assert_array_equal(next(run._training_batches())["images"], expected[0]["images"])
+    monkeypatch.setattr(jobs, "collect", lambda predict, batches: list(batches))
+    plain = evaluation_batches(run.dataset, "val", batch_size=128)[0]
+    np.testing.assert_array_equal(run._predictions(None, "val")[0]["images"], plain["images"])
+    assert asked == [(1, 3), (1, 3)]
+    assert not run.dataset.pixels._kept  # it would serve no worker

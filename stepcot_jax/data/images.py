@@ -1,37 +1,21 @@
-"""Radiographs from PNG and JPEG files to what an image encoder takes, without trusting the files."""
+"""Radiographs from image files to what an image encoder takes."""
 
 import dataclasses
-import stat
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Float32, Integer, UInt8
-from PIL import Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
+from jaxtyping import Float32, UInt8
+from PIL import Image
 
+from stepcot_jax.data.image_decoding import ACCEPTED, MAX_PIXELS, decode_picture
+from stepcot_jax.data.image_files import most_bytes, read_file
 from stepcot_jax.errors import BadInput
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-MAX_PIXELS = 50_000_000
-"""Largest image that is decoded unless told otherwise; the largest detectors write about 20 million pixels."""
-
-MAX_SIDE = 65_535
-"""Longest side in pixels (JPEG's own limit): resampling needs memory in proportion to it."""
-
-_ACCEPTED = "accepted are PNG (8- or 16-bit grey, palette, RGB, RGBA) and JPEG (grey, RGB, CMYK) images"
-_OPENERS: dict[bytes, Callable[[BinaryIO], ImageFile.ImageFile]] = {
-    b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile,
-    b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile,
-}
 _WIDEST_RESIZED = 4
-_FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
-
-# Pillow warns of metadata that plays no part in the pixels; what does play a part ends in BadInput.
-warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,88 +48,93 @@ class Preprocessing:
 
 
 def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "height width 3"]:
-    """Pixels of a PNG or JPEG file.
+    """Pixels of an image file; see `decode_image_bytes`.
+
+    Args:
+      path: the file; larger than any image of `max_pixels`, it is refused before it is read.
+      max_pixels: largest accepted width times height.
+
+    Returns:
+      uint8 [height, width, 3].
+
+    Raises:
+      BadInput: the file is missing or cannot be decoded.
+    """
+    path = Path(path)
+    try:
+        content = read_file(path, max_bytes=most_bytes(max_pixels))
+    except BadInput as error:
+        raise BadInput(f"{error}; {ACCEPTED}") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}; {ACCEPTED}") from None
+    return decode_image_bytes(content, name=str(path), max_pixels=max_pixels)
+
+
+def decode_image_bytes(
+    content: bytes, *, name: str, max_pixels: int = MAX_PIXELS
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Pixels of a PNG, JPEG or DICOM file's content.
 
     16-bit grey: full scale is the smallest of 2^10 - 1, 2^12 - 1, 2^14 - 1 and 2^16 - 1 that holds the
     image's largest pixel, since detectors of 10 to 14 bits write into the low bits of 16. Of 16-bit colour
     the high byte counts. What is transparent lies on black. The EXIF orientation is applied: the picture is
     as a viewer shows it, hence as its reader saw it. The authors' code, which opens with Pillow, does not
-    apply it; their images have none. Of an animated PNG the first picture counts.
+    apply it; their images have none. Of an animated PNG the first picture counts. DICOM: see `data.dicom`.
 
     Args:
-      path: the file.
+      content: of the file.
+      name: what messages call it, such as its path.
       max_pixels: largest accepted width times height; checked in the header, before anything is decoded.
 
     Returns:
       uint8 [height, width, 3].
 
     Raises:
-      BadInput: the file is missing, empty, truncated, corrupt, too large or neither PNG nor JPEG.
+      BadInput: the content is empty, truncated, corrupt, too large or of another kind.
     """
-    path = Path(path)
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BadInput(f"{path}: found no ordinary file; {_ACCEPTED}")
-        with path.open("rb") as file:
-            return _decode(file, path=path, max_pixels=max_pixels)
-    except BadInput:
-        raise
-    # Pillow's decoders raise a dozen kinds of error on broken files; each of them is the file's fault.
-    except Exception as error:
-        raise BadInput(f"{path}: cannot be decoded: {type(error).__name__}: {str(error)[:200]}; {_ACCEPTED}") from error
+    pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels))
+    return repeat_grey(pixels) if pixels.ndim == 2 else pixels
 
 
-def _decode(file: BinaryIO, *, path: Path, max_pixels: int) -> UInt8[np.ndarray, "height width 3"]:
-    start = file.read(8)
-    file.seek(0)
-    opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
-    if opener is None:
-        found = f"bytes {start.hex(' ')}" if start else "an empty file"
-        raise BadInput(f"{path}: found {found} at its start; {_ACCEPTED}")
-    # The format's own class instead of Image.open, which warns of large images before we can refuse them.
-    with opener(file) as image:
-        width, height = image.size
-        if width * height > max_pixels or max(width, height) > MAX_SIDE:
-            raise BadInput(
-                f"{path}: found an image of {width} x {height} pixels in its header, "
-                f"accepted are at most {max_pixels} pixels and {MAX_SIDE} a side"
-            )
-        image.load()
-        return _as_rgb(_upright(image))
+def prepare_image(
+    content: bytes, *, name: str, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS
+) -> UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]:
+    """An image at the encoder's size: `resize_image(decode_image_bytes(...))`, with one channel where all are equal.
+
+    Grey images stay so from the decoder on, which gives the same pixels for a third of the work.
+
+    Args:
+      content: of the file.
+      name: what messages call it.
+      preprocessing: size and fit.
+      max_pixels: largest accepted width times height.
+
+    Returns:
+      uint8 [size, size], or [size, size, 3] where the channels differ.
+
+    Raises:
+      BadInput: the content cannot be decoded.
+    """
+    return drop_equal_channels(
+        np.array(_resize(decode_picture(content, name=name, max_pixels=max_pixels), preprocessing))
+    )
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # broken metadata around a sound picture: it stays as stored
-        return image
-
-
-def _as_rgb(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
-    """uint8 [height, width, 3] of a decoded image of any of Pillow's PNG and JPEG modes."""
-    if image.mode.startswith("I"):
-        return _repeat_grey(_scale_to_bytes(np.asarray(image)))
-    if image.has_transparency_data:
-        with_alpha = image.convert("RGBA")
-        canvas = Image.new("RGB", image.size)
-        canvas.paste(with_alpha.convert("RGB"), mask=with_alpha.getchannel("A"))
-        return np.array(canvas)
-    if image.mode in ("1", "L"):
-        return _repeat_grey(np.asarray(image.convert("L")))
-    return np.array(image.convert("RGB"))
-
-
-def _scale_to_bytes(pixels: Integer[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width"]:
-    """uint8 from integers in [0, 65535]."""
-    largest = int(pixels.max())
-    full_scale = next(scale for scale in _FULL_SCALES if largest <= scale)
-    # One entry for each grey value: no array of floats as large as the picture.
-    table = np.round(np.arange(full_scale + 1) * (255.0 / full_scale)).astype(np.uint8)
-    return table[pixels]
-
-
-def _repeat_grey(pixels: UInt8[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width 3"]:
+def repeat_grey(pixels: UInt8[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width 3"]:
+    """Red, green and blue of a grey image."""
     return np.repeat(pixels[:, :, None], 3, axis=2)
+
+
+def drop_equal_channels(
+    pixels: UInt8[np.ndarray, "height width *channel"],
+) -> UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"]:
+    """One channel of an image whose three are equal; any other as it is."""
+    if pixels.ndim == 2:
+        return pixels
+    first = pixels[..., 0]
+    if np.array_equal(first, pixels[..., 1]) and np.array_equal(first, pixels[..., 2]):
+        return np.ascontiguousarray(first)
+    return pixels
 
 
 def resize_image(
@@ -160,36 +149,49 @@ def resize_image(
     Returns:
       uint8 [size, size, 3].
     """
+    return np.array(_resize(Image.fromarray(np.ascontiguousarray(pixels)), preprocessing))
+
+
+def resize_grey(
+    pixels: UInt8[np.ndarray, "height width"], preprocessing: Preprocessing
+) -> UInt8[np.ndarray, "size size"]:
+    """What `resize_image` makes of each channel of a grey image.
+
+    Args:
+      pixels: uint8 [height, width].
+      preprocessing: size and fit.
+
+    Returns:
+      uint8 [size, size].
+    """
+    return np.array(_resize(Image.fromarray(np.ascontiguousarray(pixels)), preprocessing))
+
+
+def _resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     size = preprocessing.size
     if preprocessing.fit == "stretch":
-        return _resample(pixels, height=size, width=size)
+        return image.resize((size, size), Image.Resampling.BICUBIC)
     if preprocessing.fit == "crop":
-        return _crop_centre(pixels, size=size)
-    height, width = pixels.shape[:2]
-    new_height, new_width = (max(1, round(side * size / max(height, width))) for side in (height, width))
-    top, left = (size - new_height) // 2, (size - new_width) // 2
-    padded = np.zeros((size, size, 3), np.uint8)
-    padded[top : top + new_height, left : left + new_width] = _resample(pixels, height=new_height, width=new_width)
+        return _crop_centre(image, size=size)
+    width, height = (max(1, round(side * size / max(image.size))) for side in image.size)
+    padded = Image.new(image.mode, (size, size))
+    resized = image.resize((width, height), Image.Resampling.BICUBIC)
+    padded.paste(resized, ((size - width) // 2, (size - height) // 2))
     return padded
 
 
-def _crop_centre(pixels: UInt8[np.ndarray, "height width 3"], *, size: int) -> UInt8[np.ndarray, "size size 3"]:
+def _crop_centre(image: Image.Image, *, size: int) -> Image.Image:
     # Without this a picture of 1 x 60000 pixels would become one of 224 x 13440000 before it is cropped.
-    longest = _WIDEST_RESIZED * min(pixels.shape[:2])
-    top, left = (max(0, side - longest) // 2 for side in pixels.shape[:2])
-    pixels = pixels[top : top + longest, left : left + longest]
-    height, width = pixels.shape[:2]
-    new_height, new_width = (size * side // min(height, width) for side in (height, width))
-    resized = _resample(pixels, height=new_height, width=new_width)
-    top, left = (new_height - size) // 2, (new_width - size) // 2
-    return np.ascontiguousarray(resized[top : top + size, left : left + size])
-
-
-def _resample(
-    pixels: UInt8[np.ndarray, "height width 3"], *, height: int, width: int
-) -> UInt8[np.ndarray, "new_height new_width 3"]:
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    return np.array(image.resize((width, height), Image.Resampling.BICUBIC))
+    longest = _WIDEST_RESIZED * min(image.size)
+    if max(image.size) > longest:
+        left, top = (max(0, side - longest) // 2 for side in image.size)
+        width, height = (min(side, longest) for side in image.size)
+        image = image.crop((left, top, left + width, top + height))
+    shortest = min(image.size)
+    width, height = (size * side // shortest for side in image.size)
+    resized = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - size) // 2, (height - size) // 2
+    return resized if width == height else resized.crop((left, top, left + size, top + size))
 
 
 def normalise(pixels: UInt8[np.ndarray, "... 3"], preprocessing: Preprocessing) -> Float32[np.ndarray, "... 3"]:
@@ -206,3 +208,17 @@ def normalise(pixels: UInt8[np.ndarray, "... 3"], preprocessing: Preprocessing) 
     scale = (1.0 / (255.0 * std)).astype(np.float32)
     shift = (np.asarray(preprocessing.mean) / std).astype(np.float32)
     return pixels.astype(np.float32) * scale - shift
+
+
+def normalise_grey(pixels: UInt8[np.ndarray, "..."], preprocessing: Preprocessing) -> Float32[np.ndarray, "... 3"]:
+    """`normalise` of grey images, bit for bit: each of the 256 grey values is computed once.
+
+    Args:
+      pixels: uint8 [...], what red, green and blue have in common.
+      preprocessing: mean and standard deviation of each channel.
+
+    Returns:
+      float32 [..., 3].
+    """
+    table = normalise(np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1), preprocessing)
+    return np.take(table, pixels, axis=0)

@@ -7,15 +7,19 @@ entry a step: step, question, options, answer, reasoning (authors' dataset card)
 
 import codecs
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 
+from stepcot_jax.data.array_splitter import ArraySplitter
 from stepcot_jax.errors import BadInput
 
 FILE_NAME = "data.json"
+
+_CHUNK_BYTES = 2**18
 
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -79,42 +83,52 @@ _DECODER = msgspec.json.Decoder(PublishedRecord)
 _IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
 
 
-def read_raw_records(path: Path) -> list[msgspec.Raw]:
+def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) -> Iterator[bytes]:
     """The undecoded records of a `data.json`, so that one bad record leaves the others readable.
+
+    The file is read as the records are taken: of a file of any size no more than a part is in memory.
 
     Args:
       path: the file; UTF-8, with or without a byte order mark.
+      visit: called now and then with the number of bytes read so far, as progress bars need it.
 
     Raises:
-      BadInput: the file cannot be read, is not UTF-8, not JSON, or not a non-empty array.
+      BadInput: the file cannot be read, is not UTF-8, not JSON, or not a non-empty array of records of an
+        acceptable size; raised where the reading comes upon it.
     """
     accepted = "accepted is a JSON array of records in UTF-8"
+    num_records, num_bytes = 0, 0
     try:
-        content = path.read_bytes()
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadInput("found no ordinary file")  # to open a pipe would be to wait for ever
+        with path.open("rb") as file:
+            splitter = ArraySplitter(start=_pass_over_mark(file))
+            while chunk := file.read(_CHUNK_BYTES):
+                num_bytes += len(chunk)
+                records = splitter.feed(chunk)
+                num_records += len(records)
+                yield from records
+                if visit is not None:
+                    visit(num_bytes)
+            splitter.close()
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}; {accepted}") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); {accepted}") from error
-    for mark, encoding in _BYTE_ORDER_MARKS.items():
-        if content.startswith(mark):
-            raise BadInput(f"{path}: found {encoding} text; {accepted}")
-    content = content.removeprefix(codecs.BOM_UTF8)
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: found bytes that are not UTF-8 (first at byte {error.start}); {accepted}") from error
-    if not content.strip():
-        raise BadInput(f"{path}: found an empty file; {accepted}")
-    try:
-        raw_records = msgspec.json.decode(content, type=list[msgspec.Raw])
-    except msgspec.ValidationError as error:
-        raise BadInput(f"{path}: {error}; {accepted}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: not readable as JSON: {error}; {accepted}") from error
-    if not raw_records:
+    if not num_records:
         raise BadInput(f"{path}: found an array without records; {accepted}")
-    return raw_records
 
 
-def decode_record(raw: msgspec.Raw, *, index: int) -> PublishedRecord:
+def _pass_over_mark(file: BinaryIO) -> int:
+    """Length of the byte order mark of UTF-8 at the start of a file, which is then at its first character."""
+    start = file.read(4)
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if start.startswith(mark):
+            raise BadInput(f"found {encoding} text")
+    return file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+
+
+def decode_record(raw: bytes, *, index: int) -> PublishedRecord:
     """One typed record.
 
     Args:
@@ -132,7 +146,7 @@ def decode_record(raw: msgspec.Raw, *, index: int) -> PublishedRecord:
         raise BadInput(message.replace("`$", place) if "`$" in message else f"{message} - at {place}`") from error
 
 
-def identify(raw: msgspec.Raw) -> tuple[str, str]:
+def identify(raw: bytes) -> tuple[str, str]:
     """Patient and image path of a record that may be bad otherwise, each "" where it cannot be read."""
     try:
         found = _IDENTITY_DECODER.decode(raw)

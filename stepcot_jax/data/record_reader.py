@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,16 @@ from stepcot_jax.data.published import NOTHING_ADDED, PublishedRecord, Published
 from stepcot_jax.errors import BadInput
 
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
+"""What nearly every image path is, and then it is normal and leads nowhere but down: no part begins with a dot."""
+
 _NUM_SHOWN = 80
+_MOST_REMEMBERED = 4096
+_LONGEST_REMEMBERED = 10_000
+
+
+class MissingImage(BadInput):
+    """A record whose image is not there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +51,8 @@ def normalise_image_path(image_path: str) -> str:
     >>> normalise_image_path(r".\images\a.png")
     'images/a.png'
     """
+    if _PLAIN_PATH.fullmatch(image_path):
+        return image_path
     return str(PurePosixPath(image_path.replace("\\", "/")))
 
 
@@ -65,9 +77,11 @@ class ImageLocator:
             or there is no such file.
         """
         found = f"found {image_path[:_NUM_SHOWN]!r}"
-        windows = PureWindowsPath(image_path)
-        if windows.drive or windows.root or ".." in windows.parts or not windows.parts:
-            raise BadInput(f"{found}, accepted is a path below the data root: not empty, not absolute, without '..'")
+        if not _PLAIN_PATH.fullmatch(image_path):
+            windows = PureWindowsPath(image_path)
+            if windows.drive or windows.root or ".." in windows.parts or not windows.parts:
+                accepted = "accepted is a path below the data root: not empty, not absolute, without '..'"
+                raise BadInput(f"{found}, {accepted}")
         try:
             return self._follow(normalise_image_path(image_path), found=found)
         except (OSError, ValueError) as error:
@@ -79,6 +93,7 @@ class ImageLocator:
         folder, name = os.path.split(normal_path)
         if folder not in self._folders:
             # Following every link of every image would take most of the time of reading the records.
+            _make_room(self._folders)
             self._folders[folder] = os.path.realpath(os.path.join(self._root, folder))  # noqa: PTH118
         real_path = os.path.join(self._folders[folder], name)  # noqa: PTH118
         if os.path.islink(real_path):  # noqa: PTH114
@@ -89,19 +104,26 @@ class ImageLocator:
             try:
                 is_file = stat.S_ISREG(os.stat(real_path).st_mode)  # noqa: PTH116
             except FileNotFoundError:
-                raise BadInput(f"{found}, which does not exist; accepted is an image below the data root") from None
+                raise MissingImage(f"{found}, which does not exist; accepted is an image below the data root") from None
             if not is_file:
                 raise BadInput(f"{found}, which is not a file; accepted is an image below the data root")
         return real_path
 
 
 class RecordReader:
-    """Reads single records; remembers what repeats in nearly every record, which makes reading fast."""
+    """Reads single records; remembers what repeats in nearly every record, which makes reading fast.
+
+    Args:
+      root: the data root.
+      step_names: name of each step, in order.
+      require_images: whether a record without its image file is refused, as `MissingImage`.
+    """
 
     def __init__(self, root: Path, *, step_names: Sequence[str], require_images: bool) -> None:
         self._locator = ImageLocator(root, require_images=require_images)
         self._step_names = tuple(step_names)
         self._steps: dict[tuple[int, str, tuple[str, ...]], Step] = {}
+        self._orders: dict[tuple[str, ...], list[int]] = {}
         self._labels: dict[tuple[tuple[str, ...], str | None], int] = {}
 
     def read(self, record: PublishedRecord, *, index: int) -> ReadRecord:
@@ -120,7 +142,7 @@ class RecordReader:
         try:
             real_path = self._locator.locate(record.image_path)
         except BadInput as error:
-            raise BadInput(f"{error} - at `$[{index}].image_path`") from error
+            raise type(error)(f"{error} - at `$[{index}].image_path`") from error
         try:
             entries = self._order(record.vqa_chain)
         except BadInput as error:
@@ -149,31 +171,51 @@ class RecordReader:
 
     def _order(self, entries: Sequence[PublishedStep]) -> list[int]:
         """Place in the file of each step of the chain."""
+        names = tuple(entry.step for entry in entries)
+        if names in self._orders:
+            return self._orders[names]
         expected = [f"Step {number}" for number in range(1, len(self._step_names) + 1)]
-        matches = [_STEP_LABEL.fullmatch(entry.step.strip()) for entry in entries]
+        matches = [_STEP_LABEL.fullmatch(name.strip()) for name in names]
         numbers = [int(match[1]) if match else 0 for match in matches]
         if sorted(numbers) != list(range(1, len(expected) + 1)):
-            found = [entry.step[:_NUM_SHOWN] for entry in entries[:26]]
+            found = [name[:_NUM_SHOWN] for name in names[:26]]
             raise BadInput(
                 f"found {len(entries)} steps {found}, accepted are these {len(expected)}, each once: {expected}"
             )
-        return sorted(range(len(numbers)), key=numbers.__getitem__)
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        if sum(map(len, names)) <= _LONGEST_REMEMBERED:
+            _make_room(self._orders)
+            self._orders[names] = order
+        return order
 
     def _read_step(self, entry: PublishedStep, *, position: int, where: str) -> Step:
         key = (position, entry.question, entry.options)
-        if key not in self._steps:
+        step = self._steps.get(key)
+        if step is None:
             try:
-                options = read_options(entry.options)
-                self._steps[key] = Step(self._step_names[position], entry.question, options)
+                step = Step(self._step_names[position], entry.question, read_options(entry.options))
             except BadInput as error:
                 raise BadInput(f"{error} - at {where}.options`") from error
-        return self._steps[key]
+            if len(entry.question) + sum(map(len, entry.options)) <= _LONGEST_REMEMBERED:
+                _make_room(self._steps)
+                self._steps[key] = step
+        return step
 
     def _read_label(self, entry: PublishedStep, *, step: Step, where: str) -> int:
         key = (entry.options, entry.answer)
-        if key not in self._labels:
+        label = self._labels.get(key)
+        if label is None:
             try:
-                self._labels[key] = step.read_answer(entry.answer)
+                label = step.read_answer(entry.answer)
             except BadInput as error:
                 raise BadInput(f"{error} - at {where}.answer`") from error
-        return self._labels[key]
+            if len(entry.answer or "") + sum(map(len, entry.options)) <= _LONGEST_REMEMBERED:
+                _make_room(self._labels)
+                self._labels[key] = label
+        return label
+
+
+def _make_room(remembered: dict[Any, Any]) -> None:
+    """Keeps what is remembered small, also where nothing repeats."""
+    if len(remembered) >= _MOST_REMEMBERED:
+        remembered.clear()

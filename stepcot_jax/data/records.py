@@ -3,7 +3,6 @@
 Records are counted from 0, as in the JSON paths of the messages.
 """
 
-import collections
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -12,10 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from stepcot_jax.chain import PUBLISHED_STEPS, Chain, Step, fold
+from stepcot_jax.chain import PUBLISHED_STEPS, Chain
 from stepcot_jax.data import published
 from stepcot_jax.data.cases import Case
 from stepcot_jax.data.published import NOTHING_ADDED, Addition, PublishedBox, PublishedRecord, PublishedStep
+from stepcot_jax.data.record_agreement import Agreement, describe_disagreement, describe_repetition
 from stepcot_jax.data.record_reader import ReadRecord, RecordReader
 from stepcot_jax.errors import BadInput
 
@@ -46,12 +46,23 @@ class SetAside:
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """Cases of one data root in the order of its `data.json`, and the records that take no part."""
+    """Cases of one data root in the order of its records, and the records that take no part.
+
+    Attributes:
+      root: folder that the image paths start from.
+      chain: questions and options of the labels.
+      cases: what takes part.
+      set_aside: what does not; with the cases, each record once.
+      layout: how the root is laid out, a key of `sources.layouts.LAYOUTS`.
+      file: name of the file with the records, for messages.
+    """
 
     root: Path
     chain: Chain
     cases: tuple[Case, ...]
     set_aside: tuple[SetAside, ...]
+    layout: str = "published"
+    file: str = published.FILE_NAME
 
 
 def read_records(
@@ -79,6 +90,7 @@ def read_records(
     """
     path = Path(root) / published.FILE_NAME
     reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
+    agreement = Agreement(path)
     readable: list[ReadRecord] = []
     set_aside: list[SetAside] = []
     for index, raw in enumerate(published.read_raw_records(path)):
@@ -87,13 +99,14 @@ def read_records(
         except BadInput as error:
             patient_id, image_path = published.identify(raw)
             set_aside.append(SetAside(index, image_path, str(error), patient_id))
-    agreeing, disagreeing = _set_disagreeing_aside(readable)
-    unique, repeated = _set_repeated_aside(agreeing)
-    set_aside = sorted([*set_aside, *disagreeing, *repeated], key=lambda aside: aside.record)
-    if set_aside and (on_bad_record == "stop" or not unique):
-        raise BadInput(describe_bad_records(path, set_aside, num_good=len(unique)))
-    _warn_of_wordings(path, unique)
-    return Collection(Path(root), Chain(unique[0].steps), tuple(item.case for item in unique), tuple(set_aside))
+            continue
+        agreement.add(readable[-1])
+    good = _part(readable, agreement, set_aside) if readable else []
+    set_aside.sort(key=lambda aside: aside.record)
+    if set_aside and (on_bad_record == "stop" or not good):
+        raise BadInput(describe_bad_records(path, set_aside, num_good=len(good)))
+    _warn_of_wordings(path, good)
+    return Collection(Path(root), Chain(good[0].steps), tuple(item.case for item in good), tuple(set_aside))
 
 
 def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good: int) -> str:
@@ -154,60 +167,28 @@ def write_quarantine(path: Path, set_aside: Sequence[SetAside]) -> None:
     published.write_whole(Path(path), msgspec.json.Encoder().encode_lines(lines))
 
 
-def _set_disagreeing_aside(readable: Sequence[ReadRecord]) -> tuple[list[ReadRecord], list[SetAside]]:
-    """Parts the records that have the options of most from those that have others."""
-    folded_by_step: dict[Step, tuple[str, ...]] = {}
-    options_of = []
-    for item in readable:
-        for step in item.steps:
-            if step not in folded_by_step:
-                folded_by_step[step] = tuple(fold(option) for option in step.options)
-        options_of.append(tuple(folded_by_step[step] for step in item.steps))
-    if not readable:
-        return [], []
-    usual = collections.Counter(options_of).most_common(1)[0][0]
-    reference = readable[options_of.index(usual)]
-    agreeing, set_aside = [], []
-    for item, options in zip(readable, options_of, strict=True):
-        if options == usual:
-            agreeing.append(item)
+def _part(readable: Sequence[ReadRecord], agreement: Agreement, set_aside: list[SetAside]) -> list[ReadRecord]:
+    """The records that take part; the others are added to those set aside."""
+    verdicts = agreement.judge()
+    reference = readable[verdicts.reference]
+    good = []
+    for place, (item, agrees, original) in enumerate(
+        zip(readable, verdicts.agrees.tolist(), verdicts.original.tolist(), strict=True)
+    ):
+        if agrees and original == place:
+            good.append(item)
+            continue
+        known = readable[original]
+        if agrees:
+            reason = describe_repetition(
+                record=item.record, known_record=known.record, known_image_path=known.case.image_path
+            )
         else:
-            set_aside.append(_as_set_aside(item, _describe_disagreement(item, reference)))
-    return agreeing, set_aside
-
-
-def _describe_disagreement(item: ReadRecord, reference: ReadRecord) -> str:
-    for number, (found, expected) in enumerate(zip(item.steps, reference.steps, strict=True), start=1):
-        if [fold(option) for option in found.options] != [fold(option) for option in expected.options]:
-            return (
-                f"step {number} ({found.name}): its options differ from those of record {reference.record} "
-                f"(image_path {reference.case.image_path[:_NUM_SHOWN]!r}): found {_shown(found.options)}, "
-                f"there {_shown(expected.options)}; accepted are the same options in every record"
+            reason = describe_disagreement(
+                item.steps, reference.steps, record=reference.record, image_path=reference.case.image_path
             )
-    raise AssertionError("records with the same options were taken to disagree")
-
-
-def _set_repeated_aside(readable: Sequence[ReadRecord]) -> tuple[list[ReadRecord], list[SetAside]]:
-    """Parts the first record of each image from those that repeat it."""
-    first: dict[str, ReadRecord] = {}
-    set_aside = []
-    for item in readable:
-        known = first.setdefault(item.real_path, item)
-        if known is not item:
-            reason = (
-                f"found the image of record {known.record} (image_path {known.case.image_path[:_NUM_SHOWN]!r}) again, "
-                f"accepted is one record an image - at `$[{item.record}].image_path`"
-            )
-            set_aside.append(_as_set_aside(item, reason))
-    return list(first.values()), set_aside
-
-
-def _as_set_aside(item: ReadRecord, reason: str) -> SetAside:
-    return SetAside(item.record, item.case.image_path, reason, item.case.patient_id)
-
-
-def _shown(options: Sequence[str]) -> list[str]:
-    return [option[:_NUM_SHOWN] for option in options]
+        set_aside.append(SetAside(item.record, item.case.image_path, reason, item.case.patient_id))
+    return good
 
 
 def _warn_of_wordings(path: Path, readable: Sequence[ReadRecord]) -> None:

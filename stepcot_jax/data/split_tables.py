@@ -13,6 +13,8 @@ _COLUMNS = ("patient_id", "image_path")
 _MAX_UNPACKED = 500_000_000
 _ACCEPTED = "accepted is a table whose first row has a column patient_id or image_path, or both"
 
+_MAX_CELL = 131_072
+
 
 @dataclasses.dataclass(frozen=True)
 class SplitRow:
@@ -103,6 +105,8 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         delimiter = max(",;\t", key=header.count)
         rows = csv.reader(file, delimiter=delimiter, strict=True)
         for cells in rows:
+            if max(map(len, cells), default=0) > _MAX_CELL:  # csv's own limit is the whole process's, and may be higher
+                raise csv.Error(f"a cell of more than {_MAX_CELL} characters in line {rows.line_num}")
             yield rows.line_num, [cell.strip() for cell in cells]
 
 

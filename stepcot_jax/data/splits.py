@@ -5,14 +5,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from stepcot_jax.data.cases import Case
-from stepcot_jax.data.published import write_whole
 from stepcot_jax.data.record_reader import normalise_image_path
 from stepcot_jax.data.records import SetAside
 from stepcot_jax.data.split_checks import SPLIT_NAMES, Splits, check_listed, check_splits
 from stepcot_jax.data.split_making import PUBLISHED_FRACTIONS, make_splits
+from stepcot_jax.data.split_manifest import check_manifest, read_manifest, write_manifest
 from stepcot_jax.data.split_tables import SplitRow, read_split_table
 from stepcot_jax.errors import BadInput
 
@@ -20,6 +18,8 @@ __all__ = [
     "PUBLISHED_FRACTIONS",
     "SPLIT_NAMES",
     "Splits",
+    "check_manifest",
+    "find_tables",
     "make_splits",
     "read_manifest",
     "read_splits",
@@ -54,7 +54,7 @@ def read_splits(
       BadInput: a table is missing or unreadable, a row names nothing or something twice, a patient is in
         two splits, a split has no case, or a case is in no split; names file, row and value.
     """
-    tables = _find_tables(Path(root))
+    tables = find_tables(Path(root))
     if tables is None:
         return None
     names = _Names(cases, set_aside)
@@ -75,7 +75,12 @@ def read_splits(
     return splits
 
 
-def _find_tables(root: Path) -> dict[str, Path] | None:
+def find_tables(root: Path) -> dict[str, Path] | None:
+    """The table of each split below `root`, or None if there is none of the three.
+
+    Raises:
+      BadInput: some are there and others are missing, or one is there twice.
+    """
     found = {
         name: [path for path in (root / (name + suffix) for suffix in _TABLE_SUFFIXES) if path.is_file()]
         for name in SPLIT_NAMES
@@ -141,72 +146,3 @@ class _Names:
             return [written]
         number = _NUMBER.fullmatch(written)
         return self._by_number.get(number[1], []) if number else []
-
-
-class _Manifest(msgspec.Struct, kw_only=True):
-    source: str
-    seed: int | None
-    fractions: tuple[float, float, float] | None
-    splits: dict[str, tuple[str, ...]]
-
-
-def write_manifest(
-    path: Path,
-    splits: Splits,
-    cases: Sequence[Case],
-    *,
-    source: str,
-    seed: int | None = None,
-    fractions: tuple[float, float, float] | None = None,
-) -> None:
-    """Writes which images are in which split, as JSON.
-
-    Args:
-      path: the file.
-      splits: indices into `cases`.
-      cases: the cases.
-      source: where the splits come from, such as "tables" or "made".
-      seed: seed of splits that were made.
-      fractions: fractions of splits that were made.
-    """
-    images = {name: tuple(cases[index].image_path for index in indices) for name, indices in splits.by_name().items()}
-    manifest = _Manifest(source=source, seed=seed, fractions=fractions, splits=images)
-    write_whole(Path(path), msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-
-
-def read_manifest(path: Path, cases: Sequence[Case], *, set_aside: Sequence[SetAside] = ()) -> Splits:
-    """Reads the splits of a manifest.
-
-    Args:
-      path: file written by `write_manifest`.
-      cases: the cases that it names, in any order.
-      set_aside: records that it may name without a case being there.
-
-    Raises:
-      BadInput: the file is unreadable, names an image that is no case, names one twice, leaves a case out,
-        or a patient is in two splits.
-    """
-    try:
-        manifest = msgspec.json.decode(Path(path).read_bytes(), type=_Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}; accepted is a manifest of splits as the project writes it") from error
-    if sorted(manifest.splits) != sorted(SPLIT_NAMES):
-        raise BadInput(f"{path}: found splits {sorted(manifest.splits)[:5]}, accepted are {list(SPLIT_NAMES)}")
-    place = {case.image_path: index for index, case in enumerate(cases)}
-    aside = {normalise_image_path(item.image_path) for item in set_aside if item.image_path}
-    members = []
-    for name in SPLIT_NAMES:
-        images = manifest.splits[name]
-        if len(set(images)) != len(images):
-            raise BadInput(f"{path}: found an image twice in split {name}, accepted is each image once")
-        unknown = [image for image in images if image not in place and image not in aside]
-        if unknown:
-            raise BadInput(
-                f"{path}: split {name}: found {len(unknown)} images that data.json does not have "
-                f"(first {unknown[0][:80]!r}), accepted are those of its records"
-            )
-        members.append(tuple(sorted(place[image] for image in images if image in place)))
-    splits = Splits(*members)
-    check_splits(splits, cases, source=str(path))
-    check_listed(splits, cases, source=str(path))
-    return splits

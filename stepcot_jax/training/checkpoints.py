@@ -59,6 +59,15 @@ def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
     )
 
 
+def to_shapes(state: TrainState) -> TrainState:
+    """A state's shapes, types and places without its numbers; one that has none stays as it is."""
+
+    def to_shape(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(leaf)
+
+    return jax.tree.map(to_shape, state)
+
+
 class Checkpoints:
     """The checkpoints below a folder.
 
@@ -91,7 +100,7 @@ class Checkpoints:
         """The state of a step (the latest by default), with the progress saved beside it.
 
         Args:
-          like: a state of the same shapes, which says where the arrays go.
+          like: a state of the same shapes or its shapes alone, which says where the arrays go.
           step: a saved step.
 
         Raises:
@@ -100,7 +109,7 @@ class Checkpoints:
         step = self.latest_step if step is None else step
         if step is None or step not in self._manager.all_steps():
             raise BadInput(f"{self._manager.directory}: found checkpoints {self._manager.all_steps()}, wanted {step}")
-        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        target = to_shapes(like)
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target), progress=ocp.args.JsonRestore())

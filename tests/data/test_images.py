@@ -7,6 +7,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import types
 import zlib
 
 import numpy as np
@@ -16,7 +17,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from stepcot_jax.data.image_check import check_images
-from stepcot_jax.data.images import CLIP_MEAN, CLIP_STD, Preprocessing, decode_image, normalise, resize_image
+from stepcot_jax.data.images import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Preprocessing,
+    decode_image,
+    decode_image_bytes,
+    normalise,
+    normalise_grey,
+    prepare_image,
+    resize_grey,
+    resize_image,
+)
 from stepcot_jax.data.records import read_records
 from stepcot_jax.errors import BadInput
 
@@ -279,6 +291,74 @@ def test_any_damage_ends_in_pixels_or_a_message(tmp_path_factory, content, damag
         assert pixels.shape[2] == 3
 
 
+def saved(pixels, kind, **options):
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+@given(
+    st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    st.sampled_from(["crop", "pad", "stretch"]),
+    st.sampled_from([1, 7, 24]),
+    st.sampled_from(["grey", "deep", "colour", "alpha", "transparent", "JPEG"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_preparing_in_one_go_is_decoding_then_resizing(shape, fit, size, kind, seed):
+    rng = np.random.default_rng(seed)
+    grey = rng.integers(0, 256, shape, np.uint8)
+    content = {
+        "grey": lambda: saved(grey, "PNG"),
+        "deep": lambda: saved(rng.integers(0, 4096, shape, np.uint16), "PNG"),
+        "colour": lambda: saved(rng.integers(0, 256, (*shape, 3), np.uint8), "PNG"),
+        "alpha": lambda: saved(rng.integers(0, 256, (*shape, 4), np.uint8), "PNG"),
+        "transparent": lambda: saved(grey, "PNG", transparency=int(grey[0, 0])),
+        "JPEG": lambda: saved(grey, "JPEG"),
+    }[kind]()
+    preprocessing = Preprocessing(size, fit=fit)
+    expected = resize_image(decode_image_bytes(content, name="it"), preprocessing)
+    prepared = prepare_image(content, name="it", preprocessing=preprocessing)
+    is_grey = (expected == expected[..., :1]).all()
+    assert prepared.shape == ((size, size) if is_grey else (size, size, 3))
+    np.testing.assert_array_equal(
+        prepared[..., None] if is_grey else prepared, expected[..., :1] if is_grey else expected
+    )
+    if is_grey:
+        np.testing.assert_array_equal(normalise_grey(prepared, preprocessing), normalise(expected, preprocessing))
+
+
+def test_resizing_grey_is_resizing_each_of_three_equal_channels():
+    """Against Pillow itself, not against our own code: a third of the work gives the same pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (1024, 900), np.uint8)
+    coloured = Image.fromarray(np.repeat(pixels[..., None], 3, axis=-1))
+    expected = np.asarray(coloured.resize((224, 224), Image.Resampling.BICUBIC))
+    grey = resize_grey(pixels, Preprocessing(224, fit="stretch"))
+    np.testing.assert_array_equal(np.repeat(grey[..., None], 3, axis=-1), expected)
+
+
+def test_dicom_is_decoded_by_its_own_module(monkeypatch):
+    calls = []
+
+    def decode_dicom(content, *, name, max_pixels):
+        calls.append((content, name, max_pixels))
+        return GREY
+
+    monkeypatch.setitem(sys.modules, "stepcot_jax.data.dicom", types.SimpleNamespace(decode_dicom=decode_dicom))
+    content = bytes(128) + b"DICM" + b"rest"
+    assert_grey(decode_image_bytes(content, name="chest.dcm", max_pixels=77), GREY)
+    assert calls == [(content, "chest.dcm", 77)]
+    with pytest.raises(BadInput, match="bytes 00 00"):
+        decode_image_bytes(bytes(127) + b"DICM", name="chest.dcm")
+    assert len(calls) == 1
+
+
+def test_bytes_are_decoded_like_the_file(tmp_path):
+    path = save(tmp_path, Image.fromarray(COLOUR))
+    np.testing.assert_array_equal(decode_image_bytes(path.read_bytes(), name="x"), decode_image(path))
+    with pytest.raises(BadInput, match=r"^the name: found an empty file"):
+        decode_image_bytes(b"", name="the name")
+
+
 @pytest.mark.parametrize("shape", [(300, 200), (200, 300), (31, 64), (64, 31), (50, 50), (1024, 333)])
 def test_crop_is_resizing_the_short_side_and_cropping_the_centre(shape):
     pixels = np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8)
@@ -392,6 +472,29 @@ def test_check_images_resizes_if_asked(collection):
     shapes = []
     check_images(collection, preprocessing=Preprocessing(5), visit=lambda _, pixels: shapes.append(pixels.shape))
     assert shapes == [(5, 5, 3)] * 6
+
+
+def test_check_images_passes_over_what_is_known_by_its_content(collection):
+    known = (collection.root / "2.png").read_bytes()
+    indices = []
+    checked = check_images(
+        collection, is_known=lambda case, content: content == known, visit=lambda index, _: indices.append(index)
+    )
+    assert checked == collection
+    assert indices == [0, 1, 3, 4, 5]
+
+
+def test_check_images_reads_images_from_anywhere(collection):
+    class Elsewhere:
+        def read(self, index):
+            return saved(np.full((3, 3), 10 * index, np.uint8), "PNG")
+
+        def name(self, index):
+            return f"number {index}"
+
+    levels = []
+    check_images(collection, images=Elsewhere(), visit=lambda _, pixels: levels.append(int(pixels.max())))
+    assert levels == [0, 10, 20, 30, 40, 50]
 
 
 def test_check_images_sets_unreadable_images_aside(collection):

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import logging
+import os
 import string
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
-from stepcot_jax.data import published
+from stepcot_jax.data import published, record_agreement, record_reader
 from stepcot_jax.data.cases import Box, Case
 from stepcot_jax.data.records import (
     SetAside,
@@ -174,6 +175,58 @@ def test_refuses_a_missing_file_or_folder(root):
             read_records(folder, step_names=NAMES)
 
 
+def test_refuses_a_pipe_instead_of_waiting_for_it(root):
+    os.mkfifo(root / "data.json")
+    with pytest.raises(BadInput, match="found no ordinary file"):
+        read_records(root, step_names=NAMES)
+
+
+def test_a_file_is_read_in_parts_as_its_records_are_taken(root, monkeypatch):
+    monkeypatch.setattr(published, "_CHUNK_BYTES", 64)
+    write(root, [make_record(name) for name in "abcde"])
+    seen = []
+    records = published.read_raw_records(root / "data.json", visit=seen.append)
+    assert json.loads(next(records)) == make_record("a")
+    assert sum(seen[-1:]) < 1500
+    assert [json.loads(record)["patient_id"] for record in records] == [f"patient-{name}" for name in "bcde"]
+    assert seen == [*range(64, seen[-1], 64), (root / "data.json").stat().st_size]
+    assert len(read_records(root, step_names=NAMES).cases) == 5
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 2**18])
+def test_a_fault_far_in_the_file_refuses_it_whatever_the_setting(root, monkeypatch, chunk_bytes):
+    monkeypatch.setattr(published, "_CHUNK_BYTES", chunk_bytes)
+    content = json.dumps([make_record("a"), make_record("b")]).encode()
+    place = content.index(b"patient-b")
+    for odd, found in (
+        (b"\xff", f"not UTF-8 (first at byte {place})"),
+        (b"\x01", f"(byte {place}) (record 1, from byte"),
+    ):
+        damaged = content[:place] + odd + content[place + 1 :]
+        assert_says(refusal(root, damaged, on_bad_record="skip"), found, "accepted is a JSON array of records")
+
+
+def test_what_is_remembered_of_records_changes_nothing(root, monkeypatch):
+    records = [
+        change_step(make_record(name), 0, question=f"Q{name}?", answer=answer)
+        for name, answer in zip("abcde", ["A", "B", "N/A", "Yes", "no"], strict=True)
+    ]
+    expected = read(root, records)
+    monkeypatch.setattr(record_reader, "_MOST_REMEMBERED", 1)
+    assert read(root, records) == expected
+    monkeypatch.setattr(record_reader, "_LONGEST_REMEMBERED", 3)
+    assert read(root, records) == expected
+    assert [case.labels[0] for case in expected.cases] == [0, 1, 2, 1, 0]
+
+
+def test_refuses_records_with_ever_new_options(root, monkeypatch):
+    monkeypatch.setattr(record_agreement, "_MOST_KEPT", 3 * record_agreement._COST_OF_STEPS)
+    records = [change_step(make_record(name), 0, options=["No", f"Yes {name}"]) for name in "abcde"]
+    message = refusal(root, records, on_bad_record="skip")
+    assert_says(message, "different lists of options in the first", "accepted are the same options in every record")
+    assert len(read(root, [make_record(name) for name in "abcde"]).cases) == 5
+
+
 @pytest.mark.parametrize("field", ["patient_id", "image_path", "origin", "report", "vqa_chain"])
 def test_refuses_a_missing_field_of_a_record(root, field):
     message = refusal(root, [make_record("a"), without(make_record("b"), field)])
@@ -277,6 +330,13 @@ def test_refuses_an_image_twice_and_names_both_records(root, again):
     message = refusal(root, [make_record("a"), make_record("b"), make_record("c", image_path=again)])
     assert_says(message, f"record 2 (image_path {again.replace('./', '').replace('//', '/')!r}".replace("\\\\", "/"))
     assert_says(message, "found the image of record 0 (image_path 'images/a.png') again", "`$[2].image_path`")
+
+
+def test_an_image_of_a_record_with_other_options_is_free_for_another(root):
+    odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
+    collection = read(root, [odd, make_record("b"), make_record("a")], on_bad_record="skip")
+    assert [case.image_path for case in collection.cases] == ["images/b.png", "images/a.png"]
+    assert [aside.record for aside in collection.set_aside] == [0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from features.fake_encoders import PREPROCESSING, WIDTH, FakeImageEncoder, FakeT
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.cases import Case
-from stepcot_jax.data.dataset import Dataset, PixelCache
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.pixels import PixelCache
 from stepcot_jax.data.splits import Splits
 from stepcot_jax.errors import BadInput
 from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts, prompt_keys

@@ -1,0 +1,202 @@
+"""The whole run at a small size: resumed equals uninterrupted, failures leave the last good state."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from training.small_run import leaves, small_run
+
+from stepcot_jax import jobs
+from stepcot_jax.errors import BadInput, RunStopped
+
+
+class Killed(Exception):
+    pass
+
+
+def final_state(run, monkeypatch):
+    """Execute a run and return its last state (params, optimizers, key), fetched."""
+    kept = {}
+    run_loop = jobs.Loop.run
+
+    def remember(loop, state, progress):
+        state, best = run_loop(loop, state, progress)
+        kept["state"], kept["best"] = [np.asarray(leaf) for leaf in leaves(state)], dict(best)
+        return state, best
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs.Loop, "run", remember)
+        return run.execute(), kept["state"], kept["best"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    report, state, best = final_state(small_run(workdir, patch), patch)
+    patch.undo()
+    return workdir, report, state, best
+
+
+def entries(workdir, kind):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: v for key, v in line.items() if key != "cases_per_second"} for line in lines if line["kind"] == kind]
+
+
+@pytest.mark.parametrize("killed_in_epoch", [2, 4])
+def test_resumed_equals_uninterrupted(uninterrupted, tmp_path, monkeypatch, killed_in_epoch):
+    workdir, report, state, best = uninterrupted
+    first = small_run(tmp_path, monkeypatch)
+    validate, calls = first._validate, []
+
+    def validate_or_die(state):
+        calls.append(1)
+        if len(calls) == killed_in_epoch:
+            raise Killed
+        return validate(state)
+
+    monkeypatch.setattr(first, "_validate", validate_or_die)
+    with pytest.raises(Killed):
+        first.execute()
+    resumed_report, resumed_state, resumed_best = final_state(small_run(tmp_path, monkeypatch), monkeypatch)
+    assert resumed_best == best
+    for found, expected in zip(resumed_state, state, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert resumed_report["test"] == report["test"]
+    for kind in ("train", "val", "test"):
+        assert entries(tmp_path, kind) == entries(workdir, kind)
+
+
+def test_report_and_files_are_as_documented(uninterrupted):
+    workdir, report, _, best = uninterrupted
+    assert json.loads((workdir / "report.json").read_text()) == report
+    assert report["num_cases"] == {"train": 42, "val": 9, "test": 9}
+    for network in ("teacher", "student"):
+        figures = report["test"][network]
+        assert len(figures["steps"]) == 7
+        assert figures["mean_accuracy"] == pytest.approx(np.mean([step["accuracy"] for step in figures["steps"]]))
+    assert {name: entry["step"] for name, entry in report["best"].items()} == {k: b.step for k, b in best.items()}
+    assert {"settings.json", "splits.json", "metrics.jsonl", "report.json", "tensorboard", "checkpoints"} <= {
+        path.name for path in workdir.iterdir()
+    }
+
+
+def test_latest_and_best_checkpoints_are_kept_and_no_others(uninterrupted):
+    workdir, _, _, best = uninterrupted
+    kept = {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()}
+    assert kept == {20, *(entry.step for entry in best.values())}
+
+
+def test_best_is_the_highest_validation_score(uninterrupted):
+    workdir, _, _, best = uninterrupted
+    for network, entry in best.items():
+        scores = {line["step"]: line[f"{network}/mean_accuracy"] for line in entries(workdir, "val")}
+        assert entry.score == max(scores.values()) == scores[entry.step]
+
+
+def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch)
+    prepare, num_batches = run.inputs.prepare, iter(range(1, 100))
+
+    def poison(batch):
+        prepared = prepare(batch)
+        is_training = len(batch["labels"]) == run.settings.training.batch_size
+        if is_training and next(num_batches) == 8:
+            return {**prepared, "images": prepared["images"] * np.float32("nan")}
+        return prepared
+
+    run.inputs = dataclasses.replace(run.inputs, prepare=poison)
+    with pytest.raises(RunStopped, match=r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last"):
+        run.execute()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()] == ["5"]
+
+
+def test_a_used_workdir_is_not_overwritten_without_resume(uninterrupted, monkeypatch):
+    workdir, *_ = uninterrupted
+    with pytest.raises(BadInput, match=r"found checkpoints of an earlier run, accepted are .* config.resume=True"):
+        small_run(workdir, monkeypatch, resume=False)
+
+
+def test_other_settings_are_refused_on_resume_by_name(uninterrupted, monkeypatch):
+    workdir, *_ = uninterrupted
+    with pytest.raises(BadInput, match=r"found other values than now for config.loss.temperature;"):
+        small_run(workdir, monkeypatch, loss__temperature=3.0)
+
+
+def test_teacher_job_stops_early_and_halves_its_rate(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, job="teacher", training__teacher_epochs=10)
+    scores = iter([0.5, 0.6, 0.6, 0.55, 0.59, 0.9])
+    rates = []
+
+    def validate(state):
+        rates.append(float(state.optimizers["teacher"][1].hyperparams["learning_rate"]))
+        return {"teacher": next(scores)}
+
+    monkeypatch.setattr(run, "_validate", validate)
+    report = run.execute()
+    # Best in epoch 2; two epochs without a better one halve the rate, three end the run after epoch 5.
+    np.testing.assert_allclose(rates, [1e-3, 1e-3, 1e-3, 1e-3, 5e-4], rtol=1e-6)
+    assert list(report["test"]) == ["teacher"]
+    assert report["best"]["teacher"] == {"step": 10, "validation_score": 0.6}
+
+
+def test_best_by_mean_takes_one_epoch_for_both(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, evaluation__best="mean", training__joint_epochs=2)
+    scores = iter([(0.9, 0.1), (0.5, 0.6), (0.2, 0.7)])
+    monkeypatch.setattr(run, "_validate", lambda state: dict(zip(("teacher", "student"), next(scores), strict=True)))
+    best = run.execute()["best"]
+    assert best["teacher"] == best["student"] == {"step": 10, "validation_score": pytest.approx(0.55)}
+
+
+def test_a_run_goes_on_only_with_the_manifest_it_began_with(uninterrupted, tmp_path, monkeypatch):
+    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
+    content = json.loads((workdir / "splits.json").read_text())
+    content["splits"]["train"], content["splits"]["val"] = content["splits"]["val"], content["splits"]["train"]
+    (workdir / "splits.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"splits\.json: found a content that its digest does not fit"):
+        small_run(workdir, monkeypatch).execute()
+
+
+def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch):
+    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
+    run = small_run(workdir, monkeypatch)
+    first = run.dataset.cases[0]
+    labels = ((first.labels[0] + 1) % 4, *first.labels[1:])
+    cases = (dataclasses.replace(first, labels=labels), *run.dataset.cases[1:])
+    run.dataset = dataclasses.replace(run.dataset, cases=cases)
+    with pytest.raises(BadInput, match=r"splits\.json: .* 1 images whose patient or labels have changed"):
+        run.execute()
+
+
+def test_a_damaged_checkpoint_is_named(uninterrupted, tmp_path, monkeypatch):
+    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
+    for path in (workdir / "checkpoints" / "20" / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(BadInput, match=r"checkpoints/20: found a checkpoint that cannot be restored"):
+        small_run(workdir, monkeypatch).execute()
+
+
+def test_compiled_steps_are_those_of_the_phases_to_come(uninterrupted, tmp_path, monkeypatch):
+    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
+    lowered = []
+    make_phases = jobs.Run._make_phases
+
+    def watch(run, *arguments):
+        phases = make_phases(run, *arguments)
+        return [dataclasses.replace(phase, step=_Watched(phase, lowered)) for phase in phases]
+
+    monkeypatch.setattr(jobs.Run, "_make_phases", watch)
+    small_run(workdir, monkeypatch, training__joint_epochs=4).execute()
+    assert lowered == ["joint"]
+
+
+class _Watched:
+    def __init__(self, phase, lowered):
+        self.phase, self.lowered = phase, lowered
+
+    def lower(self, *inputs):
+        self.lowered.append(self.phase.name)
+        return self.phase.step.lower(*inputs)

@@ -1,0 +1,175 @@
+"""The facts of a check as a table for a person, or as JSON; text from data cannot steer the terminal."""
+
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+_WIDTH = 120
+_MOST_REASONS = 20
+_SUMMARY = {
+    "records": "records",
+    "cases": "cases",
+    "patients": "patients",
+    "set_aside": "set aside",
+    "records_with_other_options": "records with other options",
+    "records_with_other_wordings": "records with other wordings",
+    "records_that_repeat_an_image": "records that repeat an image",
+    "images_found": "images found",
+    "images_missing": "images missing",
+    "images_unreadable": "images unreadable",
+    "images_with_equal_pixels": "images with equal pixels",
+    "pictures_in_several_splits": "pictures in several splits",
+    "boxes": "boxes",
+    "images_with_boxes": "images with boxes",
+    "images_with_one_box_label": "images with one box label",
+    "patients_in_several_splits": "patients in several splits",
+    "cases_in_no_split": "cases in no split",
+}
+
+Table = tuple[str, Sequence[str], list[list[str]]]
+"""Title, head and rows."""
+
+
+def make_printable(text: str) -> str:
+    r"""Text in which nothing can steer a terminal: control characters, escapes and reversals are written out.
+
+    >>> print(make_printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def write_facts(facts: dict[str, Any]) -> str:
+    """The facts as JSON in ASCII."""
+    return json.dumps(facts, indent=1) + "\n"
+
+
+def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
+    """Prints the facts: with rich on a terminal, as plain aligned text elsewhere."""
+    file = file or sys.stdout
+    tables = list_tables(facts)
+    if file.isatty():
+        _print_rich(tables, file)
+    else:
+        for table in tables:
+            print(_align(table), end="\n\n", file=file)
+    for word, lines in (("note", facts["notes"]), ("stops a run", facts["stops"])):
+        for line in lines:
+            print(f"{word}: {make_printable(line)}", file=file)
+    print("a run would stop" if facts["stops"] else "a run can use it", file=file)
+
+
+def list_tables(facts: dict[str, Any]) -> list[Table]:
+    """The facts as tables of printable cells; shares of answers are of those annotated."""
+    reasons = facts["set_aside_reasons"]
+    num_further = sum(reason["count"] for reason in reasons[_MOST_REASONS:])
+    tables: list[Table] = [
+        (
+            f"{facts['root']}: {facts['layout']} ({facts['file']})",
+            ("", "number"),
+            [[name, _number(facts[key])] for key, name in _SUMMARY.items()],
+        ),
+        (
+            "Steps",
+            ("step", "annotated", "wordings", "answers"),
+            [
+                [step["name"], _number(step["annotated"]), _number(step["wordings"]), _list_answers(step)]
+                for step in facts["steps"]
+            ],
+        ),
+        (
+            f"Splits ({facts['splits_from']})",
+            ("split", "cases", "patients", "rows", "of"),
+            [
+                [split["name"], *(_number(split[key]) for key in ("cases", "patients", "rows")), split["file"]]
+                for split in facts["splits"]
+            ],
+        ),
+        (
+            "Origins",
+            ("origin", "cases"),
+            [[name or "(none)", _number(count)] for name, count in facts["origins"].items()],
+        ),
+        (
+            "Set aside",
+            ("records", "reason", "examples"),
+            [
+                *(
+                    [_number(reason["count"]), reason["reason"], ", ".join(_list_examples(reason))]
+                    for reason in reasons[:_MOST_REASONS]
+                ),
+                *([[_number(num_further), "further reasons", "all in --json"]] if num_further else ()),
+            ],
+        ),
+        (
+            "Pictures in several splits",
+            ("image", "patient", "split"),
+            [
+                [each["image_path"], each["patient_id"], ", ".join(each["splits"])]
+                for group in facts["leaks"] or ()
+                for each in group
+            ],
+        ),
+    ]
+    return [
+        (make_printable(title), head, [[make_printable(cell) for cell in row] for row in rows])
+        for title, head, rows in tables
+        if rows
+    ]
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _list_answers(step: dict[str, Any]) -> str:
+    shares = {name: f" ({count / step['annotated']:.1%})" if count else "" for name, count in step["answers"].items()}
+    return ", ".join(f"{name} {count:,}{shares[name]}" for name, count in step["answers"].items())
+
+
+def _list_examples(reason: dict[str, Any]) -> list[str]:
+    return [f"{each['record']} ({each['image_path'][:60]})" for each in reason["examples"]]
+
+
+def _align(table: Table) -> str:
+    """A table as text; its last columns are wrapped where they would not fit."""
+    title, head, rows = table
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    room = _WIDTH - sum(widths) - 2 * (len(widths) - 1)
+    for place in reversed(range(1, len(widths))):
+        if room < 0:
+            width = max(30, widths[place] + room)
+            room += max(0, widths[place] - width)
+            widths[place] = min(widths[place], width)
+    numeric = [all(cell.replace(",", "").isdigit() or cell == "-" for cell in column[1:]) for column in columns]
+    lines = [title]
+    for row in (head, *rows):
+        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
+        for number in range(max(map(len, cells))):
+            parts = [
+                (part[number] if number < len(part) else "").rjust(width)
+                if is_number
+                else (part[number] if number < len(part) else "").ljust(width)
+                for part, width, is_number in zip(cells, widths, numeric, strict=True)
+            ]
+            lines.append("  " + "  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def _print_rich(tables: Sequence[Table], file: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console(file=file)
+    for title, head, rows in tables:
+        shown = RichTable(title=Text(title), title_justify="left")
+        for place, name in enumerate(head):
+            numeric = all(row[place].replace(",", "").isdigit() or row[place] == "-" for row in rows)
+            shown.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            shown.add_row(*map(Text, row))
+        console.print(shown)

@@ -1,0 +1,1 @@
+"""The commands of `python -m stepcot_jax.data`, one module each with an `add_command`."""

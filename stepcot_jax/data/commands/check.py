@@ -1,0 +1,77 @@
+"""The command that says what a data root holds and whether a run can use it."""
+
+import argparse
+import pathlib
+import sys
+from typing import Any
+
+from stepcot_jax.data.published import write_whole
+from stepcot_jax.data.records import PUBLISHED_STEP_NAMES
+from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.errors import BadInput
+
+EXIT_WOULD_STOP = 1
+
+
+def add_command(commands: Any) -> None:
+    """Add `check` to the commands of `python -m stepcot_jax.data`."""
+    parser = commands.add_parser(
+        "check",
+        help="say what a folder holds and whether a run can use it",
+        description="Says what a folder of cases holds, reading it as a run does. Exit code 0: a run can use it; 1: "
+        "something would stop a run; 2: it cannot be read at all.",
+    )
+    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder or file in any layout that is read")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write the facts as JSON; - for stdout instead of the table"
+    )
+    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: told by the files")
+    parser.add_argument(
+        "--images",
+        choices=("decode", "exists", "none"),
+        default="decode",
+        help="decode each, only see that it exists, or do without any (as with imported features); default decode",
+    )
+    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help="as in a run")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="as in a run, default stop")
+    parser.add_argument(
+        "--several-labels",
+        action="store_true",
+        help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
+    )
+    parser.add_argument("--max-megapixels", type=float, default=64.0, help="of an image, default 64")
+    parser.add_argument("--split-seed", type=int, default=0, help="of splits made without tables, default 0")
+    parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
+    parser.set_defaults(run=run_check)
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Check a data root; the exit code says whether a run can use it."""
+    from stepcot_jax.data.check import CheckOptions, check_root
+    from stepcot_jax.data.check_printing import print_facts, write_facts
+    from stepcot_jax.terminal import Terminal
+
+    for name in ("max_megapixels", "num_threads"):
+        if not getattr(options, name) > 0:
+            raise BadInput(f"--{name.replace('_', '-')}: found {getattr(options, name)}, accepted are numbers above 0")
+    facts = check_root(
+        options.root,
+        CheckOptions(
+            layout=options.layout,
+            images=options.images,
+            step_names=tuple(options.step_names),
+            on_bad_record=options.on_bad_record,
+            max_pixels=int(options.max_megapixels * 1e6),
+            split_seed=options.split_seed,
+            num_threads=options.num_threads,
+            single_label=not options.several_labels,
+        ),
+        terminal=Terminal(),
+    )
+    if options.json == "-":
+        sys.stdout.write(write_facts(facts))
+    else:
+        if options.json:
+            write_whole(pathlib.Path(options.json), write_facts(facts).encode())
+        print_facts(facts)
+    return EXIT_WOULD_STOP if facts["stops"] else 0

@@ -1,0 +1,60 @@
+"""The command that counts a data root and draws the counts."""
+
+import argparse
+import pathlib
+from typing import Any
+
+from stepcot_jax.data.records import PUBLISHED_STEP_NAMES
+from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS, read_source
+from stepcot_jax.errors import make_workdir
+
+
+def add_command(commands: Any) -> None:
+    """Add `stats` to the commands of `python -m stepcot_jax.data`."""
+    parser = commands.add_parser(
+        "stats",
+        help="count a folder's origins, answers, reasoning and splits, and draw them",
+        description="Counts origins and diagnoses, answers, lengths of reasoning, the flow of answers and splits (the "
+        "paper's Figure 2 and Table 7): CSV and Markdown tables, PNG and SVG pictures.",
+    )
+    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder or file in any layout that is read")
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="where tables and pictures go")
+    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: told by the files")
+    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help="as in a run")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="as in a run, default stop")
+    parser.add_argument("--several-labels", action="store_true", help="keep images with several findings")
+    parser.add_argument("--split-seed", type=int, default=0, help="of splits made without tables, default 0")
+    parser.set_defaults(run=write_statistics)
+
+
+def write_statistics(options: argparse.Namespace) -> None:
+    """Count a data root and write tables and pictures; its images are not looked at."""
+    from stepcot_jax.data.check_printing import make_printable
+    from stepcot_jax.data.splits import make_splits, read_splits
+    from stepcot_jax.data.statistics import compute_statistics
+    from stepcot_jax.data.statistics_pictures import write_pictures
+    from stepcot_jax.data.statistics_tables import write_tables
+
+    collection = read_source(
+        options.root,
+        layout=options.layout,
+        step_names=tuple(options.step_names),
+        on_bad_record=options.on_bad_record,
+        require_images=False,
+        single_label=not options.several_labels,
+    )
+    splits, source = read_splits(options.root, collection.cases, set_aside=collection.set_aside), "read from tables"
+    if splits is None:
+        splits = make_splits(collection.cases, seed=options.split_seed)
+        source = f"made from seed {options.split_seed}, there being no tables"
+    make_workdir(options.out)
+    statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
+    tables = write_tables(options.out, statistics)
+    pictures, missing = write_pictures(options.out, statistics)
+    if collection.set_aside:
+        print(f"{len(collection.set_aside)} records are set aside; `check` says why")
+    if "reasoning_length.png" not in pictures:
+        print("no case has reasoning: its lengths are not drawn")
+    if missing:
+        print(f"no font here has {make_printable(missing[:40])}: boxes in the .png, text in the .svg")
+    print(make_printable(f"{statistics.num_cases:,} cases in {options.out}: {', '.join((*tables, *pictures))}"))

@@ -1,0 +1,219 @@
+"""The data that the settings name: from a folder of any layout, from tensorflow_datasets, or from the phantom."""
+
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.image_check import check_images, folder_files, record_numbers
+from stepcot_jax.data.image_files import ImageFiles, Selection, most_bytes
+from stepcot_jax.data.image_shards import ShardFiles, has_shards, keep_sharded, read_index
+from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.near_duplicates import find_near_duplicates, perceptual_hash
+from stepcot_jax.data.pixels import FilePixels, PhantomPixels, PixelCache
+from stepcot_jax.data.records import Collection
+from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.splits import Splits, make_splits, read_splits
+from stepcot_jax.errors import BadInput
+from stepcot_jax.settings import Settings
+
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]
+"""Wraps an iterable with a known length and a description, as progress bars do."""
+
+
+def load_dataset(
+    settings: Settings,
+    *,
+    preprocessing: Preprocessing,
+    is_known: Callable[[Case, bytes], bool] | None = None,
+    require_images: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data that the settings name.
+
+    Unless `data.check_images` is "on_use", every image that is not known has been decoded once when this returns:
+    here, or when its shard was written.
+
+    Args:
+      settings: of the run.
+      preprocessing: what the image encoder asks for.
+      is_known: says of a folder's case and its image file's content that it is good and need not be decoded now.
+      require_images: whether a folder's images have to be there; if not, none is looked at.
+      progress: shows how far the reading is.
+
+    Raises:
+      BadInput: a record, an image or a split cannot be used and the settings say to stop.
+    """
+    if settings.data.source == "phantom":
+        return _load_phantom(settings, preprocessing, progress)
+    if settings.data.source == "tfds":
+        return _load_prepared(settings, preprocessing, progress)
+    data, root = settings.data, pathlib.Path(settings.data.root)
+    sharded = has_shards(root)
+    collection = read_source(
+        root,
+        layout=data.layout,
+        step_names=data.step_names,
+        on_bad_record=data.on_bad_record,
+        require_images=require_images and not sharded,
+        single_label=data.single_label,
+        labels_from=data.labels_from,
+    )
+    images: ImageFiles
+    if sharded and require_images:
+        index = read_index(root)
+        collection = keep_sharded(collection, index, on_bad_record=data.on_bad_record)
+        paths = [case.image_path for case in collection.cases]
+        images = ShardFiles(collection.root, index, paths, max_bytes=most_bytes(_max_pixels(settings)))
+    else:
+        images = folder_files(collection, max_pixels=_max_pixels(settings))
+    return make_dataset(
+        settings,
+        collection,
+        images,
+        preprocessing=preprocessing,
+        are_checked=sharded or not require_images or data.check_images == "on_use",
+        is_known=is_known,
+        progress=progress,
+    )
+
+
+def make_dataset(
+    settings: Settings,
+    collection: Collection,
+    images: ImageFiles,
+    *,
+    preprocessing: Preprocessing,
+    are_checked: bool,
+    splits: tuple[Splits, str] | None = None,
+    is_known: Callable[[Case, bytes], bool] | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
+    """A collection with images from anywhere as the data of a run.
+
+    Args:
+      settings: of the run.
+      collection: the cases.
+      images: the image of each case, in order.
+      preprocessing: what the image encoder asks for.
+      are_checked: whether no image has to be decoded before the run depends on it.
+      splits: those of the collection and where they come from, for images that are checked; None finds or makes them.
+      is_known: see `load_dataset`.
+      progress: see `load_dataset`.
+
+    Raises:
+      BadInput: an image or a split cannot be used and the settings say to stop.
+    """
+    chosen: list[int] = []
+    records: list[int] = []
+    file = str(collection.root / collection.file)
+    images = Selection(images, chosen)
+    reader = FilePixels(images, preprocessing, _max_pixels(settings), file, records)
+    pixels = PixelCache(reader, _budget(settings))
+    numbers = record_numbers(collection)
+    if not are_checked:
+        collection = check_images(
+            collection,
+            images=Selection(images.images, range(len(collection.cases))),
+            on_bad_record=settings.data.on_bad_record,
+            max_pixels=_max_pixels(settings),
+            preprocessing=preprocessing,
+            visit=pixels.put,
+            is_known=is_known,
+            progress=None if progress is None else lambda cases: progress(cases, "reading the images"),
+            num_threads=settings.data.num_threads,
+        )
+    records += record_numbers(collection)
+    places = {number: place for place, number in enumerate(numbers)}
+    chosen += [places[number] for number in records]
+    chosen_splits, source = splits or _find_splits(settings, collection, pixels, progress)
+    return Dataset(
+        collection.chain,
+        collection.cases,
+        chosen_splits,
+        pixels,
+        preprocessing,
+        set_aside=collection.set_aside,
+        splits_source=source,
+        images=images,
+    )
+
+
+def _max_pixels(settings: Settings) -> int:
+    return int(settings.data.max_megapixels * 1e6)
+
+
+def _budget(settings: Settings) -> float:
+    """Bytes of pixels to keep here; nothing where workers read for themselves and would not be served by it."""
+    is_stored = settings.image_encoder.is_frozen and settings.features.store
+    return 0.0 if settings.data.num_workers and not is_stored else settings.data.cache_megabytes * 1e6
+
+
+def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress | None) -> Dataset:
+    phantom = settings.phantom
+    drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
+    pixels = PixelCache(drawing, _budget(settings))
+    indices: Iterable[int] = range(phantom.num_cases)
+    cases = []
+    for index in indices if progress is None else progress(indices, "drawing the phantom"):
+        case, drawn = drawing.draw(index)
+        cases.append(case)
+        pixels.put(index, drawn)
+    splits, source = _make_splits(settings, cases, "the phantom", pixels, progress)
+    return Dataset(DEFAULT_CHAIN, tuple(cases), splits, pixels, preprocessing, splits_source=source)
+
+
+def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress | None) -> Dataset:
+    """What `data.tfds` has prepared; every image was decoded then."""
+    from stepcot_jax.data.tfds.source import open_prepared
+
+    prepared = open_prepared(pathlib.Path(settings.data.root), max_pixels=_max_pixels(settings))
+    names = tuple(step.name for step in prepared.collection.chain.steps)
+    if names != settings.data.step_names:
+        raise BadInput(
+            f"config.data.step_names: found {settings.data.step_names}, accepted with {prepared.folder} are {names}"
+        )
+    return make_dataset(
+        settings,
+        prepared.collection,
+        prepared.images,
+        preprocessing=preprocessing,
+        are_checked=True,
+        splits=(prepared.splits, prepared.splits_source),
+        progress=progress,
+    )
+
+
+def _find_splits(
+    settings: Settings, collection: Collection, pixels: PixelCache, progress: Progress | None
+) -> tuple[Splits, str]:
+    """The splits that the data comes with, else new ones; and where they are from, in words."""
+    root = pathlib.Path(settings.data.root)
+    splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
+    if splits is not None:
+        return splits, str(root)
+    return _make_splits(settings, collection.cases, str(root), pixels, progress)
+
+
+def _make_splits(
+    settings: Settings, cases: Sequence[Case], where: str, pixels: PixelCache, progress: Progress | None
+) -> tuple[Splits, str]:
+    data = settings.data
+    source = f"made from seed {data.split_seed}, {data.split_fractions}: stratified by last step and origin, disjoint "
+    source += "by patient"
+    joined: Any = ()
+    if data.near_duplicate_radius:
+        indices: Iterable[int] = range(len(cases))
+        watched = indices if progress is None else progress(indices, "looking for near-duplicates")
+        hashes = np.array([perceptual_hash(pixels[index]) for index in watched], np.uint64)
+        joined = find_near_duplicates(hashes, radius=data.near_duplicate_radius)
+        source += f", near-duplicates within {data.near_duplicate_radius} bits together"
+    try:
+        splits = make_splits(cases, seed=data.split_seed, fractions=data.split_fractions, joined=joined)  # type: ignore[arg-type]
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
+    return splits, source

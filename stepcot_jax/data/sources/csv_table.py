@@ -1,0 +1,176 @@
+"""A hospital's own table: one row an image, with its report and the answers of one step or of all.
+
+Cells are text and nothing else: what a spreadsheet would take for a formula is read as it stands.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.record_reader import ImageLocator, normalise_image_path
+from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
+from stepcot_jax.data.sources.chain_file import CHAIN_NAME, read_chain
+from stepcot_jax.data.sources.csv_columns import (
+    IMAGE_COLUMNS,
+    PATIENT_COLUMN,
+    TEXT_COLUMNS,
+    Columns,
+    find_columns,
+    known_columns,
+)
+from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
+from stepcot_jax.data.sources.intake import Intake
+from stepcot_jax.data.sources.layouts import TABLE_NAME
+from stepcot_jax.data.sources.tables import Row, read_table
+from stepcot_jax.errors import BadInput
+
+_SEXES = {"": "", "f": "F", "female": "F", "m": "M", "male": "M", "o": "O", "other": "O"}
+_MAX_AGE = 150
+_LOG = logging.getLogger(__name__)
+
+
+def read_csv_table(
+    root: Path,
+    *,
+    step_names: Sequence[str] = PUBLISHED_STEP_NAMES,
+    on_bad_record: OnBadRecord = "stop",
+    require_images: bool = True,
+) -> Collection:
+    """Reads `cases.csv`: image, report, patient_id, origin, sex, age, view and a column a step.
+
+    Column names are taken without regard to letter case, spacing, "_" and "-"; all but image and one with answers
+    may be missing. Answers are letters or texts of the options; an empty cell is not annotated. The chain is that
+    of `chain.json` beside the table, else `DEFAULT_CHAIN`. A table of `DEFAULT_CHAIN` with no other answers than
+    the diagnosis gets those that follow from it, as `findings` has them. Without patient_id each image is its own
+    patient, which a warning says.
+
+    Args:
+      root: folder with `cases.csv`, or a table of any name.
+      step_names: name of each step, as the chain has them; the published names go with any chain.
+      on_bad_record: "stop" raises if any row is bad, "skip" sets bad rows aside.
+      require_images: whether a row without its image file is bad.
+
+    Raises:
+      BadInput: the table cannot be used, no row is good, or a row is bad and `on_bad_record` is "stop".
+    """
+    path = Path(root) / TABLE_NAME if Path(root).is_dir() else Path(root)
+    folder = path.parent
+    chain = _find_chain(folder, step_names=step_names)
+    header, rows = read_table(path, known_columns=known_columns(chain))
+    columns = find_columns(header, chain=chain, path=path)
+    if PATIENT_COLUMN not in columns.texts:
+        _LOG.warning("%s: found no column patient_id: each image is taken for a patient of its own", path)
+    reader = _RowReader(folder, columns=columns, chain=chain, require_images=require_images)
+    intake = Intake(folder, file=path.name, layout="csv", on_bad_record=on_bad_record)
+    for row in rows:
+        try:
+            case, real_path = reader.read(row)
+        except BadInput as error:
+            image_path, patient_id = reader.identify(row)
+            intake.refuse(f"row {row.number}: {error}", image_path=image_path, patient_id=patient_id)
+        else:
+            intake.keep(case, real_path=real_path, place=f"row {row.number}")
+    return intake.finish(chain)
+
+
+def _find_chain(folder: Path, *, step_names: Sequence[str]) -> Chain:
+    path = folder / CHAIN_NAME
+    chain = read_chain(path, reserved={*IMAGE_COLUMNS, *TEXT_COLUMNS}) if path.exists() else DEFAULT_CHAIN
+    expected = tuple(step.name for step in chain.steps)
+    if tuple(step_names) not in (expected, PUBLISHED_STEP_NAMES):
+        where = path if path.exists() else f"{folder}: without {CHAIN_NAME}"
+        raise BadInput(f"{where}: step_names: found {list(step_names)}, accepted are {list(expected)}")
+    return chain
+
+
+class _RowReader:
+    """Reads single rows; remembers answers, which repeat in nearly every row."""
+
+    def __init__(self, folder: Path, *, columns: Columns, chain: Chain, require_images: bool) -> None:
+        self._locator = ImageLocator(folder, require_images=require_images)
+        self._columns = columns
+        self._chain = chain
+        self._labels: dict[tuple[int, str], int] = {}
+        alone = all(place is None for place in columns.steps[:-1])
+        self._derives = alone and chain == DEFAULT_CHAIN
+
+    def identify(self, row: Row) -> tuple[str, str]:
+        """Image and patient of a row that may be bad otherwise, each "" where the row does not reach so far."""
+        patient = self._columns.texts.get(PATIENT_COLUMN, len(row.cells))
+        texts = [row.cells[place] if place < len(row.cells) else "" for place in (self._columns.image, patient)]
+        return texts[0], texts[1]
+
+    def read(self, row: Row) -> tuple[Case, str]:
+        """What the row says, and its image with every link followed.
+
+        Raises:
+          BadInput: the row has too few or too many cells, or one of them is not acceptable; names the column.
+        """
+        num_columns = self._columns.num_columns
+        if len(row.cells) < num_columns or any(row.cells[num_columns:]):
+            raise BadInput(f"found {len(row.cells)} cells, accepted are {num_columns} as in the header")
+        if any("\0" in cell for cell in row.cells):
+            raise BadInput("found a NUL byte, accepted is text")
+        image = row.cells[self._columns.image]
+        try:
+            real_path = self._locator.locate(image)
+        except BadInput as error:
+            raise BadInput(f"column image: {error}") from error
+        texts = {name: row.cells[place] for name, place in self._columns.texts.items()}
+        # What is in a patient's cells is not repeated in messages: these end up in logs.
+        if not texts.get(PATIENT_COLUMN, image):
+            raise BadInput("column patient_id: found an empty cell, accepted is a patient's identifier")
+        sex = _SEXES.get(texts.get("sex", "").casefold())
+        if sex is None:
+            raise BadInput("column sex: found something else, accepted are F, M, O or an empty cell")
+        answers = self._answer(row)
+        case = Case(
+            patient_id=texts.get(PATIENT_COLUMN, normalise_image_path(image)),
+            image_path=normalise_image_path(image),
+            origin=texts.get("origin", ""),
+            report=texts.get("report", ""),
+            labels=answers.labels,
+            reasoning=answers.reasoning,
+            sex=sex,
+            age=_read_age(texts.get("age", "")),
+            view=texts.get("view", ""),
+        )
+        return case, real_path
+
+    def _answer(self, row: Row) -> Answers:
+        labels = tuple(
+            NOT_ANNOTATED if place is None else self._read_label(index, row.cells[place])
+            for index, place in enumerate(self._columns.steps)
+        )
+        if not self._derives or labels[-1] == NOT_ANNOTATED:
+            return Answers(labels, ("",) * len(labels))
+        diagnosis = self._chain.steps[-1].options[labels[-1]]
+        reason = f"Follows from the diagnosis {diagnosis}."
+        if diagnosis == NORMAL:
+            return answer_normal(reason)
+        return answer_findings([DIAGNOSES[diagnosis]], diagnosis=diagnosis, reason=reason)
+
+    def _read_label(self, index: int, written: str) -> int:
+        key = (index, written)
+        if key not in self._labels:
+            try:
+                self._labels[key] = self._chain.steps[index].read_answer(written)
+            except BadInput as error:
+                raise BadInput(f"column {self._chain.steps[index].name}: {error}") from error
+        return self._labels[key]
+
+
+def _read_age(written: str) -> float | None:
+    """The age in years: a number, or one with "Y" after it as DICOM writes it."""
+    if not written:
+        return None
+    try:
+        age = float(written[:-1] if written[-1] in "Yy" else written)
+    except ValueError:
+        age = math.nan
+    if not 0 <= age <= _MAX_AGE:
+        raise BadInput(f"column age: found something else, accepted are years from 0 to {_MAX_AGE} or an empty cell")
+    return age

@@ -1,0 +1,82 @@
+"""From a collection's findings to answers of the chain: only what follows from them, nothing guessed.
+
+A normal image answers all seven steps: "No abnormality", "N/A" five times, "Normal". Other images answer
+the first step where a finding says that the lungs are denser or more transparent, and the last where they
+have one diagnosis; the steps between are not annotated.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE
+
+NORMAL = DIAGNOSIS_OPTIONS[0]
+
+_NO_ABNORMALITY, _INCREASED, _DECREASED, _MIXED = DEFAULT_CHAIN.steps[0].options
+_DETECTION, _DIAGNOSIS = 0, DEFAULT_CHAIN.num_steps - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a collection's name of a finding says in terms of the chain.
+
+    Attributes:
+      diagnosis: the one of the nine that it stands for; "" where it is outside of them.
+      density: of the lungs; "" where it says nothing of it.
+    """
+
+    diagnosis: str = ""
+    density: Literal["", "increased", "decreased"] = ""
+
+
+DIAGNOSES: dict[str, Finding] = {
+    "Nodule": Finding("Nodule", "increased"),
+    "Atelectasis": Finding("Atelectasis", "increased"),
+    "Infiltration": Finding("Infiltration", "increased"),
+    "Effusion": Finding("Effusion", "increased"),
+    "Pneumonia": Finding("Pneumonia", "increased"),
+    "Cardiomegaly": Finding("Cardiomegaly"),
+    "Mass": Finding("Mass", "increased"),
+    "Pneumothorax": Finding("Pneumothorax", "decreased"),
+}
+"""The eight abnormal diagnoses as findings."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """Labels of `DEFAULT_CHAIN` and the reason for each that is annotated."""
+
+    labels: tuple[int, ...]
+    reasoning: tuple[str, ...]
+
+
+def answer_normal(reason: str) -> Answers:
+    """The answers of an image without abnormal findings."""
+    middle = (NOT_APPLICABLE,) * (DEFAULT_CHAIN.num_steps - 2)
+    return _answer((_NO_ABNORMALITY, *middle, NORMAL), reason)
+
+
+def answer_findings(findings: Iterable[Finding], *, diagnosis: str, reason: str) -> Answers:
+    """The answers of an image with abnormal findings.
+
+    Args:
+      findings: all of them.
+      diagnosis: the one among the nine; "" where there is none or more than one.
+      reason: given for each answer.
+    """
+    densities = {finding.density for finding in findings} - {""}
+    answers = [""] * DEFAULT_CHAIN.num_steps
+    if densities:
+        by_density = {"increased": _INCREASED, "decreased": _DECREASED}
+        answers[_DETECTION] = _MIXED if len(densities) > 1 else by_density[densities.pop()]
+    answers[_DIAGNOSIS] = diagnosis
+    return _answer(answers, reason)
+
+
+def _answer(answers: Sequence[str], reason: str) -> Answers:
+    labels = tuple(
+        step.options.index(answer) if answer else NOT_ANNOTATED
+        for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)
+    )
+    return Answers(labels, tuple(reason if answer else "" for answer in answers))

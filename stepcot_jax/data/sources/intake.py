@@ -1,0 +1,71 @@
+"""Records of a source as they are read: cases, bad records, and records that a rule of the reader leaves out."""
+
+from pathlib import Path
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.records import Collection, OnBadRecord, SetAside, describe_bad_records
+from stepcot_jax.errors import BadInput
+
+
+class Intake:
+    """Takes each record of a source once, in order, and counts them from 0.
+
+    Args:
+      root: folder that the image paths start from.
+      file: name of the file with the records, for messages.
+      layout: a key of `layouts.LAYOUTS`.
+      on_bad_record: "stop" raises in `finish` if any record is bad, "skip" sets bad records aside.
+    """
+
+    def __init__(self, root: Path, *, file: str, layout: str, on_bad_record: OnBadRecord) -> None:
+        self._root = root
+        self._file = file
+        self._layout = layout
+        self._on_bad_record = on_bad_record
+        self._cases: list[Case] = []
+        self._bad: list[SetAside] = []
+        self._left_out: list[SetAside] = []
+        self._first: dict[str, str] = {}
+
+    def keep(self, case: Case, *, real_path: str, place: str) -> None:
+        """Takes a record as a case, unless its image has come before.
+
+        Args:
+          case: what the record says.
+          real_path: its image with every link followed, which tells one image from another.
+          place: what to call the record in the message of another that repeats its image, such as "row 7".
+        """
+        known = self._first.setdefault(real_path, place)
+        if known != place:
+            reason = f"{place}: found the image of {known} again, accepted is one record an image"
+            self.refuse(reason, image_path=case.image_path, patient_id=case.patient_id)
+        else:
+            self._cases.append(case)
+
+    def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
+        """Takes a record as a bad one."""
+        self._bad.append(SetAside(self._number(), image_path, reason, patient_id))
+
+    def leave_out(self, reason: str, *, image_path: str, patient_id: str) -> None:
+        """Takes a record that is fine, but that a rule of the reader has no use for."""
+        self._left_out.append(SetAside(self._number(), image_path, reason, patient_id))
+
+    def finish(self, chain: Chain) -> Collection:
+        """All records as a collection.
+
+        Raises:
+          BadInput: a record is bad and `on_bad_record` is "stop", or no record is a case.
+        """
+        path = self._root / self._file
+        if self._bad and self._on_bad_record == "stop":
+            raise BadInput(describe_bad_records(path, self._bad, num_good=self._number() - len(self._bad)))
+        set_aside = sorted([*self._bad, *self._left_out], key=lambda aside: aside.record)
+        if not self._cases:
+            if not set_aside:
+                raise BadInput(f"{path}: found no records")
+            raise BadInput(describe_bad_records(path, set_aside, num_good=0))
+        return Collection(self._root, chain, tuple(self._cases), tuple(set_aside), self._layout, self._file)
+
+    def _number(self) -> int:
+        return len(self._cases) + len(self._bad) + len(self._left_out)

@@ -1,0 +1,199 @@
+"""The report files of the IU X-Ray collection, from its archive or a folder, without trusting either.
+
+Nothing is written to disk. A file's name decides nothing but the messages, so it cannot lead anywhere.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import io
+import os
+import stat
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from stepcot_jax.errors import BadInput
+
+MAX_REPORT_BYTES = 1_000_000
+"""Largest report file that is read; the released ones have at most 9 thousand bytes."""
+
+MAX_REPORTS = 100_000
+"""Most entries of an archive or a folder; the released one has 3,955."""
+
+MAX_ARCHIVE_BYTES = 1_000_000_000
+"""Most bytes of an unpacked archive; the released one has 20 million."""
+
+_MAX_HEADER_BYTES = 100_000
+_ACCEPTED = "accepted is the collection's archive (.tgz, .tar.gz, .tar) or a folder with its XML files"
+_NUM_SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportFile:
+    """One report file.
+
+    Attributes:
+      name: its name, for messages only.
+      content: its bytes; None where it cannot be read.
+      reason: why it cannot be read; "" where it can.
+    """
+
+    name: str
+    content: bytes | None
+    reason: str = ""
+
+
+def iterate_files(source: Path) -> Iterator[ReportFile]:
+    """The XML files of an archive (in its order) or of a folder (by name), one at a time.
+
+    A link, a device or a file above `MAX_REPORT_BYTES` comes without content and with the reason; folders
+    and files with another ending than .xml are passed over.
+
+    Raises:
+      BadInput: the source as a whole cannot be read: it is missing, truncated, corrupt, no tar archive, or
+        has more entries or bytes than the limits.
+    """
+    source = Path(source)
+    try:
+        if source.is_dir():
+            yield from _iterate_folder(source)
+        else:
+            yield from _iterate_archive(source)
+    except (OSError, ValueError, EOFError, zlib.error, tarfile.TarError, RecursionError) as error:
+        if isinstance(error, BadInput):
+            raise
+        found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:_NUM_SHOWN]
+        raise BadInput(f"{source}: cannot be read as report files ({found}); {_ACCEPTED}") from None
+
+
+def _iterate_folder(folder: Path) -> Iterator[ReportFile]:
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            _check_count(len(names) + 1, source=folder)
+            if _is_report_name(entry.name):
+                names.append(entry.name)
+    for name in sorted(names):
+        yield _read_file(folder / name, name=name)
+
+
+def _read_file(path: Path, *, name: str) -> ReportFile:
+    # O_NOFOLLOW and O_NONBLOCK: neither a link out of the folder nor a pipe that never ends is read.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return ReportFile(name, None, "found no ordinary file, accepted is an XML file")
+            return _as_report(name, file.read(MAX_REPORT_BYTES + 1))
+    except OSError as error:
+        reason = f"found a link or a file that cannot be read ({error.strerror}), accepted is an XML file"
+        return ReportFile(name, None, reason)
+
+
+def _iterate_archive(source: Path) -> Iterator[ReportFile]:
+    with source.open("rb") as file:
+        start = file.read(2)
+        file.seek(0)
+        unpacked = cast(BinaryIO, gzip.GzipFile(fileobj=file) if start == b"\x1f\x8b" else file)
+        limited = _LimitedReader(unpacked, source=source)
+        # "r:" and not "r|": a tar stream would hide from the reader how much is asked for at once.
+        with tarfile.open(fileobj=limited, mode="r:") as archive:
+            num_entries = 0
+            while (entry := archive.next()) is not None:
+                num_entries += 1
+                _check_count(num_entries, source=source)
+                # The archive would otherwise remember every entry and every global header.
+                archive.members = []  # type: ignore[attr-defined]
+                archive.pax_headers = {}
+                if _is_report_name(entry.name) and not entry.isdir():
+                    yield _read_entry(archive, entry, limited)
+            # At a broken header the archive stops as if it were at its end.
+            if limited.last.strip(b"\0") or 0 < len(limited.last) < tarfile.BLOCKSIZE:
+                raise BadInput(f"{source}: breaks off after {num_entries} entries; {_ACCEPTED}")
+            # gzip keeps the checksum of everything behind its end.
+            while limited.read(_MAX_HEADER_BYTES):
+                limited.seek(limited.tell())
+
+
+def _read_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, limited: "_LimitedReader") -> ReportFile:
+    name = entry.name
+    if not entry.isreg() or entry.issparse():
+        return ReportFile(name, None, "found a link, a device or a sparse file, accepted is an ordinary XML file")
+    if entry.size > MAX_REPORT_BYTES:
+        return ReportFile(name, None, _describe_size(f"{entry.size}"))
+    with limited.allow(MAX_REPORT_BYTES):
+        file = archive.extractfile(entry)
+        content = file.read() if file else b""
+    if len(content) != entry.size:
+        raise BadInput(f"{limited.source}: ends within {name[:_NUM_SHOWN]!r}; {_ACCEPTED}")
+    return _as_report(name, content)
+
+
+def _as_report(name: str, content: bytes) -> ReportFile:
+    if len(content) > MAX_REPORT_BYTES:
+        return ReportFile(name, None, _describe_size(f"more than {MAX_REPORT_BYTES}"))
+    return ReportFile(name, content)
+
+
+def _describe_size(found: str) -> str:
+    return f"found a file of {found} bytes, accepted are at most {MAX_REPORT_BYTES}"
+
+
+def _is_report_name(name: str) -> bool:
+    # macOS puts a file "._1.xml" beside each file of an archive that it packs.
+    last = name.rpartition("/")[2]
+    return last.lower().endswith(".xml") and not last.startswith("._")
+
+
+def _check_count(num_entries: int, *, source: Path) -> None:
+    if num_entries > MAX_REPORTS:
+        raise BadInput(f"{source}: found more than {MAX_REPORTS} entries; {_ACCEPTED}")
+
+
+class _LimitedReader(io.RawIOBase):
+    """A file of which little can be asked for at once and not too much in all, from the start to the end."""
+
+    def __init__(self, file: BinaryIO, *, source: Path) -> None:
+        self._file = file
+        self._largest = _MAX_HEADER_BYTES
+        self.source = source
+        self.last = b""
+
+    @contextlib.contextmanager
+    def allow(self, num_bytes: int) -> Iterator[None]:
+        """Lets this much be asked for at once, for as long as the context lasts."""
+        self._largest = num_bytes
+        try:
+            yield
+        finally:
+            self._largest = _MAX_HEADER_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes; they are kept as `last`.
+
+        Raises:
+          BadInput: that is more than may be asked for.
+        """
+        if not 0 <= size <= self._largest:
+            raise BadInput(f"{self.source}: found a header of {size} bytes; {_ACCEPTED}")
+        self.last = self._file.read(size)
+        return self.last
+
+    def tell(self) -> int:
+        """Position in bytes."""
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Goes on to a position from the start.
+
+        Raises:
+          BadInput: the position is before this one, or beyond the limit of the archive.
+        """
+        if whence != os.SEEK_SET or offset < self._file.tell():
+            raise BadInput(f"{self.source}: found an entry that leads backwards; {_ACCEPTED}")
+        if offset > MAX_ARCHIVE_BYTES:
+            raise BadInput(f"{self.source}: found more than {MAX_ARCHIVE_BYTES} bytes when unpacked; {_ACCEPTED}")
+        return self._file.seek(offset)

@@ -1,0 +1,206 @@
+"""The experts' coding of IU X-Ray (MeSH and RadLex headings with qualifiers) as answers of the chain.
+
+A heading is a finding with qualifiers, such as "Nodule/lung/upper lobe/right". The mapping follows the meaning of the
+words and is literal. The diagnoses were mapped before any rule was tuned; of the other steps one line was changed after
+a first look at the tuning half (several lesions outside the taxonomy answer nothing; they were "multifocal" before).
+
+- `DIAGNOSES`: only a heading that names a diagnosis of the chain gives one. A calcified granuloma is a nodule to the
+  eye, but a diagnosis of its own that the coders keep apart from "Nodule"; "Opacity", "Density", "Airspace Disease"
+  and "Consolidation" are patterns that several diagnoses share; "Cardiac Shadow/enlarged" and "Costophrenic
+  Angle/blunted" are signs; "Cicatrix", "Emphysema", "Pulmonary Edema" and the rest have no place among the nine. A
+  hydropneumothorax is two diagnoses. The diagnosis is annotated where the headings name exactly one; "normal" beside a
+  finding is none.
+- `LESIONS`: headings that say where something in lungs or pleura is and what it looks like. Steps 2 to 5 are about the
+  diagnosis' own headings and, since the coders give one lesion several ("Calcinosis/lung/upper lobe/right" and
+  "Nodule/lung/upper lobe/right"), about every lesion coded with the same place. Without a diagnosis of the chain they
+  are about the lesions if all are coded with one place; of several, nothing says which the chain would be about. Each
+  step is annotated where that names exactly one answer, and only from what the coding carries.
+- `LOCATIONS`: lobes as the zones of a frontal radiograph. The lingula, as the middle lobe, is the middle zone; what is
+  behind the heart lies in the lower lobe. "Thorax" and "lung" alone are no place.
+- Distribution: `FOCAL`, `MULTIFOCAL` and `DIFFUSE` qualifiers, diffuse before multifocal before focal; without them,
+  one side (or lingula or middle lobe, which imply one) is focal, both sides or two different places are multifocal.
+- `PATTERNS`: "round" is what the coders write for "nodular", a shape and not a margin, so it gives a pattern.
+- `MORPHOLOGIES`: headings of calcification, and qualifiers of a margin that is not sharp. Nothing codes a sharp or a
+  spiculated margin.
+- `SECONDARY`: findings beside the diagnosis; of none of them, N/A, since the coding is of all findings. An elevated
+  diaphragm is how volume loss shows. Of several the step is not annotated.
+- Detection: pneumothorax is lucent, every other diagnosis dense, `LUCENT` headings beside a density make it mixed.
+"""
+
+from collections.abc import Collection, Sequence
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
+
+DIAGNOSES: dict[str, tuple[str, ...]] = {
+    "normal": ("Normal",),
+    "nodule": ("Nodule",),
+    "pulmonary atelectasis": ("Atelectasis",),
+    "infiltrate": ("Infiltration",),
+    "pleural effusion": ("Effusion",),
+    "pneumonia": ("Pneumonia",),
+    "cardiomegaly": ("Cardiomegaly",),
+    "mass": ("Mass",),
+    "pneumothorax": ("Pneumothorax",),
+    "hydropneumothorax": ("Effusion", "Pneumothorax"),
+}
+LESIONS = frozenset(
+    {
+        *(name for name in DIAGNOSES if name not in ("normal", "cardiomegaly")),
+        *("opacity", "density", "airspace disease", "consolidation", "calcified granuloma", "granuloma", "calcinosis"),
+        *("cicatrix", "cavitation", "lucency"),
+    }
+)
+OUTSIDE_LUNG = frozenset(
+    {
+        *("aorta", "aorta, thoracic", "blood vessels", "mitral valve", "aortic valve", "coronary vessels", "heart"),
+        *("ribs", "clavicle", "breast", "diaphragm", "abdomen", "neck", "trachea, carina", "trachea", "bronchi"),
+        *("thoracic vertebrae", "sternum", "humerus", "shoulder", "spine", "lymph nodes"),
+    }
+)
+"""Qualifiers by which a calcification, a lucency or a density is no lesion of lung or pleura."""
+
+LOCATIONS: dict[str, str] = {
+    "apex": "Upper lung zone",
+    "upper lobe": "Upper lung zone",
+    "azygos lobe": "Upper lung zone",
+    "middle lobe": "Middle lung zone",
+    "lingula": "Middle lung zone",
+    "base": "Lower lung zone",
+    "lower lobe": "Lower lung zone",
+    "retrocardiac": "Lower lung zone",
+    "hilum": "Hilar/Mediastinal",
+    "mediastinum": "Hilar/Mediastinal",
+    "paratracheal": "Hilar/Mediastinal",
+    "pleura": "Pleura/Chest wall",
+    "pleural sinus": "Pleura/Chest wall",
+    "costophrenic angle": "Pleura/Chest wall",
+    "sulcus": "Pleura/Chest wall",
+}
+SIDES = frozenset({"left", "right"})
+ONE_SIDED = frozenset({"lingula", "middle lobe"})
+FOCAL = frozenset({"focal"})
+MULTIFOCAL = frozenset({"bilateral", "multiple", "scattered", "multilobar"})
+DIFFUSE = frozenset({"diffuse"})
+PATTERNS: dict[str, str] = {
+    "cavitation": "Cavity",
+    "consolidation": "Consolidation",
+    "airspace disease": "Consolidation",
+    "pulmonary alveoli": "Consolidation",
+    "interstitial": "Reticular",
+    "reticular": "Reticular",
+    "streaky": "Linear",
+    "round": "Nodular",
+    "nodule": "Nodular",
+    "mass": "Nodular",
+}
+MORPHOLOGIES: dict[str, str] = {
+    "calcinosis": "Calcified",
+    "calcified granuloma": "Calcified",
+    "patchy": "Ill-defined",
+    "irregular": "Ill-defined",
+}
+SECONDARY: dict[tuple[str, str], str] = {
+    ("volume loss", ""): "Volume loss",
+    ("diaphragm", "elevated"): "Volume loss",
+    ("shift", "mediastinum"): "Mediastinal shift",
+    ("cardiac shadow", "enlarged"): "Cardiomegaly",
+    ("mediastinum", "lymph nodes"): "Lymphadenopathy",
+    ("lymph nodes", "enlarged"): "Lymphadenopathy",
+}
+"""Heading and qualifier ("" for any) of the findings of step 6 that are no diagnoses."""
+
+LUCENT = frozenset(
+    {
+        *("lucency", "cavitation", "lung, hyperlucent", "emphysema", "pulmonary emphysema", "bullous emphysema"),
+        *("blister", "pneumothorax", "hydropneumothorax"),
+    }
+)
+
+_Heading = tuple[str, ...]
+
+
+def read_coding(mesh: Sequence[str]) -> tuple[int, ...]:
+    """The labels of the seven steps of `DEFAULT_CHAIN` that a report's coding carries.
+
+    Args:
+      mesh: the major headings of a report as the archive has them.
+
+    Returns:
+      One label a step, `NOT_ANNOTATED` where the coding names no answer or several.
+
+    >>> read_coding(["Nodule/lung/upper lobe/right", "Calcinosis/lung/upper lobe/right"])
+    (1, 0, 2, 0, 3, 6, 1)
+    """
+    headings = [tuple(fold(part) for part in heading.split("/")) for heading in mesh]
+    named = {diagnosis for heading in headings for diagnosis in DIAGNOSES.get(heading[0], ())}
+    if len(named) > 1 or ("Normal" in named and len(headings) > 1):
+        return (NOT_ANNOTATED,) * DEFAULT_CHAIN.num_steps
+    if "Normal" in named:
+        return _labels("No abnormality", *[NOT_APPLICABLE] * 5, "Normal")
+    diagnosis = next(iter(named), None)
+    lesions = _described(headings, diagnosis)
+    qualifiers = {qualifier for heading in lesions for qualifier in heading[1:]}
+    return _labels(
+        _detection(headings, diagnosis),
+        _distribution(lesions, qualifiers),
+        _only({PATTERNS[word] for heading in lesions for word in heading if word in PATTERNS}),
+        _only({LOCATIONS[word] for word in qualifiers if word in LOCATIONS}),
+        _only({MORPHOLOGIES[word] for heading in lesions for word in heading if word in MORPHOLOGIES}),
+        _secondary(headings) if diagnosis else None,
+        diagnosis,
+    )
+
+
+def _labels(*answers: str | None) -> tuple[int, ...]:
+    return tuple(
+        NOT_ANNOTATED if answer is None else step.options.index(answer)
+        for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)
+    )
+
+
+def _only(answers: Collection[str]) -> str | None:
+    return next(iter(answers)) if len(answers) == 1 else None
+
+
+def _described(headings: Sequence[_Heading], diagnosis: str | None) -> list[_Heading]:
+    """The headings of the lesion that steps 2 to 5 are about."""
+    lesions = [item for item in headings if item[0] in LESIONS and not OUTSIDE_LUNG.intersection(item[1:])]
+    if diagnosis is None:
+        return lesions if len({_place(item) for item in lesions}) == 1 else []
+    own = [item for item in lesions if diagnosis in DIAGNOSES.get(item[0], ())]
+    places = {_place(item) for item in own}
+    return [item for item in lesions if item in own or _place(item) in places]
+
+
+def _place(heading: _Heading) -> frozenset[str]:
+    places = {LOCATIONS.get(word, word) for word in heading[1:] if word in LOCATIONS or word in SIDES}
+    return frozenset(places | {word for word in heading[1:] if word in MULTIFOCAL})
+
+
+def _distribution(lesions: Sequence[_Heading], qualifiers: Collection[str]) -> str | None:
+    words = set(qualifiers)
+    if words & DIFFUSE:
+        return "Diffuse"
+    if words & MULTIFOCAL or words >= SIDES or len({_place(item) for item in lesions if _place(item)}) > 1:
+        return "Multifocal"
+    return "Focal" if words & (FOCAL | SIDES | ONE_SIDED) else None
+
+
+def _secondary(headings: Sequence[_Heading]) -> str | None:
+    found = {
+        answer
+        for heading in headings
+        for (name, qualifier), answer in SECONDARY.items()
+        if name in heading and (not qualifier or qualifier in heading)
+    }
+    return _only(found) if found else NOT_APPLICABLE
+
+
+def _detection(headings: Sequence[_Heading], diagnosis: str | None) -> str | None:
+    names = {heading[0] for heading in headings}
+    lucent, dense = bool(names & LUCENT), bool(names & ((LESIONS | {"cardiomegaly"}) - LUCENT))
+    if not diagnosis and not lucent and not dense:
+        return None
+    if lucent and dense:
+        return "Mixed"
+    return "Decreased opacity" if lucent else "Increased opacity"

@@ -1,0 +1,183 @@
+"""The IU X-Ray collection (Demner-Fushman et al., JAMIA 2016) as it is released: reports, coding and images.
+
+A data root is the archive `NLMCXR_reports.tgz`, a folder that holds it, or a folder with the XML files (in
+it or in `ecgen-radiology/`). Images are beside the reports in `NLMCXR_png/` or `images/`.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.records import Collection, OnBadRecord, SetAside
+from stepcot_jax.data.sources.image_files import ImageFinder
+from stepcot_jax.data.sources.intake import Intake
+from stepcot_jax.data.sources.iu_archive import iterate_files
+from stepcot_jax.data.sources.iu_projections import LIST_NAME, ProjectionList, read_projection_list
+from stepcot_jax.data.sources.iu_report import IuImage, IuReport, read_report
+from stepcot_jax.errors import BadInput
+
+ORIGIN = "IU X-Ray"
+
+_ARCHIVE_ENDINGS = (".tgz", ".tar.gz", ".tar")
+_ARCHIVE_PATTERNS = ("NLMCXR_reports*.tgz", "NLMCXR_reports*.tar.gz", "NLMCXR_reports*.tar")
+_REPORT_FOLDER = "ecgen-radiology"
+_IMAGE_FOLDERS = ("NLMCXR_png", "images")
+_NUM_SHOWN = 80
+_ACCEPTED = (
+    f"accepted are NLMCXR_reports.tgz, a folder with it, and a folder with XML reports in it or in {_REPORT_FOLDER}/"
+)
+
+
+def is_iu_xray(root: Path) -> bool:
+    """Whether a data root is this collection's, told by the names and, for loose XML files, the first one's start."""
+    root = Path(root)
+    if root.is_file():
+        return root.name.lower().endswith(_ARCHIVE_ENDINGS)
+    if not root.is_dir():
+        return False
+    if _find_archives(root) or (root / _REPORT_FOLDER).is_dir():
+        return True
+    first = min(root.glob("*.xml"), default=None)
+    if first is None or not first.is_file():
+        return False
+    with first.open("rb") as file:
+        return b"<eCitation" in file.read(1000)
+
+
+def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
+    """The reports of an archive or a folder, one at a time, in the archive's order or by file name.
+
+    A file that cannot be used comes as what is set aside: its position among the files from 0, and its name
+    in the reason. Projections are decided as `iu_projections` says, with the list beside the reports if
+    there is one.
+
+    Args:
+      source: a data root; see the top of this module.
+
+    Raises:
+      BadInput: the source as a whole cannot be used, or has no report file; names it.
+    """
+    source = Path(source)
+    listed = _read_list(_locate_data(source))
+    seen: set[str] = set()
+    record = -1
+    for record, file in enumerate(iterate_files(_locate_reports(source))):
+        try:
+            if file.content is None:
+                raise BadInput(file.reason)
+            report = read_report(file.content, listed=listed)
+            if report.uid in seen:
+                raise BadInput(f"uId: found {report.uid!r} again, accepted is one file a report")
+            seen.add(report.uid)
+            yield report
+        except BadInput as error:
+            yield SetAside(record, "", f"{file.name[-_NUM_SHOWN:]}: {error}")
+    if record < 0:
+        raise BadInput(f"{source}: found no file that ends in .xml; {_ACCEPTED}")
+
+
+def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True) -> Collection:
+    """One case for each frontal image, with the labels that the experts' coding gives (`iu_coding`).
+
+    A step that the coding leaves open or answers in several ways is not annotated. Records are counted from 0: every
+    image is one, and so is every report without an image and every unusable file. Those that are no case are
+    set aside: lateral and undecided images and reports without images in any case, unusable files and
+    missing images as bad records.
+
+    Args:
+      root: a data root; see the top of this module.
+      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
+      require_images: whether a record without its image file is bad; if not, its image path is the name
+        that the report has for it, in the folder "images".
+
+    Raises:
+      BadInput: the root cannot be used, it gives no case, or a record is bad and `on_bad_record` is "stop".
+    """
+    root = Path(root)
+    folder, reports = _locate_data(root), _locate_reports(root)
+    finder = ImageFinder(folder, folders=_IMAGE_FOLDERS, require_images=require_images)
+    file = "" if reports == folder else reports.name
+    intake = Intake(folder, file=file, layout="iu_xray", on_bad_record=on_bad_record)
+    for report in read_reports(root):
+        if isinstance(report, SetAside):
+            intake.refuse(report.reason)
+            continue
+        if not report.images:
+            reason = f"{report.uid}: found no image, accepted is one or more"
+            intake.leave_out(reason, image_path="", patient_id=report.uid)
+        for image in report.images:
+            _take_image(intake, report, image, finder)
+    return intake.finish(DEFAULT_CHAIN)
+
+
+def _take_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageFinder) -> None:
+    if image.projection != "frontal":
+        intake.leave_out(_explain(report, image), image_path=image.file_name, patient_id=report.uid)
+        return
+    try:
+        image_path, real_path = finder.find(image.file_name)
+    except BadInput as error:
+        intake.refuse(f"{report.uid}: {error}", image_path=image.file_name, patient_id=report.uid)
+        return
+    intake.keep(_as_case(report, image, image_path=image_path), real_path=real_path, place=f"{report.uid} {image.id}")
+
+
+def _as_case(report: IuReport, image: IuImage, *, image_path: str) -> Case:
+    return Case(
+        patient_id=report.uid,
+        image_path=image_path,
+        origin=ORIGIN,
+        report=report.text,
+        labels=_read_labels(report.mesh),
+        reasoning=("",) * DEFAULT_CHAIN.num_steps,
+        view=_read_view(image.caption),
+    )
+
+
+def _read_labels(mesh: Sequence[str]) -> tuple[int, ...]:
+    from stepcot_jax.data.sources.iu_coding import read_coding
+
+    return read_coding(mesh)
+
+
+def _read_view(caption: str) -> str:
+    """PA or AP where the caption has one of them and not the other, else nothing."""
+    found = set(re.findall(r"\b(PA|AP)\b", caption.upper()))
+    return found.pop() if len(found) == 1 else ""
+
+
+def _explain(report: IuReport, image: IuImage) -> str:
+    if image.projection == "lateral":
+        return f"{report.uid}: found a lateral view (by {image.decided_by}), accepted are frontal views"
+    return (
+        f"{report.uid}: found an image of which neither its descriptors nor its place say whether it is frontal, "
+        f"accepted are frontal views; {LIST_NAME} beside the reports would say"
+    )
+
+
+def _locate_data(root: Path) -> Path:
+    return root if root.is_dir() else root.parent
+
+
+def _locate_reports(root: Path) -> Path:
+    """The archive, or the folder with the XML files, of a data root."""
+    if not root.is_dir():
+        return root
+    archives = _find_archives(root)
+    folder = root / _REPORT_FOLDER
+    found = [*archives, *([folder] if folder.is_dir() else [])]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise BadInput(f"{root}: found reports in {names}, accepted is one of them, or to name one as the root")
+    return found[0] if found else root
+
+
+def _find_archives(folder: Path) -> list[Path]:
+    return sorted(path for pattern in _ARCHIVE_PATTERNS for path in folder.glob(pattern) if path.is_file())
+
+
+def _read_list(data_root: Path) -> ProjectionList | None:
+    path = data_root / LIST_NAME
+    return read_projection_list(path) if path.is_file() else None

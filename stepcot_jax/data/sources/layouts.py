@@ -1,0 +1,145 @@
+"""The layouts that a data root may have, how they are told apart, and one way to read each of them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data import published
+from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
+from stepcot_jax.errors import BadInput
+
+AUTO = "auto"
+TABLE_NAME = "cases.csv"
+
+LAYOUTS: dict[str, str] = {
+    "published": "a folder with data.json",
+    "chestxray8": "a folder with BBox_List_2017*.csv or Data_Entry_2017*.csv",
+    "padchest_gr": "a folder with grounded_reports*.json",
+    "iu_xray": "a folder or .tgz archive with the collection's XML reports",
+    "csv": f"a folder with {TABLE_NAME}, or a .csv file",
+}
+"""Name of each layout and what it is known by."""
+
+
+def detect_layout(root: Path) -> str:
+    """The layout of a data root, told by the names of its files.
+
+    Args:
+      root: folder or file.
+
+    Returns:
+      A key of `LAYOUTS`.
+
+    Raises:
+      BadInput: there is nothing at `root`, or it has none of the layouts or several of them.
+    """
+    root = Path(root)
+    try:
+        exists = root.exists()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{str(root)[:200]!r}: cannot be read as a path ({error}), {_accepted()}") from None
+    if not exists:
+        raise BadInput(f"{root}: does not exist, {_accepted()}")
+    found = [layout for layout, has_layout in _SIGNS.items() if has_layout(root)]
+    if not found:
+        raise BadInput(f"{root}: found none of the known layouts, {_accepted()}")
+    if len(found) > 1:
+        raise BadInput(
+            f"{root}: found files of the layouts {' and '.join(found)}, accepted is to name one as the layout"
+        )
+    return found[0]
+
+
+def read_source(
+    root: Path,
+    *,
+    layout: str = AUTO,
+    step_names: Sequence[str] = PUBLISHED_STEP_NAMES,
+    on_bad_record: OnBadRecord = "stop",
+    require_images: bool = True,
+    single_label: bool = True,
+    labels_from: Literal["auto", "boxes", "entries"] = "auto",
+) -> Collection:
+    """Reads a data root in any layout.
+
+    Layouts other than "published" bring no chain: their answers are labels of `DEFAULT_CHAIN`, or of the
+    `chain.json` beside a table of one's own.
+
+    Args:
+      root: folder or file.
+      layout: a key of `LAYOUTS`, or "auto" to tell it by the files.
+      step_names: name of each step, in order.
+      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside. What a rule of the
+        reader leaves out (several labels, a class that no diagnosis stands for, a lateral view) is no bad
+        record: it is set aside with its reason in both cases.
+      require_images: whether a record without its image file is bad.
+      single_label: whether an image with several findings is left out, for layouts with lists of findings
+        (chestxray8, padchest_gr).
+      labels_from: which table of chestxray8 the images and their labels are from, as in `read_chestxray8`.
+
+    Raises:
+      BadInput: the root cannot be used; names file, record and field.
+    """
+    root = Path(root)
+    if layout == AUTO:
+        layout = detect_layout(root)
+    elif layout not in LAYOUTS:
+        raise BadInput(f"layout: found {layout[:80]!r}, accepted are {', '.join((AUTO, *LAYOUTS))}")
+    if layout == "published":
+        return read_records(root, step_names=step_names, on_bad_record=on_bad_record, require_images=require_images)
+    if layout == "csv":
+        from stepcot_jax.data.sources.csv_table import read_csv_table
+
+        return read_csv_table(root, step_names=step_names, on_bad_record=on_bad_record, require_images=require_images)
+    _require_default_names(step_names, layout=layout)
+    if layout == "iu_xray":
+        from stepcot_jax.data.sources.iu_xray import read_iu_xray
+
+        return read_iu_xray(root, on_bad_record=on_bad_record, require_images=require_images)
+    if layout == "chestxray8":
+        from stepcot_jax.data.sources.chestxray8 import read_chestxray8
+
+        return read_chestxray8(
+            root,
+            on_bad_record=on_bad_record,
+            require_images=require_images,
+            single_label=single_label,
+            labels_from=labels_from,
+        )
+    from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
+
+    return read_padchest_gr(root, on_bad_record=on_bad_record, require_images=require_images, single_label=single_label)
+
+
+def _require_default_names(step_names: Sequence[str], *, layout: str) -> None:
+    expected = [step.name for step in DEFAULT_CHAIN.steps]
+    if list(step_names) != expected:
+        raise BadInput(f"step_names: found {list(step_names)}, accepted with the layout {layout} are {expected}")
+
+
+def _accepted() -> str:
+    return "accepted are: " + "; ".join(f"{description} ({name})" for name, description in LAYOUTS.items())
+
+
+def _has(*patterns: str) -> Callable[[Path], bool]:
+    return lambda root: root.is_dir() and any(next(root.glob(pattern), None) for pattern in patterns)
+
+
+def _is_table(root: Path) -> bool:
+    return (root / TABLE_NAME).is_file() if root.is_dir() else root.suffix.lower() == ".csv"
+
+
+def _is_iu_xray(root: Path) -> bool:
+    from stepcot_jax.data.sources.iu_xray import is_iu_xray
+
+    return is_iu_xray(root)
+
+
+_SIGNS: dict[str, Callable[[Path], bool]] = {
+    "published": _has(published.FILE_NAME),
+    "chestxray8": _has("BBox_List_2017*.csv", "Data_Entry_2017*.csv"),
+    "padchest_gr": _has("grounded_reports*.json"),
+    "iu_xray": _is_iu_xray,
+    "csv": _is_table,
+}

@@ -1,0 +1,219 @@
+"""BIMCV PadChest-GR: grounded reports as cases with boxes, sentences and the answers that follow from the labels."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data import published
+from stepcot_jax.data.cases import Box, Case
+from stepcot_jax.data.records import Collection, OnBadRecord
+from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, answer_findings, answer_normal
+from stepcot_jax.data.sources.image_files import ImageFinder, read_image_size
+from stepcot_jax.data.sources.intake import Intake
+from stepcot_jax.data.sources.padchest_gr_files import (
+    MASTER_TABLE,
+    REPORTS,
+    Corners,
+    GroundedFinding,
+    GroundedStudy,
+    StudyFacts,
+    decode_study,
+    identify,
+    read_master_table,
+)
+from stepcot_jax.data.sources.padchest_gr_labels import find_findings
+from stepcot_jax.errors import BadInput
+
+Readers = Literal["first", "both"]
+
+ORIGIN = "PadChest-GR"
+IMAGE_FOLDERS = (
+    ".",
+    "images",
+    "images_grounding",
+    "PadChest_GR",
+    "Padchest_GR_files",
+    "Padchest_GR_files/PadChest_GR",
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+def read_padchest_gr(
+    root: Path,
+    *,
+    on_bad_record: OnBadRecord = "stop",
+    require_images: bool = True,
+    single_label: bool = True,
+    readers: Readers = "first",
+    image_folders: Sequence[str] = IMAGE_FOLDERS,
+) -> Collection:
+    """Reads `grounded_reports*.json`, with patients from `master_table*.csv` where there is one.
+
+    The report is its sentences in English (in Spanish where one has no English), in order. Boxes need the image,
+    whose width and height their fractions are of: a case without its file has no boxes, which one warning says.
+    Studies with abnormal findings of which none is one of the diagnoses are set aside, whatever `on_bad_record`
+    is, as are those that `single_label` leaves out. Without a master table each study is a patient of its own,
+    which a warning says.
+
+    Args:
+      root: folder with the reports.
+      on_bad_record: "stop" raises if any study is bad, "skip" sets bad studies aside.
+      require_images: whether a study without its image file is bad.
+      single_label: whether only studies with exactly one diagnosis take part; else the diagnosis of a study with
+        several is not annotated. Labels outside the diagnoses ("scoliosis") do not count.
+      readers: whose boxes: those of the first reader, or of a second one too.
+      image_folders: patterns of the folders with the images, below `root`.
+
+    Raises:
+      BadInput: a file cannot be used, no study is good, or a study is bad and `on_bad_record` is "stop".
+    """
+    root = Path(root)
+    if readers not in ("first", "both"):
+        raise BadInput(f"readers: found {readers!r}, accepted are 'first' and 'both'")
+    path = _find_file(root, (REPORTS,))
+    if path is None:
+        raise BadInput(f"{root}: found no {REPORTS}, accepted is a folder with it")
+    reader = _StudyReader(
+        finder=ImageFinder(root, folders=image_folders, require_images=require_images),
+        facts=_read_facts(root, path=path),
+        readers=readers,
+        single_label=single_label,
+    )
+    intake = Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record)
+    for index, raw in enumerate(published.read_raw_records(path)):
+        try:
+            reader.read(decode_study(raw, index=index), index=index, intake=intake)
+        except BadInput as error:
+            study, image = identify(raw)
+            intake.refuse(str(error), image_path=image, patient_id=reader.find_patient(study))
+    collection = intake.finish(DEFAULT_CHAIN)
+    reader.warn(path)
+    return collection
+
+
+def _find_file(root: Path, patterns: Sequence[str]) -> Path | None:
+    found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.is_file()]
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(root)) for path in found[:5])
+        raise BadInput(f"{root}: found {names}, accepted is one file {patterns[0]}")
+    return found[0] if found else None
+
+
+def _read_facts(root: Path, *, path: Path) -> Mapping[str, StudyFacts]:
+    # Unpacking the released archive makes a folder that is called like the table in it.
+    table = _find_file(root, (MASTER_TABLE, f"{MASTER_TABLE}/{MASTER_TABLE}"))
+    if table is not None:
+        return read_master_table(table)
+    _LOG.warning("%s: found no %s: each study is taken for a patient of its own", path, MASTER_TABLE)
+    return {}
+
+
+@dataclasses.dataclass
+class _StudyReader:
+    """Reads single studies; counts what the warnings at the end are about."""
+
+    finder: ImageFinder
+    facts: Mapping[str, StudyFacts]
+    readers: Readers
+    single_label: bool
+    num_boxless: int = 0
+    num_second: int = 0
+
+    def find_patient(self, study: str) -> str:
+        return self.facts[study].patient_id if study in self.facts else study
+
+    def read(self, study: GroundedStudy, *, index: int, intake: Intake) -> None:
+        """Gives one study to the intake.
+
+        Raises:
+          BadInput: a field's content is not acceptable; the message ends with the JSON path.
+        """
+        study_id = str(study.study)
+        if not study_id.strip():
+            raise BadInput(f"found an empty text, accepted is a study's identifier - at `$[{index}].StudyID`")
+        if self.facts and study_id not in self.facts:
+            raise BadInput(f"found a study that the master table does not have - at `$[{index}].StudyID`")
+        try:
+            image_path, real_path = self.finder.find(study.image)
+            boxed = any(finding.boxes or finding.extra_boxes for finding in study.findings)
+            size = read_image_size(Path(real_path)) if boxed and Path(real_path).is_file() else None
+        except BadInput as error:
+            raise BadInput(f"{error} - at `$[{index}].ImageID`") from error
+        patient_id = self.find_patient(study_id)
+        labels = _list_labels(study)
+        findings = find_findings(labels)
+        diagnoses = tuple(dict.fromkeys(finding.diagnosis for finding in findings if finding.diagnosis))
+        is_normal = not any(finding.abnormal for finding in study.findings)
+        reason = "" if is_normal else self._find_no_use(diagnoses)
+        if reason:
+            intake.leave_out(f"{reason} - at `$[{index}].findings`", image_path=image_path, patient_id=patient_id)
+            return
+        stated = f"PadChest-GR labels: {', '.join(labels)}."
+        if is_normal:
+            answers = answer_normal("PadChest-GR: no abnormal finding.")
+        else:
+            one = diagnoses[0] if len(diagnoses) == 1 else ""
+            answers = answer_findings(findings, diagnosis=one, reason=stated)
+        known = self.facts.get(study_id)
+        case = Case(
+            patient_id=patient_id,
+            image_path=image_path,
+            origin=ORIGIN,
+            report=" ".join(filter(None, map(_sentence, study.findings))),
+            labels=answers.labels,
+            reasoning=answers.reasoning,
+            boxes=self._boxes(study, size=size),
+            sex=known.sex if known else "",
+            age=known.age if known else None,
+        )
+        intake.keep(case, real_path=real_path, place=f"record {index}")
+
+    def warn(self, path: Path) -> None:
+        if self.num_boxless:
+            _LOG.warning(
+                "%s: %d studies with boxes have no image file: their boxes are left out", path, self.num_boxless
+            )
+        if self.num_second:
+            _LOG.warning("%s: %d boxes of a second reader are left out", path, self.num_second)
+
+    def _find_no_use(self, diagnoses: Sequence[str]) -> str:
+        if not diagnoses:
+            return f"found abnormal labels that are no diagnosis, accepted is one of {', '.join((NORMAL, *DIAGNOSES))}"
+        if self.single_label and len(diagnoses) > 1:
+            return f"found {len(diagnoses)} diagnoses ({', '.join(sorted(diagnoses))}), accepted is one (single_label)"
+        return ""
+
+    def _boxes(self, study: GroundedStudy, *, size: tuple[int, int] | None) -> tuple[Box, ...]:
+        chosen: list[tuple[GroundedFinding, Corners]] = []
+        for finding in study.findings:
+            second = finding.extra_boxes or ()
+            self.num_second += len(second) if self.readers == "first" else 0
+            chosen += [(finding, box) for box in (finding.boxes or ())]
+            chosen += [(finding, box) for box in second] if self.readers == "both" else []
+        if size is None:
+            self.num_boxless += bool(chosen)
+            return ()
+        return tuple(_scale(finding, corners, size) for finding, corners in chosen)
+
+
+def _list_labels(study: GroundedStudy) -> list[str]:
+    """The labels of what is present, each once, sorted."""
+    present = (finding.labels or () for finding in study.findings if finding.abnormal)
+    return sorted({" ".join(label.split()) for labels in present for label in labels} - {""})
+
+
+def _sentence(finding: GroundedFinding) -> str:
+    return (finding.sentence_en or "").strip() or (finding.sentence_es or "").strip()
+
+
+def _scale(finding: GroundedFinding, corners: Corners, size: tuple[int, int]) -> Box:
+    left, upper, right, lower = (min(max(corner, 0.0), 1.0) for corner in corners)
+    label = ", ".join(" ".join(label.split()) for label in finding.labels or ())
+    width, height = size
+    return Box(
+        label, left * width, upper * height, (right - left) * width, (lower - upper) * height, _sentence(finding)
+    )

@@ -1,0 +1,38 @@
+"""Prepare a folder in the published layout as the dataset `step_cot` of tensorflow_datasets, without tensorflow."""
+
+import argparse
+import pathlib
+
+from stepcot_jax.data.tfds.contents import QUARANTINE_NAME
+from stepcot_jax.data.tfds.gathering import Reading
+from stepcot_jax.data.tfds.source import open_prepared, prepare
+from stepcot_jax.errors import run_tool
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prepare the folder that the command line names, and say what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m stepcot_jax.data.tfds", description=__doc__)
+    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder with data.json and images")
+    parser.add_argument("data_dir", type=pathlib.Path, metavar="DIR", help="where datasets are kept")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    parser.add_argument("--split-seed", type=int, default=0, help="of splits that are made; default 0")
+    parser.add_argument(
+        "--near-duplicate-radius", type=int, default=0, help="in bits, for splits that are made; default 0, for none"
+    )
+    options = parser.parse_args(arguments)
+    reading = Reading(
+        on_bad_record=options.on_bad_record,
+        split_seed=options.split_seed,
+        near_duplicate_radius=options.near_duplicate_radius,
+    )
+    folder = prepare(options.root, options.data_dir, reading)
+    prepared = open_prepared(folder)
+    counts = ", ".join(f"{len(indices)} {name}" for name, indices in prepared.splits.by_name().items())
+    print(f"{len(prepared.collection.cases)} cases in {folder}: {counts} ({prepared.splits_source})")
+    if prepared.collection.set_aside:
+        num_aside = len(prepared.collection.set_aside)
+        print(f"{num_aside} records are set aside, each with its reason in {folder / QUARANTINE_NAME}")
+
+
+if __name__ == "__main__":
+    run_tool(main)

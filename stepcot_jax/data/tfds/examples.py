@@ -1,0 +1,101 @@
+"""One case as an example of tensorflow_datasets: its features, and their values."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from stepcot_jax.data.cases import Case
+from stepcot_jax.errors import BadInput
+
+
+def import_tfds() -> Any:
+    """The module tensorflow_datasets.
+
+    Raises:
+      BadInput: it is not installed.
+    """
+    try:
+        import importlib_resources  # noqa: F401 - tensorflow_datasets needs it and does not say so
+        import tensorflow_datasets
+    except ImportError as error:
+        raise BadInput(
+            f"tensorflow_datasets: cannot be imported ({error}), accepted is an environment with it: "
+            "pip install 'stepcot-jax[tfds]'"
+        ) from None
+    return tensorflow_datasets
+
+
+def make_features() -> Any:
+    """The features of an example, as a `FeaturesDict`.
+
+    The image is the content of its file, neither decoded nor encoded anew. Labels are positions among the options
+    that the dataset's metadata list, -100 where nobody answered.
+    """
+    features = import_tfds().features
+    text = features.Text
+    return features.FeaturesDict(
+        {
+            "image": features.Tensor(shape=(), dtype=np.object_, doc="Content of the PNG or JPEG file."),
+            "image_path": text(doc="Path of the file in the published folder."),
+            "patient_id": text(doc="No patient is in two splits."),
+            "origin": text(doc="Collection the image comes from."),
+            "report": text(doc="The radiologist's report."),
+            "labels": features.Tensor(shape=(None,), dtype=np.int32, doc="Label of each step; -100: not annotated."),
+            "reasoning": features.Sequence(text(), doc="Reason given for each step's answer."),
+            "boxes": features.Sequence(
+                {
+                    "label": text(),
+                    "x": np.float64,
+                    "y": np.float64,
+                    "width": np.float64,
+                    "height": np.float64,
+                    "sentence": text(),
+                },
+                doc="Where findings are, in pixels of the image.",
+            ),
+            "sex": text(doc="F, M, O or empty."),
+            "age": features.Scalar(np.float64, doc="In years; NaN where unknown."),
+            "view": text(doc="Projection, such as PA."),
+            "provenance": text(doc="How the answers came about: JSON, names to values."),
+        }
+    )
+
+
+def make_image_features() -> Any:
+    """The image alone: all that is parsed of an example takes time."""
+    return import_tfds().features.FeaturesDict({"image": make_features()["image"]})
+
+
+def make_example(case: Case, content: bytes) -> dict[str, Any]:
+    """The values of a case's features.
+
+    Args:
+      case: the case.
+      content: of its image file.
+    """
+    return {
+        "image": content,
+        "image_path": case.image_path,
+        "patient_id": case.patient_id,
+        "origin": case.origin,
+        "report": case.report,
+        "labels": np.array(case.labels, np.int32),
+        "reasoning": list(case.reasoning),
+        "boxes": [
+            {
+                "label": box.label,
+                "x": float(box.x),
+                "y": float(box.y),
+                "width": float(box.width),
+                "height": float(box.height),
+                "sentence": box.sentence,
+            }
+            for box in case.boxes
+        ],
+        "sex": case.sex,
+        "age": math.nan if case.age is None else float(case.age),
+        "view": case.view,
+        "provenance": json.dumps(dict(case.provenance), ensure_ascii=False),
+    }

@@ -1,0 +1,329 @@
+"""Folders that are odd in one way each: for the tests, and for the table in docs/data.md that is made from them."""
+
+import csv
+import json
+import struct
+import zlib
+
+import numpy as np
+import openpyxl
+from PIL import Image
+
+from stepcot_jax.data.phantom import export_phantom
+from stepcot_jax.data.records import read_records
+from stepcot_jax.data.splits import make_splits
+
+NUM_CASES = 15
+
+
+def make_folder(root):
+    """A good folder: 15 phantom cases of 12 patients, with tables of splits."""
+    export_phantom(root, num_cases=NUM_CASES, seed=3, size=32)
+    cases = read_records(root).cases
+    for name, indices in make_splits(cases, seed=0).by_name().items():
+        write_rows(root, name, [[cases[index].patient_id, cases[index].image_path] for index in indices])
+
+
+def write_rows(root, name, rows, head=("patient_id", "image_path")):
+    with (root / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *rows])
+
+
+def read_rows(root, name):
+    with (root / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))[1:]
+
+
+def write_book(root, name, rows, merged=()):
+    (root / f"{name}.csv").unlink()
+    book = openpyxl.Workbook()
+    sheet = book.active
+    for row in [["patient_id", "image_path"], *rows]:
+        sheet.append(row)
+    for cells in merged:
+        sheet.merge_cells(cells)
+    book.save(root / f"{name}.xlsx")
+
+
+def records_of(root):
+    return json.loads((root / "data.json").read_text(encoding="utf-8"))
+
+
+def write_all(root, records):
+    (root / "data.json").write_text(json.dumps(records, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def change(root, number=4, **fields):
+    records = records_of(root)
+    records[number].update(fields)
+    write_all(root, records)
+
+
+def change_step(root, number=4, place=3, **fields):
+    records = records_of(root)
+    records[number]["vqa_chain"][place].update(fields)
+    write_all(root, records)
+
+
+def image_of(root, number=4):
+    return root / records_of(root)[number]["image_path"]
+
+
+def empty(root):
+    (root / "data.json").write_bytes(b"")
+
+
+def truncate(root):
+    content = (root / "data.json").read_bytes()
+    (root / "data.json").write_bytes(content[: len(content) // 2])
+
+
+def use_latin_1(root):
+    change(root, report="Überblähung")
+    (root / "data.json").write_text((root / "data.json").read_text(encoding="utf-8"), encoding="latin-1")
+
+
+def use_utf_16(root):
+    (root / "data.json").write_text((root / "data.json").read_text(encoding="utf-8"), encoding="utf-16")
+
+
+def add_mark(root):
+    (root / "data.json").write_bytes(b"\xef\xbb\xbf" + (root / "data.json").read_bytes())
+
+
+def nest_deeply(root):
+    (root / "data.json").write_bytes(b"[" * 200_000)
+
+
+def share_a_patient(root):
+    rows = {name: read_rows(root, name) for name in ("train", "val")}
+    records = records_of(root)
+    for record in records:
+        if record["image_path"] == rows["val"][0][1]:
+            record["patient_id"] = rows["train"][0][0]
+    write_all(root, records)
+    rows["val"][0][0] = rows["train"][0][0]
+    write_rows(root, "val", rows["val"])
+
+
+def lose_an_image(root):
+    image_of(root).unlink()
+
+
+def truncate_an_image(root):
+    content = image_of(root).read_bytes()
+    image_of(root).write_bytes(content[: len(content) // 2])
+
+
+def use_16_bits(root):
+    ramp = np.linspace(0, 4095, 32 * 32).astype(np.uint16).reshape(32, 32)
+    Image.fromarray(ramp).save(image_of(root))
+
+
+def use_a_palette(root):
+    Image.open(image_of(root)).convert("P").save(image_of(root))
+
+
+def use_cmyk(root):
+    path = image_of(root)
+    name = path.with_suffix(".jpg").name
+    Image.new("CMYK", (32, 32), (10, 20, 30, 40)).save(path.with_name(name))
+    path.unlink()
+    rename_image(root, path.name, name)
+
+
+def rename_image(root, old, new):
+    for path in (root / "data.json", *root.glob("*.csv")):
+        path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+def plant_a_bomb(root):
+    """A picture of 40000 x 40000 pixels in 200 kB."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 40_000, 40_000, 1, 0, 0, 0, 0)
+    pixels = zlib.compress(bytes(5001 * 40_000))
+    image_of(root).write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+def escape(root):
+    change(root, image_path="../../etc/passwd")
+
+
+def link_out(root):
+    outside = root.parent / f"{root.name}-outside.png"
+    image_of(root).rename(outside)
+    image_of(root).symlink_to(outside)
+
+
+def lose_a_step(root):
+    records = records_of(root)
+    del records[4]["vqa_chain"][2]
+    write_all(root, records)
+
+
+def answer_otherwise(root):
+    change_step(root, answer="Somewhere else")
+
+
+def answer_out_of_range(root):
+    change_step(root, answer="Z")
+
+
+def reorder_options(root):
+    options = records_of(root)[4]["vqa_chain"][3]["options"]
+    bare = [option.partition(". ")[2] or option for option in options]
+    change_step(root, options=[bare[1], bare[0], *bare[2:]], answer=bare[0])
+
+
+def reorder_lettered_options(root):
+    options = records_of(root)[4]["vqa_chain"][3]["options"]
+    change_step(root, options=[options[1], options[0], *options[2:]])
+
+
+def name_unknown_ids(root):
+    write_rows(root, "test", [*read_rows(root, "test"), ["P999999", ""], ["P999998", "images/none.png"]])
+
+
+def leave_rows_empty(root):
+    rows = read_rows(root, "train")
+    write_rows(root, "train", [rows[0], ["", ""], *rows[1:3], ["", ""], ["", ""], *rows[3:]])
+
+
+def merge_patient_cells(root):
+    """As people write a patient with several images: the name once, in a cell that spans the rows."""
+    rows = sorted(read_rows(root, "train"))
+    patients = [row[0] for row in rows]
+    first = next(place for place, patient in enumerate(patients) if patients.count(patient) > 1)
+    last = len(patients) - 1 - patients[::-1].index(patients[first])
+    write_book(root, "train", rows, merged=[f"A{first + 2}:A{last + 2}"])
+
+
+def merge_whole_rows(root):
+    """Cells of two cases merged to one: the second case is named nowhere."""
+    rows = read_rows(root, "train")
+    rows = [row for row in rows if [each[0] for each in rows].count(row[0]) == 1]
+    others = [row for row in read_rows(root, "train") if row not in rows]
+    write_book(root, "train", [*rows, *others], merged=["A2:A3", "B2:B3"])
+
+
+def lose_a_table(root):
+    (root / "val.csv").unlink()
+
+
+def write_umlauts(root):
+    change(root, report="Überblähung — 胸部X線 🫁", patient_id="Ünal-胸", origin="Universitätsklinik")
+    old = image_of(root)
+    old.rename(old.with_name("röntgen_胸.png"))
+    patient = next(row[0] for name in ("train", "val", "test") for row in read_rows(root, name) if old.name in row[1])
+    rename_image(root, old.name, "röntgen_胸.png")
+    for path in root.glob("*.csv"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = [line.replace(patient, "Ünal-胸") if "röntgen" in line else line for line in lines]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_5_megabytes(root):
+    change(root, report="No acute disease. " * 280_000)
+
+
+def write_escapes(root):
+    change(root, origin="\x1b[2J\x1b]0;title\x07 clinic \u202egnp", report="x")
+
+
+def repeat_an_image_path(root):
+    records = records_of(root)
+    write_all(root, [*records, {**records[4], "image_path": "./" + records[4]["image_path"]}])
+
+
+def repeat_content_across_splits(root):
+    (train, test) = (root / read_rows(root, name)[0][1] for name in ("train", "test"))
+    Image.open(train).save(test, optimize=True)
+
+
+def answer_nothing(root):
+    records = records_of(root)
+    for record in records:
+        for step in record["vqa_chain"]:
+            step["answer"] = None
+    write_all(root, records)
+
+
+def keep_two_patients(root):
+    records = records_of(root)
+    for path in root.glob("*.csv"):
+        path.unlink()
+    for number, record in enumerate(records):
+        record["patient_id"] = f"P{number % 2}"
+    write_all(root, records)
+
+
+def write_many(root, num_records=2000):
+    """Many records whose images are not there: for a check without images."""
+    for path in root.glob("*.csv"):
+        path.unlink()
+    records = records_of(root)
+    many = [
+        {**records[number % NUM_CASES], "patient_id": f"P{number}", "image_path": f"images/{number}.png"}
+        for number in range(num_records)
+    ]
+    write_all(root, many)
+
+
+def keep(root):
+    """Nothing odd."""
+
+
+# Name, what it does to a good folder, exit code of check, words of its output, further arguments.
+ODD_INPUTS = [
+    ("nothing odd", keep, 0, ["a run can use it"], []),
+    ("empty file", empty, 2, ["data.json: found an empty file"], []),
+    ("truncated JSON", truncate, 2, ["not readable as JSON: Input data was truncated", "from byte"], []),
+    ("wrong encoding (Latin-1)", use_latin_1, 2, ["not UTF-8 (first at byte"], []),
+    ("wrong encoding (UTF-16)", use_utf_16, 2, ["found UTF-16 text"], []),
+    ("byte order mark of UTF-8", add_mark, 0, ["a run can use it"], []),
+    ("brackets nested 200,000 deep", nest_deeply, 2, ["not readable as JSON: maximum recursion depth"], []),
+    (
+        "patient in two splits",
+        share_a_patient,
+        1,
+        ["splits: patients are in more than one split: 'P", "(train, val)"],
+        [],
+    ),
+    ("image missing", lose_an_image, 1, ["images missing 1", "which does not exist"], []),
+    ("image truncated", truncate_an_image, 1, ["images unreadable 1", "1 images cannot be decoded"], []),
+    ("16-bit PNG", use_16_bits, 0, ["a run can use it"], []),
+    ("palette PNG", use_a_palette, 0, ["a run can use it"], []),
+    ("CMYK JPEG", use_cmyk, 0, ["a run can use it"], []),
+    ("decompression bomb", plant_a_bomb, 1, ["images unreadable 1", "pixels in its header"], []),
+    ("path escape", escape, 1, ["accepted is a path below the data root"], []),
+    ("symlink out", link_out, 1, ["a link that leads out of the data root"], []),
+    ("step missing", lose_a_step, 1, ["found 6 steps"], []),
+    ("answer not among options", answer_otherwise, 1, ["found answer …, accepted are A. Upper lung zone"], []),
+    ("letter outside range", answer_out_of_range, 1, ["found answer …, accepted are A. Upper lung zone"], []),
+    ("options in another order", reorder_options, 1, ["records with other options 1", "its options differ"], []),
+    ("lettered options in another order", reorder_lettered_options, 0, ["records with other options 0"], []),
+    ("split file with unknown ids", name_unknown_ids, 1, ["a patient_id that data.json does not have", "P999999"], []),
+    ("split file with empty rows", leave_rows_empty, 0, ["3 rows of split tables name nothing"], []),
+    ("split file with merged patient cells", merge_patient_cells, 0, ["a run can use it"], []),
+    (
+        "split file with merged rows",
+        merge_whole_rows,
+        1,
+        ["splits: cases are in no split", "1 rows of split tables"],
+        [],
+    ),
+    ("split file missing", lose_a_table, 1, ["accepted is one of val.xlsx and val.csv"], []),
+    ("non-ASCII text", write_umlauts, 0, ["Universitätsklinik"], []),
+    ("control characters", write_escapes, 0, ["\\x1b[2J\\x1b]0;title\\x07 clinic \\u202egnp"], []),
+    ("5 MB report", write_5_megabytes, 0, ["a run can use it"], []),
+    ("image named twice", repeat_an_image_path, 1, ["records that repeat an image 1", "found the image of record"], []),
+    ("one picture in two splits", repeat_content_across_splits, 0, ["pictures in several splits 1", "leakage"], []),
+    ("no answer at all", answer_nothing, 1, ["no annotated answer in the train split"], []),
+    ("two patients, no tables", keep_two_patients, 1, ["found 2 patients, accepted are at least 3"], []),
+    ("many records, images elsewhere", write_many, 0, ["records 2,000", "images found -"], ["--images", "none"]),
+]

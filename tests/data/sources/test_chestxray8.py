@@ -1,0 +1,424 @@
+"""ChestX-ray8: the released counts and labels, boxes in pixels of the image at hand, rows that are refused."""
+
+import collections
+import csv
+import logging
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.data.records import read_records
+from stepcot_jax.data.sources.chestxray8 import FINDINGS, BoxListCounts, count_boxes, read_chestxray8
+from stepcot_jax.data.sources.chestxray8_tables import CLASSES, read_entries
+from stepcot_jax.errors import BadInput
+
+BOX_HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"
+ENTRY_HEADER = (
+    "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,"
+    "OriginalImage[Width,Height],OriginalImagePixelSpacing[x,y],"
+)
+ENTRY_REST = "2500,2048,0.168,0.168,"
+
+
+def write_boxes(root, *rows, header=BOX_HEADER):
+    (root / "BBox_List_2017.csv").write_text("\n".join([header, *rows]) + "\n")
+
+
+def write_entries(root, *rows, header=ENTRY_HEADER):
+    (root / "Data_Entry_2017_v2020.csv").write_text("\n".join([header, *rows]) + "\n")
+
+
+def write_image(path, size=(64, 64), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size).save(path, **options)
+
+
+def answers(case):
+    named = zip(DEFAULT_CHAIN.steps, case.labels, strict=True)
+    return [None if label == NOT_ANNOTATED else step.options[label] for step, label in named]
+
+
+# The released files.
+
+
+def test_released_box_list_has_the_known_counts(shared):
+    assert count_boxes(shared / "data/nih_chestxray8") == BoxListCounts(984, 880, 787)
+
+
+def test_single_label_rule_on_the_released_box_list(shared):
+    root = shared / "data/nih_chestxray8"
+    with (root / "BBox_List_2017.csv").open() as file:
+        rows = list(csv.reader(file))[1:]
+    labels = collections.defaultdict(set)
+    for row in rows:
+        labels[row[0]].add(row[1].replace("Infiltrate", "Infiltration"))
+    collection = read_chestxray8(root, require_images=False)
+    assert collection.layout == "chestxray8"
+    assert {case.image_path: answers(case)[-1] for case in collection.cases} == {
+        f"images/{image}": next(iter(found)) for image, found in labels.items() if len(found) == 1
+    }
+    assert len(collection.cases) == 787
+    assert len(collection.set_aside) == 93
+    assert all("accepted is one label" in aside.reason for aside in collection.set_aside)
+    everything = read_chestxray8(root, require_images=False, single_label=False)
+    assert len(everything.cases) == 880
+    assert sum(len(case.boxes) for case in everything.cases) == 984
+    assert sum(case.labels[-1] == NOT_ANNOTATED for case in everything.cases) == 93
+    by_label = collections.Counter(box.label for case in everything.cases for box in case.boxes)
+    assert by_label["Infiltration"] == 123
+    assert "Infiltrate" not in by_label
+
+
+def test_labels_equal_those_of_the_real_sample(shared, tmp_path):
+    """The sample was made from the same rows by others: every label, reason and patient must be the same."""
+    sample = read_records(shared / "data/nih_sample")
+    shutil.copytree(shared / "data/nih_sample/images", tmp_path / "images")
+    released = shared / "data/nih_chestxray8"
+    for name in ("BBox_List_2017.csv", "Data_Entry_2017_v2020.subset.csv"):
+        shutil.copy(released / name, tmp_path)
+    collection = read_chestxray8(tmp_path, labels_from="entries", single_label=False, on_bad_record="skip")
+    expected = {case.image_path: case for case in sample.cases}
+    found = {case.image_path: case for case in collection.cases}
+    # The sample keeps the one image of a class outside the diagnoses, with no answer at all.
+    (outside,) = expected.keys() - found.keys()
+    assert set(expected[outside].labels) == {NOT_ANNOTATED}
+    (aside,) = [aside for aside in collection.set_aside if aside.image_path == outside]
+    assert "found Pleural_Thickening, accepted is an image with one of No Finding, Nodule" in aside.reason
+    assert len(found) == 588
+    assert found.keys() < expected.keys()
+    for path, case in found.items():
+        assert (case.labels, case.reasoning) == (expected[path].labels, expected[path].reasoning), path
+        assert (case.patient_id, case.origin) == (expected[path].patient_id, expected[path].origin), path
+    boxed = [case for case in collection.cases if case.boxes]
+    assert len(boxed) == 25
+    with (released / "BBox_List_2017.csv").open() as file:
+        rows = [(row[0][:-4], *map(float, row[2:6])) for row in list(csv.reader(file))[1:]]
+    quarters = {(stem, *(number / 4 for number in numbers)) for stem, *numbers in rows}
+    for case in boxed:
+        stem = case.image_path.removeprefix("images/").removesuffix(".jpg")
+        for box in case.boxes:
+            assert (stem, box.x, box.y, box.width, box.height) in quarters
+
+
+def test_missing_images_stop_or_are_set_aside_with_their_row(shared):
+    root = shared / "data/nih_chestxray8"
+    with pytest.raises(BadInput, match=r"BBox_List_2017.csv: record 0 .*: row 2: found no image '00013118_008.png'"):
+        read_chestxray8(root)
+
+
+def test_metadata_of_the_released_table(shared):
+    entries = read_entries(shared / "data/nih_chestxray8/Data_Entry_2017_v2020.subset.csv")
+    assert len(entries) == 1444
+    assert not any(entry.problem for entry in entries)
+    first = entries[0]
+    assert (first.image, first.labels, first.patient_id) == ("00000001_000.png", ("Cardiomegaly",), "00000001")
+    assert (first.sex, first.age, first.view) == ("M", 57.0, "PA")
+    assert first.original_size == (2682.0, 2749.0)
+    assert first.pixel_spacing == pytest.approx((0.143, 0.143))
+
+
+# Written files.
+
+
+def test_boxes_are_scaled_to_each_image_by_its_header(tmp_path):
+    write_boxes(
+        tmp_path,
+        "00000001_000.png,Mass,512,256,128,64",
+        "00000002_000.png,Nodule,512,256,128,64",
+        "00000003_000.png,Nodule,512,256,128,64",
+    )
+    write_image(tmp_path / "images_001/images/00000001_000.png", (512, 256))
+    write_image(tmp_path / "images_012/images/00000002_000.jpg", (1024, 1024))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # on its side: the picture is 100 wide and 200 high to a viewer
+    write_image(tmp_path / "images/00000003_000.jpeg", (200, 100), exif=exif)
+    # Whatever comes after the header plays no part: the pixels are not decoded.
+    cut = tmp_path / "images_001/images/00000001_000.png"
+    cut.write_bytes(cut.read_bytes()[:60])
+    wide, full, sideways = read_chestxray8(tmp_path).cases
+    assert wide.image_path == "images_001/images/00000001_000.png"
+    assert full.image_path == "images_012/images/00000002_000.jpg"
+    box = wide.boxes[0]
+    assert (box.x, box.y, box.width, box.height) == (256, 64, 64, 16)
+    box = full.boxes[0]
+    assert (box.x, box.y, box.width, box.height) == (512, 256, 128, 64)
+    box = sideways.boxes[0]
+    assert (box.x, box.y, box.width, box.height) == (50, 50, 12.5, 12.5)
+
+
+def test_without_the_image_boxes_stay_as_released_and_a_warning_says_so(tmp_path, caplog):
+    write_boxes(tmp_path, "00000001_000.png,Mass,512,256,128,64")
+    with caplog.at_level(logging.WARNING):
+        (case,) = read_chestxray8(tmp_path, require_images=False).cases
+    assert (case.boxes[0].x, case.patient_id) == (512, "00000001")
+    assert "1 images with boxes have no file: their boxes are in pixels of the released 1024 x 1024" in caplog.text
+
+
+def test_answers_follow_from_the_labels(tmp_path):
+    write_entries(
+        tmp_path,
+        *(
+            f"{k:08d}_000.png,{label},0,{k},50,F,AP,{ENTRY_REST}"
+            for k, label in enumerate(
+                (
+                    "No Finding",
+                    "Pneumothorax",
+                    "Cardiomegaly",
+                    "Nodule|Emphysema",
+                    "Hernia|Effusion",
+                    "Edema",
+                    "Hernia|Edema",
+                    "Hernia|Cardiomegaly",
+                )
+            )
+        ),
+    )
+    collection = read_chestxray8(tmp_path, single_label=False, require_images=False)
+    nothing = [None] * 5
+    assert [answers(case) for case in collection.cases] == [
+        ["No abnormality", *["N/A"] * 5, "Normal"],
+        ["Decreased opacity", *nothing, "Pneumothorax"],
+        [None, *nothing, "Cardiomegaly"],
+        ["Mixed", *nothing, None],
+        ["Increased opacity", *nothing, None],
+        [None, *nothing, None],
+    ]
+    assert [aside.record for aside in collection.set_aside] == [5, 6]
+    assert collection.cases[3].reasoning == ("NIH label: Emphysema, Nodule.", *[""] * 6)
+    single = read_chestxray8(tmp_path, require_images=False)
+    assert [case.patient_id for case in single.cases] == ["00000000", "00000001", "00000002"]
+    assert "row 5: found 2 labels (Emphysema, Nodule), accepted is one label" in single.set_aside[0].reason
+    assert "row 7: found Edema, accepted is an image with one of" in single.set_aside[2].reason
+    assert set(FINDINGS) == set(CLASSES)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ENTRY_HEADER,
+        ENTRY_HEADER.rstrip(","),
+        ENTRY_HEADER.replace("OriginalImage[Width,Height]", '"OriginalImage[Width,Height]"'),
+        "\ufeff" + ENTRY_HEADER.replace("Gender", "Sex") + "\r",
+    ],
+)
+def test_both_headers_of_the_table_of_labels(tmp_path, header):
+    write_entries(tmp_path, f"00000007_000.png,Mass|Mass,0,7,034Y,F,PA,{ENTRY_REST}", header=header)
+    (entry,) = read_entries(tmp_path / "Data_Entry_2017_v2020.csv")
+    assert (entry.labels, entry.age, entry.sex, entry.original_size) == (("Mass",), 34.0, "F", (2500.0, 2048.0))
+    assert entry.pixel_spacing == (0.168, 0.168)
+
+
+def test_impossible_ages_are_unknown_and_counted(tmp_path, caplog):
+    write_entries(
+        tmp_path,
+        f"00000001_000.png,Mass,0,1,414,F,PA,{ENTRY_REST}",
+        f"00000002_000.png,Mass,0,2,006M,F,PA,{ENTRY_REST}",
+        f"00000003_000.png,Mass,0,3,004D,F,PA,{ENTRY_REST}",
+    )
+    ages = [case.age for case in read_chestxray8(tmp_path, require_images=False).cases]
+    assert ages == [None, 0.5, pytest.approx(4 / 365.25)]
+    assert "1 rows have no possible age" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("00000009_000.png,Masss,1,1,1,1", "found label 'Masss', accepted are Atelectasis"),
+        ("00000009_000.png,No Finding,1,1,1,1", "found label 'No Finding'"),
+        (
+            "00000009_000.png,Mass,1,1,one,1",
+            "found box ['1', '1', 'one', '1'], accepted are x, y, width, height inside",
+        ),
+        ("00000009_000.png,Mass,nan,1,1,1", "found box"),
+        ("00000009_000.png,Mass,-1,1,9,1", "found box"),
+        ("00000009_000.png,Mass,1,1,0,1", "found box"),
+        ("00000009_000.png,Mass,1,1000,1,25", "found box"),
+        ("00000009_000.png,Mass,1,1", "found box ['1', '1', '', '']"),
+        ("00000009_000.png,Mass,1,1,1,1,7", "found more columns than in the header"),
+        (",Mass,1,1,1,1", "found no image index"),
+        ("../x.png,Mass,1,1,1,1", "found image '../x.png', accepted is the name of a file without folders"),
+        ("..,Mass,1,1,1,1", "accepted is the name of a file without folders"),
+        ("a\\b.png,Mass,1,1,1,1", "accepted is the name of a file without folders"),
+        ("a\0b.png,Mass,1,1,1,1", "accepted is the name of a file without folders"),
+    ],
+)
+def test_bad_rows_of_the_box_list(tmp_path, row, message):
+    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1", row)
+    with pytest.raises(BadInput) as error:
+        read_chestxray8(tmp_path, require_images=False)
+    assert message in str(error.value)
+    assert "row 3" in str(error.value)
+    assert "\n" not in str(error.value)
+    collection = read_chestxray8(tmp_path, require_images=False, on_bad_record="skip")
+    assert len(collection.cases) == 1
+    (aside,) = collection.set_aside
+    assert aside.record == 1
+    assert message in aside.reason
+    if "\0" not in row and ".." not in row and "\\" not in row:
+        with pytest.raises(BadInput, match="row 3"):
+            count_boxes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (f"00000009_000.png,Mass|,0,9,50,F,PA,{ENTRY_REST}", "found label ''"),
+        (f"00000009_000.png,Mass|Lesion,0,9,50,F,PA,{ENTRY_REST}", "found label 'Lesion'"),
+        (f"00000009_000.png,No Finding|Mass,0,9,50,F,PA,{ENTRY_REST}", "found No Finding beside other labels"),
+        (f"00000009_000.png,Mass,0,8,50,F,PA,{ENTRY_REST}", "found another patient than the image's name has"),
+        (f"00000009_000.png,Mass,0,{'9' * 5000},50,F,PA,{ENTRY_REST}", "found another patient"),
+        ("00000009_000.png", "found label ''"),
+        (f",Mass,0,9,50,F,PA,{ENTRY_REST}", "found no image index, accepted is the name of an image"),
+        (f"00000001_000.png,Mass,0,1,50,F,PA,{ENTRY_REST}", "found the image of row 2 again"),
+    ],
+)
+def test_bad_rows_of_the_table_of_labels(tmp_path, row, message):
+    write_entries(tmp_path, f"00000001_000.png,Mass,0,1,50,F,PA,{ENTRY_REST}", row)
+    collection = read_chestxray8(tmp_path, require_images=False, on_bad_record="skip")
+    assert len(collection.cases) == 1
+    (aside,) = collection.set_aside
+    assert aside.reason.startswith("row 3: ")
+    assert message in aside.reason
+
+
+def test_a_row_repeats_its_image_even_if_the_first_is_left_out(tmp_path):
+    rows = [f"00000001_000.png,{label},0,1,50,F,PA,{ENTRY_REST}" for label in ("Edema", "Mass")]
+    write_entries(tmp_path, *rows, f"00000002_000.png,Mass,0,2,50,F,PA,{ENTRY_REST}")
+    collection = read_chestxray8(tmp_path, require_images=False, on_bad_record="skip")
+    assert [case.patient_id for case in collection.cases] == ["00000002"]
+    assert "row 3: found the image of row 2 again" in collection.set_aside[1].reason
+
+
+def test_the_message_counts_the_bad_records(tmp_path):
+    wrong = [f"0000000{k}_000.png,Wrong,1,1,1,1" for k in (2, 3)]
+    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1", *wrong, "00000004_000.png,Edema,1,1,1,1")
+    with pytest.raises(
+        BadInput, match=r"record 1 .*row 3: .*; 1 more of the 4 records are bad; data\.on_bad_record=skip"
+    ):
+        read_chestxray8(tmp_path, require_images=False)
+
+
+def test_each_table_tells_of_the_other(tmp_path, caplog):
+    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1", "00000002_000.png,Mass,1,1,1,1")
+    write_entries(
+        tmp_path,
+        f"00000001_000.png,Mass|Edema,0,1,50,F,PA,{ENTRY_REST}",
+        f"00000003_000.png,Nodule,0,3,50,F,PA,{ENTRY_REST}",
+    )
+    boxes = read_chestxray8(tmp_path, require_images=False)
+    assert [(case.patient_id, case.sex) for case in boxes.cases] == [("00000001", "F"), ("00000002", "")]
+    assert "1 images of the box list have other labels here too" in caplog.text
+    assert "1 images of the box list are not in it" in caplog.text
+    entries = read_chestxray8(tmp_path, require_images=False, labels_from="entries", on_bad_record="skip")
+    assert [case.patient_id for case in entries.cases] == ["00000003"]
+    assert [aside.record for aside in entries.set_aside] == [0, 2]
+    assert "row 3 of the box list: found an image that the table of labels does not have" in entries.set_aside[1].reason
+
+
+def test_a_bad_entry_of_a_boxed_image_is_not_passed_over(tmp_path):
+    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1")
+    write_entries(tmp_path, f"00000001_000.png,Mass,0,2,50,F,PA,{ENTRY_REST}")
+    with pytest.raises(BadInput, match="in the table of labels: row 2: found another patient"):
+        read_chestxray8(tmp_path, require_images=False)
+
+
+def test_an_image_in_two_folders_is_refused_and_the_named_ending_is_preferred(tmp_path):
+    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1")
+    write_image(tmp_path / "images/00000001_000.png")
+    write_image(tmp_path / "images/00000001_000.jpg")
+    assert read_chestxray8(tmp_path).cases[0].image_path == "images/00000001_000.png"
+    write_image(tmp_path / "images_001/images/00000001_000.png")
+    with pytest.raises(BadInput, match=r"as images/00000001_000\.png and as images_001/images/00000001_000\.png"):
+        read_chestxray8(tmp_path)
+    assert read_chestxray8(tmp_path, image_folders=["images_001/*"]).cases[0].image_path.startswith("images_001/")
+
+
+@pytest.mark.parametrize("folder", ["../elsewhere", "/etc", " "])
+def test_image_folders_are_below_the_root(tmp_path, folder):
+    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1")
+    with pytest.raises(BadInput, match=r"found image folder .*, accepted is one below the data root"):
+        read_chestxray8(tmp_path, image_folders=[folder])
+
+
+def test_links_out_of_the_root_are_refused(tmp_path):
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    write_image(elsewhere / "00000001_000.png")
+    root.mkdir()
+    (root / "images").symlink_to(elsewhere)
+    write_boxes(root, "00000001_000.png,Mass,1,1,1,1")
+    with pytest.raises(BadInput, match="a link that leads out of the data root"):
+        read_chestxray8(root)
+
+
+def test_a_folder_that_cannot_be_listed_is_bad_input(tmp_path, monkeypatch):
+    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1")
+
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", refuse)
+    with pytest.raises(BadInput, match=r"cannot be read \(Permission denied\), accepted is a folder with images"):
+        read_chestxray8(tmp_path)
+
+
+def test_an_image_without_a_header_is_a_bad_record(tmp_path):
+    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1")
+    (tmp_path / "00000001_000.png").write_bytes(b"not an image")
+    with pytest.raises(BadInput, match=r"row 2: .*size cannot be read"):
+        read_chestxray8(tmp_path)
+
+
+def test_tables_that_cannot_be_used(tmp_path):
+    with pytest.raises(BadInput, match="found no Data_Entry_2017"):
+        read_chestxray8(tmp_path)
+    with pytest.raises(BadInput, match="found no box list"):
+        count_boxes(tmp_path)
+    write_boxes(tmp_path, header="Image,Label,x,y,w,h")
+    with pytest.raises(BadInput, match=r"found header \['Image', 'Label'.*accepted is Image Index,Finding Label,Bbox"):
+        read_chestxray8(tmp_path)
+    write_boxes(tmp_path)
+    with pytest.raises(BadInput, match="found no records"):
+        read_chestxray8(tmp_path)
+    write_entries(tmp_path, header="Image Index,Finding Labels")
+    with pytest.raises(BadInput, match="without Patient ID, Patient Age, Patient Gender, View Position"):
+        read_chestxray8(tmp_path)
+    (tmp_path / "Data_Entry_2017.csv").write_text(ENTRY_HEADER)
+    with pytest.raises(BadInput, match="accepted is one file Data_Entry_2017"):
+        read_chestxray8(tmp_path)
+    with pytest.raises(BadInput, match="labels_from: found 'x'"):
+        read_chestxray8(tmp_path, labels_from="x")
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(1, 5),
+            st.sampled_from(["Mass", "Infiltrate", "Edema", "Wrong"]),
+            st.integers(-1, 1024),
+            st.integers(0, 30),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_every_image_is_a_case_or_set_aside_once(tmp_path_factory, rows):
+    root = tmp_path_factory.mktemp("boxes")
+    write_boxes(root, *(f"{image:08d}_000.png,{label},{x},0,{width},9" for image, label, x, width in rows))
+    images = dict.fromkeys(image for image, *_ in rows)
+    good = {"Mass", "Infiltrate", "Edema"}
+    bad = {image for image, label, x, width in rows if label not in good or x < 0 or width < 1 or x + width > 1024}
+    useless = {image for image in images if {label for i, label, *_ in rows if i == image} == {"Edema"}}
+    try:
+        collection = read_chestxray8(root, require_images=False, single_label=False, on_bad_record="skip")
+    except BadInput:
+        assert images.keys() == bad | useless
+        return
+    kept = [int(case.patient_id) for case in collection.cases]
+    assert kept == [image for image in images if image not in bad | useless]
+    positions = {image: position for position, image in enumerate(images)}
+    assert [aside.record for aside in collection.set_aside] == sorted(positions[image] for image in bad | useless)
+    assert sum(len(case.boxes) for case in collection.cases) == sum(image in kept for image, *_ in rows)

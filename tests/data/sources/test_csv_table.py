@@ -1,0 +1,331 @@
+"""A hospital's own table: what is read, in which spellings, and the outcome of each oddity."""
+
+import csv
+import io
+import json
+import logging
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.data.records import read_records, write_records
+from stepcot_jax.data.sources.csv_table import read_csv_table
+from stepcot_jax.errors import BadInput
+
+SMALL_CHAIN = [
+    {"name": "Anything", "question": "Is there anything?", "options": ["A. No", "B. Yes"]},
+    {"name": "Side", "question": "Which side?", "options": ["N/A", "A. Left", "B. Right"]},
+]
+
+
+def write(root, text, *, encoding="utf-8", name="cases.csv"):
+    path = root / name
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def read(root, **options):
+    return read_csv_table(root, require_images=False, **options)
+
+
+def answers(case, chain=DEFAULT_CHAIN):
+    named = zip(chain.steps, case.labels, strict=True)
+    return [None if label == NOT_ANNOTATED else step.options[label] for step, label in named]
+
+
+ALL_STEPS = (
+    "image,Patient_ID,REPORT,origin,sex,age,view,detection,Lesion Distribution,radiographic_pattern,"
+    "Anatomical-Location,morphologic feature,Secondary Effects,DIAGNOSIS\n"
+)
+
+
+def test_all_columns_in_any_spelling(tmp_path):
+    write(
+        tmp_path,
+        ALL_STEPS
+        + 'images/a.png,007,"A nodule, 8 mm.\nNo ""effusion"".",Ward 3,f,61,PA,B,Focal,c,(A),,N/A,B. nodule\n'
+        + "images\\b.png,008,,,Male,045Y,,,,,,,,\n",
+    )
+    collection = read(tmp_path)
+    first, second = collection.cases
+    assert (collection.layout, collection.file, collection.chain) == ("csv", "cases.csv", DEFAULT_CHAIN)
+    assert answers(first) == ["Increased opacity", "Focal", "Nodular", "Upper lung zone", None, "N/A", "Nodule"]
+    assert first.report == 'A nodule, 8 mm.\nNo "effusion".'
+    assert (first.patient_id, first.origin, first.sex, first.age, first.view) == ("007", "Ward 3", "F", 61.0, "PA")
+    assert (second.image_path, second.sex, second.age) == ("images/b.png", "M", 45.0)
+    assert set(second.labels) == {NOT_ANNOTATED}
+    assert first.reasoning == ("",) * 7
+
+
+def test_what_is_read_can_be_written_as_the_published_layout(tmp_path):
+    write(tmp_path, ALL_STEPS + "a.png,007,Clear.,Ward 3,F,61,PA,B,Focal,C,A,,N/A,Nodule\n")
+    cases = read(tmp_path).cases
+    write_records(tmp_path, chain=DEFAULT_CHAIN, cases=cases)
+    assert read_records(tmp_path, require_images=False).cases == cases
+
+
+@pytest.mark.parametrize("column", ["diagnosis", "Label"])
+def test_a_lone_diagnosis_answers_what_follows_from_it(tmp_path, column):
+    write(tmp_path, f"image,{column}\na.png,Normal\nb.png,Pneumothorax\nc.png,G\nd.png,\n")
+    assert [answers(case) for case in read(tmp_path).cases] == [
+        ["No abnormality", *["N/A"] * 5, "Normal"],
+        ["Decreased opacity", *[None] * 5, "Pneumothorax"],
+        [None] * 6 + ["Cardiomegaly"],
+        [None] * 7,
+    ]
+    assert read(tmp_path).cases[1].reasoning[0] == "Follows from the diagnosis Pneumothorax."
+
+
+def test_a_diagnosis_beside_other_steps_answers_only_itself(tmp_path):
+    write(tmp_path, "image,detection,diagnosis\na.png,,Normal\n")
+    assert answers(read(tmp_path).cases[0]) == [None] * 6 + ["Normal"]
+
+
+def test_without_patients_each_image_is_its_own_and_a_warning_says_so(tmp_path, caplog):
+    write(tmp_path, "image,label\nx/a.png,Mass\nx\\b.png,Mass\n")
+    assert [case.patient_id for case in read(tmp_path).cases] == ["x/a.png", "x/b.png"]
+    assert "found no column patient_id: each image is taken for a patient of its own" in caplog.text
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_delimiters_encodings_and_line_ends(tmp_path, delimiter, encoding, ending):
+    rows = [["image", "report", "label"], ["ä.png", "viele , und ; und \t Zeichen", "Mass"]]
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, lineterminator=ending).writerows(rows)
+    write(tmp_path, text.getvalue(), encoding=encoding)
+    (case,) = read(tmp_path).cases
+    assert (case.image_path, case.report) == ("ä.png", "viele , und ; und \t Zeichen")
+
+
+def test_the_line_by_which_spreadsheets_name_the_separator(tmp_path):
+    write(tmp_path, "sep=;\r\nimage;label\r\na.png;Mass\r\nb.png;Masse\r\n", encoding="utf-8-sig")
+    collection = read(tmp_path, on_bad_record="skip")
+    assert collection.cases[0].image_path == "a.png"
+    assert collection.set_aside[0].reason.startswith("row 4: column Diagnosis: found answer 'Masse'")
+
+
+def test_a_table_of_any_name(tmp_path):
+    path = write(tmp_path, "image,label\na.png,Mass\n", name="ward 3.CSV")
+    collection = read(path)
+    assert (collection.root, collection.file) == (tmp_path, "ward 3.CSV")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (".png,Mass,1,F,50", None),
+        ("b.png,Mass,1,F", "found 4 cells, accepted are 5 as in the header"),
+        ("b.png,Mass,1,F,50,extra", "found 6 cells, accepted are 5"),
+        ("b.png,Mass,1,F,50,,,", None),
+        ("b.png,Edema,1,F,50", "column Diagnosis: found answer 'Edema', accepted are A. Normal, B. Nodule"),
+        ("b.png,J,1,F,50", "column Diagnosis: found answer 'J'"),
+        ("b.png,=1+1,1,F,50", "column Diagnosis: found answer '=1+1'"),
+        ("b.png,Mass,,F,50", "column patient_id: found an empty cell"),
+        ("b.png,Mass,1,X,50", "column sex: found something else, accepted are F, M, O"),
+        ("b.png,Mass,1,F,1970-01-01", "column age: found something else, accepted are years from 0 to 150"),
+        ("b.png,Mass,1,F,-1", "column age"),
+        ("b.png,Mass,1,F,nan", "column age"),
+        ("b.png,Mass,1,F,Y", "column age"),
+        ("b.png,Mass,1\0,F,50", "found a NUL byte, accepted is text"),
+        (",Mass,1,F,50", "column image: found '', accepted is a path below the data root"),
+        ("../b.png,Mass,1,F,50", "column image: found '../b.png', accepted is a path below the data root"),
+        ("/etc/passwd,Mass,1,F,50", "column image"),
+        ("C:\\b.png,Mass,1,F,50", "column image"),
+        ("./a.png,Mass,1,F,50", "found the image of row 2 again, accepted is one record an image"),
+        ('"b.png\n",Mass,1,F,50', None),
+    ],
+)
+def test_odd_rows(tmp_path, row, message):
+    write(tmp_path, f"image,diagnosis,patient id,sex,age\na.png,Mass,1,F,50\n{row}\n\n , \nc.png,Normal,2,M,\n")
+    collection = read(tmp_path, on_bad_record="skip")
+    assert len(collection.cases) + len(collection.set_aside) == 3
+    if message is None:
+        assert not collection.set_aside
+        return
+    (aside,) = collection.set_aside
+    assert aside.record == 1
+    assert aside.reason.startswith("row 3: ")
+    assert message in aside.reason
+    assert "1970" not in aside.reason  # what may be a patient's stays out of messages
+    with pytest.raises(BadInput) as error:
+        read(tmp_path)
+    assert f"{tmp_path}/cases.csv: record 1 " in str(error.value)
+    assert aside.reason in str(error.value)
+
+
+def test_formulas_are_text(tmp_path):
+    write(tmp_path, "image,report,patient_id,label\n=a.png,\"=cmd|' /C calc'!A0\",+1,Mass\n")
+    (case,) = read(tmp_path).cases
+    assert (case.image_path, case.report, case.patient_id) == ("=a.png", "=cmd|' /C calc'!A0", "+1")
+
+
+def test_a_report_of_5_mb(tmp_path):
+    report = 'Ein langer "Befund".\n' * 250_000
+    text = io.StringIO()
+    csv.writer(text).writerows([["image", "report", "label"], ["a.png", report, "Mass"]])
+    write(tmp_path, text.getvalue())
+    assert read(tmp_path).cases[0].report == report.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "found an empty file"),
+        ("\n \n,,\n", "found an empty file"),
+        ("image,label\n", "found no records"),
+        (
+            "picture,label\na,Mass\n",
+            r"found no image columns in \['picture', 'label'\]; accepted are image, one or more",
+        ),
+        ("image,image path,label\na,a,Mass\n", "found 2 image columns"),
+        ("image,label,Label\na,Mass,Mass\n", "found column 'label' more than once"),
+        ("image,report\na,text\n", "found no column with answers"),
+        ("image,label,diagnosis\na,Mass,Mass\n", "found the columns label and Diagnosis, accepted is one of them"),
+        ('image,label\n"a.png,Mass\nb.png,Mass\n', "the row that begins in line 2 is no row"),
+        ('image,label\na.png,Mass\n"b".png,Mass\n', "the row that begins in line 3 is no row"),
+    ],
+)
+def test_tables_that_cannot_be_used(tmp_path, text, message):
+    write(tmp_path, text)
+    with pytest.raises(BadInput, match=message) as error:
+        read(tmp_path, on_bad_record="skip")
+    assert str(error.value).startswith(f"{tmp_path}/cases.csv: ")
+    assert "\n" not in str(error.value)
+
+
+def test_other_encodings_are_refused(tmp_path):
+    for encoding, message in (
+        ("utf-16", "found UTF-16"),
+        ("latin-1", "not UTF-8 after row"),
+        ("utf-32", "found UTF-16 or"),
+    ):
+        write(tmp_path, "image,report,label\na.png,Größe,Mass\n", encoding=encoding)
+        with pytest.raises(BadInput, match=message):
+            read(tmp_path)
+    (tmp_path / "cases.csv").unlink()
+    with pytest.raises(BadInput, match="cannot be read"):
+        read(tmp_path)
+    os.mkfifo(tmp_path / "cases.csv")
+    with pytest.raises(BadInput, match="found no ordinary file"):
+        read(tmp_path)
+
+
+def test_empty_columns_at_the_end_are_nothing(tmp_path, caplog):
+    write(tmp_path, "image,patient_id,label,,\na.png,1,Mass\nb.png,2,Mass,,\nc.png,3,Mass,,x\n")
+    collection = read(tmp_path, on_bad_record="skip")
+    assert [case.image_path for case in collection.cases] == ["a.png", "b.png"]
+    assert "row 4: found 5 cells, accepted are 3" in collection.set_aside[0].reason
+    assert not caplog.text
+
+
+def test_unknown_columns_are_named(tmp_path, caplog):
+    write(tmp_path, "image,label,Doctor,Doctor\na.png,Mass,x,y\n")
+    with caplog.at_level(logging.WARNING):
+        read(tmp_path)
+    assert "columns that are not read: 'Doctor', 'Doctor'" in caplog.text
+
+
+def test_images_must_be_there_unless_told_otherwise(tmp_path):
+    write(tmp_path, "image,label\na.png,Mass\nb.png,Mass\n")
+    (tmp_path / "b.png").write_bytes(b"")
+    (tmp_path / "c.png").symlink_to("/etc/hostname")
+    collection = read_csv_table(tmp_path, on_bad_record="skip")
+    assert [case.image_path for case in collection.cases] == ["b.png"]
+    assert "row 2: column image: found 'a.png', which does not exist" in collection.set_aside[0].reason
+    write(tmp_path, "image,label\nc.png,Mass\n")
+    with pytest.raises(BadInput, match="a link that leads out of the data root"):
+        read_csv_table(tmp_path)
+
+
+def test_a_chain_of_ones_own(tmp_path):
+    (tmp_path / "chain.json").write_text("\ufeff" + json.dumps(SMALL_CHAIN))
+    write(tmp_path, "image;side;ANYTHING\na.png;left;b\nb.png;n/a;No\n")
+    collection = read(tmp_path)
+    assert [step.name for step in collection.chain.steps] == ["Anything", "Side"]
+    assert collection.chain.steps[1].options == ("Left", "Right", "N/A")
+    assert [answers(case, collection.chain) for case in collection.cases] == [["Yes", "Left"], ["No", "N/A"]]
+    write(tmp_path, "image,label\na.png,Left\n")
+    assert [answers(case, collection.chain) for case in read(tmp_path).cases] == [[None, "Left"]]
+    assert read(tmp_path, step_names=["Anything", "Side"]).chain == collection.chain
+    with pytest.raises(
+        BadInput, match=r"chain\.json: step_names: found \['Other'\], accepted are \['Anything', 'Side'\]"
+    ):
+        read(tmp_path, step_names=["Other"])
+    (tmp_path / "chain.json").unlink()
+    with pytest.raises(BadInput, match=r"without chain\.json: step_names: found \['Other'\]"):
+        read(tmp_path, step_names=["Other"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "accepted is a JSON array of"),
+        (b"{}", "Expected `array`"),
+        (b"[]", "a chain needs at least one step"),
+        (b'[{"name": "A", "question": "?"}]', "missing required field `options`"),
+        (b'[{"name": "A", "question": "?", "options": ["x"]}]', "found 1 options, accepted are 2 to 26"),
+        (b'[{"name": "A", "question": "?", "options": ["x", "y"], "extra": 1}]', "unknown field `extra`"),
+        (
+            json.dumps([SMALL_CHAIN[0], SMALL_CHAIN[0] | {"name": "anything "}]).encode(),
+            "accepted are distinct ones",
+        ),
+        (json.dumps([SMALL_CHAIN[0] | {"name": "patient_id"}]).encode(), "accepted are distinct ones"),
+        (b'["\xff"]', "accepted is a JSON array"),
+        (b"[" * 100_000, "accepted is a JSON array"),
+        (b" " * 1_000_001, "found more than 1000000 bytes"),
+    ],
+)
+def test_chain_files_that_cannot_be_used(tmp_path, content, message):
+    (tmp_path / "chain.json").write_bytes(content)
+    write(tmp_path, "image,label\na.png,Mass\n")
+    with pytest.raises(BadInput) as error:
+        read(tmp_path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path}/chain.json: ")
+
+
+def test_a_chain_that_is_a_folder(tmp_path):
+    (tmp_path / "chain.json").mkdir()
+    write(tmp_path, "image,label\na.png,Mass\n")
+    with pytest.raises(BadInput, match="found no ordinary file"):
+        read(tmp_path)
+
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=40)
+
+
+@given(
+    cells=st.lists(
+        st.tuples(TEXT, TEXT, st.sampled_from(("", *DEFAULT_CHAIN.steps[6].options))), min_size=1, max_size=6
+    ),
+    delimiter=st.sampled_from(",;\t"),
+    quoting=st.sampled_from((csv.QUOTE_MINIMAL, csv.QUOTE_ALL)),
+)
+def test_any_text_survives_the_way_through_a_table(tmp_path_factory, cells, delimiter, quoting):
+    root = tmp_path_factory.mktemp("table")
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, quoting=quoting)
+    writer.writerow(["report", "image", "origin", "detection", "diagnosis"])
+    writer.writerows([a, f"{k}.png", b, "", answer] for k, (a, b, answer) in enumerate(cells))
+    write(root, text.getvalue())
+    collection = read(root)
+    assert [(case.report, case.origin, answers(case)[-1] or "") for case in collection.cases] == [
+        (a.strip(), b.strip(), answer) for a, b, answer in cells
+    ]
+
+
+@given(content=st.one_of(st.binary(max_size=200), TEXT.map(lambda text: f"image,label,report\n{text}".encode())))
+def test_any_bytes_are_a_collection_or_bad_input(tmp_path_factory, content):
+    root = tmp_path_factory.mktemp("bytes")
+    (root / "cases.csv").write_bytes(content)
+    messages = []
+    try:
+        read(root, on_bad_record="skip")
+    except BadInput as error:
+        messages.append(str(error))
+    assert all(message.startswith(f"{root}/cases.csv: ") for message in messages)

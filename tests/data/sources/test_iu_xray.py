@@ -1,0 +1,517 @@
+"""IU X-Ray: the real archive gives what is in its bytes, and no archive, file or XML can do harm."""
+
+import collections
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import re
+import sys
+import tarfile
+import tracemalloc
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.data.records import SetAside
+from stepcot_jax.data.sources import iu_archive
+from stepcot_jax.data.sources.iu_archive import iterate_files
+from stepcot_jax.data.sources.iu_projections import decide_projections, name_image, read_projection_list
+from stepcot_jax.data.sources.iu_report import read_report
+from stepcot_jax.data.sources.iu_xray import is_iu_xray, read_iu_xray, read_reports
+from stepcot_jax.errors import BadInput
+
+ARCHIVE = "data/iu_xray/NLMCXR_reports_sample.tgz"
+FRONTAL, LATERAL = "f0p0k338", "f0p0k518"
+
+
+def image_xml(name, edges="", *, figure="F1", url=None):
+    url = f"/hadoop/storage/radiology/extract/{name}.jpg" if url is None else url
+    return (
+        f'<parentImage id="{name}"><figureId>{figure}</figureId><caption>PA and lateral. </caption><panel>'
+        f"<url>{url}</url><EdgeHistogram>{edges}</EdgeHistogram></panel></parentImage>"
+    )
+
+
+def report_xml(uid="CXR1", *, images="", mesh="<major>normal</major>", findings="Clear <b>lungs</b>.", head=""):
+    return (
+        f'<?xml version="1.0" encoding="utf-8"?>{head}<eCitation><uId id="{uid}"/><licenseURL>x</licenseURL>'
+        f'<Abstract><AbstractText Label="COMPARISON"/><AbstractText Label="INDICATION"> Cough, XXXX. </AbstractText>'
+        f'<AbstractText Label="FINDINGS">{findings}</AbstractText>'
+        f'<AbstractText Label="IMPRESSION">Normal.</AbstractText></Abstract>'
+        f"<MeSH>{mesh}<automatic>lung</automatic></MeSH>{images}</eCitation>"
+    ).encode()
+
+
+TWO = image_xml("CXR1_IM-0001-1001", LATERAL) + image_xml("CXR1_IM-0001-2001", FRONTAL, figure="F2")
+
+
+def entry(name, content=b"", **fields):
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+def write_tar(path, entries, mode="w:gz"):
+    with tarfile.open(path, mode) as archive:
+        for info, content in entries:
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def coding(monkeypatch):
+    """A coding that gives as its labels how many codes there were; the real one has tests of its own."""
+    module = types.ModuleType("iu_coding")
+    module.read_coding = lambda mesh: (len(mesh) - 1, *[NOT_ANNOTATED] * 6)
+    monkeypatch.setitem(sys.modules, "stepcot_jax.data.sources.iu_coding", module)
+
+
+@pytest.fixture(scope="module")
+def raw(shared):
+    """The real report files as bytes, by the plainest way to them."""
+    with tarfile.open(shared / ARCHIVE) as archive:
+        return [archive.extractfile(info).read() for info in archive.getmembers() if info.isfile()]
+
+
+@pytest.fixture(scope="module")
+def reports(shared):
+    return list(read_reports(shared / ARCHIVE))
+
+
+def in_bytes(pattern, raw):
+    return sum(len(re.findall(pattern, content, re.DOTALL)) for content in raw)
+
+
+def test_real_counts(raw, reports):
+    assert not any(isinstance(report, SetAside) for report in reports)
+    assert len(reports) == len(raw) == 1935
+    assert len({report.uid for report in reports}) == in_bytes(rb'<uId id="CXR\d+"/>', raw) == 1935
+    for field, count in (("FINDINGS", 1680), ("IMPRESSION", 1914), ("INDICATION", 1889), ("COMPARISON", 1619)):
+        with_text = in_bytes(rb'<AbstractText Label="' + field.encode() + rb'">\s*[^<\s]', raw)
+        assert sum(bool(getattr(report, field.lower())) for report in reports) == with_text == count
+    assert sum(len(report.images) for report in reports) == in_bytes(rb"<parentImage ", raw) == 3673
+    assert sum(not report.images for report in reports) == sum(b"<parentImage" not in content for content in raw) == 48
+    assert sum(len(report.mesh) for report in reports) == in_bytes(rb"<major>\s*[^<\s]", raw)
+    assert sum(len(report.automatic) for report in reports) == in_bytes(rb"<automatic>\s*[^<\s]", raw)
+
+
+def test_real_texts(raw, reports):
+    for content, report in zip(raw, reports, strict=True):
+        found = re.search(rb'Label="FINDINGS">(.*?)</AbstractText>', content, re.DOTALL)
+        text = found[1].decode() if found else ""
+        for written, meant in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'"), ("&amp;", "&")):
+            text = text.replace(written, meant)
+        assert report.findings == text.strip()
+        assert [image.id for image in report.images] == [
+            name.decode() for name in re.findall(rb'<parentImage id="([^"]+)"', content)
+        ]
+        assert all(image.file_name == f"{image.id}.jpg" for image in report.images)
+
+
+def test_real_projections(raw, reports):
+    """The words that come first most often, found in the raw bytes by counting, tell the same images frontal."""
+    words = {
+        name: word
+        for content in raw
+        for name, word in re.findall(
+            rb'<parentImage id="([^"]+)".*?<EdgeHistogram>(\w+)</EdgeHistogram>', content, re.DOTALL
+        )
+    }
+    pairs = [[image.id.encode() for image in report.images] for report in reports if len(report.images) == 2]
+    first, second = (collections.Counter(words[pair[place]] for pair in pairs) for place in (0, 1))
+    frontal = {word for word in first if first[word] >= 3 * second[word] and first[word] >= 20}
+    lateral = {word for word in second if second[word] >= 3 * first[word] and second[word] >= 20}
+    told = {name: words[name] in frontal for name in words if words[name] in frontal | lateral}
+    decided = {
+        image.id.encode(): image.projection == "frontal"
+        for report in reports
+        for image in report.images
+        if image.projection != "undecided"
+    }
+    both = told.keys() & decided.keys()
+    assert len(both) > 3000
+    assert sum(told[name] == decided[name] for name in both) / len(both) > 0.95
+
+
+def test_real_projection_counts(reports):
+    counts = collections.Counter((image.projection, image.decided_by) for report in reports for image in report.images)
+    assert counts == {
+        ("frontal", "descriptors"): 1812,
+        ("lateral", "descriptors"): 1717,
+        ("frontal", "order"): 23,
+        ("lateral", "order"): 23,
+        ("undecided", ""): 98,
+    }
+    assert sum(bool(report.frontal_images) for report in reports) == 1771
+    decided = [report for report in reports if len(report.images) == 2 and report.images[0].decided_by]
+    first = sum(report.images[0].projection == "frontal" for report in decided) / len(decided)
+    assert 0.88 < first < 0.92  # what FIRST_OF_TWO says
+
+
+def test_real_collection(shared, coding):
+    collection = read_iu_xray(shared / "data" / "iu_xray", require_images=False)
+    assert len(collection.cases) == 1835
+    assert len(collection.cases) + len(collection.set_aside) == 3673 + 48
+    assert collection.layout == "iu_xray"
+    assert collection.chain is DEFAULT_CHAIN
+    reasons = collections.Counter(
+        next(reason for reason in ("lateral", "no image", "neither its descriptors") if reason in aside.reason)
+        for aside in collection.set_aside
+    )
+    assert reasons == {"lateral": 1740, "no image": 48, "neither its descriptors": 98}
+    assert len({case.image_path for case in collection.cases}) == 1835
+    assert all(re.fullmatch(r"CXR\d+", case.patient_id) for case in collection.cases)
+    assert {case.view for case in collection.cases} == {"PA", "AP", ""}
+
+
+def test_real_coding(shared):
+    pytest.importorskip("stepcot_jax.data.sources.iu_coding")
+    labels = [case.labels for case in read_iu_xray(shared / "data" / "iu_xray", require_images=False).cases]
+    assert all(len(each) == 7 for each in labels)
+    assert any(each[6] == DEFAULT_CHAIN.steps[6].options.index("Normal") for each in labels)
+
+
+def test_report(tmp_path):
+    report = read_report(report_xml(images=TWO, mesh="<major> Opacity/lung </major><major/>"))
+    assert (report.uid, report.mesh, report.automatic) == ("CXR1", ("Opacity/lung",), ("lung",))
+    assert (report.findings, report.indication, report.comparison) == ("Clear lungs.", "Cough, XXXX.", "")
+    assert report.text == "FINDINGS: Clear lungs. IMPRESSION: Normal."
+    assert [(image.figure, image.projection) for image in report.images] == [("F1", "lateral"), ("F2", "frontal")]
+    assert [image.id for image in report.frontal_images] == ["CXR1_IM-0001-2001"]
+    assert report.images[0].caption == "PA and lateral."
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "not XML"),
+        (b"<eCitation>", "not XML"),
+        (b"\xff\xfe\x00", "not XML"),
+        (b'<?xml version="1.0" encoding="klingon"?><eCitation/>', "not XML"),
+        (b"<html/>", "found <html>"),
+        (b"<eCitation/>", "uId: found ''"),
+        (report_xml("../../etc"), "uId: found '../../etc'"),
+        (report_xml(images=image_xml("../x")), "id of a parentImage: found '../x'"),
+        (report_xml(findings="&other;"), "not XML"),
+        (report_xml(head="<!DOCTYPE eCitation>"), "document type"),
+        (report_xml().replace(b"FINDINGS", b"FINDINGZ"), "['FINDINGZ']"),
+        (b"<eCitation>" * 60, "more than 50 deep"),
+    ],
+)
+def test_bad_files(content, found):
+    with pytest.raises(BadInput) as caught:
+        read_report(content)
+    assert found in str(caught.value)
+    assert "accepted" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_entities(tmp_path):
+    """Neither a billion laughs nor another file gets into a report, and neither takes memory."""
+    secret = tmp_path / "secret"
+    secret.write_text("TOP-SECRET")
+    laughs = '<!ENTITY a0 "ha">' + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10))
+    for declared, used in (
+        (laughs, "&a9;"),
+        (f'<!ENTITY a SYSTEM "file://{secret}">', "&a;"),
+        (f'<!ENTITY % p SYSTEM "file://{secret}"> %p;', ""),
+    ):
+        for head in (f"<!DOCTYPE eCitation [{declared}]>", f'<!DOCTYPE eCitation SYSTEM "file://{secret}">'):
+            tracemalloc.start()
+            with pytest.raises(BadInput, match="document type declaration") as caught:
+                read_report(report_xml(head=head, findings=used))
+            assert tracemalloc.get_traced_memory()[1] < 1_000_000
+            tracemalloc.stop()
+            assert "TOP-SECRET" not in str(caught.value)
+
+
+@given(
+    st.binary(max_size=300)
+    | st.builds(lambda at, cut: report_xml(images=TWO)[:at] + cut, st.integers(0, 900), st.binary(max_size=9))
+)
+def test_any_bytes(content):
+    with contextlib.suppress(BadInput):
+        assert read_report(content).uid == "CXR1"
+
+
+def test_projections():
+    frontal, lateral, unknown = {"EdgeHistogram": FRONTAL}, {"EdgeHistogram": LATERAL}, {}
+    assert decide_projections([]) == ()
+    assert decide_projections([frontal]) == (("frontal", "descriptors"),)
+    assert decide_projections([lateral]) == (("lateral", "descriptors"),)
+    assert decide_projections([unknown]) == (("undecided", ""),)
+    assert decide_projections([unknown, unknown]) == (("frontal", "order"), ("lateral", "order"))
+    assert decide_projections([unknown, frontal]) == (("undecided", ""), ("undecided", ""))
+    assert decide_projections([frontal, unknown]) == (("frontal", "descriptors"), ("lateral", "descriptors"))
+    assert [side for side, _ in decide_projections([frontal, unknown, lateral])] == ["frontal", "undecided", "lateral"]
+    listed = decide_projections([lateral, lateral], listed=["frontal", None])
+    assert listed[0] == ("frontal", "list")
+    assert listed[1][1] == "order"
+
+
+def test_projection_list(tmp_path):
+    path = tmp_path / "indiana_projections.csv"
+    path.write_text(
+        "\ufeffuid,filename,projection\r\n"
+        "1,1_IM-0001-1001.dcm.png,Frontal\r\n1,1_IM-0001-2001.dcm.png,Lateral\r\n1,1_IM-0001-3001.dcm.png, frontal\r\n",
+        encoding="utf-8",
+    )
+    listed = read_projection_list(path)
+    third = image_xml("CXR1_1_IM-0001-3001")
+    report = read_report(report_xml(images=TWO + third), listed=listed)
+    assert [(image.projection, image.decided_by) for image in report.images] == [
+        ("frontal", "list"),
+        ("lateral", "list"),
+        ("frontal", "list"),
+    ]
+    assert name_image("CXR7_IM-2263-1001.jpeg") == "7_IM-2263-1001"
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"uid,filename\n", "no column projection"),
+        (b"", "no column filename and projection"),
+        (b"filename,projection\nx,oblique\n", "line 2: found projection 'oblique'"),
+        (b"filename,projection\nx\n", "line 2: found projection ''"),
+        (b"filename,projection\nx,Frontal\nx.png,Lateral\n", "line 3: found 'x' again"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_bad_projection_lists(tmp_path, content, found):
+    path = tmp_path / "list.csv"
+    path.write_bytes(content)
+    with pytest.raises(BadInput) as caught:
+        read_projection_list(path)
+    assert found in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_folder_and_archives_agree(tmp_path):
+    contents = {"1.xml": report_xml("CXR1"), "2.xml": b"<broken", "3.XML": report_xml("CXR3"), "readme.txt": b""}
+    folder = tmp_path / "loose"
+    folder.mkdir()
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    entries = [entry("ecgen-radiology", type=tarfile.DIRTYPE)]
+    entries += [entry(f"ecgen-radiology/{name}", content) for name, content in contents.items()]
+    sources = [folder, write_tar(tmp_path / "a.tgz", entries), write_tar(tmp_path / "a.tar", entries, mode="w")]
+    for source in sources:
+        assert is_iu_xray(source)
+        first, broken, last = read_reports(source)
+        assert (first.uid, last.uid) == ("CXR1", "CXR3")
+        assert isinstance(broken, SetAside)
+        assert broken.record == 1
+        assert "2.xml: found what is not XML" in broken.reason
+
+
+def test_is_iu_xray(tmp_path):
+    assert not is_iu_xray(tmp_path / "missing")
+    assert not is_iu_xray(tmp_path)
+    (tmp_path / "0.xml").write_text("<html/>")
+    assert not is_iu_xray(tmp_path)
+    (tmp_path / "0.xml").write_bytes(report_xml())
+    assert is_iu_xray(tmp_path)
+    held = tmp_path / "held"
+    held.mkdir()
+    write_tar(held / "NLMCXR_reports.tgz", [entry("1.xml", report_xml())])
+    assert is_iu_xray(held)
+    assert next(read_reports(held)).uid == "CXR1"
+    (held / "ecgen-radiology").mkdir()
+    with pytest.raises(BadInput, match="accepted is one of them"):
+        next(read_reports(held))
+
+
+def test_hostile_entries(tmp_path, monkeypatch):
+    """Links, devices and large files are set aside; a path that escapes is only a name."""
+    monkeypatch.chdir(tmp_path)
+    good = report_xml("CXR9")
+    path = write_tar(
+        tmp_path / "a.tgz",
+        [
+            entry("../../escaped.xml", good),
+            entry("link.xml", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+            entry("hard.xml", type=tarfile.LNKTYPE, linkname="../../escaped.xml"),
+            entry("device.xml", type=tarfile.CHRTYPE),
+            entry("pipe.xml", type=tarfile.FIFOTYPE),
+            entry("large.xml", bytes(iu_archive.MAX_REPORT_BYTES + 1)),
+            entry("again.xml", good),
+            entry("._mac.xml", b"x"),
+        ],
+    )
+    first, *others = read_reports(path)
+    assert first.uid == "CXR9"
+    assert [aside.record for aside in others] == [1, 2, 3, 4, 5, 6]
+    assert sum("found a link, a device" in aside.reason for aside in others) == 4
+    assert "large.xml: found a file of 1000001 bytes" in others[4].reason
+    assert "again.xml: uId: found 'CXR9' again" in others[5].reason
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_hostile_folder(tmp_path):
+    outside = tmp_path / "outside.xml"
+    outside.write_bytes(report_xml("CXR5"))
+    folder = tmp_path / "ecgen-radiology"
+    folder.mkdir()
+    (folder / "1.xml").symlink_to(outside)
+    os.mkfifo(folder / "2.xml")
+    (folder / "3.xml").mkdir()
+    (folder / "4.xml").write_bytes(b"x" * (iu_archive.MAX_REPORT_BYTES + 1))
+    (folder / "5.xml").write_bytes(report_xml("CXR5"))
+    found = list(read_reports(tmp_path))
+    assert [isinstance(each, SetAside) for each in found] == [True] * 4 + [False]
+    assert "more than 1000000" in found[3].reason
+
+
+def pax_header(num_bytes):
+    """A tar header that says that so many bytes of extended header follow."""
+    info = tarfile.TarInfo("header")
+    info.type, info.size = tarfile.XHDTYPE, num_bytes
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def leads_back():
+    """An archive of which an entry claims to be shorter than nothing, so that its end is its start."""
+    record = b"14 size=-1024\n"
+    block = pax_header(len(record)) + record.ljust(512, b"\0")
+    return block + tarfile.TarInfo("1.xml").tobuf(tarfile.USTAR_FORMAT) + bytes(1024)
+
+
+def bad_archives():
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for number in range(5):
+            content = report_xml(f"CXR{number}", findings=hashlib.sha512(bytes([number])).hexdigest() * 9)
+            archive.addfile(entry(f"{number}.xml", content)[0], io.BytesIO(content))
+    tar = whole.getvalue()
+    second = tar.index(b"1.xml" + bytes(95))
+    assert second > 0
+    packed = gzip.compress(tar)
+    return {
+        "empty": b"",
+        "text": b"Dear reader,\n" * 100,
+        "gzip of text": gzip.compress(b"Dear reader,\n" * 100),
+        "gzip cut": packed[: len(packed) // 2],
+        "gzip checksum": packed[:-8] + bytes(8),
+        "gzip bomb behind the end": gzip.compress(tar + bytes(2**20)),
+        "gzip damaged": packed[:800] + bytes(20) + packed[820:],
+        "tar cut in a file": tar[: 512 + 100],
+        "tar cut in a header": tar[: second + 100],
+        "tar damaged header": tar[:second] + b"\xff" * 512 + tar[second + 512 :],
+        "header of 8 GB": gzip.compress(pax_header(8 * 2**30 - 1) + bytes(10_000)),
+        "headers of headers": pax_header(0) * 3000,
+        "leads back": leads_back(),
+        "zip": b"PK\x03\x04" + bytes(100),
+    }
+
+
+@pytest.mark.parametrize("kind", bad_archives())
+def test_bad_archives(tmp_path, monkeypatch, kind):
+    path = tmp_path / "a.tgz"
+    path.write_bytes(bad_archives()[kind])
+    if "bomb" in kind:
+        monkeypatch.setattr(iu_archive, "MAX_ARCHIVE_BYTES", 500_000)
+    tracemalloc.start()
+    with pytest.raises(BadInput) as caught:
+        list(read_reports(path))
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+    assert str(path) in str(caught.value)
+    assert "accepted is" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_archive_bomb(tmp_path, monkeypatch):
+    """Files that are passed over count as well, and end the reading before they are unpacked."""
+    path = tmp_path / "a.tgz"
+    content = bytes(3_000_000)
+    write_tar(path, [entry("1.xml", report_xml()), entry("big.bin", content), entry("2.xml", report_xml("CXR2"))])
+    assert len(list(read_reports(path))) == 2
+    monkeypatch.setattr(iu_archive, "MAX_ARCHIVE_BYTES", 2_000_000)
+    with pytest.raises(BadInput, match="more than 2000000 bytes when unpacked"):
+        list(read_reports(path))
+    monkeypatch.setattr(iu_archive, "MAX_REPORTS", 2)
+    with pytest.raises(BadInput, match="more than 2 entries"):
+        list(read_reports(write_tar(path, [entry(f"{number}.xml", report_xml()) for number in range(3)])))
+
+
+def test_many_entries_in_little_memory(tmp_path):
+    path = write_tar(tmp_path / "a.tgz", [entry(f"{number:05}.txt") for number in range(5000)])
+    tracemalloc.start()
+    assert list(iterate_files(path)) == []
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+def test_missing(tmp_path):
+    for source, found in ((tmp_path / "no.tgz", "cannot be read"), (tmp_path, "no file that ends in .xml")):
+        with pytest.raises(BadInput, match=found):
+            list(read_reports(source))
+
+
+def make_root(tmp_path, folder="NLMCXR_png", ending=".png"):
+    images = tmp_path / folder
+    images.mkdir()
+    names = ("CXR1_IM-0001-2001", "CXR2_IM-0002-1001", "CXR2_IM-0002-2001")
+    for name in names:
+        Image.new("L", (4, 4)).save(images / f"{name}{ending}")
+    three = "".join(
+        image_xml(name, edges)
+        for name, edges in zip((*names[1:], "CXR2_IM-0002-3001"), (FRONTAL, FRONTAL, ""), strict=True)
+    )
+    codes = "<major>Nodule</major><major>Mass</major>"
+    reports = [report_xml(images=TWO), report_xml("CXR2", images=three, mesh=codes), report_xml("CXR3"), b"<broken"]
+    write_tar(tmp_path / "NLMCXR_reports.tgz", [entry(f"{n}.xml", content) for n, content in enumerate(reports, 1)])
+    return tmp_path
+
+
+@pytest.mark.parametrize(("folder", "ending"), [("NLMCXR_png", ".png"), ("images", ".jpg")])
+def test_collection(tmp_path, coding, folder, ending):
+    root = make_root(tmp_path, folder, ending)
+    collection = read_iu_xray(root, on_bad_record="skip")
+    assert [case.image_path for case in collection.cases] == [
+        f"{folder}/{name}{ending}" for name in ("CXR1_IM-0001-2001", "CXR2_IM-0002-1001", "CXR2_IM-0002-2001")
+    ]
+    assert [case.patient_id for case in collection.cases] == ["CXR1", "CXR2", "CXR2"]
+    assert [case.labels[0] for case in collection.cases] == [0, 1, 1]
+    assert collection.cases[0].report == "FINDINGS: Clear lungs. IMPRESSION: Normal."
+    assert (collection.cases[0].view, collection.cases[0].origin) == ("PA", "IU X-Ray")
+    asides = [(aside.record, aside.patient_id) for aside in collection.set_aside]
+    assert asides == [(0, "CXR1"), (4, "CXR2"), (5, "CXR3"), (6, "")]
+    with pytest.raises(BadInput, match=r"NLMCXR_reports\.tgz: record 6 .*4\.xml: found what is not XML"):
+        read_iu_xray(root)
+
+
+def test_missing_images(tmp_path, coding):
+    root = make_root(tmp_path)
+    (root / "NLMCXR_png" / "CXR1_IM-0001-2001.png").unlink()
+    asides = {aside.record: aside.reason for aside in read_iu_xray(root, on_bad_record="skip").set_aside}
+    assert asides[1].startswith("CXR1: found no image 'CXR1_IM-0001-2001.jpg'")
+    with pytest.raises(BadInput, match="CXR1: found no image"):
+        read_iu_xray(root)
+    without = read_iu_xray(root, on_bad_record="skip", require_images=False)
+    assert without.cases[0].image_path == "images/CXR1_IM-0001-2001.jpg"
+    assert len(without.cases) == 3
+
+
+def test_image_outside_the_root(tmp_path, coding):
+    root = make_root(tmp_path)
+    image = root / "NLMCXR_png" / "CXR1_IM-0001-2001.png"
+    image.unlink()
+    image.symlink_to("/etc/passwd")
+    asides = {aside.record: aside.reason for aside in read_iu_xray(root, on_bad_record="skip").set_aside}
+    assert "leads out of the data root" in asides[1]
+
+
+def test_nothing_frontal(tmp_path, coding):
+    write_tar(tmp_path / "NLMCXR_reports.tgz", [entry("1.xml", report_xml())])
+    with pytest.raises(BadInput, match="no record can be used"):
+        read_iu_xray(tmp_path, on_bad_record="skip", require_images=False)

@@ -1,0 +1,106 @@
+"""Layouts: each is told by its files, and one way reads them all."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, read_records
+from stepcot_jax.data.sources.layouts import LAYOUTS, detect_layout, read_source
+from stepcot_jax.errors import BadInput
+
+FILES = {
+    "data.json": "published",
+    "BBox_List_2017.csv": "chestxray8",
+    "Data_Entry_2017.csv": "chestxray8",
+    "Data_Entry_2017_v2020.subset.csv": "chestxray8",
+    "grounded_reports_20240819.json": "padchest_gr",
+    "NLMCXR_reports.tgz": "iu_xray",
+    "cases.csv": "csv",
+}
+
+
+@pytest.mark.parametrize(("name", "layout"), FILES.items())
+def test_a_layout_is_told_by_its_file(tmp_path, name, layout):
+    (tmp_path / name).write_text("")
+    assert detect_layout(tmp_path) == layout
+    assert layout in LAYOUTS
+
+
+def test_files_are_roots_of_some_layouts(tmp_path):
+    for name, layout in (("my cases.csv", "csv"), ("NLMCXR_reports.tgz", "iu_xray")):
+        (tmp_path / name).write_text("")
+        assert detect_layout(tmp_path / name) == layout
+    (tmp_path / "data.json").write_text("")
+    with pytest.raises(BadInput, match="found none of the known layouts"):
+        detect_layout(tmp_path / "data.json")
+
+
+def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
+    with pytest.raises(BadInput, match="does not exist, accepted are: a folder with data") as error:
+        detect_layout(tmp_path / "nowhere")
+    assert all(f"({name})" in str(error.value) for name in LAYOUTS)
+    with pytest.raises(BadInput, match="found none of the known layouts"):
+        detect_layout(tmp_path)
+    for name in ("data.json", "cases.csv"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(BadInput, match="found files of the layouts published and csv, accepted is to name one"):
+        detect_layout(tmp_path)
+    for path in ("a\0b", "a" * 5000):
+        with pytest.raises(BadInput):
+            detect_layout(path)
+
+
+def test_every_layout_is_read_the_same_way(tmp_path):
+    chestxray8, padchest_gr, table = (tmp_path / name for name in ("chestxray8", "padchest_gr", "csv"))
+    for folder in (chestxray8, padchest_gr, table):
+        folder.mkdir()
+    boxes = "Image Index,Finding Label,Bbox [x,y,w,h],,,\n00000001_000.png,Mass,1,1,1,1\n"
+    (chestxray8 / "BBox_List_2017.csv").write_text(boxes + "00000001_000.png,Nodule,1,1,1,1\n")
+    entry = "Image Index,Finding Labels,Patient ID,Patient Age,Patient Gender,View Position\n"
+    (chestxray8 / "Data_Entry_2017.csv").write_text(entry + "00000001_000.png,Mass,1,50,F,PA\n")
+    study = {"StudyID": "1", "ImageID": "1.png", "findings": [{"abnormal": True, "labels": ["mass", "nodule"]}]}
+    (padchest_gr / "grounded_reports_1.json").write_text(json.dumps([study]))
+    (table / "cases.csv").write_text("image,label\na.png,Mass\n")
+    for folder in (chestxray8, padchest_gr, table):
+        collection = read_source(folder, require_images=False, single_label=False)
+        assert (collection.layout, len(collection.cases)) == (folder.name, 1)
+        assert read_source(folder, layout=folder.name, require_images=False, single_label=False) == collection
+        with pytest.raises(BadInput, match="found"):
+            read_source(folder, single_label=False)
+    for folder in (chestxray8, padchest_gr):
+        with pytest.raises(BadInput, match="single_label"):
+            read_source(folder, require_images=False)
+        with pytest.raises(BadInput, match=rf"step_names: found \['One'\], accepted with the layout {folder.name}"):
+            read_source(folder, step_names=["One"])
+    assert read_source(chestxray8, require_images=False, labels_from="entries").cases[0].labels[-1] == 7
+    with pytest.raises(BadInput, match=r"step_names: found \['One'\]"):
+        read_source(table, step_names=["One"])
+    with pytest.raises(BadInput, match="layout: found 'other', accepted are auto, published, chestxray8"):
+        read_source(table, layout="other")
+
+
+def test_the_published_layout_goes_through(shared):
+    root = shared / "data/nih_sample"
+    collection = read_source(root)
+    assert collection == read_records(root)
+    assert (collection.layout, len(collection.cases)) == ("published", 589)
+
+
+def test_the_shared_folders_are_told_apart(shared):
+    found = {folder: detect_layout(shared / "data" / folder) for folder in ("nih_sample", "nih_chestxray8", "iu_xray")}
+    assert found == {"nih_sample": "published", "nih_chestxray8": "chestxray8", "iu_xray": "iu_xray"}
+
+
+def test_the_report_archive_goes_through(shared):
+    collection = read_source(shared / "data/iu_xray", require_images=False, on_bad_record="skip")
+    assert collection.layout == "iu_xray"
+    assert collection.cases
+    assert len(collection.chain.steps) == len(PUBLISHED_STEP_NAMES)
+
+
+def test_one_of_several_layouts_can_be_named(tmp_path):
+    (tmp_path / "data.json").write_text("[]")
+    (tmp_path / "cases.csv").write_text("image,label\na.png,Mass\n")
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    assert len(read_source(tmp_path, layout="csv").cases) == 1

@@ -1,0 +1,281 @@
+"""PadChest-GR, on files written here in its documented format: none of the released ones is at hand."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.data.cases import Box
+from stepcot_jax.data.records import read_records, write_records
+from stepcot_jax.data.sources.findings import DIAGNOSES
+from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
+from stepcot_jax.data.sources.padchest_gr_files import read_master_table
+from stepcot_jax.data.sources.padchest_gr_labels import FINDINGS
+from stepcot_jax.errors import BadInput
+
+HEADER = (
+    "StudyID,ImageID,label,boxes_count,extra_boxes_count,locations,prior_study,progression_status,prior_imageID,"
+    "sentence_en,sentence_es,study_is_benchmark,study_is_validation,split,PatientID,patient_is_benchmark,"
+    "PatientBirth,PatientSex_DICOM,StudyDate_DICOM,StudyDate,PatientAge,label_group,Year\n"
+)
+
+
+def finding(*labels, **changes):
+    """A finding with all the documented fields; without labels, of something absent."""
+    return {
+        "sentence_en": f"There is {' and '.join(labels) or 'nothing'}.",
+        "sentence_es": f"Hay {' y '.join(labels) or 'nada'}.",
+        "abnormal": bool(labels),
+        "boxes": [],
+        "extra_boxes": [],
+        "labels": list(labels),
+        "locations": ["right"],
+        "progression": None,
+    } | changes
+
+
+def study(number, *findings, **changes):
+    return {
+        "StudyID": f"25148803455{number}",
+        "ImageID": f"image_{number}.png",
+        "PreviousStudyID": None,
+        "PreviousImageID": None,
+        "findings": list(findings),
+    } | changes
+
+
+def write(root, *studies, image_folder="Padchest_GR_files/PadChest_GR", size=(200, 100)):
+    (root / "grounded_reports_20240819.json").write_text(json.dumps(studies, ensure_ascii=False))
+    folder = root / image_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in studies:
+        Image.new("I;16", size).save(folder / entry["ImageID"])
+
+
+def write_table(root, *rows):
+    lines = [
+        f'{study},image.png,{label},1,0,"[\'right\']",,,,"One, two",Uno,False,False,{split},{patient},False,1950,'
+        f"{sex},20100101,2010-01-01,{age},nodule,2010\n"
+        for study, label, split, patient, sex, age in rows
+    ]
+    root.mkdir(exist_ok=True)
+    (root / "master_table.csv").write_text(HEADER + "".join(lines))
+
+
+def answers(case):
+    named = zip(DEFAULT_CHAIN.steps, case.labels, strict=True)
+    return [None if label == NOT_ANNOTATED else step.options[label] for step, label in named]
+
+
+def test_boxes_sentences_and_labels_of_a_study(tmp_path):
+    write(
+        tmp_path,
+        study(
+            1,
+            finding("nodule", boxes=[[0.25, 0.5, 0.5, 0.75], [0, 0, 1, 1]], extra_boxes=[[0.1, 0.1, 0.2, 0.2]]),
+            finding(" Calcified  granuloma ", boxes=[[0.5, 0.5, 1.0000001, 1]], sentence_en=None),
+            {"sentence_en": "No pleural effusion.", "sentence_es": "Sin derrame.", "abnormal": False},
+        ),
+    )
+    collection = read_padchest_gr(tmp_path)
+    (case,) = collection.cases
+    assert (collection.layout, collection.file) == ("padchest_gr", "grounded_reports_20240819.json")
+    assert case.image_path == "Padchest_GR_files/PadChest_GR/image_1.png"
+    assert (case.patient_id, case.origin) == ("251488034551", "PadChest-GR")
+    assert case.report == "There is nodule. Hay  Calcified  granuloma . No pleural effusion."
+    assert answers(case) == ["Increased opacity", *[None] * 5, "Nodule"]
+    assert case.reasoning[-1] == "PadChest-GR labels: Calcified granuloma, nodule."
+    assert case.boxes == (
+        Box("nodule", 50, 50, 50, 25, "There is nodule."),
+        Box("nodule", 0, 0, 200, 100, "There is nodule."),
+        Box("Calcified granuloma", 100, 50, 100, 50, "Hay  Calcified  granuloma ."),
+    )
+    both = read_padchest_gr(tmp_path, readers="both").cases[0].boxes
+    assert len(both) == 4
+    assert both[2].x == pytest.approx(20)
+    write_records(tmp_path, chain=DEFAULT_CHAIN, cases=collection.cases)
+    assert read_records(tmp_path).cases == collection.cases
+
+
+def test_the_second_readers_boxes_are_counted_when_left_out(tmp_path, caplog):
+    write(tmp_path, study(1, finding("nodule", extra_boxes=[[0, 0, 1, 1]])))
+    read_padchest_gr(tmp_path)
+    assert "1 boxes of a second reader are left out" in caplog.text
+
+
+def test_without_the_image_there_are_no_boxes_and_a_warning_says_so(tmp_path, caplog):
+    write(tmp_path, study(1, finding("nodule", boxes=[[0, 0, 1, 1]])), study(2, finding()))
+    for image in (tmp_path / "Padchest_GR_files").rglob("*.png"):
+        image.unlink()
+    collection = read_padchest_gr(tmp_path, require_images=False)
+    assert [case.boxes for case in collection.cases] == [(), ()]
+    assert "1 studies with boxes have no image file: their boxes are left out" in caplog.text
+    with pytest.raises(BadInput, match=r"found no image 'image_1.png', .*`\$\[0\].ImageID`"):
+        read_padchest_gr(tmp_path)
+
+
+def test_answers_follow_from_the_labels(tmp_path):
+    write(
+        tmp_path,
+        study(1, finding(), finding(labels=["nodule"])),
+        study(2, finding("laminar atelectasis"), finding("atelectasis"), finding("scoliosis")),
+        study(3, finding("cardiomegaly", "aortic elongation")),
+        study(4, finding("pneumothorax"), finding("fibrotic band")),
+        study(5, finding("pleural effusion"), finding("pulmonary mass")),
+        study(6, finding("hydropneumothorax")),
+        study(7, finding("scoliosis")),
+        study(8, finding("unheard of")),
+        study(9, finding("pneumonia", "infiltrates", abnormal=False), finding("consolidation")),
+    )
+    single = read_padchest_gr(tmp_path)
+    assert [(case.patient_id[-1], answers(case)[0], answers(case)[-1]) for case in single.cases] == [
+        ("1", "No abnormality", "Normal"),
+        ("2", "Increased opacity", "Atelectasis"),
+        ("3", None, "Cardiomegaly"),
+        ("4", "Mixed", "Pneumothorax"),
+        ("9", "Increased opacity", "Infiltration"),
+    ]
+    assert answers(single.cases[0])[1:6] == ["N/A"] * 5
+    assert [aside.record for aside in single.set_aside] == [4, 5, 6, 7]
+    assert "found 2 diagnoses (Effusion, Mass), accepted is one (single_label)" in single.set_aside[0].reason
+    assert "found abnormal labels that are no diagnosis, accepted is one of Normal" in single.set_aside[2].reason
+    several = read_padchest_gr(tmp_path, single_label=False)
+    assert [(answers(case)[0], answers(case)[-1]) for case in several.cases[4:6]] == [
+        ("Increased opacity", None),
+        ("Mixed", None),
+    ]
+    assert [aside.record for aside in several.set_aside] == [6, 7]
+
+
+def test_each_diagnosis_has_a_label():
+    assert {found.diagnosis for findings in FINDINGS.values() for found in findings} == {"", *DIAGNOSES}
+    assert all(label == " ".join(label.split()).casefold() for label in FINDINGS)
+    assert len(FINDINGS["hydropneumothorax"]) == 2
+
+
+@pytest.mark.parametrize("folder", ["", "master_table.csv"])
+def test_patients_come_from_the_master_table(tmp_path, folder, caplog):
+    write(tmp_path, study(1, finding()), study(2, finding("mass")), study(3, finding("mass")))
+    if folder:  # as the released archive unpacks
+        (tmp_path / folder).mkdir()
+    write_table(
+        tmp_path / folder,
+        ("251488034551", "nodule", "train", "P1", "F", "61"),
+        ("251488034551", "mass", "train", "P1", "F", "61"),
+        ("251488034552", "mass", "test", "P1", "?", "many"),
+    )
+    collection = read_padchest_gr(tmp_path, on_bad_record="skip")
+    assert [(case.patient_id, case.sex, case.age) for case in collection.cases] == [
+        ("P1", "F", 61.0),
+        ("P1", "", None),
+    ]
+    assert "found a study that the master table does not have - at `$[2].StudyID`" in collection.set_aside[0].reason
+    assert not caplog.text
+    facts = read_master_table(tmp_path / folder / "master_table.csv")
+    assert {name: found.split for name, found in facts.items()} == {"251488034551": "train", "251488034552": "test"}
+
+
+def test_without_a_master_table_each_study_is_a_patient_and_a_warning_says_so(tmp_path, caplog):
+    write(tmp_path, study(1, finding()), study(2, finding(), StudyID=7))
+    assert [case.patient_id for case in read_padchest_gr(tmp_path).cases] == ["251488034551", "7"]
+    assert "found no master_table*.csv: each study is taken for a patient of its own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("1", "mass", "train", "", "F", "61")], "row 2: found no study or no patient"),
+        (
+            [("1", "mass", "train", "P1", "F", "61"), ("1", "mass", "train", "P2", "F", "61")],
+            "row 3: found another patient than row 2 has for the study",
+        ),
+    ],
+)
+def test_master_tables_that_cannot_be_used(tmp_path, rows, message):
+    write_table(tmp_path, *rows)
+    with pytest.raises(BadInput, match=message):
+        read_master_table(tmp_path / "master_table.csv")
+    (tmp_path / "master_table.csv").write_text("StudyID,Patient\n1,2\n")
+    with pytest.raises(BadInput, match=r"found columns \['StudyID', 'Patient'\] without PatientID"):
+        read_master_table(tmp_path / "master_table.csv")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"StudyID": None}, "Expected `int | str`, got `null` - at `$[1].StudyID`"),
+        ({"StudyID": " "}, "found an empty text, accepted is a study's identifier - at `$[1].StudyID`"),
+        ({"ImageID": "../x.png"}, "accepted is the name of a file without folders - at `$[1].ImageID`"),
+        ({"ImageID": "a\0b.png"}, "accepted is the name of a file without folders"),
+        ({"ImageID": "image_1.png"}, "found the image of record 0 again"),
+        ({"findings": []}, "found no findings, accepted is one or more - at `$[1].findings`"),
+        ({"findings": None}, "Expected `array`, got `null` - at `$[1].findings`"),
+        ({"findings": [finding("mass", boxes=[[0, 0, 1]])]}, "`$[1].findings[0].boxes[0]`"),
+        (
+            {"findings": [finding(), finding("mass", boxes=[[0, 0, 1, 1], [0.5, 0, 0.5, 1]])]},
+            "`$[1].findings[1].boxes[1]`",
+        ),
+        ({"findings": [finding("mass", extra_boxes=[[0, 0, 512, 512]])]}, "as fractions from 0 to 1"),
+        ({"findings": [finding("mass", boxes=[[-0.1, 0, 1, 1]])]}, "found box [-0.1, 0.0, 1.0, 1.0]"),
+        ({"findings": [finding("mass", labels="mass")]}, "Expected `array"),
+        ({"findings": [finding("mass", abnormal="yes")]}, "Expected `bool`"),
+    ],
+)
+def test_bad_studies(tmp_path, changes, message):
+    write(tmp_path, study(1, finding("mass")), study(2, finding("mass")))
+    path = tmp_path / "grounded_reports_20240819.json"
+    path.write_text(json.dumps([study(1, finding("mass")), study(2, finding("mass"), **changes)]))
+    collection = read_padchest_gr(tmp_path, on_bad_record="skip")
+    assert len(collection.cases) == 1
+    (aside,) = collection.set_aside
+    assert aside.record == 1
+    assert message in aside.reason
+    with pytest.raises(BadInput) as error:
+        read_padchest_gr(tmp_path)
+    assert str(error.value).startswith(f"{path}: record 1 ")
+    assert "There is" not in str(error.value)  # no report in messages
+
+
+def test_a_record_that_is_no_study_at_all(tmp_path):
+    write(tmp_path, study(1, finding("mass")))
+    entries = json.dumps([study(1, finding("mass")), [7], {"StudyID": [], "ImageID": 3}])
+    (tmp_path / "grounded_reports_20240819.json").write_text(entries)
+    collection = read_padchest_gr(tmp_path, on_bad_record="skip")
+    assert [(aside.record, aside.image_path, aside.patient_id) for aside in collection.set_aside] == [
+        (1, "", ""),
+        (2, "", ""),
+    ]
+    assert "Expected `object`, got `array` - at `$[1]`" in collection.set_aside[0].reason
+
+
+def test_roots_that_cannot_be_used(tmp_path):
+    with pytest.raises(BadInput, match="found no grounded_reports"):
+        read_padchest_gr(tmp_path)
+    with pytest.raises(BadInput, match="readers: found 'all'"):
+        read_padchest_gr(tmp_path, readers="all")
+    (tmp_path / "grounded_reports_20240819.json").write_text('[{"StudyID": "1", "ImageID"')
+    with pytest.raises(BadInput, match="grounded_reports_20240819"):
+        read_padchest_gr(tmp_path)
+    (tmp_path / "grounded_reports_1.json").write_text("[]")
+    with pytest.raises(
+        BadInput, match=r"found grounded_reports_1\.json, grounded_reports_20240819\.json, accepted is one"
+    ):
+        read_padchest_gr(tmp_path)
+
+
+FRACTIONS = st.lists(st.floats(0, 1), min_size=2, max_size=2, unique=True).map(sorted)
+
+
+@given(across=FRACTIONS, down=FRACTIONS, size=st.tuples(st.integers(1, 60), st.integers(1, 60)))
+def test_boxes_lie_in_the_image_and_keep_their_fractions(tmp_path_factory, across, down, size):
+    root = tmp_path_factory.mktemp("boxes")
+    corners = [across[0], down[0], across[1], down[1]]
+    write(root, study(1, finding("mass", boxes=[corners])), size=size, image_folder="images")
+    (box,) = read_padchest_gr(root).cases[0].boxes
+    assert box.x >= 0
+    assert box.x + box.width <= size[0] * (1 + 1e-12)
+    assert [box.x / size[0], box.y / size[1]] == pytest.approx(corners[:2])
+    assert [(box.x + box.width) / size[0], (box.y + box.height) / size[1]] == pytest.approx(corners[2:])

@@ -1,0 +1,92 @@
+"""What the settings name, loaded: every source gives the same cases, pixels and batches."""
+
+import dataclasses
+import re
+import shutil
+
+import numpy as np
+import pytest
+from training.small_run import small_settings
+
+from stepcot_jax.batches import training_batches
+from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.data.phantom import export_phantom
+from stepcot_jax.data.records import read_records, write_records
+from stepcot_jax.errors import BadInput
+
+NUM_CASES = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("files")
+    export_phantom(root, num_cases=NUM_CASES, seed=0, size=48, prevalence="flat")
+    return root
+
+
+def load(root, *, source="folder", **changes):
+    settings = small_settings(data__source=source, data__root=str(root), **changes)
+    return load_dataset(settings, preprocessing=Preprocessing(size=32))
+
+
+def refusal(root, **changes):
+    with pytest.raises(BadInput) as caught:
+        load(root, **changes)
+    return str(caught.value)
+
+
+def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
+    tfds.disable_progress_bar()
+    from stepcot_jax.data.tfds.source import prepare
+
+    prepare(folder, tmp_path)
+    prepared, plain = load(tmp_path, source="tfds"), load(folder)
+    assert prepared.cases == plain.cases
+    assert prepared.splits == plain.splits
+    assert prepared.digest == plain.digest
+    ours, theirs = (training_batches(dataset, batch_size=8, seed=1) for dataset in (prepared, plain))
+    for step in range(3):
+        for name, rows in theirs[step].items():
+            np.testing.assert_array_equal(ours[step][name], rows, err_msg=name)
+    message = refusal(tmp_path, source="tfds", data__step_names=("one", "two"))
+    assert re.search(r"config\.data\.step_names: found \('one', 'two'\), accepted with .* are \('Detection'", message)
+
+
+def test_prepared_data_that_are_not_there_are_refused(tmp_path):
+    pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
+    assert str(tmp_path) in refusal(tmp_path, source="tfds")
+
+
+def with_copies(folder, root):
+    """The folder with two of its patients' images a second time, under the names of two new patients."""
+    shutil.copytree(folder, root)
+    collection = read_records(root)
+    of_patient = {case.patient_id: case for case in collection.cases}
+    copied = []
+    for number, case in enumerate(list(of_patient.values())[:2]):
+        path = f"images/copy_{number}.png"
+        shutil.copy(root / case.image_path, root / path)
+        copied.append(dataclasses.replace(case, patient_id=f"copy {number}", image_path=path))
+    write_records(root, chain=collection.chain, cases=[*collection.cases, *copied])
+    return [(case.image_path, f"images/copy_{n}.png") for n, case in enumerate(list(of_patient.values())[:2])]
+
+
+def test_near_duplicates_stay_on_one_side(folder, tmp_path):
+    pairs = with_copies(folder, tmp_path / "copied")
+    seeds = range(6)
+    together = {0: 0, 1: 0}
+    for radius in together:
+        for seed in seeds:
+            dataset = load(tmp_path / "copied", data__near_duplicate_radius=radius, data__split_seed=seed)
+            split_of = {
+                dataset.cases[index].image_path: name
+                for name, indices in dataset.splits.by_name().items()
+                for index in indices
+            }
+            assert len(split_of) == NUM_CASES + 2
+            together[radius] += sum(split_of[one] == split_of[other] for one, other in pairs)
+    assert together[1] == 2 * len(seeds)
+    assert together[0] < 2 * len(seeds)
+    assert "near-duplicates within 1 bits" in dataset.splits_source
