@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from benchmarks.measure import make_sgemm, peak_megabytes, sgemm_gflop, time_in_
 from benchmarks.plain import PlainTeacher
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Networks, init_params
 from stepcot_jax.training.steps import Objective, make_joint_step, start_state
@@ -88,19 +90,25 @@ def measure_joint(rounds: int) -> dict[str, float]:
         numbers[f"{name}_cases_per_second"] = sorted(rates)[len(rates) // 2]
         numbers[f"{name}_cost_gflop"] = sorted(costs)[len(costs) // 2]
         numbers[f"{name}_spread"] = timings["joint"].spread
-    return numbers | measure_compilation()
+    return numbers | measure_compilation(rounds)
 
 
-def measure_compilation() -> dict[str, float]:
+def measure_compilation(rounds: int) -> dict[str, float]:
     """Seconds to compile the joint step at batch 32, and in a second process with the cache.
 
     Beside it stand two teachers whose steps are compiled one by one: "plain" is `benchmarks.plain`, the step as one
     would first write it, and "unrolled" is ours with its scan unrolled.
     """
-    with tempfile.TemporaryDirectory() as cache:
-        cold = _in_new_process({"cache": cache})
-        warm = _in_new_process({"cache": cache})
-        plain, unrolled = _in_new_process({"teacher": "plain"}), _in_new_process({"teacher": "unrolled"})
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in ("cold", "warm", "plain", "unrolled")}
+    for _ in range(max(1, rounds // 2)):
+        with tempfile.TemporaryDirectory() as cache:
+            found["cold"].append(_in_new_process({"cache": cache}))
+            found["warm"].append(_in_new_process({"cache": cache}))
+        for name in ("plain", "unrolled"):
+            found[name].append(_in_new_process({"teacher": name}))
+    cold, warm, plain, unrolled = (
+        {name: statistics.median(each[name] for each in runs) for name in runs[0]} for runs in found.values()
+    )
     return {
         "joint_compile_seconds": cold["seconds"],
         "joint_restart_seconds": warm["seconds"],
@@ -126,10 +134,13 @@ def _compile_once(arguments: dict[str, str]) -> dict[str, float]:
         jax.config.update("jax_compilation_cache_dir", arguments["cache"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     state, step, text_features = make_joint(_TEACHERS[arguments.get("teacher", "")]())
+    jax.block_until_ready(state)
+    release_freed_memory()  # as a run does, here and after the compilation
     batch = make_batch(32)
     start = time.perf_counter()
     compiled = step.lower(state, batch, text_features).compile()
     seconds = time.perf_counter() - start
+    release_freed_memory()
     for _ in range(10):
         state, metrics = compiled(state, batch, text_features)
     jax.block_until_ready(state)

@@ -64,7 +64,8 @@ class PlainTeacher(nn.Module):
         num_cases, num_steps = image_features.shape[0], len(self.answers_per_step)
         graph_attention = GraphAttentionStack(self.num_layers, self.num_heads, self.width)
         context_block, conclusion, cell = Block(self.width, 0.2), nn.Dense(self.width), MemoryCell()
-        memory = jnp.broadcast_to(self.param("memory_start", nn.initializers.zeros, (self.width,)), (num_cases, 768))
+        start = self.param("memory_start", nn.initializers.zeros, (self.width,))
+        memory = jnp.broadcast_to(start, (num_cases, self.width))
         nodes = jnp.broadcast_to(text_features, (num_cases, *text_features.shape))
         nodes = jnp.concatenate([nodes, memory[:, None]], axis=1)
         logits, features = [], []

@@ -55,12 +55,20 @@ def measure_pipeline(rounds: int) -> dict[str, float]:
     return measure_pipeline(rounds)
 
 
+def measure_memory(rounds: int) -> dict[str, float]:
+    """Peak memory of whole runs, see `benchmarks.memory`."""
+    from benchmarks.memory import measure_memory
+
+    return measure_memory(rounds)
+
+
 PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "peak": measure_peak,
     "joint": measure_joint,
     "published": measure_published,
     "encoders": measure_encoders,
     "latency": measure_latency,
+    "memory": measure_memory,
     "pipeline": measure_pipeline,
 }
 

@@ -65,6 +65,7 @@ def get_config():
     config.features = config_dict.ConfigDict()
     config.features.store = True  # keep a frozen encoder's features; False: encode each batch anew (augmentation)
     config.features.folder = ""  # where they are kept; "" is `features` in the workdir, and runs may share one
+    config.features.patches = "none"  # or "float16", "float32": keep patch tokens too, for explanations (ViT: 49 x 768)
     config.features.batch_size = 32  # images encoded at a time
 
     config.teacher = config_dict.ConfigDict()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 3
+EXIT_INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
 
 class BadInput(ValueError):
@@ -41,7 +42,8 @@ class RunStopped(RuntimeError):
 def run_tool(main: Callable[[], int | None]) -> None:
     """Run a tool's main and exit with its code.
 
-    `BadInput` becomes one line on stderr and exit code 2, `RunStopped` one line and exit code 3.
+    `BadInput` becomes one line on stderr and exit code 2, `RunStopped` one line and exit code 3, Ctrl-C one line and
+    exit code 130.
     """
     try:
         code = main()
@@ -51,6 +53,9 @@ def run_tool(main: Callable[[], int | None]) -> None:
     except RunStopped as error:
         print(f"stopped: {error}", file=sys.stderr)
         code = EXIT_STOPPED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output (head, grep -q) has seen enough
         sys.stderr.close()
         code = 0

@@ -140,7 +140,7 @@ def _with_stored_features(
 
     Where images are not decoded ahead, those without a stored feature are when they are encoded.
     """
-    spec = describe_image_store(encoder)
+    spec = describe_image_store(encoder, patches=settings.features.patches)
     store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
     contents: dict[str, str] = {}
 

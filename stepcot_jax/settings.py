@@ -122,6 +122,7 @@ class FeatureSettings:
 
     store: bool
     folder: str
+    patches: Literal["none", "float16", "float32"]
     batch_size: int = number(least=1)
 
 
@@ -258,6 +259,7 @@ MAY_CHANGE = frozenset(
         "config.data.num_threads",
         "config.data.num_workers",
         "config.features.folder",
+        "config.features.patches",
         "config.features.batch_size",
         "config.training.joint_epochs",
         "config.training.log_every",

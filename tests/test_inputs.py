@@ -11,11 +11,14 @@ from training.small_run import small_run, small_settings
 from stepcot_jax import inputs, jobs
 from stepcot_jax.batches import evaluation_batches, iterate, training_batches
 from stepcot_jax.data.__main__ import main as data_main
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.images import Preprocessing, normalise
 from stepcot_jax.data.phantom import export_phantom
 from stepcot_jax.data.records import read_records
 from stepcot_jax.errors import BadInput
+from stepcot_jax.features import fill
 from stepcot_jax.features.importing import import_features
+from stepcot_jax.features.protocol import describe_image_store
+from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.terminal import Terminal
 
 
@@ -215,3 +218,19 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
     np.testing.assert_array_equal(run._predictions(None, "val")[0]["images"], plain["images"])
     assert asked == [(1, 3), (1, 3)]
     assert not run.dataset.pixels._kept  # it would serve no worker
+
+
+def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, tmp_path, monkeypatch):
+    def encode_patches(images):
+        return frozen[0].encode(images), np.asarray(images)[:, ::16, ::16].reshape(len(images), 4, 3)
+
+    monkeypatch.setattr(frozen[0], "encode_patches", encode_patches, raising=False)
+    loaded = inputs.load_inputs(frozen_settings(folder, features__patches="float16"), tmp_path, Terminal())
+    spec = describe_image_store(frozen[0], patches="float16")
+    store = FeatureStore(tmp_path / "features" / spec.folder_name)
+    keys = fill.image_keys(frozen[0], fill.digest_images(loaded.dataset, folder))
+    expected = normalise(np.stack([loaded.dataset.pixels[k] for k in range(40)]), frozen[0].preprocessing)
+    found = store.read_patches(keys)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, expected[:, ::16, ::16].reshape(40, 4, 3), atol=2e-3)
+    assert loaded.dataset.features.shape == (40, 4)

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from stepcot_jax.errors import run_tool
+
 ROOT = pathlib.Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
@@ -148,3 +150,13 @@ def test_an_empty_workdir_is_refused():
     result = run("-m", "stepcot_jax.main", "--config=configs/quickstart.py", "--workdir=")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "error: --workdir: found nothing, accepted is a folder that can be written to\n"
+
+
+def test_an_interrupted_tool_says_so_in_one_line(capsys):
+    def main():
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run_tool(main)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -80,7 +80,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         _stop_at_bad_records(findings, options)
     _look_at_pictures(findings, root, options, terminal)
     if findings.scan.good.any():
-        splits = check_tables(findings.scan, root)
+        splits = check_tables(findings.scan, findings.scan.root)
         findings.splits = splits or make_for(findings.scan, seed=options.split_seed, fractions=options.split_fractions)
     return gather(findings)
 

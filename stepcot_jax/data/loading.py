@@ -192,7 +192,7 @@ def _find_splits(
     settings: Settings, collection: Collection, pixels: PixelCache, progress: Progress | None
 ) -> tuple[Splits, str]:
     """The splits that the data comes with, else new ones; and where they are from, in words."""
-    root = pathlib.Path(settings.data.root)
+    root = collection.root  # a folder also where `data.root` names a file in it
     splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
     if splits is not None:
         return splits, str(root)

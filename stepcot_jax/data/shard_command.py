@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import math
 import pathlib
 import tempfile
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from stepcot_jax.data.image_check import folder_files, numbers_by_path
 from stepcot_jax.data.image_shards import INDEX_NAME, ShardIndex, has_shards
 from stepcot_jax.data.published import FILE_NAME, write_whole
-from stepcot_jax.data.records import Collection, SetAside, write_quarantine, write_records
+from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, Collection, SetAside, write_quarantine, write_records
 from stepcot_jax.data.shard_writing import ShardWriter, only_writer, saying_what_fails
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS, read_source
 from stepcot_jax.data.splits import SPLIT_NAMES
@@ -26,7 +27,13 @@ def add_command(commands: Any) -> None:
     parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder in any layout that is read")
     parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="new folder, or one to go on in")
     parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: told by the files")
+    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help="as in a run")
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    parser.add_argument(
+        "--several-labels",
+        action="store_true",
+        help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
+    )
     parser.add_argument("--max-megapixels", type=float, default=64.0, help="of an image, default 64")
     parser.add_argument("--shard-megabytes", type=float, default=256.0, help="of a shard, default 256")
     parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
@@ -40,14 +47,20 @@ def make_shards(options: argparse.Namespace) -> None:
         ("shard-megabytes", options.shard_megabytes),
         ("num-threads", options.num_threads),
     ):
-        if not value > 0:
+        if not 0 < value < math.inf:
             raise BadInput(f"--{name}: found {value}, accepted are numbers above 0")
     root, out = options.root, options.out
     if has_shards(root):
         raise BadInput(f"{root}: found shards already ({INDEX_NAME}), accepted is a folder with image files")
     if out.resolve() == root.resolve():
         raise BadInput(f"--out: found {out}, the folder that is read, accepted is another")
-    collection = read_source(root, layout=options.layout, on_bad_record=options.on_bad_record)
+    collection = read_source(
+        root,
+        layout=options.layout,
+        step_names=tuple(options.step_names),
+        on_bad_record=options.on_bad_record,
+        single_label=not options.several_labels,
+    )
     make_workdir(out)
     with only_writer(out):
         records = _records_of(collection, out)
@@ -68,6 +81,9 @@ def make_shards(options: argparse.Namespace) -> None:
         writer.finish(index)
     num_images = sum(len(entry.paths) for entry in index.shards)
     print(f"{num_images} images in {len(index.shards)} shards in {out}, {num_found} of them from an earlier start")
+    names = tuple(step.name for step in collection.chain.steps)
+    if names != PUBLISHED_STEP_NAMES:
+        print(f"data.json has no step names: read it with config.data.step_names={names}")
     if num_aside:
         print(f"{num_aside} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
 

@@ -11,7 +11,8 @@ import sys
 from absl import app, flags, logging
 
 from stepcot_jax.command_line import define_flags, parse
-from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, read_records
+from stepcot_jax.data.records import PUBLISHED_STEP_NAMES
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.errors import BadInput, make_workdir, run_tool
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.settings import make_settings
@@ -50,8 +51,9 @@ def fill(arguments: list[str]) -> None:
 def run_import(options: argparse.Namespace) -> None:
     """Import features for the cases of a folder."""
     # The images themselves are not needed, and may not be here.
-    collection = read_records(
+    collection = read_source(
         options.root,
+        layout=options.layout,
         step_names=tuple(options.step_names) or PUBLISHED_STEP_NAMES,
         on_bad_record=options.on_bad_record,
         require_images=False,
@@ -68,8 +70,9 @@ def main(arguments: list[str]) -> None:
     imports = commands.add_parser("import", help="take features that were made elsewhere")
     imports.add_argument("file", type=pathlib.Path, metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
     imports.add_argument("--ids", type=pathlib.Path, help=".txt, .csv or .json with the image path of each row")
-    imports.add_argument("--root", type=pathlib.Path, required=True, help="folder with data.json")
+    imports.add_argument("--root", type=pathlib.Path, required=True, help="folder of the cases")
     imports.add_argument("--store", type=pathlib.Path, required=True, metavar="DIR", help="where the features go")
+    imports.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; told by its files")
     imports.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
     imports.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     imports.set_defaults(run=run_import)

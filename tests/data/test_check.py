@@ -271,8 +271,14 @@ def test_a_terminal_gets_the_same_tables_by_rich(root):
 def test_wrong_arguments_and_folders_are_refused(tmp_path):
     assert check(tmp_path / "nowhere")[0] == 2
     assert check(tmp_path)[0] == 2
-    for arguments in (["--max-megapixels", "0"], ["--num-threads", "0"]):
+    for arguments in (["--max-megapixels", "0"], ["--max-megapixels", "inf"], ["--num-threads", "0"]):
         assert "accepted are numbers above 0" in check(tmp_path, *arguments)[1]
+
+
+def test_facts_that_cannot_be_written_are_not_taken_for_a_bad_folder(root, tmp_path):
+    code, message = check(root, "--images", "none", "--json", tmp_path)
+    assert code == 2
+    assert f"--json: {tmp_path} cannot be written (Is a directory)" in message
 
 
 def test_the_command_exits_with_its_code(root):

@@ -309,7 +309,7 @@ def test_one_writer_at_a_time(folder, tmp_path):
 
 
 def test_bad_options_are_refused(folder, tmp_path):
-    for option, value in (("--shard-megabytes", "0"), ("--num-threads", "0"), ("--max-megapixels", "-1")):
+    for option, value in (("--shard-megabytes", "0"), ("--num-threads", "0"), ("--max-megapixels", "inf")):
         with pytest.raises(BadInput, match=f"{option}: found"):
             main(["shards", str(folder), "--out", str(tmp_path), option, value])
 
@@ -328,6 +328,37 @@ def test_other_layouts_become_data_roots(tmp_path):
     assert collection.chain.steps[-1].options[collection.cases[1].labels[-1]] == "Normal"
     images, _ = files_of(tmp_path / "out")
     assert images.read(5) == (root / "5.png").read_bytes()
+
+
+def test_a_chain_of_ones_own_goes_along(tmp_path, capsys):
+    root, again = tmp_path / "table", tmp_path / "again"
+    root.mkdir()
+    steps = [{"name": name, "question": "?", "options": ["A. yes", "B. no"]} for name in ("Wire", "Tube")]
+    (root / "chain.json").write_text(json.dumps(steps))
+    Image.new("L", (20, 20)).save(root / "a.png")
+    (root / "cases.csv").write_text("image,patient_id,Wire,Tube\na.png,p,yes,no\n")
+    shard(root, tmp_path / "out")
+    assert "config.data.step_names=('Wire', 'Tube')" in capsys.readouterr().out
+    again.mkdir()
+    shutil.copy(root / "a.png", again)
+    shutil.copy(tmp_path / "out" / "data.json", again)
+    with pytest.raises(BadInput, match="accepted are these 7"):
+        shard(again, tmp_path / "out2")
+    shard(again, tmp_path / "out2", "--step-names", "Wire", "Tube")
+    assert read_records(tmp_path / "out2", step_names=("Wire", "Tube"), require_images=False).cases[0].labels == (0, 1)
+
+
+def test_images_with_several_findings_are_kept_where_asked_for(tmp_path):
+    root = tmp_path / "nih"
+    root.mkdir()
+    rows = ["Image Index,Finding Label,Bbox [x,y,w,h],,,"]
+    for number, label in ((1, "Mass"), (1, "Effusion"), (2, "Mass")):
+        Image.new("L", (32, 32), 90 * number).save(root / f"0000000{number}_000.png")
+        rows.append(f"0000000{number}_000.png,{label},10,20,30,40,,,")
+    (root / "BBox_List_2017.csv").write_text("\n".join(rows) + "\n")
+    for arguments, num_cases in (([], 1), (["--several-labels"], 2)):
+        shard(root, tmp_path / f"out{num_cases}", *arguments)
+        assert len(files_of(tmp_path / f"out{num_cases}")[1]) == num_cases
 
 
 def test_a_file_larger_than_any_image_is_refused(sharded):

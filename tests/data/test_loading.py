@@ -1,14 +1,17 @@
 """What the settings name, loaded: every source gives the same cases, pixels and batches."""
 
 import dataclasses
+import json
 import re
 import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 from training.small_run import small_settings
 
 from stepcot_jax.batches import training_batches
+from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.images import Preprocessing
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.phantom import export_phantom
@@ -90,3 +93,28 @@ def test_near_duplicates_stay_on_one_side(folder, tmp_path):
     assert together[1] == 2 * len(seeds)
     assert together[0] < 2 * len(seeds)
     assert "near-duplicates within 1 bits" in dataset.splits_source
+
+
+def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys):
+    """A root that is a file and the folder that it is in are the same data, hence the same splits."""
+    patients = [f"p{number}" for number in range(12)]
+    rows = ["image,patient_id,diagnosis"]
+    for number, patient in enumerate(patients):
+        Image.new("L", (32, 32), 20 * number).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{patient},{'Normal' if number % 2 else 'Mass'}")
+    (tmp_path / "cases.csv").write_text("\n".join(rows) + "\n")
+    tables = {"train": patients[8:], "val": patients[:4], "test": patients[4:8]}
+    for name, named in tables.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["patient_id", *named]) + "\n")
+    for root in (tmp_path, tmp_path / "cases.csv"):
+        dataset = load(root)
+        found = {
+            name: [dataset.cases[index].patient_id for index in indices]
+            for name, indices in dataset.splits.by_name().items()
+        }
+        assert found == tables
+        assert main(["check", str(root), "--json", "-"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["splits_from"], [split["cases"] for split in facts["splits"]]) == ("tables", [4, 4, 4])
+        main(["stats", str(root), "--out", str(tmp_path / "statistics")])
+        assert "read from tables" in (tmp_path / "statistics" / "splits.md").read_text()

@@ -1,6 +1,7 @@
 """The command that says what a data root holds and whether a run can use it."""
 
 import argparse
+import math
 import pathlib
 import sys
 from typing import Any
@@ -52,7 +53,7 @@ def run_check(options: argparse.Namespace) -> int:
     from stepcot_jax.terminal import Terminal
 
     for name in ("max_megapixels", "num_threads"):
-        if not getattr(options, name) > 0:
+        if not 0 < getattr(options, name) < math.inf:
             raise BadInput(f"--{name.replace('_', '-')}: found {getattr(options, name)}, accepted are numbers above 0")
     facts = check_root(
         options.root,
@@ -72,6 +73,13 @@ def run_check(options: argparse.Namespace) -> int:
         sys.stdout.write(write_facts(facts))
     else:
         if options.json:
-            write_whole(pathlib.Path(options.json), write_facts(facts).encode())
+            _write_json(pathlib.Path(options.json), write_facts(facts))
         print_facts(facts)
     return EXIT_WOULD_STOP if facts["stops"] else 0
+
+
+def _write_json(path: pathlib.Path, text: str) -> None:
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise BadInput(f"--json: {path} cannot be written ({error.strerror}), accepted is a file that can") from None

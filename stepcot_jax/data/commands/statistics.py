@@ -43,7 +43,7 @@ def write_statistics(options: argparse.Namespace) -> None:
         require_images=False,
         single_label=not options.several_labels,
     )
-    splits, source = read_splits(options.root, collection.cases, set_aside=collection.set_aside), "read from tables"
+    splits, source = read_splits(collection.root, collection.cases, set_aside=collection.set_aside), "read from tables"
     if splits is None:
         splits = make_splits(collection.cases, seed=options.split_seed)
         source = f"made from seed {options.split_seed}, there being no tables"

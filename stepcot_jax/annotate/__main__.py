@@ -1,0 +1,200 @@
+"""Make chains from radiology reports, compare annotators, review: records in the published layout.
+
+python -m stepcot_jax.annotate REPORTS --out DIR [--annotator=rules|llm --model NAME --base-url URL]
+python -m stepcot_jax.annotate agree A B ... [--out DIR]
+python -m stepcot_jax.annotate review-out A [B ...] --out FORM.csv
+python -m stepcot_jax.annotate review-in FORM.csv A [B ...] --reviewer NAME --out DIR
+"""
+
+import argparse
+import pathlib
+import sys
+from typing import Any
+
+from stepcot_jax.annotate.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
+from stepcot_jax.errors import BadInput, run_tool
+
+_VOTER_FIELDS = ("base-url", "key-variable")
+
+
+def annotate(options: argparse.Namespace) -> None:
+    """Annotate a source of reports."""
+    # Imported here, as below: what one subcommand needs is not loaded for another, or for --help.
+    from stepcot_jax.annotate.output import as_markdown
+    from stepcot_jax.annotate.pipeline import Plan, annotate_source
+    from stepcot_jax.chain import DEFAULT_CHAIN
+    from stepcot_jax.data.records import read_records
+    from stepcot_jax.terminal import Terminal
+
+    if options.annotator == "llm" and not options.model:
+        raise BadInput("--model: found nothing, accepted with --annotator=llm is the name of a model")
+    if options.annotator == "rules" and options.model:
+        raise BadInput(f"--model: found {options.model!r} with --annotator=rules, accepted is --annotator=llm")
+    chain = read_records(options.chain, require_images=False).chain if options.chain else DEFAULT_CHAIN
+    annotator = None
+    if options.annotator == "llm":
+        annotator = _make_endpoint(options, options.model, options.base_url, options.key_variable)
+    plan = Plan(
+        annotator=annotator,
+        voters=tuple(_read_voter(options, voter) for voter in options.voter),
+        asks_trust=options.trust,
+        chain=chain,
+        cap=options.max_tokens,
+        concurrency=options.concurrency,
+        num_repairs=options.repairs,
+        on_failure=options.on_failure,
+        images=options.images,
+        overwrite=options.overwrite,
+    )
+    result = annotate_source(options.reports, options.out, plan, Terminal())
+    print(as_markdown(result.funnel()), end="")
+    print(f"{len(result.cases)} records in {options.out}")
+
+
+def agree(options: argparse.Namespace) -> None:
+    """Compare annotators."""
+    from stepcot_jax.annotate.agreement import as_markdown, compare
+    from stepcot_jax.annotate.alignment import align
+    from stepcot_jax.annotate.disagreements import write_agreement
+
+    aligned = align(options.annotators, names=options.names)
+    comparison = compare(aligned)
+    print(as_markdown(comparison), end="")
+    for name, num_missing in zip(aligned.names, aligned.num_missing, strict=True):
+        if num_missing:
+            print(f"{name} has no record of {num_missing} that another has; these are not compared")
+    if options.out is not None:
+        write_agreement(options.out, aligned, comparison)
+        print(f"side by side: {options.out / 'disagreements.html'}")
+
+
+def write_form(options: argparse.Namespace) -> None:
+    """Write a form for a reviewer."""
+    from stepcot_jax.annotate.alignment import align
+    from stepcot_jax.annotate.review import write_review
+
+    num_cases = write_review(options.out, align(options.annotators, names=options.names), every=options.all)
+    print(f"{num_cases} cases to review in {options.out}")
+
+
+def read_form(options: argparse.Namespace) -> None:
+    """Take a reviewer's corrections back."""
+    from stepcot_jax.annotate.alignment import align
+    from stepcot_jax.annotate.review import apply_review
+
+    aligned = align(options.annotators, names=options.names)
+    counts = apply_review(options.form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out)
+    print(f"{counts.cases} cases reviewed, {counts.answers} answers corrected in {counts.corrected} of them")
+    print(f"{len(aligned.collections[0].cases)} records in {options.out}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run what the command line names."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    commands = {"agree": _agree_parser, "review-out": _review_out_parser, "review-in": _review_in_parser}
+    # `annotate REPORTS` has no name of its own; a file called "agree" is "./agree".
+    parser = commands[arguments[0]]() if arguments and arguments[0] in commands else _annotate_parser()
+    options = parser.parse_args(arguments[1:] if arguments and arguments[0] in commands else arguments)
+    options.run(options)
+
+
+def _annotate_parser() -> argparse.ArgumentParser:
+    prog = "python -m stepcot_jax.annotate"
+    also = "Also: agree A B ..., review-out A [B ...], review-in FORM A [B ...]; each has a --help."
+    parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
+    path, whole, number = pathlib.Path, int, float
+    parser.add_argument("reports", type=path, metavar="REPORTS", help="IU X-Ray, published layout, .csv or .jsonl")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the result and the ledgers")
+    parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
+    parser.add_argument("--chain", type=path, metavar="DATA", help="folder whose data.json has the chain to answer")
+    parser.add_argument("--images", choices=("link", "none"), default="link", help="bring images found into DIR")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
+    model = parser.add_argument_group("language models", "Any OpenAI-compatible endpoint (extra: annotate).")
+    model.add_argument("--model", metavar="NAME", help="as the endpoint calls it")
+    model.add_argument("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help=f"default {DEFAULT_BASE_URL}")
+    model.add_argument("--key-variable", default=DEFAULT_KEY_VARIABLE, metavar="NAME", help="environment variable")
+    model.add_argument("--max-tokens", type=whole, metavar="N", help="spending cap of all ledgers in DIR together")
+    model.add_argument("--max-answer-tokens", type=whole, default=2048, metavar="N", help="of one answer, default 2048")
+    model.add_argument("--concurrency", type=whole, default=4, metavar="N", help="reports at once, default 4")
+    model.add_argument("--timeout", type=number, default=120.0, metavar="SECONDS", help="of a request, default 120")
+    model.add_argument("--attempts", type=whole, default=8, metavar="N", help="until a request is given up, default 8")
+    model.add_argument("--repairs", type=whole, default=2, metavar="N", help="of an unreadable answer, default 2")
+    model.add_argument("--temperature", type=number, default=0.0, help="default 0")
+    model.add_argument("--seed", type=whole, default=0, help="default 0")
+    omit = "decoding setting that an endpoint refuses; may be repeated"
+    model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
+    model.add_argument("--trust", action="store_true", help="keep only chains that the annotator says it trusts")
+    voter = f"a further model that has to vote 'correct'; NAME[,{'=...,'.join(_VOTER_FIELDS)}=...]; may be repeated"
+    model.add_argument("--voter", action="append", default=[], metavar="NAME", help=voter)
+    failure = "what becomes of reports whose request was given up, default stop"
+    model.add_argument("--on-failure", choices=("stop", "set-aside"), default="stop", help=failure)
+    parser.set_defaults(run=annotate)
+    return parser
+
+
+def _agree_parser() -> argparse.ArgumentParser:
+    parser = _parser("agree", "Compare annotators on the same reports, step by step.")
+    _add_annotators(parser, "+")
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="agreement.json, .md and disagreements.html")
+    parser.set_defaults(run=agree)
+    return parser
+
+
+def _review_out_parser() -> argparse.ArgumentParser:
+    parser = _parser("review-out", "Write a form (CSV) in which a reviewer confirms or corrects the first annotator.")
+    _add_annotators(parser, "+")
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="FORM.csv", help="a new file")
+    parser.set_defaults(run=write_form)
+    return parser
+
+
+def _review_in_parser() -> argparse.ArgumentParser:
+    parser = _parser("review-in", "Take a filled form back into records that say who changed what.")
+    parser.add_argument("form", type=pathlib.Path, metavar="FORM.csv")
+    _add_annotators(parser, "+")
+    parser.add_argument("--reviewer", required=True, metavar="NAME", help="kept in the records")
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="a folder without data.json")
+    parser.set_defaults(run=read_form)
+    return parser
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"python -m stepcot_jax.annotate {command}", description=description)
+
+
+def _add_annotators(parser: argparse.ArgumentParser, count: str) -> None:
+    one = "folder with data.json, or such a file"
+    parser.add_argument("annotators", type=pathlib.Path, nargs=count, metavar="A", help=one)
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="of the annotators; default the folders' names")
+    if "agree" not in parser.prog:
+        every = "all cases, and not only those about which the annotators disagree"
+        parser.add_argument("--all", action="store_true", help=every)
+
+
+def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_variable: str) -> Endpoint:
+    settings: dict[str, Any] = dict.fromkeys(options.omit)
+    return Endpoint(
+        model,
+        base_url,
+        key_variable,
+        **{"temperature": options.temperature, "seed": options.seed, **settings},
+        max_answer_tokens=options.max_answer_tokens,
+        timeout=options.timeout,
+        num_attempts=options.attempts,
+    )
+
+
+def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
+    model, *changes = text.split(",")
+    fields = {"base-url": options.base_url, "key-variable": options.key_variable}
+    for change in changes:
+        name, is_set, value = change.partition("=")
+        if name not in fields or not is_set:
+            accepted = f"accepted is NAME[,{'=...][,'.join(_VOTER_FIELDS)}=...]"
+            raise BadInput(f"--voter: found {change[:80]!r} in that of {model[:80]!r}, {accepted}")
+        fields[name] = value
+    return _make_endpoint(options, model, fields["base-url"], fields["key-variable"])
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,120 @@
+"""Annotators' records side by side: matched by image, with the images of one report taken together."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepcot_jax.chain import Chain, fold
+from stepcot_jax.data import published
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.records import Collection, read_records
+from stepcot_jax.errors import BadInput
+
+_NUM_SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One report as every annotator has it.
+
+    Attributes:
+      cases: one an annotator; where a report has several images with the same answers, those of its first.
+      image_paths: of all these images.
+    """
+
+    cases: tuple[Case, ...]
+    image_paths: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Aligned:
+    """Annotators side by side.
+
+    Attributes:
+      names: of the annotators.
+      collections: all that each of them has.
+      units: the reports that all of them have.
+      num_missing: for each annotator, records of others that it does not have.
+    """
+
+    names: tuple[str, ...]
+    collections: tuple[Collection, ...]
+    units: tuple[Unit, ...]
+    num_missing: tuple[int, ...]
+
+    @property
+    def chain(self) -> Chain:
+        """The steps, as the first annotator words them."""
+        return self.collections[0].chain
+
+
+def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Aligned:
+    """Annotators' records, matched by image.
+
+    Args:
+      paths: of each annotator the folder with `data.json`, or that file.
+      names: of the annotators; by default their folders' names.
+
+    Raises:
+      BadInput: a file cannot be used, chains or reports differ, or there is no record that all have.
+    """
+    roots = [path.parent if path.is_file() and path.name == published.FILE_NAME else path for path in paths]
+    collections = tuple(read_records(root, require_images=False) for root in roots)
+    first = collections[0]
+    for other in collections[1:]:
+        _require_same_chain(first, other)
+    by_image = [{case.image_path: case for case in collection.cases} for collection in collections]
+    common = [image for image in by_image[0] if all(image in cases for cases in by_image)]
+    if not common:
+        raise BadInput(f"{', '.join(map(str, roots))}: found no image_path that all have, accepted is one or more")
+    matched = [tuple(cases[image] for cases in by_image) for image in common]
+    for cases in matched:
+        _require_same_report(cases, collections)
+    every = set().union(*by_image)
+    return Aligned(_name(roots, names), collections, _join(matched), tuple(len(every - set(c)) for c in by_image))
+
+
+def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:
+    """Images of one report with the same answers are one unit: they are one annotation, and not two that agree."""
+    images: dict[object, list[str]] = {}
+    firsts: dict[object, tuple[Case, ...]] = {}
+    for cases in matched:
+        case = cases[0]
+        name = dict(case.provenance).get("report", "") or case.report
+        key = (case.patient_id, name, tuple(each.labels for each in cases)) if case.report else case.image_path
+        firsts.setdefault(key, cases)
+        images.setdefault(key, []).append(case.image_path)
+    return tuple(Unit(cases, tuple(images[key])) for key, cases in firsts.items())
+
+
+def _name(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:
+    if names is None:
+        names = [root.resolve().name for root in roots]
+        if len(set(names)) < len(names):
+            names = [str(root) for root in roots]
+    are_names = all(name.strip() and name.isprintable() for name in names)
+    if len(names) != len(roots) or len(set(names)) != len(names) or not are_names:
+        raise BadInput(f"--names: found {list(names)} for {len(roots)} annotators, accepted is another one for each")
+    return tuple(names)
+
+
+def _require_same_chain(first: Collection, other: Collection) -> None:
+    options = [[[fold(option) for option in step.options] for step in each.chain.steps] for each in (first, other)]
+    differing = [place for place, (one, two) in enumerate(zip(*options, strict=True)) if one != two]
+    if differing:
+        step = other.chain.steps[differing[0]]
+        raise BadInput(
+            f"{other.root / published.FILE_NAME}: step {differing[0] + 1}: found the options {list(step.options)}, "
+            f"accepted are those of {first.root / published.FILE_NAME}"
+        )
+
+
+def _require_same_report(cases: Sequence[Case], collections: Sequence[Collection]) -> None:
+    for case, collection in zip(cases[1:], collections[1:], strict=True):
+        for field in ("patient_id", "report"):
+            if getattr(case, field) != getattr(cases[0], field):
+                path, first = (each.root / published.FILE_NAME for each in (collection, collections[0]))
+                raise BadInput(
+                    f"{path}: image_path {case.image_path[:_NUM_SHOWN]!r}: field {field}: "
+                    f"found another than in {first}, accepted is the same"
+                )

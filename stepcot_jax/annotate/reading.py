@@ -1,0 +1,157 @@
+"""What a report says, finding by finding: each with its sentence, and whether the sentence asserts it."""
+
+import dataclasses
+import re
+
+from stepcot_jax.annotate.assertions import Assertions, Status
+from stepcot_jax.annotate.sentences import Sentence, split_sentences
+from stepcot_jax.annotate.terms import PNEUMOTHORAX, TERMS, Sort
+
+_ASSOCIATED = re.compile(
+    r"\b(?:associated|accompan\w+|also|adjacent|reactive|compressive|secondary(?! to)|underlying)\b", re.I
+)
+# At most three words, such as "a small right", stand between the phrase and the finding.
+_CONCLUDES = re.compile(
+    r"\b(?:(?:consistent|compatible) with|findings suggest|impression:|diagnosis:)(?:\s+[\w-]+){0,3}?\s+$", re.I
+)
+_LONGEST_CONCLUSION = 80
+_LIST = re.compile(
+    r"(?=.*\bn?or\b)(?:[\s,.;]|\b(?:n?or|and/or|focal|large|acute|definite|visible|significant)\b)*", re.I
+)
+_OR = re.compile(r"\s*(?:,\s*)?(?:or|versus|vs\.?|over|and/or|/|less likely)\s*(?:[\w-]+\s+){0,3}", re.I)
+
+
+_NAMES = re.compile(
+    "|".join(rf"(?P<t{number}>\b(?:{term.words})\b)" for number, term in enumerate(TERMS)), re.IGNORECASE
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Naming:
+    """Words of a sentence that name a finding: characters `start` to `end` of the sentence."""
+
+    finding: str
+    sort: Sort
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Mention:
+    """A finding that a sentence names.
+
+    Attributes:
+      finding: what it is.
+      sort: "diagnosis", "lesion" or "other".
+      status: whether the sentence asserts it.
+      sentence: the sentence, and `number` its position among those of the report.
+      number: see `sentence`.
+      start: the first character of its name in the sentence.
+      end: one past the last.
+      clause: the characters of the sentence that belong to it.
+      associated: it is named as a companion of another finding.
+      alternative: it is the second of two ("atelectasis or infiltrate").
+      concluded: a phrase such as "most consistent with" leads to it.
+      denied_wholly: denied as such, not only as a large, a focal or a new one.
+    """
+
+    finding: str
+    sort: Sort
+    status: Status
+    sentence: Sentence
+    number: int
+    start: int
+    end: int
+    clause: tuple[int, int]
+    associated: bool
+    alternative: bool
+    concluded: bool
+    denied_wholly: bool
+
+    @property
+    def present(self) -> bool:
+        """Whether the report holds it to be there, for certain or likely."""
+        return self.status >= Status.LIKELY
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A report's sentences and all findings they name, in its order."""
+
+    sentences: tuple[Sentence, ...]
+    mentions: tuple[Mention, ...]
+
+
+def read_report(text: str) -> Reading:
+    """Reads the sections of a report that assert.
+
+    >>> [(mention.finding, mention.status.name) for mention in read_report("Small effusion. No mass.").mentions]
+    [('Effusion', 'STATED'), ('Mass', 'ABSENT')]
+    """
+    sentences = split_sentences(text)
+    mentions: list[Mention] = []
+    for number, sentence in enumerate(sentences):
+        mentions += _mentions(sentence, number)
+    return Reading(sentences, tuple(mentions))
+
+
+def find_terms(sentence: str) -> list[Naming]:
+    """The findings that a sentence names, in its order, whether it asserts or denies them."""
+    found = []
+    for match in _NAMES.finditer(sentence):
+        term = TERMS[int(match.lastgroup[1:])]  # type: ignore[index]
+        if term.sort != "none":
+            found.append(Naming(term.finding, term.sort, match.start(), match.end()))
+    return found
+
+
+def _mentions(sentence: Sentence, number: int) -> list[Mention]:
+    named = find_terms(sentence.text)
+    if not named:
+        return []
+    assertions = Assertions(sentence.text)
+    routine = _is_routine(sentence.text, named)
+    found = []
+    for naming in named:
+        first, last = assertions.clause(naming.start)
+        status = Status.ABSENT if routine else assertions.status(naming.start, naming.end)
+        leading = sentence.text[max(0, naming.start - _LONGEST_CONCLUSION) : naming.start]
+        concluded = status >= Status.LIKELY and _CONCLUDES.search(leading) is not None
+        found.append(
+            Mention(
+                finding=naming.finding,
+                sort=naming.sort,
+                status=Status.STATED if concluded else status,
+                sentence=sentence,
+                number=number,
+                start=naming.start,
+                end=naming.end,
+                clause=(first, last),
+                associated=_ASSOCIATED.search(sentence.text, first, last) is not None,
+                alternative=_is_alternative(sentence.text, naming, named),
+                concluded=concluded,
+                denied_wholly=assertions.denies_all(naming.start),
+            )
+        )
+    return found
+
+
+def _is_routine(text: str, named: list[Naming]) -> bool:
+    """Whether a sentence is a bare list of findings with an "or" that cannot mean alternatives.
+
+    "Pleural effusion or pneumothorax." goes on with the denial before it: the two are no readings of one shadow.
+    """
+    findings = {naming.finding for naming in named}
+    if PNEUMOTHORAX not in findings or len(findings) < 2:
+        return False
+    between, end = [], 0
+    for naming in named:
+        between.append(text[end : naming.start])
+        end = naming.end
+    return _LIST.fullmatch(" ".join([*between, text[end:]])) is not None
+
+
+def _is_alternative(text: str, naming: Naming, named: list[Naming]) -> bool:
+    """Whether a finding is named as what another, named before it, may be instead: the first is held more likely."""
+    ends = [other.end for other in named if other.end <= naming.start and other.sort == "diagnosis"]
+    return bool(ends) and _OR.fullmatch(text, max(ends), naming.start) is not None

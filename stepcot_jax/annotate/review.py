@@ -1,0 +1,230 @@
+"""Review forms: a CSV that a reviewer fills in any spreadsheet, and its corrections back into the records.
+
+A form has one row for each step of each case. In `review` stands "ok" or the right answer, in `comment` the reason
+where the answer is changed. Everything else has to come back as it went out; white space makes no difference.
+"""
+
+import csv
+import dataclasses
+import datetime
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from stepcot_jax.annotate.alignment import Aligned, Unit
+from stepcot_jax.annotate.disagreements import find_disagreements, show_answer
+from stepcot_jax.annotate.output import bring_images
+from stepcot_jax.chain import NOT_ANNOTATED, Step
+from stepcot_jax.data import published
+from stepcot_jax.data.cases import Case
+from stepcot_jax.data.records import write_records
+from stepcot_jax.errors import BadInput, make_workdir
+
+CONFIRMED = "ok"
+
+_TO_FILL = ("review", "comment")
+# What spreadsheets take for the start of a formula, their full-width forms with them.
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+_REVIEW = re.compile(r"review (\d{1,6}) by")
+_NUM_SHOWN = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class ReviewCounts:
+    """What a review did: cases looked at, answers changed, and the cases with such."""
+
+    cases: int
+    answers: int
+    corrected: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verdict:
+    """What a reviewer says of one answer: None where it is confirmed, else the right label and why."""
+
+    label: int | None
+    comment: str
+
+
+def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
+    """Write a form about the first annotator's answers, with the others' beside them.
+
+    Args:
+      path: a new file.
+      aligned: the annotators.
+      every: whether all cases are reviewed; else those about which annotators disagree. One annotator's are all.
+
+    Returns:
+      The number of cases in the form.
+
+    Raises:
+      BadInput: the file is there already or cannot be written, or there is nothing to review.
+    """
+    if path.exists():
+        raise BadInput(f"{path}: found a file there, accepted is a new one (a filled form must not be overwritten)")
+    units = _choose(aligned, every=every)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow([*map(_neutralise, _fixed_names(aligned)), *_TO_FILL])
+    for row in _fixed_rows(aligned, units):
+        writer.writerow([*map(_neutralise, row), *("" for _ in _TO_FILL)])
+    make_workdir(path.parent)
+    # The mark at the start is what spreadsheets know UTF-8 by.
+    published.write_whole(path, text.getvalue().encode("utf-8-sig"))
+    return len(units)
+
+
+def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, folder: Path) -> ReviewCounts:
+    """Write the first annotator's records with the corrections of a filled form, and who made them.
+
+    Args:
+      form: the filled form.
+      aligned: the annotators, as when the form was written.
+      every: as when the form was written.
+      reviewer: who filled it.
+      folder: gets the records; must have none.
+
+    Raises:
+      BadInput: the form is incomplete or altered (names row and column), or the folder has records.
+    """
+    if not reviewer.strip() or not reviewer.isprintable() or len(reviewer) > 200:
+        raise BadInput(f"--reviewer: found {reviewer[:_NUM_SHOWN]!r}, accepted is a name of one line")
+    if (folder / published.FILE_NAME).exists():
+        raise BadInput(f"{folder / published.FILE_NAME}: found records there, accepted is a folder without")
+    units = _choose(aligned, every=every)
+    verdicts = _read_form(form, aligned, units)
+    num_steps = aligned.chain.num_steps
+    by_image: dict[str, Sequence[_Verdict]] = {}
+    for place, unit in enumerate(units):
+        for image in unit.image_paths:
+            by_image[image] = verdicts[place * num_steps : (place + 1) * num_steps]
+    first = aligned.collections[0]
+    cases = [
+        _correct(case, by_image[case.image_path], first.chain.steps, reviewer) if case.image_path in by_image else case
+        for case in first.cases
+    ]
+    make_workdir(folder)
+    bring_images(cases, source=first.root, folder=folder)
+    write_records(folder, chain=first.chain, cases=cases)
+    changed = [number // num_steps for number, verdict in enumerate(verdicts) if verdict.label is not None]
+    return ReviewCounts(len(units), len(changed), len(set(changed)))
+
+
+def _choose(aligned: Aligned, *, every: bool) -> Sequence[Unit]:
+    units = aligned.units if every or len(aligned.names) == 1 else find_disagreements(aligned)
+    if not units:
+        raise BadInput(f"review: found no disagreement of {', '.join(aligned.names)}; --all accepts all cases")
+    return units
+
+
+def _fixed_names(aligned: Aligned) -> list[str]:
+    answers = [f"answer of {name}" for name in aligned.names]
+    return ["case", "image", "step", "question", "options", "report", "reasoning", *answers]
+
+
+def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[str]]:
+    for number, unit in enumerate(units, start=1):
+        for place, step in enumerate(aligned.chain.steps):
+            yield [
+                str(number),
+                unit.image_paths[0],
+                f"Step {place + 1}",
+                step.question,
+                "; ".join(step.lettered_options),
+                unit.cases[0].report if place == 0 else "",  # once a case is enough to read
+                unit.cases[0].reasoning[place],
+                *(show_answer(step, case.labels[place]) for case in unit.cases),
+            ]
+
+
+def _neutralise(text: str) -> str:
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def _same(one: str, two: str) -> bool:
+    """Whether two cells say the same; spreadsheets may drop the apostrophe that kept a text from being a formula."""
+    return " ".join(one.split()).lstrip("' ") == " ".join(two.split()).lstrip("' ")
+
+
+def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[_Verdict]:
+    names = _fixed_names(aligned)
+    rows = _read_rows(path)
+    header = next(rows, [])
+    if len(header) != len(names) + 2 or not all(map(_same, header, [*names, *_TO_FILL])):
+        raise BadInput(
+            f"{path}: line 1: found the columns {[name[:_NUM_SHOWN] for name in header][:20]}, accepted are those of "
+            f"the form: {[*names, *_TO_FILL]}"
+        )
+    verdicts = []
+    steps = aligned.chain.steps
+    for number, expected in enumerate(_fixed_rows(aligned, units)):
+        row = next(rows, None)
+        where = f"{path}: case {expected[0]} ({expected[1][:_NUM_SHOWN]}), {expected[2]}"
+        if row is None:
+            raise BadInput(f"{where}: found no such row, accepted are all rows of the form in their order")
+        if len(row) != len(header):
+            raise BadInput(f"{where}: found {len(row)} cells, accepted are {len(header)}")
+        for name, found, cell in zip(names, row, expected, strict=False):
+            if not _same(found, cell):
+                raise BadInput(f"{where}: column {name!r}: found it altered, accepted is as it was written")
+        current = units[number // len(steps)].cases[0].labels[number % len(steps)]
+        verdicts.append(_read_verdict(row[-2], row[-1], step=steps[number % len(steps)], current=current, where=where))
+    if any(any(cell.strip() for cell in row) for row in rows):
+        raise BadInput(f"{path}: found rows after the last case, accepted are the rows of the form")
+    return verdicts
+
+
+def _read_verdict(review: str, comment: str, *, step: Step, current: int, where: str) -> _Verdict:
+    comment = " ".join(comment.split())
+    if review.strip().casefold() == CONFIRMED:
+        return _Verdict(None, comment)
+    try:
+        label = step.read_answer(review.strip())
+    except BadInput:
+        label = NOT_ANNOTATED
+    if label == NOT_ANNOTATED:
+        found = f"found {review.strip()[:_NUM_SHOWN]!r}" if review.strip() else "found nothing"
+        accepted = ", ".join([repr(CONFIRMED), *step.lettered_options])
+        raise BadInput(f"{where}: column 'review': {found}, accepted are {accepted}")
+    if label == current:
+        return _Verdict(None, comment)
+    if not comment:
+        raise BadInput(f"{where}: column 'comment': found nothing, accepted is why the answer is changed")
+    return _Verdict(label, comment)
+
+
+def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:
+    """The case as reviewed; what was changed stays readable in its provenance."""
+    said: Mapping[str, str] = dict(case.provenance)
+    numbers = [int(match[1]) for name in said if (match := _REVIEW.fullmatch(name))]
+    review = f"review {max(numbers, default=0) + 1}"
+    added = {f"{review} by": reviewer, f"{review} date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    labels, reasoning = list(case.labels), list(case.reasoning)
+    for place, (step, verdict) in enumerate(zip(steps, verdicts, strict=True)):
+        name = f"{review} step {place + 1}"
+        if verdict.label is not None:
+            added[name] = f"{step.written(case.labels[place])} -> {step.written(verdict.label)}"
+            added[f"{name} was"] = case.reasoning[place]
+            labels[place], reasoning[place] = verdict.label, verdict.comment
+        elif verdict.comment:
+            added[f"{name} comment"] = verdict.comment
+    provenance = tuple(sorted({**said, **added}.items()))
+    return dataclasses.replace(case, labels=tuple(labels), reasoning=tuple(reasoning), provenance=provenance)
+
+
+def _read_rows(path: Path) -> Iterator[list[str]]:
+    accepted = "accepted is the form, saved as CSV in UTF-8"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}), {accepted}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: found bytes that are not UTF-8 (first at byte {error.start}), {accepted}") from None
+    # Spreadsheets write semicolons where the comma is the decimal sign.
+    separator = ";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        yield from (row for row in reader if row)
+    except csv.Error as error:
+        raise BadInput(f"{path}: line {reader.line_num}: found what is not CSV ({error}), {accepted}") from None

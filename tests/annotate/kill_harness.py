@@ -1,0 +1,120 @@
+"""Annotating processes that are killed: run by `test_killed.py` in a process of its own, which has no threads.
+
+Forking here is cheap, so that many kills take seconds. Prints a JSON object with what the ledger had after each kill.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from annotate.misbehaving_server import REPORT
+
+from stepcot_jax.annotate import endpoint
+from stepcot_jax.annotate.__main__ import main
+
+IU = "stepcot_jax.data.sources.iu_xray"
+# What a run imports late is imported before forking, once for all.
+for late in ("openai.resources.chat", "anyio._backends._asyncio", "httpcore2", "stepcot_jax.annotate.pipeline", IU):
+    importlib.import_module(late)
+
+endpoint._make_tls_context()
+
+NUM_REPORTS, CONCURRENCY = 12, 4
+
+
+def annotate(folder, base_url, *, die_at=None):
+    """A child that annotates; `die_at` (when, count) dies at that write of the ledger."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        if die_at is not None:
+            _die_at_write(*die_at)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        llm = ["--annotator=llm", "--model=m", f"--base-url={base_url}", f"--concurrency={CONCURRENCY}"]
+        main([str(folder / "reports.jsonl"), f"--out={folder / 'out'}", "--overwrite", *llm])
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _die_at_write(when, count):
+    write, fsync, calls = os.write, os.fsync, iter(range(1, count + 1))
+
+    def dying_write(descriptor, content):
+        if when != "after" and bytes(content[:10]).startswith(b'{"report":') and next(calls) == count:
+            write(descriptor, content[: {"before": 0, "midway": len(content) // 2, "unsynchronised": None}[when]])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(descriptor, content)
+
+    def dying_fsync(descriptor):
+        fsync(descriptor)
+        if when == "after" and next(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.write, os.fsync = dying_write, dying_fsync
+
+
+def prepare(base, name):
+    folder = base / name
+    folder.mkdir()
+    lines = [
+        {"id": str(number), "report": REPORT.format(f"{name} {number}"), "image": f"{number}.png"}
+        for number in range(NUM_REPORTS)
+    ]
+    (folder / "reports.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def read_answered(folder):
+    """Ids of the reports whose answer is whole in the ledger."""
+    found = []
+    for path in (folder / "out" / "ledger").glob("*.jsonl"):
+        for line in path.read_bytes().splitlines()[1:]:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line)["report"])
+    return found
+
+
+def run_until_done(base, name, base_url, plans):
+    """Start again after each kill; the last start is left alone."""
+    folder, kills, done = prepare(base, name), [], False
+    for kill_after, die_at in [*plans, (None, None)]:
+        if done:
+            break
+        child = annotate(folder, base_url, die_at=die_at)
+        if kill_after is not None:
+            time.sleep(kill_after)
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status):
+            kills.append({"time": time.monotonic(), "answered": read_answered(folder)})
+        elif os.WEXITSTATUS(status):
+            raise SystemExit(f"a process that was not killed failed: {(folder / 'stderr').read_text()}")
+        else:
+            done = True
+    return {"name": name, "kills": kills, "answered": read_answered(folder), "folder": str(folder / "out")}
+
+
+if __name__ == "__main__":
+    base, base_url = pathlib.Path(sys.argv[1]), sys.argv[2]
+    randomness = random.Random(0)  # noqa: S311
+    rounds = [
+        run_until_done(base, f"random{number}", base_url, [(randomness.uniform(0.05, 0.25), None) for _ in range(3)])
+        for number in range(4)
+    ]
+    for when in ("before", "midway", "unsynchronised", "after"):
+        plans = [(None, (when, count)) for count in (1, 4)]
+        rounds.append(run_until_done(base, when, base_url, plans))
+    print(json.dumps(rounds))

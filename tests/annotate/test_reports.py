@@ -1,0 +1,168 @@
+"""Reports to annotate: every layout, and what is said about odd input."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.annotate.annotation import Report
+from stepcot_jax.annotate.reports import REPEATED, UNREADABLE, Refused, read_reports
+from stepcot_jax.errors import BadInput
+
+
+def write(tmp_path, content, name="reports.csv"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def refusal(path):
+    with pytest.raises(BadInput) as caught:
+        list(read_reports(path))
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+    assert "Example" not in message
+    return message
+
+
+def test_csv(tmp_path):
+    content = (
+        b"\xef\xbb\xbfID, report,Image,note,patient_id\r\n"
+        b'r1,"FINDINGS: Clear,\r\n""quite"".\r\nIMPRESSION: Normal.",images\\a.png,x,p1\r\n'
+        b"\r\n"
+        b"r2,,,,p2\r\n"
+        b"r3,Clear.,b1.png,,p3\r\n"
+        b"r3,Clear.,b2.png,,p3\r\n"
+        b"r3,Other.,b3.png,,p3\r\n"
+    )
+    assert list(read_reports(write(tmp_path, content))) == [
+        Report("r1", "p1", 'FINDINGS: Clear,\r\n"quite".\r\nIMPRESSION: Normal.', ("images/a.png",), ""),
+        Report("r2", "p2", "", (), ""),
+        Report("r3", "p3", "Clear.", ("b1.png", "b2.png"), ""),
+        Refused("r3", REPEATED, "found the id 'r3' again"),
+    ]
+
+
+def test_json_lines(tmp_path):
+    lines = [
+        {"id": 7, "report": "Größe", "image": "a.png", "extra": {}},
+        {"id": "b", "report": None, "image": None, "origin": "here"},
+        {"id": "c", "report": "", "image": ["c.png", "d.png"], "patient_id": 9},
+        {"id": "d", "report": "", "image": "./c.png"},
+    ]
+    path = write(tmp_path, "\ufeff" + "\n\n".join(map(json.dumps, lines)), "r.jsonl")
+    assert list(read_reports(path)) == [
+        Report("7", "7", "Größe", ("a.png",), ""),
+        Report("b", "b", "", (), "here"),
+        Report("c", "9", "", ("c.png", "d.png"), ""),
+        Refused("d", REPEATED, "found the image 'c.png' again"),
+    ]
+
+
+def test_published_layout_whatever_its_chain(tmp_path):
+    record = {"patient_id": 3, "image_path": "images/a.png", "origin": None, "report": "Clear.", "vqa_chain": []}
+    write(tmp_path, json.dumps([record, {**record, "image_path": "b.png"}]), "data.json")
+    expected = [
+        Report("images/a.png", "3", "Clear.", ("images/a.png",), ""),
+        Report("b.png", "3", "Clear.", ("b.png",), ""),
+    ]
+    assert list(read_reports(tmp_path)) == expected
+    assert list(read_reports(tmp_path / "data.json")) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty file"),
+        (b"id,report\nr1,Example\n", "line 1: found the columns 'id, report', without image"),
+        (b"id;report;image\n", "without id, report, image"),
+        (b"id,report,image,ID\n", "with id twice"),
+        (b"id,report,image\nr1,Example\n", "line 2: found 2 fields, accepted are 3"),
+        (b'id,report,image\nr1,"Example\n', "line 2: found what is not CSV"),
+        (b'id,report,image\nr1,"Example" x,\n', "line 2: found what is not CSV"),
+        (b"id,report,image\n ,Example,a.png\n", "line 2: field id: found ''"),
+        (b"id,report,image,patient_id\nr1,Example,a.png, \n", "line 2: field patient_id"),
+        (b'id,report,image\n"r\n1",Example,a.png\n', "line 3: field id"),
+        (b"id,report,image\nr1,Example,../a.png\n", "line 2: field image: found '../a.png'"),
+        (b"id,report,image\nr1,Example,/etc/passwd\n", "line 2: field image"),
+        (b"id,report,image\nr1,Example,C:\\a.png\n", "line 2: field image"),
+        (b"id,report,image\nr1,Exam\0ple,a.png\n", "line 2: f"),
+        (b"id,report,image\nr1,Example \xff,a.png\n", "not UTF-8"),
+        ("id,report,image\n".encode("utf-16"), "UTF-16"),
+        (b"id,report,image\nr1," + b"x" * 200_000 + b",a.png\n", "line 2: found what is not CSV (field larger"),
+    ],
+)
+def test_odd_csv_is_named_by_row_and_field(tmp_path, content, words):
+    assert words in refusal(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"", "empty file"),
+        (b"Example", "line 1: "),
+        (b'{"id": "a", "report": "Example"}', "line 1: Object missing required field `image`"),
+        (b'{"id": null, "report": "Example", "image": "a"}', "line 1: Expected `int | str`, got `null` - at `$.id`"),
+        (b'{"id": "a", "report": ["Example"], "image": "a"}', "`$.report`"),
+        (b'{"id": "a", "report": "Example", "image": ["../a"]}', "field image: found '../a'"),
+        (b'{"id": "a", "report": "Example \xff", "image": "a"}', "line 1: "),
+        (b"[" * 100_000, "line 1: "),
+        (b" " * (1 << 22), "line 1: found more than"),
+    ],
+)
+def test_odd_json_lines_are_named_by_line_and_field(tmp_path, line, words):
+    assert words in refusal(write(tmp_path, line, "r.jsonl"))
+
+
+def test_odd_published_records_are_named(tmp_path):
+    record = {"patient_id": 3, "image_path": "a.png", "origin": None, "report": "Example", "vqa_chain": []}
+    for change, words in (
+        ({"image_path": "../a.png"}, "record 1: found '../a.png'"),
+        ({"patient_id": " "}, "record 1: found a blank patient"),
+        ({"report": 3}, "record 1: Expected `str | null`"),
+    ):
+        write(tmp_path, json.dumps([record, {**record, "image_path": "b.png", **change}]), "data.json")
+        with pytest.raises(BadInput) as caught:
+            list(read_reports(tmp_path))
+        assert words in str(caught.value)
+        assert "data.json" in str(caught.value)
+
+
+def test_what_is_none_of_the_layouts_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    write(tmp_path, b"", "reports.xlsx")
+    for name in ("missing", "empty", "reports.xlsx"):
+        assert "accepted are the IU X-Ray archive" in refusal(tmp_path / name)
+
+
+@given(st.binary(max_size=60), st.sampled_from(["r.csv", "r.jsonl", "data.json"]))
+def test_any_bytes_are_read_or_refused(tmp_path_factory, content, name):
+    path = write(tmp_path_factory.mktemp("any"), content, name)
+    message = str(path)
+    try:
+        found = list(read_reports(path))
+    except BadInput as error:
+        found, message = [], str(error)
+    assert str(path) in message
+    assert all(isinstance(item, Report | Refused) for item in found)
+
+
+def test_rows_are_read_one_at_a_time(tmp_path):
+    path = write(tmp_path, "id,report,image\n" + "".join(f"r{n},Clear.,{n}.png\n" for n in range(9999)) + "bad\n")
+    reports = read_reports(path)
+    assert next(reports).id == "r0"  # the bad row at the end has not been read
+
+
+def test_the_archive(shared):
+    items = list(read_reports(shared / "data" / "iu_xray" / "NLMCXR_reports_sample.tgz"))
+    reports = [item for item in items if isinstance(item, Report)]
+    assert len(reports) > 1500
+    assert all(report.id == report.patient_id and report.id.startswith("CXR") for report in reports)
+    assert {report.origin for report in reports} == {"IU X-Ray"}
+    assert any(len(report.images) > 1 for report in reports)
+    assert all(image.startswith("images/CXR") for report in reports for image in report.images)
+    assert sum("FINDINGS:" in report.text for report in reports) > 1000
+    assert all(item.reason in (UNREADABLE, REPEATED) for item in items if isinstance(item, Refused))
+    assert [report.id for report in reports][:2] == ["CXR100", "CXR1000"]

@@ -1,0 +1,224 @@
+"""Review forms: out to a spreadsheet, back with corrections; incomplete and altered forms are refused by name."""
+
+import csv
+import io
+import re
+
+import pytest
+from annotate.test_agreement import HOSTILE, MASS, NORMAL, make_case, write
+
+from stepcot_jax.annotate.alignment import align
+from stepcot_jax.annotate.review import apply_review, write_review
+from stepcot_jax.data.records import read_records
+from stepcot_jax.errors import BadInput
+
+REPORT = 'FINDINGS: Clear,\r\n"quite".\n\nIMPRESSION:  Größe; normal.'
+
+
+@pytest.fixture
+def aligned(tmp_path):
+    hostile = {"report": "=HYPERLINK(1)", "reasoning": ("@SUM(1)", "+1", "-1", "\t=1", " =1", "\uff1d1", "why")}
+    cases = [
+        make_case("1", report=REPORT, provenance=(("annotator", "rules"),)),
+        make_case("2", MASS, image_path="=cmd/2.png", **hostile),
+        make_case("3"),
+        make_case("1", image_path="images/1b.png", report=REPORT, provenance=(("annotator", "rules"),)),
+    ]
+    other = [cases[0], make_case("2", image_path="=cmd/2.png", **hostile), cases[2], cases[3]]
+    return align(write(tmp_path, {"a": cases, "b": other}))
+
+
+def read_rows(path):
+    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")))
+
+
+def fill(path, change=lambda row: None, *, names=None, **format_of):
+    """Fill a form with "ok" and then with `change`, and write it again as another program may."""
+    rows = read_rows(path)
+    for row in rows:
+        row["review"] = "ok"
+        change(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names or list(rows[0]), extrasaction="ignore", **format_of)
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(text.getvalue(), encoding="utf-8", newline="")
+
+
+def review(tmp_path, aligned, change=lambda row: None, *, every=True, reviewer="Dr Example", **format_of):
+    form = tmp_path / "form.csv"
+    form.unlink(missing_ok=True)
+    write_review(form, aligned, every=every)
+    fill(form, change, **format_of)
+    counts = apply_review(form, aligned, every=every, reviewer=reviewer, folder=tmp_path / "out")
+    return counts, read_records(tmp_path / "out", require_images=False).cases
+
+
+def test_no_cell_of_a_form_is_a_formula(tmp_path, aligned):
+    write_review(tmp_path / "form.csv", aligned, every=True)
+    content = (tmp_path / "form.csv").read_bytes()
+    assert content.startswith(b"\xef\xbb\xbf")
+    cells = [cell for row in csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")) for cell in row]
+    assert len(cells) == (3 * 7 + 1) * 11
+    assert not [cell for cell in cells if re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]", cell)]
+    assert "'=HYPERLINK(1)" in cells
+    assert REPORT in cells
+
+
+def test_a_form_has_what_is_disputed_unless_all_is_asked_for(tmp_path, aligned):
+    assert write_review(tmp_path / "some.csv", aligned, every=False) == 1
+    rows = read_rows(tmp_path / "some.csv")
+    assert [row["step"] for row in rows] == [f"Step {number}" for number in range(1, 8)]
+    assert (rows[6]["answer of a"], rows[6]["answer of b"]) == ("H. Mass", "A. Normal")
+    assert write_review(tmp_path / "all.csv", aligned, every=True) == 3
+    assert write_review(tmp_path / "one.csv", align([tmp_path / "a"]), every=False) == 3
+    with pytest.raises(BadInput, match="found a file there"):
+        write_review(tmp_path / "all.csv", aligned, every=True)
+    with pytest.raises(BadInput, match="no disagreement"):
+        write_review(tmp_path / "none.csv", align([tmp_path / "a"] * 2, names=["x", "y"]), every=False)
+
+
+@pytest.mark.parametrize(
+    "format_of",
+    [
+        {},
+        {"delimiter": ";"},
+        {"lineterminator": "\n"},
+        {"quoting": csv.QUOTE_ALL},
+    ],
+)
+def test_corrections_come_back_with_who_made_them(tmp_path, aligned, format_of):
+    def change(row):
+        if (row["case"], row["step"]) == ("1", "Step 7"):
+            row.update(review=" b. Nodule", comment="A nodule\nof 6 mm.")
+        if (row["case"], row["step"]) == ("1", "Step 2"):
+            row.update(review="A", comment="one")
+        if (row["case"], row["step"]) == ("2", "Step 2"):
+            row.update(review="Focal")  # as it was
+        if (row["case"], row["step"]) == ("2", "Step 3"):
+            row.update(comment="hard to say")
+
+    counts, cases = review(tmp_path, aligned, change, **format_of)
+    assert (counts.cases, counts.answers, counts.corrected) == (3, 2, 1)
+    assert [case.image_path for case in cases] == ["images/1.png", "=cmd/2.png", "images/3.png", "images/1b.png"]
+    first, second, third, same_report = cases
+    assert first.labels == (0, 0, 5, 6, 4, 6, 1)
+    assert first.reasoning == ("why", "one", "why", "why", "why", "why", "A nodule of 6 mm.")
+    said = dict(first.provenance)
+    date = said.pop("review 1 date")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+    assert said == {
+        "annotator": "rules",
+        "review 1 by": "Dr Example",
+        "review 1 step 2": "N/A -> A",
+        "review 1 step 2 was": "why",
+        "review 1 step 7": "A -> B",
+        "review 1 step 7 was": "why",
+    }
+    assert (same_report.labels, same_report.provenance) == (first.labels, first.provenance)
+    assert (second.labels, second.reasoning) == (MASS, aligned.collections[0].cases[1].reasoning)
+    assert dict(second.provenance) == {
+        "review 1 by": "Dr Example",
+        "review 1 date": date,
+        "review 1 step 3 comment": "hard to say",
+    }
+    assert third.labels == NORMAL
+
+
+def test_cases_that_were_not_reviewed_stay_as_they_are(tmp_path, aligned):
+    _, cases = review(tmp_path, aligned, every=False)
+    assert [dict(case.provenance).get("review 1 by") for case in cases] == [None, "Dr Example", None, None]
+    assert cases[0] == aligned.collections[0].cases[0]
+
+
+def test_a_second_review_is_kept_beside_the_first(tmp_path, aligned):
+    review(tmp_path, aligned, lambda row: row.update(review="B", comment="x") if row["step"] == "Step 1" else None)
+    (tmp_path / "out").rename(tmp_path / "first")
+    again = align([tmp_path / "first"])
+    _, cases = review(
+        tmp_path,
+        again,
+        lambda row: row.update(review="A", comment="y") if row["step"] == "Step 1" else None,
+        reviewer="Second",
+    )
+    said = dict(cases[2].provenance)
+    assert (said["review 1 by"], said["review 2 by"]) == ("Dr Example", "Second")
+    assert (said["review 1 step 1"], said["review 2 step 1"]) == ("A -> B", "B -> A")
+    assert said["review 2 step 1 was"] == "x"
+
+
+def test_spreadsheets_that_drop_the_apostrophe_do_not_alter_a_form(tmp_path, aligned):
+    def change(row):
+        for name, cell in row.items():
+            row[name] = cell.removeprefix("'").replace("\r\n", "\n")
+
+    assert review(tmp_path, aligned, change)[0].answers == 0
+
+
+REFUSED = {
+    "blank review": (
+        {"review": " "},
+        "case 2 (=cmd/2.png), Step 3: column 'review': found nothing, accepted are 'ok', A.",
+    ),
+    "other review": ({"review": "Z"}, "Step 3: column 'review': found 'Z'"),
+    "no reason": ({"review": "A"}, "Step 3: column 'comment': found nothing"),
+    "other report": ({"report": "x"}, "Step 3: column 'report': found it altered"),
+    "other answer": ({"answer of a": "A. Consolidation"}, "column 'answer of a': found it altered"),
+    "other image": ({"image": "images/x.png"}, "column 'image': found it altered"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
+def test_incomplete_and_altered_forms_are_refused_by_row_and_column(tmp_path, aligned, changes, words):
+    def change(row):
+        if (row["case"], row["step"]) == ("2", "Step 3"):
+            row.update(changes)
+
+    with pytest.raises(BadInput) as caught:
+        review(tmp_path, aligned, change)
+    assert words in str(caught.value)
+    assert not (tmp_path / "out" / "data.json").exists()
+
+
+def test_rows_that_are_missing_moved_or_new_are_refused(tmp_path, aligned):
+    form = tmp_path / "form.csv"
+    write_review(form, aligned, every=True)
+    fill(form)
+    header, *rows = list(csv.reader(io.StringIO(form.read_text(encoding="utf-8"), newline="")))
+    altered = {
+        "found no such row": [header, *rows[:-1]],
+        "column 'step': found it altered": [header, rows[1], rows[0], *rows[2:]],
+        "rows after the last case": [header, *rows, rows[-1]],
+        "found 10 cells": [header, rows[0][:-1], *rows[1:]],
+        "line 1: found the columns": [header[:-1], *(row[:-1] for row in rows)],
+        "line 1: found the columns []": [],
+    }
+    for words, content in altered.items():
+        text = io.StringIO()
+        csv.writer(text).writerows(content)
+        form.write_text(text.getvalue(), encoding="utf-8", newline="")
+        with pytest.raises(BadInput) as caught:
+            apply_review(form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
+        assert words in str(caught.value)
+
+
+def test_other_odd_input_is_refused(tmp_path, aligned):
+    form = tmp_path / "form.csv"
+    for content in (b"\xff", b'"a', b"a,b\n"):
+        form.write_bytes(content)
+        with pytest.raises(BadInput, match=r"form\.csv"):
+            apply_review(form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
+    for reviewer in ("", " ", "a\nb", "x" * 300):
+        with pytest.raises(BadInput, match="--reviewer"):
+            review(tmp_path, aligned, reviewer=reviewer)
+    with pytest.raises(BadInput, match="found records there"):
+        apply_review(form, aligned, every=True, reviewer="x", folder=tmp_path / "a")
+    form.unlink()
+    with pytest.raises(BadInput, match="cannot be read"):
+        apply_review(form, aligned, every=True, reviewer="x", folder=tmp_path / "out")
+
+
+def test_hostile_text_goes_out_and_comes_back_as_it_was(tmp_path):
+    case = make_case("1", report=HOSTILE, reasoning=(HOSTILE,) * 7)
+    _, cases = review(tmp_path, align(write(tmp_path, {"a": [case]})))
+    assert (cases[0].report, cases[0].reasoning) == (HOSTILE, (HOSTILE,) * 7)
