@@ -29,7 +29,7 @@ def get_config():
     config.data.check_images = "ahead"
     config.data.split_fractions = (0.7, 0.15, 0.15)  # train, val, test where there are no split files
     config.data.split_seed = 0  # of that split; apart from `seed`, so that runs compare
-    config.data.near_duplicate_radius = 0  # bits of 64: patients with images that alike stay together; 4 is good, 0 off
+    config.data.near_duplicate_radius = 0  # bits of 64: patients whose images differ less stay together; 0: off
     config.data.max_megapixels = 64.0  # million pixels; a larger image is a bad record
     config.data.cache_megabytes = 2048.0  # MB of decoded images kept in memory; beyond, decoded at each use
     config.data.num_threads = 2  # threads that read and decode, in this process or in each worker

@@ -1,6 +1,9 @@
 """The spending cap: tokens are set apart before a request and settled after it, so that the cap is never passed."""
 
 import asyncio
+from pathlib import Path
+
+import msgspec
 
 from stepcot_jax.errors import BadInput, RunStopped
 
@@ -60,3 +63,34 @@ class Budget:
             self._num_reserved -= reserved
             self.num_spent += num_spent
             self._changed.notify_all()
+
+
+class _Cost(msgspec.Struct):
+    """What a line of a ledger says of its cost; the header, which costs nothing, says nothing of it."""
+
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+
+def count_spent(ledger: Path) -> int:
+    """Tokens that a ledger which this run does not use has cost: another model's, prompt's or setting's.
+
+    Raises:
+      BadInput: it cannot be read, or is damaged before its last line, so that what is left of the cap is not known.
+    """
+    accepted = "accepted with --max-tokens is a ledger as it was written"
+    num_tokens, torn = 0, 0
+    try:
+        with ledger.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if torn:
+                    raise BadInput(f"{ledger}: line {torn}: found a line that is no entry of a ledger, {accepted}")
+                try:
+                    cost = msgspec.json.decode(line, type=_Cost)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    torn = number
+                    continue
+                num_tokens += cost.prompt_tokens + cost.answer_tokens
+    except OSError as error:
+        raise BadInput(f"{ledger}: cannot be read ({error.strerror}), {accepted}") from None
+    return num_tokens

@@ -81,9 +81,10 @@ class Result:
         published.write_whole(folder / FUNNEL_NAME, _as_csv(funnel).encode())
         published.write_whole((folder / FUNNEL_NAME).with_suffix(".md"), as_markdown(funnel).encode())
         if not self.cases:
+            reasons = ", ".join(f"{reason}: {number}" for stage, reason, number in funnel if stage == "set aside")
             raise BadInput(
-                f"{folder / SET_ASIDE_NAME}: found all {self.num_collected} reports set aside, accepted is a source "
-                "of which a report can be kept"
+                f"{folder / SET_ASIDE_NAME}: found all {self.num_collected} reports set aside ({reasons}), "
+                "accepted is a source of which a report can be kept"
             )
         write_records(folder, chain=chain, cases=self.cases)
 

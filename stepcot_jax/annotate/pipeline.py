@@ -10,9 +10,10 @@ from typing import Literal
 from stepcot_jax import __version__
 from stepcot_jax.annotate import checks
 from stepcot_jax.annotate.annotation import Annotation, Report
-from stepcot_jax.annotate.budget import Budget
+from stepcot_jax.annotate.budget import Budget, count_spent
 from stepcot_jax.annotate.client import Client
 from stepcot_jax.annotate.endpoint import Endpoint
+from stepcot_jax.annotate.ledger import SUFFIX
 from stepcot_jax.annotate.llm import DEFAULT_NUM_REPAIRS, Interviewer, LlmAnnotator
 from stepcot_jax.annotate.output import Result, bring_images
 from stepcot_jax.annotate.prompt import Prompt, write_annotation_prompt, write_trust_prompt, write_vote_prompt
@@ -88,13 +89,16 @@ def annotate_source(source: Path, folder: Path, plan: Plan, terminal: Terminal) 
       BadInput: the source, the folder or a setting cannot be used, or no report was kept.
       RunStopped: the run could not be finished; the same command goes on where it stopped.
     """
-    if (folder / published.FILE_NAME).exists() and (not plan.overwrite or locate_images(source).samefile(folder)):
+    result_path = folder / published.FILE_NAME
+    if result_path.exists() and (not plan.overwrite or _is_read_from(source, result_path)):
         raise BadInput(
-            f"{folder / published.FILE_NAME}: found records there, accepted is a folder without (or --overwrite, "
+            f"{result_path}: found records there, accepted is a folder without (or --overwrite, "
             "if they are not the source)"
         )
     # Read once before anything is asked: a bad last row is found before the first answer is paid for.
     num_reports = sum(1 for _ in read_reports(source))
+    if not num_reports:
+        raise BadInput(f"{source}: found no report in it, accepted is a source with one or more")
     make_workdir(folder)
     result, failed = Result(), list[Outcome]()
     try:
@@ -121,6 +125,12 @@ def annotate_source(source: Path, folder: Path, plan: Plan, terminal: Terminal) 
     return result
 
 
+def _is_read_from(source: Path, result_path: Path) -> bool:
+    """Whether the reports would be read from the very file that the result replaces."""
+    file = source / published.FILE_NAME if source.is_dir() else source
+    return file.exists() and file.samefile(result_path)
+
+
 async def _collect(
     source: Path,
     folder: Path,
@@ -145,6 +155,10 @@ async def _collect(
 
     try:
         process = _prepare(folder, plan, budget, interviewers)
+        if plan.cap is not None:
+            in_use = {interviewer.ledger.path for interviewer in interviewers}
+            others = set((folder / LEDGER_FOLDER).glob(f"*{SUFFIX}")) - in_use
+            budget.num_spent += sum(map(count_spent, others))
         concurrency = plan.concurrency if plan.asks_models else 1
         with terminal.bar("annotating", total=num_reports):
             async for outcome in process_reports(pass_by(), process, budget=budget, concurrency=concurrency):

@@ -59,6 +59,8 @@ class _Row(msgspec.Struct):
 
 
 def _read_csv(path: Path) -> Iterator[Report]:
+    # The limit is one for the whole process: raised for reading and never lowered beneath another reader.
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_LINE))
     with _open(path) as file:
         reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), strict=True)
         header: list[str] = []

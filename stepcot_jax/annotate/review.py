@@ -223,6 +223,8 @@ def _read_rows(path: Path) -> Iterator[list[str]]:
         raise BadInput(f"{path}: found bytes that are not UTF-8 (first at byte {error.start}), {accepted}") from None
     # Spreadsheets write semicolons where the comma is the decimal sign.
     separator = ";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ","
+    # A cell of ours may be longer than what the csv module takes by itself; the text is in memory anyway.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         yield from (row for row in reader if row)

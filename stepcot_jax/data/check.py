@@ -43,6 +43,7 @@ class CheckOptions:
       split_fractions: of splits that are made.
       num_threads: images decoded at a time.
       single_label: whether images with several findings are left out, in layouts with lists of findings.
+      labels_from: table that ChestX-ray8's labels are from.
     """
 
     layout: str = AUTO
@@ -54,6 +55,7 @@ class CheckOptions:
     split_fractions: tuple[float, ...] = PUBLISHED_FRACTIONS
     num_threads: int = 2
     single_label: bool = True
+    labels_from: Literal["auto", "boxes", "entries"] = "auto"
 
 
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
@@ -117,7 +119,14 @@ def _read_other(root: Path, layout: str, options: CheckOptions, require_images: 
     """
 
     def read(*, single_label: bool = options.single_label, **how: Any) -> Collection:
-        return read_source(root, layout=layout, step_names=options.step_names, single_label=single_label, **how)
+        return read_source(
+            root,
+            layout=layout,
+            step_names=options.step_names,
+            single_label=single_label,
+            labels_from=options.labels_from,
+            **how,
+        )
 
     with _hearing() as warnings:
         collection = read(on_bad_record="skip", require_images=False)

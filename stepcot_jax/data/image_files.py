@@ -1,7 +1,6 @@
 """Where encoded images come from: one interface for folders, shards and whatever else holds images."""
 
 import dataclasses
-import functools
 import hashlib
 import stat
 from collections.abc import Sequence
@@ -117,10 +116,6 @@ class FolderFiles:
     paths: Sequence[str]
     max_bytes: int
 
-    @functools.cached_property
-    def _locator(self) -> ImageLocator:
-        return ImageLocator(self.root, require_images=True)
-
     def name(self, index: int) -> str:
         """The image's path."""
         return str(self.root / self.paths[index])
@@ -132,7 +127,9 @@ class FolderFiles:
           BadInput: the file is missing, too large, no ordinary file, or outside the root.
         """
         try:
-            return read_file(Path(self._locator.locate(self.paths[index])), max_bytes=self.max_bytes)
+            # A new locator each time: one that is kept remembers where folders led, and they may have become links.
+            path = ImageLocator(self.root, require_images=True).locate(self.paths[index])
+            return read_file(Path(path), max_bytes=self.max_bytes)
         except BadInput as error:
             name = self.name(index)
             raise BadInput(str(error) if name in str(error) else f"{name}: {error}") from None

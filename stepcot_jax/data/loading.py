@@ -12,8 +12,9 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.image_check import check_images, folder_files, record_numbers
 from stepcot_jax.data.image_files import ImageFiles, Selection, most_bytes
 from stepcot_jax.data.image_shards import ShardFiles, has_shards, keep_sharded, read_index
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.images import Preprocessing, decode_image_bytes
 from stepcot_jax.data.near_duplicates import find_near_duplicates, perceptual_hash
+from stepcot_jax.data.phantom import draw_case
 from stepcot_jax.data.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
@@ -130,7 +131,7 @@ def make_dataset(
     records += record_numbers(collection)
     places = {number: place for place, number in enumerate(numbers)}
     chosen += [places[number] for number in records]
-    chosen_splits, source = splits or _find_splits(settings, collection, pixels, progress)
+    chosen_splits, source = splits or _find_splits(settings, collection, images, progress)
     return Dataset(
         collection.chain,
         collection.cases,
@@ -163,7 +164,11 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
         case, drawn = drawing.draw(index)
         cases.append(case)
         pixels.put(index, drawn)
-    splits, source = _make_splits(settings, cases, "the phantom", pixels, progress)
+
+    def draw_whole(index: int) -> np.ndarray:
+        return draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence).image
+
+    splits, source = _make_splits(settings, cases, "the phantom", draw_whole, progress)
     return Dataset(DEFAULT_CHAIN, tuple(cases), splits, pixels, preprocessing, splits_source=source)
 
 
@@ -189,19 +194,28 @@ def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: P
 
 
 def _find_splits(
-    settings: Settings, collection: Collection, pixels: PixelCache, progress: Progress | None
+    settings: Settings, collection: Collection, images: ImageFiles, progress: Progress | None
 ) -> tuple[Splits, str]:
     """The splits that the data comes with, else new ones; and where they are from, in words."""
     root = collection.root  # a folder also where `data.root` names a file in it
     splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
     if splits is not None:
         return splits, str(root)
-    return _make_splits(settings, collection.cases, str(root), pixels, progress)
+
+    def decode_whole(index: int) -> np.ndarray:
+        return decode_image_bytes(images.read(index), name=images.name(index), max_pixels=_max_pixels(settings))
+
+    return _make_splits(settings, collection.cases, str(root), decode_whole, progress)
 
 
 def _make_splits(
-    settings: Settings, cases: Sequence[Case], where: str, pixels: PixelCache, progress: Progress | None
+    settings: Settings,
+    cases: Sequence[Case],
+    where: str,
+    read_whole: Callable[[int], np.ndarray],
+    progress: Progress | None,
 ) -> tuple[Splits, str]:
+    """New splits; near-duplicates are looked for in whole pictures, so that they do not depend on the encoder."""
     data = settings.data
     source = f"made from seed {data.split_seed}, {data.split_fractions}: stratified by last step and origin, disjoint "
     source += "by patient"
@@ -209,7 +223,7 @@ def _make_splits(
     if data.near_duplicate_radius:
         indices: Iterable[int] = range(len(cases))
         watched = indices if progress is None else progress(indices, "looking for near-duplicates")
-        hashes = np.array([perceptual_hash(pixels[index]) for index in watched], np.uint64)
+        hashes = np.array([perceptual_hash(read_whole(index)) for index in watched], np.uint64)
         joined = find_near_duplicates(hashes, radius=data.near_duplicate_radius)
         source += f", near-duplicates within {data.near_duplicate_radius} bits together"
     try:

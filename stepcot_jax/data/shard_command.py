@@ -7,12 +7,13 @@ import pathlib
 import tempfile
 from typing import Any
 
+from stepcot_jax.data.commands.reading import add_reading_options, reading_arguments
 from stepcot_jax.data.image_check import folder_files, numbers_by_path
 from stepcot_jax.data.image_shards import INDEX_NAME, ShardIndex, has_shards
 from stepcot_jax.data.published import FILE_NAME, write_whole
 from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, Collection, SetAside, write_quarantine, write_records
 from stepcot_jax.data.shard_writing import ShardWriter, only_writer, saying_what_fails
-from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS, read_source
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits import SPLIT_NAMES
 from stepcot_jax.errors import BadInput, make_workdir
 from stepcot_jax.terminal import Terminal
@@ -24,16 +25,8 @@ _TABLE_NAMES = tuple(name + suffix for name in SPLIT_NAMES for suffix in (".xlsx
 def add_command(commands: Any) -> None:
     """Add `shards` to the subcommands of `python -m stepcot_jax.data`."""
     parser = commands.add_parser("shards", help="write a folder's images into ArrayRecord shards to train from")
-    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder in any layout that is read")
+    add_reading_options(parser)
     parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="new folder, or one to go on in")
-    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: told by the files")
-    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help="as in a run")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
-    parser.add_argument(
-        "--several-labels",
-        action="store_true",
-        help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
-    )
     parser.add_argument("--max-megapixels", type=float, default=64.0, help="of an image, default 64")
     parser.add_argument("--shard-megabytes", type=float, default=256.0, help="of a shard, default 256")
     parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
@@ -54,13 +47,7 @@ def make_shards(options: argparse.Namespace) -> None:
         raise BadInput(f"{root}: found shards already ({INDEX_NAME}), accepted is a folder with image files")
     if out.resolve() == root.resolve():
         raise BadInput(f"--out: found {out}, the folder that is read, accepted is another")
-    collection = read_source(
-        root,
-        layout=options.layout,
-        step_names=tuple(options.step_names),
-        on_bad_record=options.on_bad_record,
-        single_label=not options.several_labels,
-    )
+    collection = read_source(root, **reading_arguments(options))
     make_workdir(out)
     with only_writer(out):
         records = _records_of(collection, out)

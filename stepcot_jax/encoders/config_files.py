@@ -104,8 +104,9 @@ def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
     for key in ("do_resize", "do_rescale", "do_normalize"):
         if config.found.get(key, True) is not True:
             raise BadInput(f"{config.where}.{key}: found {config.found[key]!r}, accepted is true")
-    if abs(float(config.found.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-6:
-        raise BadInput(f"{config.where}.rescale_factor: found {config.found['rescale_factor']!r}, accepted is 1/255")
+    factor = config.found.get("rescale_factor", 1 / 255)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor * 255 - 1) <= 1e-6:
+        raise BadInput(f"{config.where}.rescale_factor: found {factor!r}, accepted is 1/255")
     mean, std = (
         read_colours(config, f"image_{key}", default) for key, default in (("mean", CLIP_MEAN), ("std", CLIP_STD))
     )

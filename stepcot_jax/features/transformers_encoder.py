@@ -110,7 +110,7 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
     # Of what a foreign folder or the network can do wrong, transformers makes many kinds of error.
     except Exception as error:
         raise BadInput(
-            f"{PREFIX}{source}: cannot be loaded ({type(error).__name__}: {str(error)[:300]}), accepted is a folder "
+            f"{PREFIX}{source}: cannot be loaded ({type(error).__name__}: {_one_line(error)}), accepted is a folder "
             "with config.json and weights, or a Hugging Face id where there is a network"
         ) from error
     absent = frozenset(loading["missing_keys"])
@@ -135,7 +135,7 @@ def read_preprocessing(source: str) -> Preprocessing:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise BadInput(
-            f"{PREFIX}{source}: its image processor cannot be loaded ({str(error)[:300]}), accepted is a model with "
+            f"{PREFIX}{source}: its image processor cannot be loaded ({_one_line(error)}), accepted is a model with "
             "preprocessor_config.json"
         ) from error
     where = f"{PREFIX}{source}: preprocessor_config.json"
@@ -186,7 +186,7 @@ def _choose_pooling(
         return pooling, _pool(output, pooling).shape[1]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise BadInput(
-            f"{PREFIX}{source}: {type(model).__name__} cannot encode an image alone ({str(error)[:200]}), accepted are "
+            f"{PREFIX}{source}: {type(model).__name__} cannot encode an image alone ({_one_line(error)}), accepted are "
             "models with a vision tower of their own"
         ) from error
 
@@ -232,3 +232,7 @@ def _digest(weights: Mapping[str, Any], model_class: str, pooling: str) -> str:
         digest.update(f" {name!r} {values.dtype.str} {values.shape} ".encode())
         digest.update(values.data)
     return digest.hexdigest()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -294,6 +294,26 @@ def test_the_spending_cap_stops_the_run_and_a_larger_one_goes_on(tmp_path, six):
         assert len(server.paid) == 6
 
 
+def test_the_cap_counts_the_ledgers_of_other_models_and_settings(tmp_path, six):
+    out, six_cost = tmp_path / "out", 6 * sum(NUM_TOKENS)
+    with MisbehavingServer() as server:
+        run(six, out, server)
+        (out / "data.json").unlink()
+        cap = f"--max-tokens={six_cost + 7500}"
+        message = stop(six, out, server, cap, "--seed=1", "--concurrency=1")
+        paid = len(server.paid)
+        assert 7 <= paid < 12
+        assert f"{paid * sum(NUM_TOKENS)} of {six_cost + 7500} tokens are spent" in message
+        (first,) = (path for path in (out / "ledger").glob("annotate-*") if len(read_lines(path)) == 7)
+        with first.open("ab") as file:
+            file.write(b'{"report":"torn')
+        assert f"{paid * sum(NUM_TOKENS)} of" in stop(six, out, server, cap, "--model=n")
+        first.write_bytes(first.read_bytes() + b"\n{}\n")
+        with pytest.raises(BadInput, match="line 8"):
+            run(six, out, server, cap, "--model=n")
+        assert len(server.paid) == paid
+
+
 def answer_with(trust="yes", votes=None):
     """A model that doubts or votes as told, by report number or model name."""
 
@@ -377,7 +397,7 @@ def test_nothing_is_lost_between_collected_and_kept(tmp_path):
 
 def test_when_nothing_is_kept_the_reasons_are_there(tmp_path):
     source = write_reports(tmp_path, ["", " "])
-    with pytest.raises(BadInput, match="found all 2 reports set aside"):
+    with pytest.raises(BadInput, match=r"found all 2 reports set aside \(.+: [12]"):
         main([str(source), f"--out={tmp_path / 'out'}"])
     assert len(read_lines(tmp_path / "out" / "set_aside.jsonl")) == 2
     assert not (tmp_path / "out" / "data.json").exists()
@@ -413,6 +433,24 @@ def test_a_source_is_never_overwritten(tmp_path, six):
     assert (tmp_path / "first" / "data.json").read_bytes() == before
     main([str(tmp_path / "first"), f"--out={tmp_path / 'second'}"])
     assert read_records(tmp_path / "second", require_images=False).cases[0].patient_id == "r0"
+
+
+def test_a_result_beside_its_table_is_replaced_when_asked(tmp_path, six):
+    main([str(six), f"--out={tmp_path}"])
+    with pytest.raises(BadInput, match="found records there"):
+        main([str(six), f"--out={tmp_path}"])
+    main([str(six), f"--out={tmp_path}", "--overwrite"])
+    with pytest.raises(BadInput, match="found records there"):
+        main([str(tmp_path / "data.json"), f"--out={tmp_path}", "--overwrite"])
+    with pytest.raises(BadInput, match="found nothing there"):
+        main([str(tmp_path / "gone" / "reports.csv"), f"--out={tmp_path}", "--overwrite"])
+
+
+@pytest.mark.parametrize(("name", "content"), [("r.csv", "id,report,image\n"), ("r.jsonl", "\n\n")])
+def test_a_source_without_a_report_is_said(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadInput, match="found no report in it"):
+        main([str(tmp_path / name), f"--out={tmp_path / 'out'}"])
 
 
 def test_a_bad_row_is_found_before_anything_is_paid_for(tmp_path, six):

@@ -91,7 +91,7 @@ def test_published_layout_whatever_its_chain(tmp_path):
         (b"id,report,image\nr1,Exam\0ple,a.png\n", "line 2: f"),
         (b"id,report,image\nr1,Example \xff,a.png\n", "not UTF-8"),
         ("id,report,image\n".encode("utf-16"), "UTF-16"),
-        (b"id,report,image\nr1," + b"x" * 200_000 + b",a.png\n", "line 2: found what is not CSV (field larger"),
+        (b"id,report,image\nr1," + b"x" * 4_200_000 + b",a.png\n", "line 2: found what is not CSV (field larger"),
     ],
 )
 def test_odd_csv_is_named_by_row_and_field(tmp_path, content, words):
@@ -166,3 +166,9 @@ def test_the_archive(shared):
     assert sum("FINDINGS:" in report.text for report in reports) > 1000
     assert all(item.reason in (UNREADABLE, REPEATED) for item in items if isinstance(item, Refused))
     assert [report.id for report in reports][:2] == ["CXR100", "CXR1000"]
+
+
+def test_csv_with_a_report_as_long_as_json_lines_take(tmp_path):
+    text = "The heart is normal. " * 10_000
+    (report,) = read_reports(write(tmp_path, f"id,report,image\n1,{text},a.png\n"))
+    assert report.text.strip() == text.strip()

@@ -222,3 +222,13 @@ def test_hostile_text_goes_out_and_comes_back_as_it_was(tmp_path):
     case = make_case("1", report=HOSTILE, reasoning=(HOSTILE,) * 7)
     _, cases = review(tmp_path, align(write(tmp_path, {"a": [case]})))
     assert (cases[0].report, cases[0].reasoning) == (HOSTILE, (HOSTILE,) * 7)
+
+
+def test_a_long_report_comes_back(tmp_path):
+    report = "The heart is normal. " * 10_000
+    folders = write(tmp_path, {"long": [make_case("1", report=report)]})
+    form = tmp_path / "form.csv"
+    write_review(form, align(folders), every=True)
+    form.write_bytes(form.read_bytes().replace(b",,\r\n", b",ok,\r\n"))
+    csv.field_size_limit(131_072)
+    assert apply_review(form, align(folders), every=True, reviewer="R", folder=tmp_path / "out").cases == 1

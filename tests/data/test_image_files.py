@@ -56,6 +56,19 @@ def test_refuses_links_that_lead_out_even_if_they_are_made_after_the_first_look(
         images.read(0)
 
 
+def test_refuses_a_folder_that_has_become_a_link_since_the_last_look(tmp_path):
+    root, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (root / "images", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "a.png").write_bytes(b"a")
+    images = FolderFiles(root, ("images/a.png",), 100)
+    assert images.read(0) == b"a"
+    (root / "images").rename(tmp_path / "away")
+    (root / "images").symlink_to(elsewhere)
+    with pytest.raises(BadInput, match="a link that leads out of the data root"):
+        images.read(0)
+
+
 def test_refuses_what_is_missing_or_no_file(root):
     os.mkfifo(root / "pipe.png")
     for path, found in (("none.png", "does not exist"), ("images", "is not a file"), ("pipe.png", "is not a file")):

@@ -113,6 +113,7 @@ def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys)
             for name, indices in dataset.splits.by_name().items()
         }
         assert found == tables
+        capsys.readouterr()
         assert main(["check", str(root), "--json", "-"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert (facts["splits_from"], [split["cases"] for split in facts["splits"]]) == ("tables", [4, 4, 4])

@@ -238,6 +238,7 @@ def test_bad_configs(tmp_path, change, message):
         ({"size": 32, "image_mean": [0.5]}, "image_mean: found .* accepted are 3 numbers"),
         ({"size": 32, "do_normalize": False}, "do_normalize: found False"),
         ({"size": 32, "rescale_factor": 1.0}, "accepted is 1/255"),
+        ({"size": 32, "rescale_factor": "1/255"}, "rescale_factor: found '1/255', accepted is 1/255"),
     ],
 )
 def test_bad_preprocessing(tmp_path, config, message):

@@ -6,9 +6,8 @@ import pathlib
 import sys
 from typing import Any
 
+from stepcot_jax.data.commands.reading import add_reading_options, reading_arguments
 from stepcot_jax.data.published import write_whole
-from stepcot_jax.data.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
 from stepcot_jax.errors import BadInput
 
 EXIT_WOULD_STOP = 1
@@ -22,23 +21,15 @@ def add_command(commands: Any) -> None:
         description="Says what a folder of cases holds, reading it as a run does. Exit code 0: a run can use it; 1: "
         "something would stop a run; 2: it cannot be read at all.",
     )
-    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder or file in any layout that is read")
+    add_reading_options(parser)
     parser.add_argument(
         "--json", metavar="FILE", help="also write the facts as JSON; - for stdout instead of the table"
     )
-    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: told by the files")
     parser.add_argument(
         "--images",
         choices=("decode", "exists", "none"),
         default="decode",
         help="decode each, only see that it exists, or do without any (as with imported features); default decode",
-    )
-    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help="as in a run")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="as in a run, default stop")
-    parser.add_argument(
-        "--several-labels",
-        action="store_true",
-        help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
     )
     parser.add_argument("--max-megapixels", type=float, default=64.0, help="of an image, default 64")
     parser.add_argument("--split-seed", type=int, default=0, help="of splits made without tables, default 0")
@@ -58,14 +49,11 @@ def run_check(options: argparse.Namespace) -> int:
     facts = check_root(
         options.root,
         CheckOptions(
-            layout=options.layout,
+            **reading_arguments(options),
             images=options.images,
-            step_names=tuple(options.step_names),
-            on_bad_record=options.on_bad_record,
             max_pixels=int(options.max_megapixels * 1e6),
             split_seed=options.split_seed,
             num_threads=options.num_threads,
-            single_label=not options.several_labels,
         ),
         terminal=Terminal(),
     )

@@ -4,8 +4,8 @@ import argparse
 import pathlib
 from typing import Any
 
-from stepcot_jax.data.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS, read_source
+from stepcot_jax.data.commands.reading import add_reading_options, reading_arguments
+from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.errors import make_workdir
 
 
@@ -17,12 +17,8 @@ def add_command(commands: Any) -> None:
         description="Counts origins and diagnoses, answers, lengths of reasoning, the flow of answers and splits (the "
         "paper's Figure 2 and Table 7): CSV and Markdown tables, PNG and SVG pictures.",
     )
-    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder or file in any layout that is read")
+    add_reading_options(parser)
     parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="where tables and pictures go")
-    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: told by the files")
-    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help="as in a run")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="as in a run, default stop")
-    parser.add_argument("--several-labels", action="store_true", help="keep images with several findings")
     parser.add_argument("--split-seed", type=int, default=0, help="of splits made without tables, default 0")
     parser.set_defaults(run=write_statistics)
 
@@ -35,14 +31,7 @@ def write_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.data.statistics_pictures import write_pictures
     from stepcot_jax.data.statistics_tables import write_tables
 
-    collection = read_source(
-        options.root,
-        layout=options.layout,
-        step_names=tuple(options.step_names),
-        on_bad_record=options.on_bad_record,
-        require_images=False,
-        single_label=not options.several_labels,
-    )
+    collection = read_source(options.root, require_images=False, **reading_arguments(options))
     splits, source = read_splits(collection.root, collection.cases, set_aside=collection.set_aside), "read from tables"
     if splits is None:
         splits = make_splits(collection.cases, seed=options.split_seed)
