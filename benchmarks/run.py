@@ -98,14 +98,21 @@ def main() -> None:
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         parser.error(f"found parts {unknown}, accepted are {', '.join(PARTS)}")
+    if options.rounds < 1:
+        parser.error(f"found {options.rounds} rounds, accepted are whole numbers from 1")
+    if options.json:
+        try:
+            options.json.write_text("{}\n")  # that this works should be known before minutes of measuring
+        except OSError as error:
+            parser.error(f"{options.json}: cannot be written ({error.strerror}), accepted is a file that can")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     numbers: dict[str, float] = {}
     for name in names:
         found = PARTS[name](options.rounds)
         print_table(found)
         numbers |= found
-    if options.json:
-        options.json.write_text(json.dumps(numbers, indent=2) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps(numbers, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def get_config():
     # "resnet18" (512 features) or "resnet_small" (4 x 128 features): trained along with the teacher;
     # "pretrained": frozen, see docs/encoders.md; "imported": features made elsewhere
     config.image_encoder.name = "resnet18"
-    config.image_encoder.weights = ""  # "pretrained": folder or Hugging Face id; "imported": the .npz of features
+    config.image_encoder.weights = ""  # "pretrained": folder or Hugging Face id; "imported": the folder of --store
     config.image_encoder.dtype = "float32"  # compute type of a pretrained encoder; "bfloat16" on accelerators
     config.image_encoder.image_size = 224  # px, square, after resizing; like the rest a pretrained encoder has its own
     config.image_encoder.fit = "crop"  # "crop" the long side, "pad" the short one, or "stretch"

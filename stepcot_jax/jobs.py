@@ -5,6 +5,7 @@ import json
 import logging
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -100,6 +101,9 @@ class Run:
         objective = make_objective(self.settings, self.dataset)
         optimizers = self._make_optimizers()
         try:
+            self._check_splits()
+            # Compiled before there is a state: a compilation takes more memory than anything else in a run.
+            phases = self._make_phases(objective, optimizers)
             state, progress = self._start(objective, optimizers)
         except BaseException:
             self.checkpoints.close()  # its threads would outlive the program and complain
@@ -112,7 +116,7 @@ class Run:
         metrics = MetricsLog(self.workdir, first_step=int(state.step))
         batches = self._training_batches()
         loop = Loop(
-            phases=self._make_phases(objective, optimizers),
+            phases=phases,
             batches=batches,
             batches_per_epoch=batches_per_epoch(self.dataset, self.settings.training.batch_size),
             prepare=self.inputs.prepare,
@@ -171,15 +175,30 @@ class Run:
         }
 
     def _make_phases(self, objective: Objective, optimizers: dict[str, Any]) -> list[Phase]:
+        """The phases with their steps, compiled unless the phase is over."""
         training = self.settings.training
         make_step = {"teacher": make_teacher_step, "joint": make_joint_step}
         lengths = {"teacher": training.teacher_epochs, "joint": training.joint_epochs}
         if self.settings.job == "teacher":
             lengths = {"teacher": training.teacher_job_epochs}
-        return [
-            Phase(name, length, jax.jit(make_step[name](self.networks, objective, optimizers), donate_argnums=0))
-            for name, length in lengths.items()
-        ]
+        shapes = self._state_shapes(objective, optimizers)
+        sizes = {name: f"{count_parameters(tree):,}" for name, tree in shapes.params.items()}
+        self.terminal.say(f"cases: {self.dataset.num_cases}; parameters: {sizes}")
+        batch = {
+            name: jax.ShapeDtypeStruct((training.batch_size, *rows.shape[1:]), rows.dtype)
+            for name, rows in self.inputs.example.items()
+        }
+        epochs_done = (self.checkpoints.latest_step or 0) // batches_per_epoch(self.dataset, training.batch_size)
+        phases, last_epoch = [], 0
+        for name, length in lengths.items():
+            step: Any = jax.jit(make_step[name](self.networks, objective, optimizers), donate_argnums=0)
+            last_epoch += length
+            if length and epochs_done < last_epoch:
+                self.terminal.say(f"compiling the {name} step")
+                step = step.lower(shapes, batch, self.inputs.text_features).compile()
+                release_freed_memory()
+            phases.append(Phase(name, length, step))
+        return phases
 
     def _make_plateau(self) -> Plateau | None:
         if self.settings.job != "teacher":
@@ -187,26 +206,41 @@ class Run:
         training = self.settings.training
         return Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
 
-    def _start(self, objective: Objective, optimizers: dict[str, Any]) -> tuple[TrainState, dict[str, Any] | None]:
-        """The state to start from: the latest checkpoint's, or a new one."""
+    def _keys(self) -> tuple[jax.Array, jax.Array]:
+        """Random keys of the parameters and of the run."""
         init_key, run_key = jax.random.split(jax.random.key(self.settings.seed))
+        return init_key, run_key
 
+    def _state_maker(
+        self, objective: Objective, optimizers: dict[str, Any]
+    ) -> Callable[[jax.Array, jax.Array], TrainState]:
         def make_state(init_key: jax.Array, run_key: jax.Array) -> TrainState:
             params = init_params(
                 self.networks, key=init_key, batch=self.inputs.example, text_features=self.inputs.text_features
             )
             return start_state(params, objective, optimizers, key=run_key)
 
-        state = jax.block_until_ready(jax.jit(make_state)(init_key, run_key))
-        release_freed_memory()
-        sizes = {name: f"{count_parameters(tree):,}" for name, tree in state.params.items()}
-        self.terminal.say(f"cases: {self.dataset.num_cases}; parameters: {sizes}")
+        return make_state
+
+    def _state_shapes(self, objective: Objective, optimizers: dict[str, Any]) -> TrainState:
+        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shapes = jax.eval_shape(self._state_maker(objective, optimizers), *self._keys())
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+
+    def _check_splits(self) -> None:
+        """Refuse to go on with other splits than the run began with."""
+        if self.checkpoints.latest_step is not None:
+            check_manifest(
+                self.workdir / "splits.json", self.dataset.splits, self.dataset.cases, set_aside=self.dataset.set_aside
+            )
+
+    def _start(self, objective: Objective, optimizers: dict[str, Any]) -> tuple[TrainState, dict[str, Any] | None]:
+        """The state to start from: the latest checkpoint's, or a new one."""
         if self.checkpoints.latest_step is None:
+            state = jax.block_until_ready(jax.jit(self._state_maker(objective, optimizers))(*self._keys()))
+            release_freed_memory()
             return state, None
-        check_manifest(
-            self.workdir / "splits.json", self.dataset.splits, self.dataset.cases, set_aside=self.dataset.set_aside
-        )
-        state, progress = self.checkpoints.restore(state)
+        state, progress = self.checkpoints.restore(self._state_shapes(objective, optimizers))
         if progress["data"] != self.dataset.digest:
             raise BadInput(
                 f"{self.workdir}: found other cases, labels or splits than when the run started, accepted are the same "
@@ -226,12 +260,12 @@ class Run:
 
     def _test(self, step: int, params: Any, like: TrainState, best: dict[str, Best]) -> dict[str, ModelMetrics]:
         """Figures of each network on the test split, with the weights that were best on validation."""
-        results = {}
+        results, last_step = {}, step
         for name in self.names:
             release_freed_memory()
-            if name in best and best[name].step != step:
-                step = best[name].step
-                params = None
+            wanted = best[name].step if name in best else last_step
+            if wanted != step:
+                step, params = wanted, None
                 params = self.checkpoints.restore(like, step)[0].params
             metrics = evaluate(self._predictions(params, "test"), self.dataset.chain)
             results[name] = metrics[name]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pathlib
+import pickle
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -139,6 +140,11 @@ def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
         # weights_only: the full unpickler runs whatever code the file names.
         found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's own words advise to let the file run its code
+        raise BadInput(
+            f"{path}: found other things than tensors, which could run code; accepted is what torch.save makes of a "
+            "state_dict"
+        ) from None
     except Exception as error:  # torch raises many kinds for a broken file
         raise BadInput(
             f"{path}: found no readable tensors ({_one_line(error)}); accepted is what torch.save makes of a state_dict"

@@ -11,6 +11,7 @@ from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo as Checkpo
 from orbax.checkpoint.checkpoint_managers import PreservationContext, PreservationPolicy
 
 from stepcot_jax.errors import BadInput
+from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.training.state import TrainState
 
 
@@ -95,6 +96,10 @@ class Checkpoints:
             int(state.step),
             args=ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress)),
         )
+        if jax.default_backend() == "cpu":
+            # There what is being written and what training goes on with share one memory, twice the state and more.
+            self.wait()
+            release_freed_memory()
 
     def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
         """The state of a step (the latest by default), with the progress saved beside it.

@@ -11,7 +11,6 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.errors import RunStopped
-from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.terminal import Terminal
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.log import MetricsLog
@@ -43,12 +42,12 @@ class Phase:
     Attributes:
       name: "teacher" or "joint".
       num_epochs: how many epochs it lasts.
-      step: the step function, jitted; its state argument is donated.
+      step: the step function; its state argument is donated.
     """
 
     name: str
     num_epochs: int
-    step: Any
+    step: StepFunction
 
 
 @dataclasses.dataclass
@@ -105,7 +104,6 @@ class Loop:
           RunStopped: a loss is not finite; the checkpoints hold the last good state.
         """
         self._best: dict[str, Best] = {}
-        self._compiled: dict[str, StepFunction] = {}
         if progress is not None:
             self._best = {name: Best(**entry) for name, entry in progress["best"].items()}
             self.batches.set_state(progress["batches"])
@@ -135,11 +133,7 @@ class Loop:
         with self.terminal.bar(f"epoch {epoch + 1}/{num_epochs} ({phase.name})", total=self.batches_per_epoch):
             for done in range(1, self.batches_per_epoch + 1):
                 batch = next(self.batches)
-                inputs = (state, self.prepare(batch), self.text_features)
-                if not self._compiled:
-                    self._compile_phases(phase, inputs)
-                state, metrics = self._compiled[phase.name](*inputs)
-                del inputs
+                state, metrics = phase.step(state, self.prepare(batch), self.text_features)
                 pending.append(metrics)
                 if len(pending) < self.log_every and done < self.batches_per_epoch:
                     continue
@@ -151,16 +145,6 @@ class Loop:
                 )
                 self.terminal.update(done, _note(numbers, rate))
         return state
-
-    def _compile_phases(self, first: Phase, inputs: tuple[Any, ...]) -> None:
-        """The steps of this phase and those after it, for inputs of this kind: all batches of a run are alike.
-
-        All at once and before the first step, because a compilation takes more memory than anything else in a run.
-        """
-        for phase in self.phases[list(self.phases).index(first) :]:
-            if phase.num_epochs:
-                self._compiled[phase.name] = phase.step.lower(*inputs).compile()
-                release_freed_memory()
 
     def _look(self, pending: Sequence[StepMetrics], last_step: int) -> dict[str, float]:
         """The numbers of the last of the pending steps, after a check that those of all are finite."""

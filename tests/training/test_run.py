@@ -181,22 +181,16 @@ def test_a_damaged_checkpoint_is_named(uninterrupted, tmp_path, monkeypatch):
 
 def test_compiled_steps_are_those_of_the_phases_to_come(uninterrupted, tmp_path, monkeypatch):
     workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
-    lowered = []
-    make_phases = jobs.Run._make_phases
+    traced = []
 
-    def watch(run, *arguments):
-        phases = make_phases(run, *arguments)
-        return [dataclasses.replace(phase, step=_Watched(phase, lowered)) for phase in phases]
+    def watch(make_step, name):
+        def make(*arguments):
+            step = make_step(*arguments)
+            return lambda *inputs: traced.append(name) or step(*inputs)
 
-    monkeypatch.setattr(jobs.Run, "_make_phases", watch)
+        return make
+
+    for name in ("make_teacher_step", "make_joint_step"):
+        monkeypatch.setattr(jobs, name, watch(getattr(jobs, name), name))
     small_run(workdir, monkeypatch, training__joint_epochs=4).execute()
-    assert lowered == ["joint"]
-
-
-class _Watched:
-    def __init__(self, phase, lowered):
-        self.phase, self.lowered = phase, lowered
-
-    def lower(self, *inputs):
-        self.lowered.append(self.phase.name)
-        return self.phase.step.lower(*inputs)
+    assert traced == ["make_joint_step"]
