@@ -14,14 +14,15 @@ import tempfile
 
 NUM_CASES = 200
 _CHILD = """
-import resource, runpy, sys
+import runpy, sys
+from benchmarks.measure import peak_megabytes
 sys.argv = sys.argv[1:]
 try:
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 except SystemExit as stop:
     if stop.code:
         raise
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(peak_megabytes())
 """
 
 
@@ -60,6 +61,7 @@ def write_weights(folder: pathlib.Path) -> None:
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     transformers.CLIPModel(transformers.CLIPConfig()).save_pretrained(folder / "clip")
     transformers.BertModel(transformers.BertConfig()).save_pretrained(folder / "bert")

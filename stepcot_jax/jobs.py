@@ -5,7 +5,6 @@ import json
 import logging
 import pathlib
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,20 +19,15 @@ from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, collect,
 from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
 from stepcot_jax.inputs import load_inputs
 from stepcot_jax.process_memory import release_freed_memory
+from stepcot_jax.programs import Programs
 from stepcot_jax.settings import Settings, changed_keys, read_settings, write_settings
 from stepcot_jax.systems import make_networks, make_objective, make_predict
 from stepcot_jax.terminal import Terminal
-from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps, to_shapes
+from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps
 from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loop import Loop, Phase
-from stepcot_jax.training.optimizers import Plateau, make_optimizer
-from stepcot_jax.training.state import TrainState, count_parameters, init_params
-from stepcot_jax.training.steps import (
-    Objective,
-    make_joint_step,
-    make_teacher_step,
-    start_state,
-)
+from stepcot_jax.training.optimizers import Plateau
+from stepcot_jax.training.state import TrainState, count_parameters
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -63,8 +57,9 @@ class Run:
         self.inputs = load_inputs(settings, workdir, self.terminal)
         self.dataset = self.inputs.dataset
         self._check_annotated()
-        self.networks = make_networks(settings, self.dataset.chain, self.inputs.image_encoder)
-        self.predict = make_predict(self.networks, self.inputs.text_features, self.names)
+        networks = make_networks(settings, self.dataset.chain, self.inputs.image_encoder)
+        self.programs = Programs(settings, networks, make_objective(settings, self.dataset), self.inputs)
+        self.predict = make_predict(networks, self.inputs.text_features, self.names)
         self.checkpoints = Checkpoints(workdir / "checkpoints")
 
     def _check_annotated(self) -> None:
@@ -98,13 +93,11 @@ class Run:
         Returns:
           The report.
         """
-        objective = make_objective(self.settings, self.dataset)
-        optimizers = self._make_optimizers()
         try:
             self._check_splits()
             # Compiled before there is a state: a compilation takes more memory than anything else in a run.
-            phases = self._make_phases(objective, optimizers)
-            state, progress = self._start(objective, optimizers)
+            phases = self._compile_phases()
+            state, progress = self._start()
         except BaseException:
             self.checkpoints.close()  # its threads would outlive the program and complain
             raise
@@ -135,9 +128,9 @@ class Run:
         )
         try:
             state, best = loop.run(state, progress)
-            step, params, like = int(state.step), state.params, to_shapes(state)
+            step, params = int(state.step), state.params
             del state  # what the optimizers hold is two thirds of it
-            results = self._test(step, params, like, best)
+            results = self._test(step, params, best)
             wall_seconds = seconds_before + time.monotonic() - self.started
             return self._report(results, best, wall_seconds, metrics, step)
         finally:
@@ -161,71 +154,19 @@ class Run:
         num_workers = data.num_workers if self.dataset.features is None else 0
         return iterate(batches, num_threads=data.num_threads, num_workers=num_workers)
 
-    def _make_optimizers(self) -> dict[str, Any]:
-        training = self.settings.training
-        rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
-        return {
-            name: make_optimizer(
-                learning_rate=rate,
-                weight_decay=training.weight_decay,
-                epsilon=training.adam_epsilon,
-                clip_norm=training.clip_norm,
-            )
-            for name, rate in rates.items()
-        }
-
-    def _make_phases(self, objective: Objective, optimizers: dict[str, Any]) -> list[Phase]:
-        """The phases with their steps, compiled unless the phase is over."""
-        training = self.settings.training
-        make_step = {"teacher": make_teacher_step, "joint": make_joint_step}
-        lengths = {"teacher": training.teacher_epochs, "joint": training.joint_epochs}
-        if self.settings.job == "teacher":
-            lengths = {"teacher": training.teacher_job_epochs}
-        shapes = self._state_shapes(objective, optimizers)
-        sizes = {name: f"{count_parameters(tree):,}" for name, tree in shapes.params.items()}
+    def _compile_phases(self) -> list[Phase]:
+        """The phases of the run; those that are over already are not compiled."""
+        sizes = {name: f"{count_parameters(tree):,}" for name, tree in self.programs.state_shapes.params.items()}
         self.terminal.say(f"cases: {self.dataset.num_cases}; parameters: {sizes}")
-        batch = {
-            name: jax.ShapeDtypeStruct((training.batch_size, *rows.shape[1:]), rows.dtype)
-            for name, rows in self.inputs.example.items()
-        }
-        epochs_done = (self.checkpoints.latest_step or 0) // batches_per_epoch(self.dataset, training.batch_size)
-        phases, last_epoch = [], 0
-        for name, length in lengths.items():
-            step: Any = jax.jit(make_step[name](self.networks, objective, optimizers), donate_argnums=0)
-            last_epoch += length
-            if length and epochs_done < last_epoch:
-                self.terminal.say(f"compiling the {name} step")
-                step = step.lower(shapes, batch, self.inputs.text_features).compile()
-                release_freed_memory()
-            phases.append(Phase(name, length, step))
-        return phases
+        num_batches = batches_per_epoch(self.dataset, self.settings.training.batch_size)
+        epochs_done = (self.checkpoints.latest_step or 0) // num_batches
+        return self.programs.compile_phases(epochs_done=epochs_done, say=self.terminal.say)
 
     def _make_plateau(self) -> Plateau | None:
         if self.settings.job != "teacher":
             return None
         training = self.settings.training
         return Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
-
-    def _keys(self) -> tuple[jax.Array, jax.Array]:
-        """Random keys of the parameters and of the run."""
-        init_key, run_key = jax.random.split(jax.random.key(self.settings.seed))
-        return init_key, run_key
-
-    def _state_maker(
-        self, objective: Objective, optimizers: dict[str, Any]
-    ) -> Callable[[jax.Array, jax.Array], TrainState]:
-        def make_state(init_key: jax.Array, run_key: jax.Array) -> TrainState:
-            params = init_params(
-                self.networks, key=init_key, batch=self.inputs.example, text_features=self.inputs.text_features
-            )
-            return start_state(params, objective, optimizers, key=run_key)
-
-        return make_state
-
-    def _state_shapes(self, objective: Objective, optimizers: dict[str, Any]) -> TrainState:
-        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        shapes = jax.eval_shape(self._state_maker(objective, optimizers), *self._keys())
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
 
     def _check_splits(self) -> None:
         """Refuse to go on with other splits than the run began with."""
@@ -234,13 +175,11 @@ class Run:
                 self.workdir / "splits.json", self.dataset.splits, self.dataset.cases, set_aside=self.dataset.set_aside
             )
 
-    def _start(self, objective: Objective, optimizers: dict[str, Any]) -> tuple[TrainState, dict[str, Any] | None]:
+    def _start(self) -> tuple[TrainState, dict[str, Any] | None]:
         """The state to start from: the latest checkpoint's, or a new one."""
         if self.checkpoints.latest_step is None:
-            state = jax.block_until_ready(jax.jit(self._state_maker(objective, optimizers))(*self._keys()))
-            release_freed_memory()
-            return state, None
-        state, progress = self.checkpoints.restore(self._state_shapes(objective, optimizers))
+            return self.programs.make_state(), None
+        state, progress = self.checkpoints.restore(self.programs.state_shapes)
         if progress["data"] != self.dataset.digest:
             raise BadInput(
                 f"{self.workdir}: found other cases, labels or splits than when the run started, accepted are the same "
@@ -258,7 +197,7 @@ class Run:
         metrics = evaluate(self._predictions(state.params, "val"), self.dataset.chain)
         return {name: metrics[name].mean_accuracy for name in self.names}
 
-    def _test(self, step: int, params: Any, like: TrainState, best: dict[str, Best]) -> dict[str, ModelMetrics]:
+    def _test(self, step: int, params: Any, best: dict[str, Best]) -> dict[str, ModelMetrics]:
         """Figures of each network on the test split, with the weights that were best on validation."""
         results, last_step = {}, step
         for name in self.names:
@@ -266,7 +205,7 @@ class Run:
             wanted = best[name].step if name in best else last_step
             if wanted != step:
                 step, params = wanted, None
-                params = self.checkpoints.restore(like, step)[0].params
+                params = self.checkpoints.restore(self.programs.state_shapes, step)[0].params
             metrics = evaluate(self._predictions(params, "test"), self.dataset.chain)
             results[name] = metrics[name]
         return results

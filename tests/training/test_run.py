@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from training.small_run import leaves, small_run
 
-from stepcot_jax import jobs
+from stepcot_jax import jobs, programs
 from stepcot_jax.errors import BadInput, RunStopped
 
 
@@ -191,6 +191,6 @@ def test_compiled_steps_are_those_of_the_phases_to_come(uninterrupted, tmp_path,
         return make
 
     for name in ("make_teacher_step", "make_joint_step"):
-        monkeypatch.setattr(jobs, name, watch(getattr(jobs, name), name))
+        monkeypatch.setattr(programs, name, watch(getattr(programs, name), name))
     small_run(workdir, monkeypatch, training__joint_epochs=4).execute()
     assert traced == ["make_joint_step"]

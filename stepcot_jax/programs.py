@@ -1,0 +1,103 @@
+"""The compiled programs of a run: its state from a seed, and a training step for each phase."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from stepcot_jax.inputs import Inputs
+from stepcot_jax.process_memory import release_freed_memory
+from stepcot_jax.settings import Settings
+from stepcot_jax.training.loop import Phase
+from stepcot_jax.training.optimizers import make_optimizer
+from stepcot_jax.training.state import Networks, TrainState, init_params
+from stepcot_jax.training.steps import Objective, make_joint_step, make_teacher_step, start_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """What a run compiles.
+
+    Attributes:
+      settings: of the run.
+      networks: the modules.
+      objective: how the losses are put together.
+      inputs: data and encoders, for the shapes of a batch.
+    """
+
+    settings: Settings
+    networks: Networks
+    objective: Objective
+    inputs: Inputs
+
+    @functools.cached_property
+    def optimizers(self) -> dict[str, Any]:
+        """The optimizer of each network."""
+        training = self.settings.training
+        rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
+        return {
+            name: make_optimizer(
+                learning_rate=rate,
+                weight_decay=training.weight_decay,
+                epsilon=training.adam_epsilon,
+                clip_norm=training.clip_norm,
+            )
+            for name, rate in rates.items()
+        }
+
+    @functools.cached_property
+    def state_shapes(self) -> TrainState:
+        """Shapes, types and places of the state, to compile for and to restore to before there is one."""
+        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shapes = jax.eval_shape(self._make_state, *self._keys())
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+
+    def make_state(self) -> TrainState:
+        """The state at the start of the run, a function of the seed."""
+        state = jax.block_until_ready(jax.jit(self._make_state)(*self._keys()))
+        release_freed_memory()
+        return state
+
+    def compile_phases(self, *, epochs_done: int, say: Callable[[str], None]) -> list[Phase]:
+        """The phases in order, their steps compiled unless the phase is over.
+
+        Args:
+          epochs_done: epochs that an earlier start of the run has finished.
+          say: told before each compilation.
+        """
+        training = self.settings.training
+        make_step = {"teacher": make_teacher_step, "joint": make_joint_step}
+        lengths = {"teacher": training.teacher_epochs, "joint": training.joint_epochs}
+        if self.settings.job == "teacher":
+            lengths = {"teacher": training.teacher_job_epochs}
+        phases, last_epoch = [], 0
+        for name, length in lengths.items():
+            step: Any = jax.jit(make_step[name](self.networks, self.objective, self.optimizers), donate_argnums=0)
+            last_epoch += length
+            if length and epochs_done < last_epoch:
+                say(f"compiling the {name} step")
+                step = step.lower(self.state_shapes, self._batch_shapes, self.inputs.text_features).compile()
+                release_freed_memory()
+            phases.append(Phase(name, length, step))
+        return phases
+
+    @property
+    def _batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        num_cases = self.settings.training.batch_size
+        return {
+            name: jax.ShapeDtypeStruct((num_cases, *rows.shape[1:]), rows.dtype)
+            for name, rows in self.inputs.example.items()
+        }
+
+    def _keys(self) -> tuple[jax.Array, jax.Array]:
+        """Random keys of the parameters and of the run."""
+        init_key, run_key = jax.random.split(jax.random.key(self.settings.seed))
+        return init_key, run_key
+
+    def _make_state(self, init_key: jax.Array, run_key: jax.Array) -> TrainState:
+        params = init_params(
+            self.networks, key=init_key, batch=self.inputs.example, text_features=self.inputs.text_features
+        )
+        return start_state(params, self.objective, self.optimizers, key=run_key)
