@@ -7,6 +7,7 @@ python -m stepcot_jax.annotate review-in FORM.csv A [B ...] --reviewer NAME --ou
 """
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 from typing import Any
@@ -20,17 +21,17 @@ _VOTER_FIELDS = ("base-url", "key-variable")
 def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
     # Imported here, as below: what one subcommand needs is not loaded for another, or for --help.
+    from stepcot_jax.annotate.alignment import read_annotator
     from stepcot_jax.annotate.output import as_markdown
     from stepcot_jax.annotate.pipeline import Plan, annotate_source
     from stepcot_jax.chain import DEFAULT_CHAIN
-    from stepcot_jax.data.records import read_records
     from stepcot_jax.terminal import Terminal
 
     if options.annotator == "llm" and not options.model:
         raise BadInput("--model: found nothing, accepted with --annotator=llm is the name of a model")
     if options.annotator == "rules" and options.model:
         raise BadInput(f"--model: found {options.model!r} with --annotator=rules, accepted is --annotator=llm")
-    chain = read_records(options.chain, require_images=False).chain if options.chain else DEFAULT_CHAIN
+    chain = read_annotator(options.chain).chain if options.chain else DEFAULT_CHAIN
     annotator = None
     if options.annotator == "llm":
         annotator = _make_endpoint(options, options.model, options.base_url, options.key_variable)
@@ -186,14 +187,21 @@ def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_v
 
 def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     model, *changes = text.split(",")
-    fields = {"base-url": options.base_url, "key-variable": options.key_variable}
+    fields = dict[str, str]()
     for change in changes:
         name, is_set, value = change.partition("=")
-        if name not in fields or not is_set:
+        if name not in _VOTER_FIELDS or not is_set:
             accepted = f"accepted is NAME[,{'=...][,'.join(_VOTER_FIELDS)}=...]"
             raise BadInput(f"--voter: found {change[:80]!r} in that of {model[:80]!r}, {accepted}")
         fields[name] = value
-    return _make_endpoint(options, model, fields["base-url"], fields["key-variable"])
+    base_url = fields.get("base-url", options.base_url)
+    try:
+        voter = _make_endpoint(options, model, base_url, fields.get("key-variable", ""))
+        inherits = "key-variable" not in fields and voter.origin == Endpoint("-", options.base_url).origin
+    except BadInput as error:
+        raise BadInput(f"--voter: that of {model[:80]!r}: {error}") from None
+    # The annotator's key is the secret of one host; another is not told it unless it is named for it.
+    return dataclasses.replace(voter, key_variable=options.key_variable) if inherits else voter
 
 
 if __name__ == "__main__":

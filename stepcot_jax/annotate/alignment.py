@@ -59,7 +59,7 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
       BadInput: a file cannot be used, chains or reports differ, or there is no record that all have.
     """
     roots = [path.parent if path.is_file() and path.name == published.FILE_NAME else path for path in paths]
-    collections = tuple(read_records(root, require_images=False) for root in roots)
+    collections = tuple(map(read_annotator, roots))
     first = collections[0]
     for other in collections[1:]:
         _require_same_chain(first, other)
@@ -72,6 +72,22 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
         _require_same_report(cases, collections)
     every = set().union(*by_image)
     return Aligned(_name(roots, names), collections, _join(matched), tuple(len(every - set(c)) for c in by_image))
+
+
+def read_annotator(root: Path) -> Collection:
+    """All records of a folder, with or without their images.
+
+    Raises:
+      BadInput: the file cannot be used, or one record of it.
+    """
+    # Not read with "stop", whose message advises a setting of the training.
+    collection = read_records(root, on_bad_record="skip", require_images=False)
+    if not collection.set_aside:
+        return collection
+    first, more = collection.set_aside[0], len(collection.set_aside) - 1
+    others = f"; {more} more of the {more + 1 + len(collection.cases)} records are bad" if more else ""
+    where = f"{root / published.FILE_NAME}: record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r})"
+    raise BadInput(f"{where}: {first.reason}{others}")
 
 
 def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:

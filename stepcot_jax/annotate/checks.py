@@ -4,6 +4,7 @@ The checks hold for any chain: a rule about an answer applies where the chain of
 """
 
 import re
+from collections.abc import Sequence
 
 from stepcot_jax.annotate.annotation import (
     CONFLICTING_FINDINGS,
@@ -20,7 +21,7 @@ from stepcot_jax.annotate.assertions import Status
 from stepcot_jax.annotate.diagnosis import URGENCY, is_contradicted
 from stepcot_jax.annotate.reading import read_report
 from stepcot_jax.annotate.sentences import split_sentences
-from stepcot_jax.chain import NOT_APPLICABLE, Chain, fold
+from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
 
 _NONE = fold("No abnormality")
 _NORMAL = fold("Normal")
@@ -64,13 +65,44 @@ def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) ->
       CannotAnnotate: names the first check that failed, in the order of `REASONS`.
     """
     answers = _answers(annotation, chain)
-    _check_consistency(answers, chain)
+    check_consistency(annotation.labels, chain=chain)
     words = _plain(report.text)
     for step, reasoning in zip(chain.steps, annotation.reasoning, strict=True):
         problem = _find_foreign_words(_plain(reasoning), words)
         if problem:
             raise CannotAnnotate(REASONING_NOT_IN_REPORT, f"step {step.name!r}: {problem}")
     _check_diagnosis(report, answers[-1])
+
+
+def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
+    """Refuses answers that contradict each other; a step that is not annotated contradicts none.
+
+    Args:
+      labels: one for each step, valid or `chain.NOT_ANNOTATED`.
+      chain: the steps.
+
+    Raises:
+      CannotAnnotate: `INCONSISTENT_CHAIN`; says which answers.
+    """
+    answers = [
+        "" if label == NOT_ANNOTATED else fold(step.options[label])
+        for step, label in zip(chain.steps, labels, strict=True)
+    ]
+    detection, between, diagnosis = answers[0], answers[1:-1], answers[-1]
+    offers_none = _NONE in map(fold, chain.steps[0].options)
+    offers_normal = _NORMAL in map(fold, chain.steps[-1].options)
+    is_known = bool(detection and diagnosis)
+    if is_known and offers_none and offers_normal and (detection == _NONE) != (diagnosis == _NORMAL):
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {detection!r} beside the diagnosis {diagnosis!r}")
+    if detection == _NONE or diagnosis == _NORMAL:
+        for step, answer in zip(chain.steps[1:-1], between, strict=True):
+            if fold(NOT_APPLICABLE) in map(fold, step.options) and answer not in ("", fold(NOT_APPLICABLE)):
+                raise CannotAnnotate(INCONSISTENT_CHAIN, f"step {step.name!r}: found {answer!r} in a normal chest")
+    if _SAME_FINDING.get(diagnosis) in between:
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {diagnosis!r} as the diagnosis and as its own effect")
+    lucent = diagnosis == "pneumothorax"
+    if (lucent and detection == _DENSE) or (diagnosis in _DENSE_DIAGNOSES and detection == _LUCENT):
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {detection!r} beside the diagnosis {diagnosis!r}")
 
 
 def _answers(annotation: Annotation, chain: Chain) -> list[str]:
@@ -80,23 +112,6 @@ def _answers(annotation: Annotation, chain: Chain) -> list[str]:
         if not 0 <= label < step.num_answers:
             raise CannotAnnotate(INVALID_STEP, f"step {step.name!r}: found the label {label}")
     return [fold(step.options[label]) for step, label in zip(chain.steps, annotation.labels, strict=True)]
-
-
-def _check_consistency(answers: list[str], chain: Chain) -> None:
-    detection, *between, diagnosis = answers if len(answers) > 1 else [answers[0], answers[0]]
-    offers_none = _NONE in map(fold, chain.steps[0].options)
-    offers_normal = _NORMAL in map(fold, chain.steps[-1].options)
-    if offers_none and offers_normal and (detection == _NONE) != (diagnosis == _NORMAL):
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {detection!r} beside the diagnosis {diagnosis!r}")
-    if detection == _NONE or diagnosis == _NORMAL:
-        for step, answer in zip(chain.steps[1:-1], between, strict=True):
-            if fold(NOT_APPLICABLE) in map(fold, step.options) and answer != fold(NOT_APPLICABLE):
-                raise CannotAnnotate(INCONSISTENT_CHAIN, f"step {step.name!r}: found {answer!r} in a normal chest")
-    if _SAME_FINDING.get(diagnosis) in between:
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {diagnosis!r} as the diagnosis and as its own effect")
-    lucent = diagnosis == "pneumothorax"
-    if (lucent and detection == _DENSE) or (diagnosis in _DENSE_DIAGNOSES and detection == _LUCENT):
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {detection!r} beside the diagnosis {diagnosis!r}")
 
 
 def _find_foreign_words(reasoning: str, report: str) -> str:

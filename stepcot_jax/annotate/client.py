@@ -21,11 +21,17 @@ FORMS = ("json_schema", "json_object", "plain")
 _TRANSIENT = {408, 409, 425, 429}
 _MAX_WAIT = 60.0
 _WAIT_STEP = 0.5
+_SETTINGS = ("temperature", "seed")
+_REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
 _FORM_WORDS = ("response_format", "json_schema", "json_object", "guided", "structured")
 
 
 class RequestFailed(RuntimeError):
     """A request that was given up; its message says why, without any text of a report."""
+
+
+class RequestRefused(RequestFailed):
+    """A request that the endpoint will not have, such as by a content filter; others may be answered."""
 
 
 class _Again(Exception):
@@ -52,6 +58,9 @@ class Client:
       endpoint: where.
       budget: the tokens that all clients of a run share.
 
+    Attributes:
+      answered_before: whether an earlier run had an answer of this model.
+
     Raises:
       BadInput: there is no key, or the openai package is not installed.
     """
@@ -63,6 +72,8 @@ class Client:
         self._form = 0
         self._tokens_name = "max_tokens"
         self._not_before = 0.0
+        self._has_answered = False
+        self.answered_before = False
 
     async def close(self) -> None:
         """Close its connections."""
@@ -83,8 +94,9 @@ class Client:
 
         Raises:
           RequestFailed: this request was given up; others may succeed.
+          RequestRefused: so it was because the endpoint refuses this very request.
           RunStopped: no request can succeed now: the spending cap, or no credit.
-          BadInput: no request can succeed with this key, address or model.
+          BadInput: no request can succeed with this key, address, model or setting.
         """
         attempt = 1
         while True:
@@ -122,6 +134,7 @@ class Client:
             record(reply)
             if not reply.is_final:
                 raise _Again(reply.problem)
+            self._has_answered = True
             return reply
         finally:
             await self._budget.settle(reserved, num_spent=spent)
@@ -172,19 +185,38 @@ class Client:
             if form != FORMS[-1] and any(word in body for word in _FORM_WORDS):
                 self._form = max(self._form, FORMS.index(form) + 1)
                 return _OtherForm()
+            setting = self._find_refused_setting(error, body)
+            if setting:
+                found += f", accepted may be --omit={setting}, for an endpoint that refuses the setting"
+                # Named as the parameter it is meant; found in the text, it might be a word of the report.
+                is_sure = error.param == setting
+                return BadInput(f"{self._endpoint.base_url}: {found}") if is_sure else RequestFailed(found)
         if status == 402 or "insufficient_quota" in body:
             return RunStopped(f"{self._endpoint.base_url}: {found}: no credit; the same command goes on when there is")
         if status in _TRANSIENT or status >= 500:
             return _Again(found, wait=read_wait(error.response.headers))
-        if status in (401, 403):
-            return BadInput(f"{self._endpoint.base_url}: {found}, accepted is a key in {self._endpoint.key_variable}")
+        if status == 401 or (status == 403 and not self._has_answered):
+            # A key that is not let in is told from a report that is not by the answers to others.
+            accepted = f"accepted is a key {self._endpoint.where_key_is}"
+            if status == 403 and self.answered_before:
+                return RequestFailed(f"{found}, {accepted}, or a report that the endpoint takes")
+            return BadInput(f"{self._endpoint.base_url}: {found}, {accepted}")
         if status < 400 or status in (404, 405):
             words = " ".join(hide_key(error.message, self._key).split())[:160]
             return BadInput(
                 f"{self._endpoint.base_url}: {found} for model {self._endpoint.model!r} ({words}), "
                 "accepted is the address of an OpenAI-compatible endpoint and one of its models"
             )
-        return RequestFailed(found)
+        return RequestRefused(found)
+
+    def _find_refused_setting(self, error: Any, body: str) -> str:
+        """The setting of the decoding that an HTTP 400 or 422 is about; "" where it is about something else."""
+        sent = [name for name, _ in self._endpoint.decoding if name in _SETTINGS]
+        if isinstance(error.param, str):
+            return error.param if error.param in sent else ""
+        if "content_filter" in body or not _REFUSING.search(body):
+            return ""
+        return next((name for name in sent if re.search(rf"\b{name}\b", body)), "")
 
     async def _wait_for_turn(self) -> None:
         # Without jitter every request that waits would come back in the same instant.

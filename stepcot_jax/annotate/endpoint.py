@@ -15,6 +15,13 @@ from stepcot_jax.errors import BadInput
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 
+_PORTS = {"http": 80, "https": 443}
+_FLAGS = {
+    "max_answer_tokens": "--max-answer-tokens",
+    "timeout": "--timeout",
+    "max_response_bytes": "max_response_bytes",
+    "num_attempts": "--attempts",
+}
 _NO_KEY = "none"
 _SHORTEST_SECRET = 8
 
@@ -39,7 +46,7 @@ class Endpoint:
     Attributes:
       model: as the endpoint calls it.
       base_url: address up to and with the version, such as "http://localhost:11434/v1".
-      key_variable: environment variable with the key; the key itself is in no setting.
+      key_variable: environment variable with the key, which itself is in no setting; "" where no key is sent.
       temperature: of the decoding; None leaves it to endpoints that refuse the setting.
       seed: of the decoding; None leaves it to endpoints that refuse the setting.
       max_answer_tokens: tokens of one answer.
@@ -64,13 +71,24 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         if not self.model.strip() or not self.model.isprintable():
-            raise BadInput(f"model: found {self.model[:80]!r}, accepted is a model's name")
+            raise BadInput(f"--model: found {self.model[:80]!r}, accepted is a model's name")
         _check_address(self.base_url)
-        for name in ("max_answer_tokens", "timeout", "max_response_bytes", "num_attempts"):
+        for name, flag in _FLAGS.items():
             if not 0 < getattr(self, name) < math.inf:
-                raise BadInput(f"{name}: found {getattr(self, name)}, accepted is a number > 0")
+                raise BadInput(f"{flag}: found {getattr(self, name)}, accepted is a number > 0")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
-            raise BadInput(f"temperature: found {self.temperature}, accepted is a number from 0 to 2, or none")
+            raise BadInput(f"--temperature: found {self.temperature}, accepted is a number from 0 to 2, or none")
+
+    @property
+    def origin(self) -> tuple[str, str, int]:
+        """Scheme, host and port: who is told what is sent there."""
+        parts = urllib.parse.urlsplit(self.base_url)
+        return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
+
+    @property
+    def where_key_is(self) -> str:
+        """Where a person has to put the key, for messages."""
+        return f"in {self.key_variable}" if self.key_variable else "in a variable named by key-variable="
 
     @property
     def decoding(self) -> tuple[tuple[str, float | int], ...]:
@@ -89,9 +107,11 @@ def read_key(endpoint: Endpoint) -> str:
     Raises:
       BadInput: there is none for the default endpoint, or it cannot be a key; the message never shows it.
     """
-    key = os.environ.get(endpoint.key_variable, "").strip()
+    key = os.environ.get(endpoint.key_variable, "").strip() if endpoint.key_variable else ""
     if not key:
         if endpoint.base_url == DEFAULT_BASE_URL:
+            if not endpoint.key_variable:
+                raise BadInput(f"--voter: found {DEFAULT_BASE_URL} without key-variable=, accepted is one with its key")
             raise BadInput(
                 f"environment variable {endpoint.key_variable}: found nothing, "
                 f"accepted is the key of {DEFAULT_BASE_URL}; or name another endpoint with --base-url"
@@ -163,7 +183,7 @@ def connect(endpoint: Endpoint, key: str) -> Any:
         base_url=endpoint.base_url,
         verify=_make_tls_context(),
     )
-    return openai.AsyncOpenAI(
+    client = openai.AsyncOpenAI(
         api_key=key,
         base_url=endpoint.base_url,
         max_retries=0,
@@ -171,6 +191,9 @@ def connect(endpoint: Endpoint, key: str) -> Any:
         default_headers={"Accept-Encoding": "identity"},
         http_client=http_client,
     )
+    # Taken from the environment, these would go to whatever host is asked.
+    client.organization = client.project = None
+    return client
 
 
 @functools.cache
@@ -187,9 +210,9 @@ def _check_address(base_url: str) -> None:
         parts = urllib.parse.urlsplit(base_url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        raise BadInput(f"base_url: found what cannot be read as an address, {accepted}") from None
+        raise BadInput(f"--base-url: found what cannot be read as an address, {accepted}") from None
     # Shown in part only, for the rest may be a password.
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise BadInput(f"base_url: found an address with a user or a query ({parts.hostname}), {accepted}")
+        raise BadInput(f"--base-url: found an address with a user or a query ({parts.hostname}), {accepted}")
     if not is_address:
-        raise BadInput(f"base_url: found {base_url[:80]!r}, {accepted}")
+        raise BadInput(f"--base-url: found {base_url[:80]!r}, {accepted}")

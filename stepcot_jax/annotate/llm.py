@@ -51,6 +51,7 @@ class Interviewer:
         self._client, self._num_repairs = client, num_repairs
         identity = Identity(prompt.task, PROMPT_VERSION, prompt.digest, endpoint.model, endpoint.decoding)
         self.ledger = Ledger(folder, identity)
+        client.answered_before = len(self.ledger) > 0
         budget.num_spent += self.ledger.num_tokens
 
     async def close(self) -> None:

@@ -27,7 +27,9 @@ from stepcot_jax.errors import BadInput
 
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
+LEDGER_FOLDER = "ledger"
 
+_TAKEN = (published.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", LEDGER_FOLDER)
 _ORDER = (UNREADABLE, REPEATED, *REASONS)
 
 
@@ -135,8 +137,13 @@ def bring_images(cases: Sequence[Case], *, source: Path, folder: Path) -> int:
       The number of cases whose image was found.
 
     Raises:
-      BadInput: another file is where an image is to go, or it cannot be written.
+      BadInput: another file is where an image is to go or will be written, or it cannot be written.
     """
+    for case in cases:
+        # A link would let the result write into the source; letter case makes no difference on some disks.
+        if Path(case.image_path).parts[0].casefold() in _TAKEN:
+            accepted = f"accepted is an image that is not named like the output: {', '.join(_TAKEN)}"
+            raise BadInput(f"{folder}: found the image_path {case.image_path[:80]!r}, {accepted}")
     locator, num_found = ImageLocator(source, require_images=False), 0
     for case in cases:
         original, target = Path(locator.locate(case.image_path)), folder / case.image_path

@@ -1,6 +1,7 @@
 """From a source of reports to a folder of records: annotator, checks, quality assurance, output."""
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,9 +14,9 @@ from stepcot_jax.annotate.annotation import Annotation, Report
 from stepcot_jax.annotate.budget import Budget, count_spent
 from stepcot_jax.annotate.client import Client
 from stepcot_jax.annotate.endpoint import Endpoint
-from stepcot_jax.annotate.ledger import SUFFIX
+from stepcot_jax.annotate.ledger import SUFFIX, lock_folder
 from stepcot_jax.annotate.llm import DEFAULT_NUM_REPAIRS, Interviewer, LlmAnnotator
-from stepcot_jax.annotate.output import Result, bring_images
+from stepcot_jax.annotate.output import LEDGER_FOLDER, Result, bring_images
 from stepcot_jax.annotate.prompt import Prompt, write_annotation_prompt, write_trust_prompt, write_vote_prompt
 from stepcot_jax.annotate.reports import Refused, locate_images, read_reports
 from stepcot_jax.annotate.rules import annotate_report
@@ -25,8 +26,6 @@ from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.data import published
 from stepcot_jax.errors import BadInput, RunStopped, make_workdir
 from stepcot_jax.terminal import Terminal
-
-LEDGER_FOLDER = "ledger"
 
 _Annotate = Callable[[Report], Awaitable[tuple[Annotation, Provenance]]]
 
@@ -60,9 +59,13 @@ class Plan:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.num_repairs < 0 or (self.cap is not None and self.cap < 1):
-            found = f"{self.concurrency}, {self.num_repairs}, {self.cap}"
-            raise BadInput(f"--concurrency, --repairs, --max-tokens: found {found}, accepted are >= 1, >= 0, >= 1")
+        for flag, found, least in (
+            ("--concurrency", self.concurrency, 1),
+            ("--repairs", self.num_repairs, 0),
+            ("--max-tokens", self.cap, 1),
+        ):
+            if found is not None and found < least:
+                raise BadInput(f"{flag}: found {found}, accepted is a whole number >= {least}")
         if self.asks_trust and self.annotator is None:
             raise BadInput("--trust: found the rules, which have no doubts; accepted with --annotator=llm")
         models = [(voter.model, voter.decoding) for voter in self.voters]
@@ -89,17 +92,18 @@ def annotate_source(source: Path, folder: Path, plan: Plan, terminal: Terminal) 
       BadInput: the source, the folder or a setting cannot be used, or no report was kept.
       RunStopped: the run could not be finished; the same command goes on where it stopped.
     """
-    result_path = folder / published.FILE_NAME
-    if result_path.exists() and (not plan.overwrite or _is_read_from(source, result_path)):
-        raise BadInput(
-            f"{result_path}: found records there, accepted is a folder without (or --overwrite, "
-            "if they are not the source)"
-        )
+    _require_no_result(source, folder, plan)
     # Read once before anything is asked: a bad last row is found before the first answer is paid for.
     num_reports = sum(1 for _ in read_reports(source))
     if not num_reports:
         raise BadInput(f"{source}: found no report in it, accepted is a source with one or more")
     make_workdir(folder)
+    lock = lock_folder(folder / LEDGER_FOLDER) if plan.asks_models else contextlib.nullcontext()
+    with lock:
+        return _annotate_into(source, folder, plan, terminal, num_reports)
+
+
+def _annotate_into(source: Path, folder: Path, plan: Plan, terminal: Terminal, num_reports: int) -> Result:
     result, failed = Result(), list[Outcome]()
     try:
         asyncio.run(_collect(source, folder, plan, result, failed, terminal, num_reports))
@@ -123,6 +127,14 @@ def annotate_source(source: Path, folder: Path, plan: Plan, terminal: Terminal) 
         terminal.say(f"images of {num_images} of {len(result.cases)} records found and linked")
     result.write(folder, plan.chain)
     return result
+
+
+def _require_no_result(source: Path, folder: Path, plan: Plan) -> None:
+    path = folder / published.FILE_NAME
+    if path.exists() and (not plan.overwrite or _is_read_from(source, path)):
+        raise BadInput(
+            f"{path}: found records there, accepted is a folder without (or --overwrite, if they are not the source)"
+        )
 
 
 def _is_read_from(source: Path, result_path: Path) -> bool:
@@ -155,6 +167,8 @@ async def _collect(
 
     try:
         process = _prepare(folder, plan, budget, interviewers)
+        # Again: another run may have ended while this one read the source.
+        _require_no_result(source, folder, plan)
         if plan.cap is not None:
             in_use = {interviewer.ledger.path for interviewer in interviewers}
             others = set((folder / LEDGER_FOLDER).glob(f"*{SUFFIX}")) - in_use

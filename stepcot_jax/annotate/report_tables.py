@@ -75,6 +75,8 @@ def _read_csv(path: Path) -> Iterator[Report]:
                 raise BadInput(f"{where}: found {len(fields)} fields, accepted are {len(header)} as in the header")
             named = dict(zip(header, fields, strict=True))
             row = _Row(**{name: named[name] for name in COLUMNS if name in named})
+            if not named.get("patient_id", "").strip():  # a cell cannot be null
+                row.patient_id = None
             yield _as_report(row, where=where, root=path.parent)
 
 

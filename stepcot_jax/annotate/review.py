@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stepcot_jax.annotate.alignment import Aligned, Unit
+from stepcot_jax.annotate.annotation import CannotAnnotate
+from stepcot_jax.annotate.checks import check_consistency
 from stepcot_jax.annotate.disagreements import find_disagreements, show_answer
 from stepcot_jax.annotate.output import bring_images
-from stepcot_jax.chain import NOT_ANNOTATED, Step
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data import published
 from stepcot_jax.data.cases import Case
 from stepcot_jax.data.records import write_records
@@ -86,7 +88,8 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
       folder: gets the records; must have none.
 
     Raises:
-      BadInput: the form is incomplete or altered (names row and column), or the folder has records.
+      BadInput: the form is incomplete or altered (names row and column), a corrected case contradicts itself, or the
+        folder has records.
     """
     if not reviewer.strip() or not reviewer.isprintable() or len(reviewer) > 200:
         raise BadInput(f"--reviewer: found {reviewer[:_NUM_SHOWN]!r}, accepted is a name of one line")
@@ -104,6 +107,7 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
         _correct(case, by_image[case.image_path], first.chain.steps, reviewer) if case.image_path in by_image else case
         for case in first.cases
     ]
+    _require_consistency(form, units, verdicts, aligned.chain)
     make_workdir(folder)
     bring_images(cases, source=first.root, folder=folder)
     write_records(folder, chain=first.chain, cases=cases)
@@ -192,6 +196,21 @@ def _read_verdict(review: str, comment: str, *, step: Step, current: int, where:
     if not comment:
         raise BadInput(f"{where}: column 'comment': found nothing, accepted is why the answer is changed")
     return _Verdict(label, comment)
+
+
+def _require_consistency(form: Path, units: Sequence[Unit], verdicts: Sequence[_Verdict], chain: Chain) -> None:
+    """Refuses a case that was corrected into a contradiction; what nobody corrected stays as its annotator has it."""
+    for place, unit in enumerate(units):
+        said = verdicts[place * chain.num_steps : (place + 1) * chain.num_steps]
+        if all(verdict.label is None for verdict in said):
+            continue
+        before = unit.cases[0].labels
+        labels = [old if new.label is None else new.label for old, new in zip(before, said, strict=True)]
+        try:
+            check_consistency(labels, chain=chain)
+        except CannotAnnotate as error:
+            where = f"{form}: case {place + 1} ({unit.image_paths[0][:_NUM_SHOWN]})"
+            raise BadInput(f"{where}: {error.detail}, accepted are answers that go together") from None
 
 
 def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:

@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from stepcot_jax.annotate.annotation import NO_ANSWER, Annotation, CannotAnnotate, Report
 from stepcot_jax.annotate.budget import Budget
-from stepcot_jax.annotate.client import RequestFailed
+from stepcot_jax.annotate.client import RequestFailed, RequestRefused
 from stepcot_jax.errors import BadInput, RunStopped
 
 Provenance = tuple[tuple[str, str], ...]
 Process = Callable[[Report], Awaitable[tuple[Annotation, Provenance]]]
 
 MOST_FAILURES_IN_A_ROW = 3
-"""Requests given up, with none answered between them, after which it is the endpoint and not the report."""
+"""Requests given up, with none answered between them, after which it is the endpoint and not the report.
+
+A refusal of the very request is none of them: it is about the report, however many such reports are neighbours."""
 
 _WINDOW = 4
 
@@ -117,7 +119,7 @@ async def _process_one(
             streak.end()
             return Outcome(report, None, error.reason, error.detail)
         except RequestFailed as error:
-            stop = streak.grow(error)
+            stop = None if isinstance(error, RequestRefused) else streak.grow(error)
             if stop is None:
                 return Outcome(report, None, NO_ANSWER, str(error), has_failed=True)
             await budget.stop(stop)

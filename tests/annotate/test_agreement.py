@@ -223,3 +223,15 @@ def test_figures_are_written_as_json_without_nan(tmp_path):
     assert found["steps"][0]["agreement"] == 1.0
     assert found["num_missing"] == {"a": 0, "b": 0}
     assert (tmp_path / "out" / "agreement.md").read_text().startswith("| Step")
+
+
+def test_a_bad_record_is_said_without_a_setting_that_is_not_there(tmp_path):
+    (folder,) = write(tmp_path, {"a": [make_case("1"), make_case("2"), make_case("3")]})
+    records = json.loads((folder / "data.json").read_text())
+    records[0]["image_path"] = records[2]["image_path"] = "../x.png"
+    (folder / "data.json").write_text(json.dumps(records))
+    with pytest.raises(BadInput) as caught:
+        align([folder])
+    assert f"{folder / 'data.json'}: record 0 (image_path '../x.png')" in str(caught.value)
+    assert "1 more of the 3 records are bad" in str(caught.value)
+    assert "on_bad_record" not in str(caught.value)

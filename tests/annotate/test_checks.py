@@ -15,7 +15,7 @@ from stepcot_jax.annotate.annotation import (
     CannotAnnotate,
     Report,
 )
-from stepcot_jax.annotate.checks import check_annotation, check_report
+from stepcot_jax.annotate.checks import check_annotation, check_consistency, check_report
 from stepcot_jax.annotate.rules import annotate_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 
@@ -40,6 +40,15 @@ def with_label(step, label, *, annotation=GOOD):
 
 def with_reasoning(text):
     return dataclasses.replace(GOOD, reasoning=(text, *GOOD.reasoning[1:]))
+
+
+def test_a_step_that_is_not_annotated_contradicts_none():
+    for place in range(7):
+        for annotation in (GOOD, NORMAL):
+            check_consistency(with_label(place + 1, NOT_ANNOTATED, annotation=annotation).labels, chain=DEFAULT_CHAIN)
+    check_consistency((NOT_ANNOTATED,) * 7, chain=DEFAULT_CHAIN)
+    with pytest.raises(CannotAnnotate, match="in a normal chest"):
+        check_consistency((NOT_ANNOTATED, 0, *(NOT_ANNOTATED,) * 4, 0), chain=DEFAULT_CHAIN)
 
 
 def test_a_report_needs_text_and_an_image():

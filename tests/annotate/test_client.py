@@ -10,8 +10,8 @@ import pytest
 from annotate.misbehaving_server import GOOD, NUM_TOKENS, MisbehavingServer
 
 from stepcot_jax.annotate.budget import Budget
-from stepcot_jax.annotate.client import FORMS, Client, RequestFailed
-from stepcot_jax.annotate.endpoint import Endpoint, hide_key, read_key
+from stepcot_jax.annotate.client import FORMS, Client, RequestFailed, RequestRefused
+from stepcot_jax.annotate.endpoint import Endpoint, connect, hide_key, read_key
 from stepcot_jax.annotate.prompt import write_annotation_prompt
 from stepcot_jax.annotate.replies import bound_prompt_tokens, read_wait
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -136,9 +136,13 @@ def test_an_endpoint_that_is_not_there_is_said():
         (("status", (402, {"error": {"message": "pay"}}, {})), RunStopped, "no credit"),
         (("status", (429, {"error": {"code": "insufficient_quota"}}, {})), RunStopped, "no credit"),
         (("refuse_for_now", 3600), RunStopped, "asks to wait 3600 s"),
-        (("status", (400, {"error": {"code": "context_length"}}, {})), RequestFailed, "HTTP 400 (context_length)"),
-        (("status", (400, {"error": {"code": "no", "param": "seed"}}, {})), RequestFailed, "HTTP 400 (no, seed)"),
-        (("status", (413, {"error": {"message": "Mrs Example"}}, {})), RequestFailed, "HTTP 413"),
+        (("status", (400, {"error": {"code": "context_length"}}, {})), RequestRefused, "HTTP 400 (context_length)"),
+        (("status", (400, {"error": {"code": "no", "param": "seed"}}, {})), BadInput, "seed), accepted may be --omit"),
+        (("status", (422, {"detail": [{"loc": ["body", "temperature"], "msg": "Extra inputs are not permitted"}]}, {})),
+         RequestFailed, "--omit=temperature"),
+        (("status", (400, {"error": {"code": "content_filter", "message": "seed: not allowed"}}, {})),
+         RequestRefused, "HTTP 400 (content_filter)"),
+        (("status", (413, {"error": {"message": "Mrs Example"}}, {})), RequestRefused, "HTTP 413"),
     ],
 )  # fmt: skip
 def test_what_no_repetition_mends_is_said_at_once(behaviour, kind, words):
@@ -279,17 +283,17 @@ def test_lost_requests_count_towards_the_cap():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": " "}, "model"),
+        ({"model": " "}, "--model"),
         ({"model": "a\nb"}, "model"),
-        ({"base_url": "localhost:1234"}, "base_url"),
-        ({"base_url": "file:///etc/passwd"}, "base_url"),
+        ({"base_url": "localhost:1234"}, "--base-url"),
+        ({"base_url": "file:///etc/passwd"}, "--base-url"),
         ({"base_url": "http://u:topsecret@h/v1"}, "user or a query"),
         ({"base_url": "http://h/v1?key=topsecret"}, "user or a query"),
-        ({"base_url": "http://h:99999/v1"}, "base_url"),
-        ({"timeout": 0}, "timeout"),
-        ({"num_attempts": -1}, "num_attempts"),
-        ({"temperature": -1}, "temperature"),
-        ({"max_answer_tokens": float("inf")}, "max_answer_tokens"),
+        ({"base_url": "http://h:99999/v1"}, "--base-url"),
+        ({"timeout": 0}, "--timeout"),
+        ({"num_attempts": -1}, "--attempts"),
+        ({"temperature": -1}, "--temperature"),
+        ({"max_answer_tokens": float("inf")}, "--max-answer-tokens"),
     ],
 )
 def test_bad_settings_are_refused_without_their_secrets(changes, words):
@@ -297,6 +301,32 @@ def test_bad_settings_are_refused_without_their_secrets(changes, words):
         Endpoint(**{"model": "m", **changes})
     assert words in str(caught.value)
     assert "topsecret" not in str(caught.value)
+
+
+def test_a_403_is_about_the_key_until_there_was_an_answer():
+    refusal = ("status", (403, {"error": {"code": "blocked"}}, {}))
+
+    async def run(server, *, answered_before):
+        client = Client(Endpoint("m", server.base_url, first_wait=0.01), Budget(None))
+        client.answered_before = answered_before
+        outcomes = []
+        for _ in range(3):
+            request = client.ask(MESSAGES, schema=PROMPT.schema, record=lambda reply: None)
+            outcomes += await asyncio.gather(request, return_exceptions=True)
+        await client.close()
+        return [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)]
+
+    for answered_before, kind in ((False, BadInput), (True, RequestFailed)):
+        with MisbehavingServer(lambda request, number: None if number == 1 else refusal) as server:
+            assert asyncio.run(run(server, answered_before=answered_before)) == [kind, RequestRefused]
+
+
+def test_without_a_key_variable_no_key_is_sent(monkeypatch):
+    with MisbehavingServer() as server:
+        ask(server, key_variable="")
+    assert KEY not in repr(server.headers)
+    with pytest.raises(BadInput, match="key-variable="):
+        read_key(Endpoint("m", key_variable=""))
 
 
 def test_keys(monkeypatch):
@@ -338,3 +368,11 @@ def test_neither_key_nor_report_is_in_any_error_record_or_log(behaviour, caplog)
     for said in (repr(chained), str(outcome), repr(recorded), caplog.text):
         assert KEY not in said
         assert "Example" not in said
+
+
+def test_an_organisation_in_the_environment_goes_to_no_host(monkeypatch):
+    pytest.importorskip("openai", reason="needs the extra annotate")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-marker")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-marker")
+    sent = str(connect(Endpoint("m", "http://localhost:1/v1"), "a key").default_headers)
+    assert "marker" not in sent

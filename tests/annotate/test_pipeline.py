@@ -16,12 +16,13 @@ from annotate.misbehaving_server import GOOD, NORMAL, NUM_TOKENS, REPORT, Misbeh
 from annotate.test_prompt import HOSTILE
 from PIL import Image
 
-from stepcot_jax.annotate import __main__
+from stepcot_jax.annotate import __main__, pipeline
 from stepcot_jax.annotate.__main__ import main
+from stepcot_jax.annotate.ledger import lock_folder
 from stepcot_jax.annotate.prompt import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import read_records
-from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.errors import BadInput, RunStopped, make_workdir
 
 pytest.importorskip("openai", reason="the extra annotate")
 
@@ -119,7 +120,7 @@ def test_the_ledger_of_another_prompt_or_model_is_kept_apart(tmp_path, six):
         run(six, tmp_path / "out", server, "--overwrite", "--omit=seed")
         assert len(server.paid) == 24
         assert "seed" not in server.requests[-1]
-    assert len(list((tmp_path / "out" / "ledger").iterdir())) == 4
+    assert len(list((tmp_path / "out" / "ledger").glob("*.jsonl"))) == 4
 
 
 @pytest.mark.parametrize("report", HOSTILE.values(), ids=HOSTILE)
@@ -357,6 +358,94 @@ def test_only_chains_with_unanimous_votes_are_kept(tmp_path, six):
     assert len(server.paid) == 6 + 6 + 5  # v2 is not asked about what v1 has voted down
 
 
+def sent_keys(server):
+    return {{name.lower(): value for name, value in headers.items()}["authorization"] for headers in server.headers}
+
+
+def test_a_voter_elsewhere_is_not_told_the_annotators_key(tmp_path, six, monkeypatch):
+    monkeypatch.setenv("OTHER_KEY", "sk-other-9876543210")
+    own = f"Bearer {KEY}"
+    cases = {"": "Bearer none", ",key-variable=OTHER_KEY": "Bearer sk-other-9876543210"}
+    for number, (more, expected) in enumerate({**cases, ",key-variable=OPENAI_API_KEY": own}.items()):
+        with MisbehavingServer() as server, MisbehavingServer() as other:
+            run(six, tmp_path / f"out{number}", server, f"--voter=v,base-url={other.base_url}{more}")
+            assert (sent_keys(server), sent_keys(other)) == ({own}, {expected})
+    with MisbehavingServer() as server:  # the same host may know it
+        run(six, tmp_path / "same", server, "--voter=v", f"--voter=w,base-url={server.base_url}/")
+        assert sent_keys(server) == {own}
+
+
+def test_neighbouring_reports_that_are_refused_are_set_aside(tmp_path, six):
+    def behave(request, number):
+        is_refused = re.search("Number [0-3]", read_data(request)["report"])
+        return ("status", (400, {"error": {"code": "content_filter"}}, {})) if is_refused else None
+
+    with MisbehavingServer(behave) as server:
+        message = stop(six, tmp_path / "out", server, "--concurrency=1")
+        assert "requests about 4 of 6 reports were given up" in message
+        assert len(run(six, tmp_path / "out", server, "--on-failure=set-aside", "--concurrency=1")) == 2
+        assert len(server.paid) == 2
+
+
+def test_a_403_about_one_report_does_not_stop_the_others(tmp_path, six):
+    def behave(request, number):
+        return ("status", (403, {}, {})) if "Number 3" in read_data(request)["report"] else None
+
+    with MisbehavingServer(behave) as server:
+        assert "about 1 of 6 reports" in stop(six, tmp_path / "out", server, "--concurrency=1")
+        # All others come from the ledger: that there was an answer is known from there.
+        assert len(run(six, tmp_path / "out", server, "--on-failure=set-aside")) == 5
+
+
+def test_a_setting_that_the_endpoint_refuses_is_named_with_what_omits_it(tmp_path, six):
+    body = {"error": {"message": "'seed' is not supported"}}
+    with MisbehavingServer(lambda request, number: ("status", (400, body, {}))) as server:
+        message = stop(six, tmp_path / "out", server, "--concurrency=1")
+        assert "--omit=seed" in message
+        assert len(server.requests) == 3
+
+
+def test_one_run_at_a_time_whatever_the_model(tmp_path, six):
+    with lock_folder(tmp_path / "out" / "ledger"), MisbehavingServer() as server:
+        with pytest.raises(BadInput, match=r"\.lock: found it in use"):
+            run(six, tmp_path / "out", server, "--model=n")
+        assert server.requests == []
+
+
+def test_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six, monkeypatch):
+    def make_and_write(folder):
+        make_workdir(folder)
+        (folder / "data.json").write_text("[]")
+
+    monkeypatch.setattr(pipeline, "make_workdir", make_and_write)
+    with MisbehavingServer() as server:
+        with pytest.raises(BadInput, match="found records there"):
+            run(six, tmp_path / "out", server)
+        assert server.requests == []
+    assert (tmp_path / "out" / "data.json").read_text() == "[]"
+
+
+@pytest.mark.parametrize("name", ["set_aside.jsonl", "./data.json", "Funnel.CSV", "funnel.md", "ledger/a.png"])
+def test_an_image_named_like_an_output_is_refused(tmp_path, name):
+    (tmp_path / "in" / "ledger").mkdir(parents=True)
+    (tmp_path / "in" / name).write_bytes(b"source")
+    row = json.dumps({"id": "r", "report": REPORT.format(1), "image": name})
+    (tmp_path / "in" / "reports.jsonl").write_text(row)
+    with pytest.raises(BadInput, match="named like the output"):
+        main([str(tmp_path / "in" / "reports.jsonl"), f"--out={tmp_path / 'out'}"])
+    assert (tmp_path / "in" / name).read_bytes() == b"source"
+    assert not (tmp_path / "out" / "data.json").exists()
+
+
+def test_a_bad_record_of_the_chain_is_said_without_a_setting_that_is_not_there(tmp_path, six):
+    main([str(six), f"--out={tmp_path / 'chain'}"])
+    path = tmp_path / "chain" / "data.json"
+    path.write_text(path.read_text().replace("images/0.png", "../0.png"))
+    with pytest.raises(BadInput, match="record 0") as caught:
+        main([str(six), f"--out={tmp_path / 'out'}", f"--chain={tmp_path / 'chain'}"])
+    assert "on_bad_record" not in str(caught.value)
+
+
 def test_nothing_is_lost_between_collected_and_kept(tmp_path):
     lines = [
         {"id": "kept", "report": REPORT.format(1), "image": ["images/a.png", "images/b.png"]},
@@ -467,9 +556,14 @@ def test_a_bad_row_is_found_before_anything_is_paid_for(tmp_path, six):
         (["--annotator=llm"], "--model"),
         (["--model=m"], "--model"),
         (["--trust"], "--trust"),
-        (["--annotator=llm", "--model=m", "--base-url=nowhere"], "base_url"),
-        (["--annotator=llm", "--model=m", "--concurrency=0"], "--concurrency"),
-        (["--annotator=llm", "--model=m", "--max-tokens=0"], "--max-tokens"),
+        (["--annotator=llm", "--model=m", "--base-url=nowhere"], "--base-url: found 'nowhere'"),
+        (
+            ["--annotator=llm", "--model=m", "--concurrency=0"],
+            "--concurrency: found 0, accepted is a whole number >= 1",
+        ),
+        (["--annotator=llm", "--model=m", "--repairs=-1"], "--repairs: found -1, accepted is a whole number >= 0"),
+        (["--voter=v,base-url=nowhere"], "--voter: that of 'v': --base-url: found 'nowhere'"),
+        (["--annotator=llm", "--model=m", "--max-tokens=0"], "--max-tokens: found 0, accepted is a whole number >= 1"),
         (["--voter=v,colour=red"], "--voter: found 'colour=red'"),
         (["--voter=v", "--voter=v"], "'v' twice"),
         (["--chain=nowhere"], "nowhere"),
@@ -565,12 +659,12 @@ def test_agreement_and_review_from_the_command_line(tmp_path, six, capsys):
     main(["review-out", a, b, *names, "--all", f"--out={form}"])
     rows = list(csv.reader(pathlib.Path(form).read_text(encoding="utf-8-sig").splitlines()))
     filled = [rows[0], *([*row[:-2], "ok", ""] for row in rows[1:])]
-    filled[1][-2:] = ["B", "an opacity"]
+    filled[1][-2:] = filled[7][-2:] = ["B", "a nodule"]
     with pathlib.Path(form).open("w", newline="") as file:
         csv.writer(file).writerows(filled)
     main(["review-in", form, a, b, *names, "--all", "--reviewer=Dr Example", f"--out={tmp_path / 'reviewed'}"])
     printed = capsys.readouterr().out
-    assert "1 answers corrected in 1 of them" in printed
+    assert "2 answers corrected in 1 of them" in printed
     cases = read_records(tmp_path / "reviewed", require_images=False).cases
     assert [case.labels[0] for case in cases] == [1, 0, 0, 0, 0, 0]
     assert dict(cases[0].provenance)["review 1 step 1"] == "A -> B"

@@ -45,6 +45,12 @@ def test_csv(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("cell", ["", " "])
+def test_without_a_patient_the_id_is_the_patient(tmp_path, cell):
+    (report,) = read_reports(write(tmp_path, f"id,report,image,patient_id\nr1,Clear.,a.png,{cell}\n"))
+    assert report.patient_id == "r1"
+
+
 def test_json_lines(tmp_path):
     lines = [
         {"id": 7, "report": "Größe", "image": "a.png", "extra": {}},
@@ -83,7 +89,7 @@ def test_published_layout_whatever_its_chain(tmp_path):
         (b'id,report,image\nr1,"Example\n', "line 2: found what is not CSV"),
         (b'id,report,image\nr1,"Example" x,\n', "line 2: found what is not CSV"),
         (b"id,report,image\n ,Example,a.png\n", "line 2: field id: found ''"),
-        (b"id,report,image,patient_id\nr1,Example,a.png, \n", "line 2: field patient_id"),
+        (b'id,report,image,patient_id\nr1,Example,a.png,"p\n1"\n', "line 3: field patient_id"),
         (b'id,report,image\n"r\n1",Example,a.png\n', "line 3: field id"),
         (b"id,report,image\nr1,Example,../a.png\n", "line 2: field image: found '../a.png'"),
         (b"id,report,image\nr1,Example,/etc/passwd\n", "line 2: field image"),

@@ -91,8 +91,8 @@ def test_corrections_come_back_with_who_made_them(tmp_path, aligned, format_of):
     def change(row):
         if (row["case"], row["step"]) == ("1", "Step 7"):
             row.update(review=" b. Nodule", comment="A nodule\nof 6 mm.")
-        if (row["case"], row["step"]) == ("1", "Step 2"):
-            row.update(review="A", comment="one")
+        if (row["case"], row["step"]) == ("1", "Step 1"):
+            row.update(review="B", comment="one")
         if (row["case"], row["step"]) == ("2", "Step 2"):
             row.update(review="Focal")  # as it was
         if (row["case"], row["step"]) == ("2", "Step 3"):
@@ -102,16 +102,16 @@ def test_corrections_come_back_with_who_made_them(tmp_path, aligned, format_of):
     assert (counts.cases, counts.answers, counts.corrected) == (3, 2, 1)
     assert [case.image_path for case in cases] == ["images/1.png", "=cmd/2.png", "images/3.png", "images/1b.png"]
     first, second, third, same_report = cases
-    assert first.labels == (0, 0, 5, 6, 4, 6, 1)
-    assert first.reasoning == ("why", "one", "why", "why", "why", "why", "A nodule of 6 mm.")
+    assert first.labels == (1, 3, 5, 6, 4, 6, 1)
+    assert first.reasoning == ("one", "why", "why", "why", "why", "why", "A nodule of 6 mm.")
     said = dict(first.provenance)
     date = said.pop("review 1 date")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
     assert said == {
         "annotator": "rules",
         "review 1 by": "Dr Example",
-        "review 1 step 2": "N/A -> A",
-        "review 1 step 2 was": "why",
+        "review 1 step 1": "A -> B",
+        "review 1 step 1 was": "why",
         "review 1 step 7": "A -> B",
         "review 1 step 7 was": "why",
     }
@@ -132,19 +132,41 @@ def test_cases_that_were_not_reviewed_stay_as_they_are(tmp_path, aligned):
 
 
 def test_a_second_review_is_kept_beside_the_first(tmp_path, aligned):
-    review(tmp_path, aligned, lambda row: row.update(review="B", comment="x") if row["step"] == "Step 1" else None)
+    def answer(letters, comment):
+        """The answers of the third case's first and last step."""
+        of_step = dict(zip(("Step 1", "Step 7"), letters, strict=True))
+
+        def change(row):
+            if row["case"] == "3" and row["step"] in of_step:
+                row.update(review=of_step[row["step"]], comment=comment)
+
+        return change
+
+    review(tmp_path, aligned, answer("BB", "x"))
     (tmp_path / "out").rename(tmp_path / "first")
     again = align([tmp_path / "first"])
-    _, cases = review(
-        tmp_path,
-        again,
-        lambda row: row.update(review="A", comment="y") if row["step"] == "Step 1" else None,
-        reviewer="Second",
-    )
+    _, cases = review(tmp_path, again, answer("AA", "y"), reviewer="Second")
     said = dict(cases[2].provenance)
     assert (said["review 1 by"], said["review 2 by"]) == ("Dr Example", "Second")
     assert (said["review 1 step 1"], said["review 2 step 1"]) == ("A -> B", "B -> A")
     assert said["review 2 step 1 was"] == "x"
+
+
+def test_a_correction_that_contradicts_the_rest_is_refused_by_case(tmp_path, aligned):
+    def change(row):
+        if (row["case"], row["step"]) == ("3", "Step 7"):
+            row.update(review="B", comment="a nodule")
+
+    with pytest.raises(BadInput) as caught:
+        review(tmp_path, aligned, change)
+    words = "case 3 (images/3.png): found 'no abnormality' beside the diagnosis 'nodule'"
+    assert words in str(caught.value)
+    assert not (tmp_path / "out" / "data.json").exists()
+
+
+def test_a_contradiction_that_nobody_corrected_is_not_the_reviewers(tmp_path):
+    aligned = align(write(tmp_path, {"a": [make_case("1", (1, *NORMAL[1:]))]}))
+    assert review(tmp_path, aligned)[1][0].labels == (1, *NORMAL[1:])
 
 
 def test_spreadsheets_that_drop_the_apostrophe_do_not_alter_a_form(tmp_path, aligned):

@@ -7,7 +7,7 @@ import pytest
 
 from stepcot_jax.annotate.annotation import NOT_TRUSTED, Annotation, CannotAnnotate, Report
 from stepcot_jax.annotate.budget import Budget
-from stepcot_jax.annotate.client import RequestFailed
+from stepcot_jax.annotate.client import RequestFailed, RequestRefused
 from stepcot_jax.annotate.run import MOST_FAILURES_IN_A_ROW, process_reports
 from stepcot_jax.errors import BadInput, RunStopped
 
@@ -110,6 +110,17 @@ def test_failures_between_answers_are_the_reports_fault():
         return ANNOTATION, ()
 
     assert sum(outcome.has_failed for outcome in run(30, process, concurrency=1)) == 20
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_neighbouring_reports_that_are_refused_do_not_stop_a_run(concurrency):
+    async def process(report):
+        if 2 <= int(report.id) < 9:
+            raise RequestRefused("found HTTP 400 (content_filter)")
+        return ANNOTATION, ()
+
+    outcomes = run(12, process, concurrency=concurrency)
+    assert [outcome.has_failed for outcome in outcomes] == [2 <= number < 9 for number in range(12)]
 
 
 def test_errors_of_the_program_are_not_swallowed():
