@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.measure import make_sgemm, peak_megabytes, sgemm_gflop, time_in_turn
-from benchmarks.plain import PlainTeacher
+from benchmarks.plain import PlainTeacher, make_plain_optimizer
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.process_memory import release_freed_memory
@@ -40,7 +40,7 @@ def make_batch(batch_size: int) -> dict[str, jax.Array]:
     return {"image_features": features, "labels": labels}
 
 
-def make_joint(teacher: Any = None) -> tuple[Any, Callable[..., Any], jax.Array]:
+def make_joint(teacher: Any = None, make_optimizer: Any = make_optimizer) -> tuple[Any, Callable[..., Any], jax.Array]:
     """State, joint step (its state is donated) and prompt features at the published sizes."""
     networks = Networks(teacher=teacher or Teacher(ANSWERS), student=Student(ANSWERS))
     optimizers = {"teacher": make_optimizer(learning_rate=5e-5), "student": make_optimizer(learning_rate=1e-4)}
@@ -133,7 +133,10 @@ def _compile_once(arguments: dict[str, str]) -> dict[str, float]:
     if "cache" in arguments:
         jax.config.update("jax_compilation_cache_dir", arguments["cache"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    state, step, text_features = make_joint(_TEACHERS[arguments.get("teacher", "")]())
+    name = arguments.get("teacher", "")
+    state, step, text_features = make_joint(
+        _TEACHERS[name](), make_plain_optimizer if name == "plain" else make_optimizer
+    )
     jax.block_until_ready(state)
     release_freed_memory()  # as a run does, here and after the compilation
     batch = make_batch(32)

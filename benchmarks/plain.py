@@ -1,6 +1,7 @@
 """The teacher as one would first write it: seven step models in a Python loop, a dropout layer at every place.
 
-The yardstick for compile time. It computes what `stepcot_jax.models.teacher.Teacher` computes, with the same layers.
+The yardstick for compile time, together with AdamW as optax has it, array by array. It computes what
+`stepcot_jax.models.teacher.Teacher` and `training.optimizers` compute, with the same layers.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 from stepcot_jax.models.graph_attention import GraphAttentionStack
@@ -16,6 +18,11 @@ from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.projection import layer_norm
 from stepcot_jax.models.student import pad_answers
 from stepcot_jax.models.teacher import TeacherReading
+
+
+def make_plain_optimizer(*, learning_rate: float) -> optax.GradientTransformation:
+    """A clip and AdamW at the published rates."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate, weight_decay=0.01))
 
 
 class Block(nn.Module):

@@ -12,7 +12,8 @@ from stepcot_jax.chain import PUBLISHED_STEPS
 def get_config():
     config = config_dict.ConfigDict()
 
-    config.job = "distill"  # "distill": teacher, then both; "teacher": the teacher alone, with plateau and early stop
+    # "distill": teacher, then both; "teacher": the teacher alone, with plateau and early stop; "baseline": a perceptron
+    config.job = "distill"
     config.seed = 0  # of parameters, dropout and the order of cases
     config.resume = True  # go on from the latest checkpoint in the workdir; False refuses a workdir that has one
 
@@ -34,6 +35,7 @@ def get_config():
     config.data.cache_megabytes = 2048.0  # MB of decoded images kept in memory; beyond, decoded at each use
     config.data.num_threads = 2  # threads that read and decode, in this process or in each worker
     config.data.num_workers = 0  # processes that read and decode; they keep no images, `cache_megabytes` is of 0 alone
+    config.data.origins = ()  # cases of these origins alone, such as ("Phantom A",); () is all
     config.data.sampling = "uniform"  # or "inverse_frequency" of the last step's answer; an epoch stays as long
     config.data.augment = "none"  # or "light": small turns, shifts, growth and exposure of training images, no flips
 
@@ -77,11 +79,21 @@ def get_config():
     config.teacher.context_dropout = 0.2  # share
     config.teacher.head_dropout = 0.3  # share
     config.teacher.memory = True  # False: no memory node (ablation)
+    config.teacher.write_back = True  # False: the memory node stays, answers are not written to it (ablation)
     config.teacher.text = True  # False: learned step vectors in the prompts' place (ablation)
 
     config.student = config_dict.ConfigDict()
     config.student.width = 512  # size of the feature that the answers update
     config.student.dropout = 0.3  # share
+
+    config.baseline = config_dict.ConfigDict()  # job "baseline": pooled embeddings -> two layers
+    config.baseline.hidden = 768  # size of the first layer
+    config.baseline.steps = "all"  # what supervises: "all" steps, or the "last" alone
+    config.baseline.batch_size = 8  # cases; takes the place of training.batch_size
+    config.baseline.epochs = 50
+    config.baseline.learning_rate = 1e-5  # AdamW
+    config.baseline.weight_decay = 1e-4  # decoupled, on every parameter
+    config.baseline.schedule = "cosine"  # to 0 over the run, or "constant"
 
     config.loss = config_dict.ConfigDict()
     config.loss.temperature = 2.0  # T of distillation and channel alignment
@@ -95,7 +107,7 @@ def get_config():
     config.loss.class_weights = "none"  # or "inverse_frequency", normalised to mean 1 a step
 
     config.training = config_dict.ConfigDict()
-    config.training.batch_size = 32  # cases
+    config.training.batch_size = 32  # cases; of the job "baseline" baseline.batch_size
     config.training.teacher_epochs = 2  # job "distill": epochs of the teacher alone, before the joint ones
     config.training.teacher_job_epochs = 10  # job "teacher": most epochs
     config.training.joint_epochs = 40  # job "distill": epochs of both
@@ -108,6 +120,14 @@ def get_config():
     config.training.plateau_factor = 0.5  # job "teacher": what the rate is multiplied by
     config.training.plateau_stop = 3  # job "teacher": epochs without a better score before training ends
     config.training.log_every = 10  # batches between two log entries
+    config.training.checkpoint_minutes = 10.0  # minutes between checkpoints inside an epoch; each epoch ends with one
+    config.training.compute_dtype = "float32"  # or "bfloat16", on accelerators: parameters and losses stay float32
+
+    config.parallel = config_dict.ConfigDict()
+    config.parallel.transform = "pmap"  # or "shard_map"; on one device neither
+    config.parallel.num_devices = 0  # devices to use, a divisor of the batch size; 0: all
+    config.parallel.num_passes = 1  # gradients of a batch are added up over so many passes, which takes less memory
+    config.parallel.remat = False  # True: activations are computed again in the backward pass instead of kept
 
     config.evaluation = config_dict.ConfigDict()
     config.evaluation.batch_size = 128  # cases

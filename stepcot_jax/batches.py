@@ -1,6 +1,7 @@
 """Grain pipelines: cases -> batches. A training batch is a function of the seed and the step alone."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -172,7 +173,13 @@ def training_batches(
 
 
 def evaluation_batches(
-    dataset: Dataset, split: str, *, batch_size: int, process_index: int = 0, process_count: int = 1
+    dataset: Dataset,
+    split: str,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    multiple_of: int = 1,
 ) -> Batches:
     """The batches of a split in order; the last one is filled up with rows whose "present" is False.
 
@@ -182,6 +189,7 @@ def evaluation_batches(
       batch_size: cases in a batch, over all processes; a smaller split makes a smaller batch.
       process_index: see `training_batches`.
       process_count: see `training_batches`.
+      multiple_of: what the batch size is rounded up to, such as the number of devices.
 
     Returns:
       Batches as from `training_batches`, never drawn or changed, every case exactly once over all processes.
@@ -190,7 +198,8 @@ def evaluation_batches(
       BadInput: the batch cannot be divided among the processes.
     """
     indices = getattr(dataset.splits, split)
-    batch_size = min(batch_size, -(-len(indices) // process_count) * process_count)
+    multiple_of = math.lcm(multiple_of, process_count)
+    batch_size = -(-min(batch_size, len(indices)) // multiple_of) * multiple_of
     rows = _rows(batch_size, process_index, process_count)
     positions = grain.MapDataset.range(len(indices)).batch(batch_size, drop_remainder=False)
     return _make_batches(dataset, indices, positions, rows, augment_seed=None)

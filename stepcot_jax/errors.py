@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 3
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 EXIT_INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
 
@@ -39,11 +40,18 @@ class RunStopped(RuntimeError):
     """
 
 
+class Preempted(RuntimeError):
+    """A run that was asked to end (SIGTERM) and has saved what it had; the same command goes on.
+
+    Every tool prints the message on one line and exits with 75.
+    """
+
+
 def run_tool(main: Callable[[], int | None]) -> None:
     """Run a tool's main and exit with its code.
 
-    `BadInput` becomes one line on stderr and exit code 2, `RunStopped` one line and exit code 3, Ctrl-C one line and
-    exit code 130.
+    `BadInput` becomes one line on stderr and exit code 2, `RunStopped` one line and exit code 3, `Preempted` one line
+    and exit code 75, Ctrl-C one line and exit code 130.
     """
     try:
         code = main()
@@ -53,6 +61,9 @@ def run_tool(main: Callable[[], int | None]) -> None:
     except RunStopped as error:
         print(f"stopped: {error}", file=sys.stderr)
         code = EXIT_STOPPED
+    except Preempted as error:
+        print(f"preempted: {error}", file=sys.stderr)
+        code = EXIT_PREEMPTED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED

@@ -30,7 +30,7 @@ from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.settings import Settings
 from stepcot_jax.terminal import Terminal
 
-Prepare = Callable[[dict[str, Any]], dict[str, jax.Array]]
+Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,10 @@ class Inputs:
       dataset: the cases, with features where a frozen encoder made them ahead.
       text_features: float32 [step, width]; None without text.
       image_encoder: module to train along; None where the batches carry features.
-      prepare: a batch of the pipeline -> what a training step takes ("images" or "image_features", and "labels").
+      prepare: a batch of the pipeline -> what a training step takes ("images" or "image_features", and "labels"), not
+        yet on the devices.
       example: one row of what `prepare` gives, for the shapes.
+      encoder_digest: of the frozen encoder's weights; "" where there is none.
     """
 
     dataset: Dataset
@@ -50,6 +52,7 @@ class Inputs:
     image_encoder: nn.Module | None
     prepare: Prepare
     example: dict[str, jax.Array]
+    encoder_digest: str = ""
 
 
 def load_inputs(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -> Inputs:
@@ -64,12 +67,14 @@ def load_inputs(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -
       BadInput: data, weights or features cannot be used as they are.
     """
     image_encoder: nn.Module | None = None
-    prepare: Prepare = _put
+    encoder_digest = ""
+    prepare: Prepare = _select
     if settings.image_encoder.name == "imported":
         dataset = _with_imported_features(settings, terminal)
     elif settings.image_encoder.name == "pretrained":
-        encoder = _load_frozen(settings)
+        encoder = load_frozen_encoder(settings)
         terminal.say(f"image encoder: {encoder.name}, {encoder.width} features, frozen")
+        encoder_digest = encoder.digest
         if settings.features.store:
             dataset = _with_stored_features(settings, workdir, terminal, encoder)
             del encoder  # before the text encoder comes: each takes half a gigabyte
@@ -79,32 +84,40 @@ def load_inputs(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -
             prepare = _encoding(encoder)
     else:
         image_encoder = make_resnet(settings.image_encoder.name)
-        preprocessing = _trained_preprocessing(settings)
+        preprocessing = trained_preprocessing(settings)
         dataset = load_dataset(settings, preprocessing=preprocessing, progress=terminal.watch)
+    if settings.data.origins:
+        dataset = dataset.with_origins(settings.data.origins)
+    if settings.job == "baseline" and settings.baseline.steps == "last":
+        dataset = dataset.with_last_step_alone()
     text_features = None
     if settings.teacher.text:
         text_features = jax.device_put(_prompt_features(settings, workdir, terminal, dataset.chain))
     example = _example(dataset, image_encoder, prepare)
-    return Inputs(dataset, text_features, image_encoder, prepare, example)
+    return Inputs(dataset, text_features, image_encoder, prepare, example, encoder_digest)
 
 
-def _load_frozen(settings: Settings) -> FrozenImageEncoder:
-    """The encoder that `image_encoder.weights` names: our own, or any of transformers' in PyTorch."""
+def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
+    """The encoder that `image_encoder.weights` names: our own, or any of transformers' in PyTorch.
+
+    Raises:
+      BadInput: there are no such weights, or they are of no image encoder.
+    """
     weights = settings.image_encoder.weights
     if weights.startswith(transformers_encoder.PREFIX):
         return transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
     return load_image_encoder(weights, dtype=jnp.dtype(settings.image_encoder.dtype))
 
 
-def _put(batch: dict[str, Any]) -> dict[str, jax.Array]:
-    return {name: jax.device_put(batch[name]) for name in ("images", "image_features", "labels") if name in batch}
+def _select(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: batch[name] for name in ("images", "image_features", "labels") if name in batch}
 
 
 def _encoding(encoder: FrozenImageEncoder) -> Prepare:
     """Features of each batch anew, once, for images that are not the same every time."""
 
-    def prepare(batch: dict[str, Any]) -> dict[str, jax.Array]:
-        return _put({"image_features": encoder.encode(batch["images"]), "labels": batch["labels"]})
+    def prepare(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"image_features": np.asarray(encoder.encode(batch["images"])), "labels": batch["labels"]}
 
     return prepare
 
@@ -115,10 +128,11 @@ def _example(dataset: Dataset, image_encoder: nn.Module | None, prepare: Prepare
         return {"image_features": jnp.zeros((1, dataset.features.shape[1])), "labels": jnp.asarray(labels)}
     images = np.zeros((1, *[dataset.preprocessing.size] * 2, 3), np.float32)
     batch = {"images": images, "labels": labels}
-    return _put(batch) if image_encoder is not None else prepare(batch)
+    return jax.device_put(batch if image_encoder is not None else prepare(batch))
 
 
-def _trained_preprocessing(settings: Settings) -> Preprocessing:
+def trained_preprocessing(settings: Settings) -> Preprocessing:
+    """What is done to an image before an encoder that is trained along sees it."""
     encoder = settings.image_encoder
     return Preprocessing(
         size=encoder.image_size,
@@ -181,7 +195,7 @@ def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
     """The cases with features made elsewhere; their images are not looked at."""
     dataset = load_dataset(
         settings,
-        preprocessing=_trained_preprocessing(settings),
+        preprocessing=trained_preprocessing(settings),
         require_images=False,
         progress=terminal.watch,
     )

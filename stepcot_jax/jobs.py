@@ -1,10 +1,10 @@
-"""What `main` runs: load the data, build the networks, train, evaluate the best on the test split, report."""
+"""What `main` runs: load the data, build the networks, train, and leave the results of the best weights."""
 
 import contextlib
-import json
-import logging
+import dataclasses
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,21 +15,25 @@ from stepcot_jax.data.dataset import write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits import check_manifest
 from stepcot_jax.errors import BadInput, make_workdir
-from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, collect, evaluate
-from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
+from stepcot_jax.evaluation.evaluator import Predictions, collect, evaluate
 from stepcot_jax.inputs import load_inputs
+from stepcot_jax.locks import lock_folder
 from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.programs import Programs
+from stepcot_jax.results import predict_splits, write_results
 from stepcot_jax.settings import Settings, changed_keys, read_settings, write_settings
 from stepcot_jax.systems import make_networks, make_objective, make_predict
 from stepcot_jax.terminal import Terminal
+from stepcot_jax.trained.stored_reading import write_reading
 from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps
 from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loop import Loop, Phase
 from stepcot_jax.training.optimizers import Plateau
+from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.preemption import Preemption
+from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, count_parameters
-
-_LOGGER = logging.getLogger(__name__)
+from stepcot_jax.training.stored_params import restore_params
 
 
 class Run:
@@ -41,26 +45,48 @@ class Run:
     """
 
     def __init__(self, settings: Settings, workdir: pathlib.Path) -> None:
-        self.settings, self.workdir, self.terminal = settings, workdir, Terminal()
+        self.settings, self.workdir, self.terminal = settings, workdir, Terminal(silent=not is_first())
         make_workdir(workdir)
         if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
             # A second start finds its programs compiled.
             jax.config.update("jax_compilation_cache_dir", str((workdir / "compilation_cache").resolve()))
-        self.names = ("teacher",) if settings.job == "teacher" else ("teacher", "student")
-        if saved_steps(workdir / "checkpoints"):
-            if not settings.resume:
-                raise BadInput(
-                    f"{workdir}: found checkpoints of an earlier run, accepted are a new workdir or config.resume=True"
-                )
-            self._check_unchanged(workdir / "settings.json")
+        self.names = ("teacher", "student") if settings.job == "distill" else (settings.job,)
+        with self._lock():  # a run that has the workdir is told of before anything is loaded
+            self._check_earlier_run()
         self.started = time.monotonic()
+        parallel = settings.parallel
+        self.devices = Devices(
+            transform=parallel.transform, num_devices=parallel.num_devices, num_passes=parallel.num_passes
+        )
+        self.devices.check_batch_size(settings.training.batch_size)
         self.inputs = load_inputs(settings, workdir, self.terminal)
         self.dataset = self.inputs.dataset
         self._check_annotated()
         networks = make_networks(settings, self.dataset.chain, self.inputs.image_encoder)
-        self.programs = Programs(settings, networks, make_objective(settings, self.dataset), self.inputs)
-        self.predict = make_predict(networks, self.inputs.text_features, self.names)
+        self.programs = Programs(
+            settings, networks, make_objective(settings, self.dataset), self.inputs, self.devices
+        )
+        self.predict = make_predict(networks, self.programs.text_features, self.names, whole=self.devices.whole)
         self.checkpoints = Checkpoints(workdir / "checkpoints")
+
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other runs out of the workdir; of several processes of this one the first does it for all."""
+        return lock_folder(self.workdir) if is_first() else contextlib.nullcontext()
+
+    def _check_earlier_run(self) -> None:
+        if not saved_steps(self.workdir / "checkpoints"):
+            return
+        if not self.settings.resume:
+            raise BadInput(
+                f"{self.workdir}: found checkpoints of an earlier run, accepted are a new workdir or config.resume=True"
+            )
+        path = self.workdir / "settings.json"
+        changed = changed_keys(read_settings(path), self.settings)
+        if changed:
+            raise BadInput(
+                f"{path}: found other values than now for {', '.join(changed)}; accepted are the same settings as when "
+                "the run started (or a new workdir)"
+            )
 
     def _check_annotated(self) -> None:
         """Refuse data that nothing can be learned from or chosen by; name the steps that are never trained."""
@@ -79,64 +105,84 @@ class Run:
             if not num_train:
                 self.terminal.say(f"note: nobody answered {step.name!r} in the train split; it is not trained")
 
-    def _check_unchanged(self, path: pathlib.Path) -> None:
-        changed = changed_keys(read_settings(path), self.settings)
-        if changed:
-            raise BadInput(
-                f"{path}: found other values than now for {', '.join(changed)}; accepted are the same settings as when "
-                "the run started (or a new workdir)"
-            )
-
     def execute(self) -> dict[str, Any]:
         """Train (or go on training), evaluate the best weights on the test split, and write `report.json`.
 
         Returns:
           The report.
+
+        Raises:
+          RunStopped: training cannot go on; the last good state is kept.
+          Preempted: the run was asked to end, and has saved.
         """
-        try:
+        preemption = Preemption()
+        with contextlib.ExitStack() as stack:
+            # Its threads would outlive the program and complain.
+            stack.callback(self.checkpoints.close)
+            stack.enter_context(self._lock())
+            stack.enter_context(preemption.watch())
             self._check_splits()
             # Compiled before there is a state: a compilation takes more memory than anything else in a run.
             phases = self._compile_phases()
             state, progress = self._start()
-        except BaseException:
-            self.checkpoints.close()  # its threads would outlive the program and complain
-            raise
-        write_settings(self.workdir / "settings.json", self.settings)
-        account = write_account(self.dataset, self.workdir)
+            self._write_facts()
+            seconds_before = 0.0 if progress is None else progress["seconds"]
+            metrics = MetricsLog(self.workdir, first_step=int(jax.device_get(state.step)), silent=not is_first())
+            stack.callback(metrics.close)
+            batches = stack.enter_context(contextlib.closing(self._training_batches()))
+            loop = self._make_loop(phases, batches, metrics, preemption, seconds_before)
+            with preemption.patience():
+                state, best = loop.run(state, progress)
+            step = int(jax.device_get(state.step))
+            held = {step: state.params}
+            del state  # what the optimizers hold is two thirds of it
+            return self._finish(step, held, best, metrics, seconds_before)
+
+    def _write_facts(self) -> None:
+        """What the workdir says of the run, beside its checkpoints."""
+        account = None
+        if is_first():
+            write_settings(self.workdir / "settings.json", self.settings)
+            features, digest = self.inputs.text_features, self.inputs.encoder_digest
+            write_reading(self.workdir, self.dataset.chain, features, encoder_digest=digest)
+            account = write_account(self.dataset, self.workdir)
         if account:
             self.terminal.say(account)
-        seconds_before = 0.0 if progress is None else progress["seconds"]
-        metrics = MetricsLog(self.workdir, first_step=int(state.step))
-        batches = self._training_batches()
-        loop = Loop(
+
+    def _make_loop(
+        self,
+        phases: list[Phase],
+        batches: ReadAhead,
+        metrics: MetricsLog,
+        preemption: Preemption,
+        seconds_before: float,
+    ) -> Loop:
+        training = self.settings.training
+        return Loop(
             phases=phases,
             batches=batches,
-            batches_per_epoch=batches_per_epoch(self.dataset, self.settings.training.batch_size),
-            prepare=self.inputs.prepare,
-            text_features=self.inputs.text_features,
+            batches_per_epoch=self._batches_per_epoch,
+            prepare=lambda batch: self.devices.put_training_rows(self.inputs.prepare(batch)),
+            text_features=self.programs.text_features,
             validate=self._validate,
             checkpoints=self.checkpoints,
             metrics=metrics,
             terminal=self.terminal,
             chain=self.dataset.chain,
-            batch_size=self.settings.training.batch_size,
-            log_every=self.settings.training.log_every,
+            batch_size=training.batch_size,
+            log_every=training.log_every,
             best_by=self.settings.evaluation.best,
             plateau=self._make_plateau(),
             data_digest=self.dataset.digest,
             seconds=lambda: seconds_before + time.monotonic() - self.started,
+            checkpoint_seconds=60 * training.checkpoint_minutes,
+            asked_to_end=lambda: preemption.asked,
+            keep={"settings": dataclasses.asdict(self.settings)},
         )
-        try:
-            state, best = loop.run(state, progress)
-            step, params = int(state.step), state.params
-            del state  # what the optimizers hold is two thirds of it
-            results = self._test(step, params, best)
-            wall_seconds = seconds_before + time.monotonic() - self.started
-            return self._report(results, best, wall_seconds, metrics, step)
-        finally:
-            batches.close()
-            metrics.close()
-            self.checkpoints.close()
+
+    @property
+    def _batches_per_epoch(self) -> int:
+        return batches_per_epoch(self.dataset, self.settings.training.batch_size)
 
     def _training_batches(self) -> ReadAhead:
         batches = training_batches(
@@ -145,6 +191,8 @@ class Run:
             seed=self.settings.seed,
             sampling=self.settings.data.sampling,
             augment=self.settings.data.augment == "light",
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
         )
         return self._iterate(batches)
 
@@ -158,8 +206,11 @@ class Run:
         """The phases of the run; those that are over already are not compiled."""
         sizes = {name: f"{count_parameters(tree):,}" for name, tree in self.programs.state_shapes.params.items()}
         self.terminal.say(f"cases: {self.dataset.num_cases}; parameters: {sizes}")
-        num_batches = batches_per_epoch(self.dataset, self.settings.training.batch_size)
-        epochs_done = (self.checkpoints.latest_step or 0) // num_batches
+        if self.devices.num_devices > 1:
+            self.terminal.say(
+                f"devices: {self.devices.num_devices} of {jax.process_count()} processes, by {self.devices.transform}"
+            )
+        epochs_done = (self.checkpoints.latest_step or 0) // self._batches_per_epoch
         return self.programs.compile_phases(epochs_done=epochs_done, say=self.terminal.say)
 
     def _make_plateau(self) -> Plateau | None:
@@ -179,56 +230,60 @@ class Run:
         """The state to start from: the latest checkpoint's, or a new one."""
         if self.checkpoints.latest_step is None:
             return self.programs.make_state(), None
-        state, progress = self.checkpoints.restore(self.programs.state_shapes)
+        state, progress, warnings = self.checkpoints.restore_latest(self.programs.state_shapes)
+        for warning in warnings:
+            self.terminal.say(warning)
         if progress["data"] != self.dataset.digest:
             raise BadInput(
                 f"{self.workdir}: found other cases, labels or splits than when the run started, accepted are the same "
                 f"(splits.json there says which they were) or a new workdir"
             )
-        self.terminal.say(f"going on from step {int(state.step)}")
+        self.terminal.say(f"going on from step {int(jax.device_get(state.step))}")
         return state, progress
 
     def _predictions(self, params: Any, split: str) -> Predictions:
-        batches = evaluation_batches(self.dataset, split, batch_size=self.settings.evaluation.batch_size)
+        """What the networks say of a split; every process reads its rows, and all of them know all answers."""
+        batches = evaluation_batches(
+            self.dataset,
+            split,
+            batch_size=self.settings.evaluation.batch_size,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            multiple_of=self.devices.num_devices,
+        )
+
+        def answered(read: ReadAhead) -> Iterator[dict[str, Any]]:
+            for batch in read:
+                logits = self.predict(params, self.devices.put_rows(self.inputs.prepare(batch)))
+                facts = {name: batch[name] for name in ("labels", "present", "index")}
+                yield {**self.devices.gather_rows(facts), "logits": logits}
+
         with contextlib.closing(self._iterate(batches)) as read:
-            return collect(lambda batch: self.predict(params, self.inputs.prepare(batch)), read)
+            return collect(lambda batch: batch["logits"], answered(read))
 
     def _validate(self, state: TrainState) -> dict[str, float]:
         metrics = evaluate(self._predictions(state.params, "val"), self.dataset.chain)
         return {name: metrics[name].mean_accuracy for name in self.names}
 
-    def _test(self, step: int, params: Any, best: dict[str, Best]) -> dict[str, ModelMetrics]:
-        """Figures of each network on the test split, with the weights that were best on validation."""
-        results, last_step = {}, step
-        for name in self.names:
-            release_freed_memory()
-            wanted = best[name].step if name in best else last_step
-            if wanted != step:
-                step, params = wanted, None
-                params = self.checkpoints.restore(self.programs.state_shapes, step)[0].params
-            metrics = evaluate(self._predictions(params, "test"), self.dataset.chain)
-            results[name] = metrics[name]
-        return results
-
-    def _report(
-        self,
-        results: dict[str, ModelMetrics],
-        best: dict[str, Best],
-        wall_seconds: float,
-        metrics: MetricsLog,
-        step: int,
+    def _finish(
+        self, step: int, held: dict[int, Any], best: dict[str, Best], metrics: MetricsLog, seconds_before: float
     ) -> dict[str, Any]:
-        report = report_dict(metrics=results, num_cases=self.dataset.num_cases, wall_seconds=wall_seconds)
-        report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
-        write_report(self.workdir / "report.json", report)
-        numbers = {f"{name}/mean_accuracy": result.mean_accuracy for name, result in results.items()}
-        metrics.write(
-            "test",
-            step=step,
-            epoch=step // batches_per_epoch(self.dataset, self.settings.training.batch_size) - 1,
-            numbers=numbers,
-        )
-        print(format_table(results))
-        print(f"\n{wall_seconds:.0f} s; written to {self.workdir / 'report.json'}")
-        _LOGGER.debug("report: %s", json.dumps(report))
+        """Predictions of each network's best weights, and what is written of them; `held` are those of `step`."""
+
+        def params_of(name: str) -> Any:
+            wanted = best[name].step if name in best else step
+            if wanted not in held:
+                held.clear()
+                release_freed_memory()
+                held[wanted] = self.devices.put_whole(restore_params(self.checkpoints.folder, wanted))
+            return held[wanted]
+
+        predictions = predict_splits(self.names, params_of, self._predictions)
+        wall_seconds = seconds_before + time.monotonic() - self.started
+        report: dict[str, Any] = {}
+        if is_first():
+            report = write_results(self.workdir, self.dataset, predictions, best=best, wall_seconds=wall_seconds)
+            numbers = {f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()}
+            metrics.write("test", step=step, epoch=step // self._batches_per_epoch - 1, numbers=numbers)
+        wait_for_all("report")
         return report

@@ -33,6 +33,7 @@ class DataSettings:
     cache_megabytes: float = number(least=0)
     num_threads: int = number(least=1)
     num_workers: int = number(least=0)
+    origins: tuple[str, ...]
     sampling: Literal["uniform", "inverse_frequency"]
     augment: Literal["none", "light"]
 
@@ -138,6 +139,7 @@ class TeacherSettings:
     context_dropout: float = share()
     head_dropout: float = share()
     memory: bool
+    write_back: bool
     text: bool
 
     def __post_init__(self) -> None:
@@ -154,6 +156,19 @@ class StudentSettings:
 
     width: int = number(least=1)
     dropout: float = share()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BaselineSettings:
+    """The two-layer perceptron on pooled embeddings, and how it is trained."""
+
+    hidden: int = number(least=1)
+    steps: Literal["all", "last"]
+    batch_size: int = number(least=1)
+    epochs: int = number(least=1)
+    learning_rate: float = number(above=0)
+    weight_decay: float = number(least=0)
+    schedule: Literal["cosine", "constant"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,6 +203,18 @@ class TrainingSettings:
     plateau_factor: float = number(above=0, most=1)
     plateau_stop: int = number(least=1)
     log_every: int = number(least=1)
+    checkpoint_minutes: float = number(above=0)
+    compute_dtype: Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParallelSettings:
+    """How a training step is spread over devices and memory; it changes results by no more than rounding."""
+
+    transform: Literal["pmap", "shard_map"]
+    num_devices: int = number(least=0)
+    num_passes: int = number(least=1)
+    remat: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,7 +229,7 @@ class EvaluationSettings:
 class Settings:
     """Everything that decides a run."""
 
-    job: Literal["teacher", "distill"]
+    job: Literal["teacher", "distill", "baseline"]
     seed: int = seed()
     resume: bool
     data: DataSettings
@@ -212,12 +239,19 @@ class Settings:
     features: FeatureSettings
     teacher: TeacherSettings
     student: StudentSettings
+    baseline: BaselineSettings
     loss: LossSettings
     training: TrainingSettings
+    parallel: ParallelSettings
     evaluation: EvaluationSettings
 
     def __post_init__(self) -> None:
         encoder = self.image_encoder
+        if self.job == "baseline" and not self.teacher.text:
+            raise BadInput(
+                "config.teacher.text: found False with config.job='baseline', accepted is True with it: the baseline "
+                "tells the steps apart by their prompts"
+            )
         if self.data.augment != "none" and encoder.name == "imported":
             raise BadInput(
                 f"config.data.augment: found {self.data.augment!r} with config.image_encoder.name='imported', accepted "
@@ -238,10 +272,16 @@ class Settings:
 def make_settings(config: Mapping[str, Any]) -> Settings:
     """Settings from a ConfigDict or any nested mapping.
 
+    The batch size of the job "baseline" is `baseline.batch_size`, which takes the place of the general one.
+
     Raises:
       BadInput: a key is unknown or missing, or a value has the wrong type or is out of range.
     """
-    return make(Settings, config, "config")
+    settings = make(Settings, config, "config")
+    if settings.job == "baseline":
+        training = dataclasses.replace(settings.training, batch_size=settings.baseline.batch_size)
+        settings = dataclasses.replace(settings, training=training)
+    return settings
 
 
 def write_settings(path: pathlib.Path, settings: Settings) -> None:
@@ -263,6 +303,11 @@ MAY_CHANGE = frozenset(
         "config.features.batch_size",
         "config.training.joint_epochs",
         "config.training.log_every",
+        "config.training.checkpoint_minutes",
+        "config.parallel.transform",
+        "config.parallel.num_devices",
+        "config.parallel.num_passes",
+        "config.parallel.remat",
         "config.evaluation.batch_size",
     }
 )

@@ -11,9 +11,11 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.losses.hard_label import inverse_frequency_weights
+from stepcot_jax.models.baseline import Baseline
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings import Settings
+from stepcot_jax.training.baseline_steps import read_as_baseline
 from stepcot_jax.training.state import Networks
 from stepcot_jax.training.steps import Objective, encode_images, read_as_teacher
 
@@ -22,7 +24,9 @@ Predict = Callable[[Any, dict[str, Any]], dict[str, jax.Array]]
 
 def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
     """The modules that the settings describe, for the chain of the data and an image encoder to train along."""
-    teacher, student = settings.teacher, settings.student
+    teacher, student, dtype = settings.teacher, settings.student, jnp.dtype(settings.training.compute_dtype)
+    if image_encoder is not None and dtype != jnp.float32:
+        image_encoder = image_encoder.clone(dtype=dtype)
     return Networks(
         teacher=Teacher(
             answers_per_step=chain.answers_per_step,
@@ -34,11 +38,18 @@ def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | N
             context_dropout_rate=teacher.context_dropout,
             head_dropout_rate=teacher.head_dropout,
             memory=teacher.memory,
+            write_back=teacher.write_back,
             text=teacher.text,
+            remat=settings.parallel.remat,
+            dtype=dtype,
         ),
-        student=Student(answers_per_step=chain.answers_per_step, width=student.width, dropout_rate=student.dropout),
+        student=Student(
+            answers_per_step=chain.answers_per_step, width=student.width, dropout_rate=student.dropout, dtype=dtype
+        ),
         image_encoder=image_encoder,
+        remat=settings.parallel.remat,
         projection_width=settings.loss.projection_width,
+        baseline=Baseline(answers_per_step=chain.answers_per_step, hidden=settings.baseline.hidden, dtype=dtype),
     )
 
 
@@ -61,8 +72,21 @@ def make_objective(settings: Settings, dataset: Dataset) -> Objective:
     )
 
 
-def make_predict(networks: Networks, text_features: jax.Array | None, names: tuple[str, ...]) -> Predict:
-    """A compiled function (params, batch) -> padded logits [case, step, answer] of the named networks."""
+def make_predict(
+    networks: Networks,
+    text_features: jax.Array | None,
+    names: tuple[str, ...],
+    *,
+    whole: jax.sharding.Sharding | None = None,
+) -> Predict:
+    """A compiled function (params, batch) -> padded logits [case, step, answer] of the named networks.
+
+    Args:
+      networks: the modules.
+      text_features: [step, width]; None without text.
+      names: of the networks to ask.
+      whole: where the logits are to lie, when the rows of the batch lie on several devices.
+    """
 
     def predict(params: Any, batch: dict[str, Any]) -> dict[str, jax.Array]:
         features = encode_images(networks, params, batch)
@@ -72,6 +96,8 @@ def make_predict(networks: Networks, text_features: jax.Array | None, names: tup
         if "student" in names:
             reading = networks.student.apply({"params": params["student"]}, image_features=features, deterministic=True)
             logits["student"] = reading.logits
+        if "baseline" in names:
+            logits["baseline"] = read_as_baseline(networks, params["baseline"], features, text_features)
         return logits
 
-    return jax.jit(predict)
+    return jax.jit(predict, out_shardings=whole)

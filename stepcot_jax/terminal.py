@@ -12,10 +12,12 @@ class Terminal:
 
     Args:
       every_seconds: shortest time between two plain lines.
+      silent: show nothing, as all processes of a run but one do.
     """
 
-    def __init__(self, *, every_seconds: float = 5.0) -> None:
-        self._live = sys.stderr.isatty()
+    def __init__(self, *, every_seconds: float = 5.0, silent: bool = False) -> None:
+        self._silent = silent
+        self._live = sys.stderr.isatty() and not silent
         self._every = every_seconds
         self._bar: Any = None
         self._task: Any = None
@@ -25,7 +27,7 @@ class Terminal:
         """Print a line that stays."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
-        else:
+        elif not self._silent:
             print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager

@@ -24,10 +24,12 @@ _SEEN = (
     r"(?:seen|identified|appreciated|present|visuali[sz]ed|evident|noted|demonstrated|detected|observed|found|shown"
     r"|apparent|suspected|visible|displayed|recogni[sz]ed|discern(?:ed|ible)|delineated|perceived|revealed)"
 )
-# "Not seen on the lateral view" or "on the prior" leaves a finding where it is seen now.
+# "Not seen on the lateral view", "on the prior" or "previously" leaves a finding where it is seen now.
 _ELSEWHERE = (
-    r"(?! (?:well |clearly )?(?:on|in) (?:the )?(?:lateral|frontal|pa|prior|previous|comparison|recent|old\w*|XXXX))"
+    r"(?! (?:well |clearly )?(?:(?:on|in) (?:the )?(?:lateral|frontal|pa|prior|previous|comparison|recent|old\w*|XXXX)"
+    r"|previously|before|earlier))"
 )
+_MAY = r"(?:may|might|could)"
 _DOUBT = r"(?:exclude[d]?|ruled? out|rule out)"
 # "No change in the effusion" leaves it there; "no emphysematous change" and "no increase in heart size" deny.
 _CHANGE = (
@@ -53,7 +55,7 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
         rf"(?:{_CANNOT}|(?:difficult|hard|impossible) to) (?:\w+ ){{0,2}}?{_DOUBT}",
         r"possib(?:le|ly|ility of)|potential\w*|less likely|question(?:able)?|perhaps|equivocal|differential",
         r"consider(?:ation|ed)?|might|conceivabl[ey]|unclear whether|uncertain whether",
-        r"may(?: \w+)? (?:be|represent|reflect|indicate|relate|have)",
+        r"may(?: \w+)? (?:be|represent|reflect|indicate|relate|have)|can be seen (?:with|in)",
         r"could(?: \w+)? (?:be|represent|reflect|relate)",
         _GUESS,
         r"concern(?:ing)? for|worrisome for|suspicious for|suspicion (?:of|for)|rais\w+ (?:the )?concern",
@@ -66,9 +68,9 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
         rf" {_CHANGE})",
         rf"without(?! {_CHANGE})|w/o|no(?=(?:focal|acute|evidence|definite|large)\b)",
         r"(?:is|are|was|were|do|does|did|has|have)n't|fail(?:s|ed)? to (?:show|demonstrate|reveal)",
-        r"negative for|free (?:of|from)|clear of|clear (?=air-?space|focal)|absence of|absent|lack(?:s"
+        r"negative (?:for|XXXX)|free (?:of|from)|clear of|clear (?=air-?space|focal)|absence of|absent|lack(?:s"
         r"|ing)? (?:of|any)",
-        r"nor|neither|none of|nothing|never|devoid of|rather than|instead of|no longer",
+        r"nor|neither|none of|nothing|never|devoid of|rather than|instead of|no longer|non-(?=enlarged|dilated)",
         r"(?:resolution|clearing|removal) of",
     ),
     Status.ASKED: (
@@ -101,10 +103,12 @@ _BEHIND: dict[Status, tuple[str, ...]] = {
         r"|considered|consideration)",
         r"(?:should|would|could|may|might) be (?:considered|entertained|included)|not (?:entirely "
         r"|completely )?excluded",
-        r"in the differential|less likely",
+        r"in the differential|less likely|(?:difficult|hard|impossible) to (?:\w+ )?exclude",
+        rf"{_MAY} be (?:\w+ )?{_SEEN}|{_MAY} (?:also |well )?(?:have|give|cause|produce|explain|account for|look|appear)",
     ),
     Status.ASKED: (
-        rf"(?:may|might|could|cannot|can)(?: not)? be (?:\w+ )?(?:{_SEEN}|missed|obscured|overlooked|occult)",
+        rf"(?:may not|might not|could not|can ?not|can) be (?:\w+ )?{_SEEN}(?! (?:with|in)\b)",
+        rf"(?:{_MAY}|can) be (?:\w+ )?(?:missed|obscured|overlooked|occult|hidden)",
     ),
     Status.ABSENT: (
         rf"(?:(?:is|are|was|were|has been|have been) (?:not|un)|(?:is|are|was|were)n't"
@@ -113,7 +117,7 @@ _BEHIND: dict[Status, tuple[str, ...]] = {
         r"(?:is|are) (?:absent|unlikely|excluded|ruled out|resolved)|ruled out|excluded|unlikely|doubtful",
         r"(?:interval|complete|full|total|shows?|with|undergone) resolution",
         r"(?:has|have)(?: (?!not|partially|nearly|almost)\w+)? (?:resolved|cleared|disappeared)",
-        r": (?:none|no|absent|negative)",
+        r"(?::| -+) ?(?:none|no|absent|negative)(?= ?(?:[.,;]|$))",
     ),
 }
 
@@ -138,6 +142,11 @@ _BARRIER = re.compile(
     rf"|, (?:with\b|and the\b|(?={_ANEW}\b(?!{_CLOSING})))",
     re.IGNORECASE,
 )
+
+# "There is no mass and the heart is enlarged": where a clause has its verb already, "and" with a verb begins another.
+_VERB = r"(?:is|are|was|were|has|have|remains?|appears?|shows?|demonstrates?)"
+_AND = re.compile(rf",? and (?=(?:the |an? )?(?:[\w-]+ ){{1,5}}?{_VERB}\b)", re.IGNORECASE)
+_FINITE = re.compile(rf"\b{_VERB}\b", re.IGNORECASE)
 
 
 def _compile(table: dict[Status, tuple[str, ...]]) -> re.Pattern[str]:
@@ -177,12 +186,22 @@ class _Reach:
     end: int
 
 
+def _find_barriers(sentence: str) -> list[tuple[int, int]]:
+    """Where a clause of the sentence ends and the next begins."""
+    found = [match.span() for match in _BARRIER.finditer(sentence)]
+    for match in _AND.finditer(sentence):
+        begin = max((end for _, end in found if end <= match.start()), default=0)
+        if _FINITE.search(sentence, begin, match.start()):
+            found.append(match.span())
+    return sorted(found)
+
+
 class Assertions:
     """The cues of one sentence and how far they reach."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence
-        self._barriers = [(match.start(), match.end()) for match in _BARRIER.finditer(sentence)]
+        self._barriers = _find_barriers(sentence)
         self._reaches = [*self._forward(), *self._backward()]
 
     def status(self, start: int, end: int) -> Status:

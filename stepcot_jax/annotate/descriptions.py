@@ -7,6 +7,7 @@ goes before a later one where both are named by the same words.
 
 import re
 
+from stepcot_jax.annotate.spelling import match_slips
 from stepcot_jax.chain import DEFAULT_CHAIN
 
 NO_ABNORMALITY, INCREASED, DECREASED, MIXED = DEFAULT_CHAIN.steps[0].options
@@ -26,7 +27,7 @@ DETECTION_WORDS: dict[str, str] = {
 DISTRIBUTION_WORDS: dict[str, str] = {
     DIFFUSE: r"diffuse\w*|widespread|generali[sz]ed|throughout (?:the |both )?lungs?",
     MULTIFOCAL: (
-        r"scattered\b[^.;]{0,80}\bthroughout|multi-?(?:focal|lobar|ple)|scattered|bilateral\w*|both|bi-?bas\w+"
+        r"(?:scattered|multiple|several|few)\b[^.;]{0,80}\bthroughout|multi-?(?:focal|lobar|ple)|scattered|bilateral\w*|both|bi-?bas\w+"
         r"|bi-?apical\w*|several|numerous|few|two|three|couple|bases|apices|lobes|zones"
         r"|[2-9](?= (?:[\w-]+ ){0,4}?(?:nodules|masses|granulomas|opacities|densities)\b)"
         r"|(?:right|left) (?:greater|larger) than (?:right|left)"
@@ -61,15 +62,45 @@ LOCATION_WORDS: dict[str, str] = {
     ),
     PLEURA: (
         r"along the (?:right |left |bilateral )?(?:pleura|chest wall)|pleural[- ]based|(?:right |left )chest wall"
-        r"|costophrenic|breast|fissur\w+"
+        r"|costophrenic|breast|fissur\w+|pleural (?:plaques?|calcif\w+)"
     ),
 }
 MORPHOLOGY_WORDS: dict[str, str] = {
-    CALCIFIED: r"(?<!non)(?<!non-)(?<!no )calci\w+|hyperdense",
+    CALCIFIED: r"(?<!non)(?<!non-)(?<!no )calci\w+|hyperdense|" + match_slips("calcified"),
     SPICULATED: r"spiculat\w+|stellate",
-    ILL_DEFINED: r"ill-?\s?defined|indistinct|poorly[ -]defined|patchy|hazy|irregular|vague|fluffy|blurred",
-    SHARP: r"well[- ]?\s?circumscribed|well[- ]defined|sharply \w+|circumscribed|smooth\w*",
+    ILL_DEFINED: r"(?:ill|poorly)[- ]?(?:defined|marginated|circumscribed|delineated)|indistinct|patchy|hazy|irregular|vague|fluffy|blurred",
+    SHARP: (
+        r"well[- ]?(?:circumscribed|defined|marginated|delineated)|sharply \w+|circumscribed|smooth\w*"
+        r"|(?:sharp|distinct) (?:margin|border|edge|contour)s?"
+    ),
 }
+
+# "Right middle and lower lobe", "left hilar and lower lobe": two places, which are two lesions.
+_STEMS: dict[str, str] = {
+    "upper": r"upper|apex|apical",
+    "middle": r"mid(?:dle|-?lungs?)?|lingul\w+",
+    "lower": r"lower|bas(?:al|ilar|e)",
+    "hilar": r"(?:peri)?hil(?:ar|um)",
+}
+_STEM = "|".join(_STEMS.values())
+_TWO_ZONES = re.compile(
+    rf"\b(?P<one>{_STEM})(?: {_ZONE})?(?:,? (?:and|as well as) |, | ?/ ?)"
+    rf"(?:in |at |within )?(?:the )?(?:left |right )?(?P<two>{_STEM})\b",
+    re.IGNORECASE,
+)
+
+
+def names_two_zones(text: str, first: int, last: int) -> bool:
+    """Whether characters `first` to `last` join two zones by "and", a comma or a slash."""
+    for match in _TWO_ZONES.finditer(text, first, last):
+        one, two = (_zone_of(match[name]) for name in ("one", "two"))
+        if one != two:
+            return True
+    return False
+
+
+def _zone_of(word: str) -> str:
+    return next(zone for zone, stem in _STEMS.items() if re.fullmatch(stem, word, re.IGNORECASE))
 
 
 class Describer:
@@ -82,7 +113,7 @@ class Describer:
 
     def nearest(self, text: str, first: int, last: int, *, about: tuple[int, int]) -> str | None:
         """The answer whose words are nearest to the characters `about`, among characters `first` to `last`."""
-        best, least = None, last - first + 1
+        best, least = None, len(text) + 1
         for match in self._pattern.finditer(text, first, last):
             distance = max(match.start() - about[1], about[0] - match.end(), 0)
             if distance < least:

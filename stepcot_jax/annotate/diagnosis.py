@@ -61,6 +61,11 @@ _ELSEWHERE = re.compile(
     r"|humer\w+|shoulders?|glenoid|acromi\w+|hands?|wrists?|fingers?|thumb|elbows?|forearm|radius|ulna\w*|skull|mandib\w+|sinus\w*)\b",
     re.IGNORECASE,
 )
+_IN_LUNG = re.compile(
+    r"\b(?:lungs?|lobes?|pulmonary|pleura\w*|hil(?:ar|um|a)|api(?:cal|ces)|apex|bas(?:es?|al|ilar)|lingul\w+"
+    r"|mid-?lungs?)\b",
+    re.IGNORECASE,
+)
 _ARTIFACT = re.compile(
     r"\b(?:artifact\w*|superimpos\w+ (?:structures?|shadows?|tissues?)|overlapping"
     r"|overlying (?:\w+ )?(?:soft|breast|tissue)|summation|confluence of|nipples?|breast (?:tissue|shadows?)"
@@ -89,7 +94,7 @@ def find_diagnosis(reading: Reading) -> Mention | None:
     if other:
         raise CannotAnnotate(OUTSIDE_TAXONOMY, ", ".join(sorted({mention.finding.lower() for mention in other})))
     denied = any(mention.status == Status.ABSENT for mention in reading.mentions)
-    if not denied and not any(_NORMAL.search(sentence.text) for sentence in reading.sentences):
+    if not denied and not any(_NORMAL.search(sentence.line) for sentence in reading.sentences):
         raise CannotAnnotate(OUTSIDE_TAXONOMY, "the report names no finding and does not say that all is normal")
     return None
 
@@ -114,9 +119,15 @@ def _rank(mention: Mention) -> tuple[int, bool, bool, bool, int, int]:
 
 
 def is_incidental(mention: Mention) -> bool:
-    """Whether a finding leaves lungs, pleura and heart as they are, is an artifact, or is not in the chest."""
-    text = mention.sentence.text
-    return mention.finding in INCIDENTAL or bool(_ELSEWHERE.search(text) or _ARTIFACT.search(text))
+    """Whether a finding leaves lungs, pleura and heart as they are, is an artifact, or is not in the chest.
+
+    A granuloma of "lung and spleen" is in the chest.
+    """
+    text = mention.sentence.line
+    if mention.finding in INCIDENTAL or _ARTIFACT.search(text):
+        return True
+    in_lung = mention.sort == "lesion" and _IN_LUNG.search(text, *mention.clause)
+    return not in_lung and _ELSEWHERE.search(text) is not None
 
 
 def is_contradicted(reading: Reading, finding: str) -> bool:
@@ -129,7 +140,7 @@ def is_contradicted(reading: Reading, finding: str) -> bool:
     concluding = [mention for mention in named if mention.sentence.role == "impression"]
     weighed = concluding if any(mention.present for mention in concluding) else named
     asserted = {mention.number for mention in weighed if mention.present}
-    described = any(mention.status == Status.STATED and _DESCRIBED.search(mention.sentence.text) for mention in weighed)
+    described = any(mention.status == Status.STATED and _DESCRIBED.search(mention.sentence.line) for mention in weighed)
     denials = [mention for mention in weighed if mention.denied_wholly]
     denied = {mention.number for mention in denials if not described or mention.sentence.role == "impression"}
     return bool(asserted) and bool(denied - asserted)

@@ -5,26 +5,24 @@ to, then one line a request. A line is synchronised to the disk before the answe
 to a ledger; whatever a kill left of a last line is cut off when it is opened again.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from stepcot_jax.locks import lock_file
 from stepcot_jax.annotate.prompt import Message
 from stepcot_jax.errors import BadInput, RunStopped, make_workdir
 
 FORMAT = "stepcot_jax ledger 1"
 SUFFIX = ".jsonl"
-LOCK_NAME = ".lock"
 
 _MAX_LINE_BYTES = 1 << 26
 
@@ -132,7 +130,7 @@ class Ledger:
         except OSError as error:
             raise BadInput(f"{self.path}: cannot be opened ({error.strerror}), accepted is a ledger file") from None
         try:
-            _lock(self._file, self.path)
+            lock_file(self._file, self.path)
             self._size = self._read(identity)
             if not self._size:
                 self._write(json.dumps(identity.header, ensure_ascii=False).encode() + b"\n")
@@ -225,38 +223,6 @@ class Ledger:
         self.num_tokens += entry.num_tokens
         if entry.is_final:
             self._places[entry.report, entry.request] = (position, length)
-
-
-@contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder of ledgers, whichever of them they use, for they share one spending cap.
-
-    Args:
-      folder: of the ledgers; made where it is missing.
-
-    Raises:
-      BadInput: another run has it.
-    """
-    make_workdir(folder)
-    path = folder / LOCK_NAME
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be opened ({error.strerror}), accepted is a file of one's own") from None
-    try:
-        _lock(descriptor, path)
-        yield  # The file stays: removed, it would be another one for a run that has opened it already.
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise BadInput(
-            f"{path}: found it in use by another process, accepted is one run at a time for each --out"
-        ) from None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -17,17 +17,6 @@ from stepcot_jax.annotate.reading import Mention, Reading
 from stepcot_jax.annotate.sentences import Sentence
 from stepcot_jax.chain import NOT_APPLICABLE
 
-_PHRASE = re.compile(r"[,;:]|\band\b|\bwith\b|\bwithout\b|\bas well as\b|\bversus\b|\bor\b", re.IGNORECASE)
-
-_LEFT, _RIGHT = (
-    re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in (r"left|lingul\w+|LUL|LLL", r"right|RUL|RML|RLL")
-)
-_SEQUEL = re.compile(
-    r"(?:these|this|it|they|both|(?:most )?likely|probabl[ey]|possibly"
-    r"|the (?:nodul\w+|mass(?:es)?|opacit(?:y|ies)|densit(?:y|ies)|lesions?|findings?|appearance))\b",
-    re.IGNORECASE,
-)
-
 _MOST_MENTIONS = 30
 """A report that names its finding more often than this says nothing new; looking on would only take time."""
 
@@ -61,21 +50,6 @@ class Answer:
     sentence: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where to look: characters `first` to `last` of a sentence, about the finding at `about`."""
-
-    sentence: Sentence
-    first: int
-    last: int
-    about: tuple[int, int]
-
-    @property
-    def words(self) -> tuple[str, int, int]:
-        """The sentence's text and the characters to look at, as a describer takes them."""
-        return self.sentence.text, self.first, self.last
-
-
 class Lesion:
     """The lesion of one finding, with the places of the report that speak of it.
 
@@ -95,13 +69,13 @@ class Lesion:
         # A sentence that names no other finding is about this one with all its words.
         num_named = collections.Counter(item.number for item in reading.mentions)
         alone = {number for number, count in num_named.items() if count == 1}
-        self._sides = {side for item in own for side in _sides(item, alone=item.number in alone)}
+        self._sides = {side for item in own for side in find_sides(item, alone=item.number in alone)}
         self._places = [
-            *(place for item in own for place in _near(item)),
-            *(_whole_sentence(item) for item in own if item.number in alone),
-            *_sequels(reading, own),
-            *(place for item in explained for place in _near(item)),
-            *(_whole_sentence(item) for item in self.linked if item.number != chief.number),
+            *(place for item in own for place in (*near(item), *relative(item))),
+            *(whole_sentence(item) for item in own if item.number in alone),
+            *find_sequels(reading, own),
+            *(place for item in explained for place in near(item)),
+            *(whole_sentence(item) for item in self.linked if item.number != chief.number),
         ]
 
     def distribution(self) -> Answer:
@@ -110,7 +84,9 @@ class Lesion:
             return self._implied(NOT_APPLICABLE)
         found = [(place, descriptions.DISTRIBUTION.strongest(*place.words)) for place in self._places]
         for place, answer in found:
-            if answer == descriptions.FOCAL and (len(self._sides) > 1 or self._is_strewn(place)):
+            if answer == descriptions.FOCAL and (
+                len(self._sides) > 1 or self._is_strewn(place) or descriptions.names_two_zones(*place.words)
+            ):
                 return Answer(descriptions.MULTIFOCAL, place.sentence.text)
             diffuse = [other for other, word in found if word == descriptions.DIFFUSE]
             if answer == descriptions.MULTIFOCAL and diffuse:
@@ -122,7 +98,7 @@ class Lesion:
         several = next((place for place in self._places if descriptions.PLURAL.strongest(*place.words)), None)
         return Answer(descriptions.MULTIFOCAL, several.sentence.text) if several else self._implied(descriptions.FOCAL)
 
-    def _is_strewn(self, place: _Place) -> bool:
+    def _is_strewn(self, place: Place) -> bool:
         """Whether the words name several lesions in a lung and no zone that holds them all."""
         several = self._chief.finding in _DISCRETE and descriptions.PLURAL.strongest(*place.words)
         return bool(several) and not descriptions.LOCATION.strongest(*place.words)
@@ -150,7 +126,7 @@ class Lesion:
     def density(self) -> Answer | None:
         """Answer of step 1 where the opacity is described in words; None otherwise."""
         for item in self.linked:
-            answer = descriptions.DETECTION.strongest(item.sentence.text, *item.clause)
+            answer = descriptions.DETECTION.strongest(item.sentence.line, *item.clause)
             if answer:
                 return Answer(answer, item.sentence.text)
         return None
@@ -161,7 +137,7 @@ class Lesion:
             if beside_name:
                 spans = [(place.first, place.about[0]), (place.about[1], place.last)]
             for first, last in spans:
-                answer = describer.nearest(place.sentence.text, first, last, about=place.about)
+                answer = describer.nearest(place.sentence.line, first, last, about=place.about)
                 if answer:
                     return Answer(answer, place.sentence.text)
         return None
@@ -178,52 +154,19 @@ def _linked(reading: Reading, chief: Mention) -> list[Mention]:
 
 
 def _explained(reading: Reading, chief: Mention) -> list[Mention]:
-    """The opacities that a finding of the lung itself most likely explains; all lesions beside one of no diagnosis.
+    """The opacities that a finding of the lung itself most likely explains.
 
-    A granuloma at the place of a nodule is the nodule.
+    A granuloma at the place of a nodule is the nodule; what may be at the place of a lesion that is no diagnosis is it.
     """
     if chief.sort == "lesion":
-        return [item for item in reading.mentions if item.sort == "lesion" and item.present]
+        lesions = [item for item in reading.mentions if item.sort == "lesion" and item.present]
+        return [item for item in lesions if may_share(find_site(item), find_site(chief))]
     same = [
-        item for item in reading.mentions if item.finding in _CALCIFIED and item.present and _site(item) == _site(chief)
+        item for item in reading.mentions if item.finding in _CALCIFIED and item.present and find_site(item) == find_site(chief)
     ]
-    of_nodule = same if chief.finding == terms.NODULE and _site(chief)[0] else []
+    of_nodule = same if chief.finding == terms.NODULE and find_site(chief)[0] else []
     return [*_opacities(reading), *of_nodule] if chief.finding in _OF_LUNG else []
-
-
-def _site(mention: Mention) -> tuple[str | None, frozenset[str]]:
-    """The zone and the sides that the words near a finding name."""
-    *_, clause = _near(mention)
-    return descriptions.LOCATION.strongest(*clause.words), frozenset(_sides(mention, alone=False))
 
 
 def _opacities(reading: Reading) -> Iterator[Mention]:
     return (item for item in reading.mentions if item.finding in (terms.OPACITY, terms.LUCENCY) and item.present)
-
-
-def _sides(mention: Mention, *, alone: bool) -> set[str]:
-    """The sides on which a sentence puts a finding."""
-    place = _whole_sentence(mention) if alone else next(_near(mention))
-    return {side for side, words in (("left", _LEFT), ("right", _RIGHT)) if words.search(*place.words)}
-
-
-def _sequels(reading: Reading, own: list[Mention]) -> Iterator[_Place]:
-    """The sentences that go on about a finding ("These most likely represent calcified granulomas.")."""
-    for number in dict.fromkeys(item.number + 1 for item in own):
-        if number < len(reading.sentences) and _SEQUEL.match(reading.sentences[number].text):
-            sentence = reading.sentences[number]
-            yield _Place(sentence, 0, len(sentence.text), (0, 0))
-
-
-def _whole_sentence(mention: Mention) -> _Place:
-    return _Place(mention.sentence, 0, len(mention.sentence.text), (mention.start, mention.end))
-
-
-def _near(mention: Mention) -> Iterator[_Place]:
-    """The phrase of a finding, then its clause."""
-    text, (first, last) = mention.sentence.text, mention.clause
-    about = (mention.start, mention.end)
-    start = max((match.end() for match in _PHRASE.finditer(text, first, mention.start)), default=first)
-    end = min((match.start() for match in _PHRASE.finditer(text, mention.end, last)), default=last)
-    yield _Place(mention.sentence, start, end, about)
-    yield _Place(mention.sentence, min(first, mention.start), max(last, mention.end), about)

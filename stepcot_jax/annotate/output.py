@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.annotate.annotation import REASONS, Annotation, Report
+from stepcot_jax.locks import LOCK_NAME
 from stepcot_jax.annotate.reports import REPEATED, UNREADABLE, Refused
 from stepcot_jax.annotate.run import Outcome, Provenance
 from stepcot_jax.chain import Chain
@@ -29,7 +30,7 @@ SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
 LEDGER_FOLDER = "ledger"
 
-_TAKEN = (published.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", LEDGER_FOLDER)
+_TAKEN = (published.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", LEDGER_FOLDER, LOCK_NAME)
 _ORDER = (UNREADABLE, REPEATED, *REASONS)
 
 

@@ -1,7 +1,6 @@
 """From a source of reports to a folder of records: annotator, checks, quality assurance, output."""
 
 import asyncio
-import contextlib
 import dataclasses
 import datetime
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,8 +13,9 @@ from stepcot_jax.annotate.annotation import Annotation, Report
 from stepcot_jax.annotate.budget import Budget, count_spent
 from stepcot_jax.annotate.client import Client
 from stepcot_jax.annotate.endpoint import Endpoint
-from stepcot_jax.annotate.ledger import SUFFIX, lock_folder
+from stepcot_jax.annotate.ledger import SUFFIX
 from stepcot_jax.annotate.llm import DEFAULT_NUM_REPAIRS, Interviewer, LlmAnnotator
+from stepcot_jax.locks import lock_folder
 from stepcot_jax.annotate.output import LEDGER_FOLDER, Result, bring_images
 from stepcot_jax.annotate.prompt import Prompt, write_annotation_prompt, write_trust_prompt, write_vote_prompt
 from stepcot_jax.annotate.reports import Refused, locate_images, read_reports
@@ -24,7 +24,7 @@ from stepcot_jax.annotate.run import Outcome, Process, Provenance, process_repor
 from stepcot_jax.annotate.voting import QualityAssurance
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.data import published
-from stepcot_jax.errors import BadInput, RunStopped, make_workdir
+from stepcot_jax.errors import BadInput, RunStopped
 from stepcot_jax.terminal import Terminal
 
 _Annotate = Callable[[Report], Awaitable[tuple[Annotation, Provenance]]]
@@ -97,9 +97,7 @@ def annotate_source(source: Path, folder: Path, plan: Plan, terminal: Terminal) 
     num_reports = sum(1 for _ in read_reports(source))
     if not num_reports:
         raise BadInput(f"{source}: found no report in it, accepted is a source with one or more")
-    make_workdir(folder)
-    lock = lock_folder(folder / LEDGER_FOLDER) if plan.asks_models else contextlib.nullcontext()
-    with lock:
+    with lock_folder(folder):
         return _annotate_into(source, folder, plan, terminal, num_reports)
 
 

@@ -106,16 +106,16 @@ def find_terms(sentence: str) -> list[Naming]:
 
 
 def _mentions(sentence: Sentence, number: int) -> list[Mention]:
-    named = find_terms(sentence.text)
+    named = find_terms(sentence.line)
     if not named:
         return []
-    assertions = Assertions(sentence.text)
-    routine = _is_routine(sentence.text, named)
+    assertions = Assertions(sentence.line)
+    routine = _is_routine(sentence.line, named)
     found = []
     for naming in named:
         first, last = assertions.clause(naming.start)
         status = Status.ABSENT if routine else assertions.status(naming.start, naming.end)
-        leading = sentence.text[max(0, naming.start - _LONGEST_CONCLUSION) : naming.start]
+        leading = sentence.line[max(0, naming.start - _LONGEST_CONCLUSION) : naming.start]
         concluded = status >= Status.LIKELY and _CONCLUDES.search(leading) is not None
         found.append(
             Mention(
@@ -127,8 +127,8 @@ def _mentions(sentence: Sentence, number: int) -> list[Mention]:
                 start=naming.start,
                 end=naming.end,
                 clause=(first, last),
-                associated=_ASSOCIATED.search(sentence.text, first, last) is not None,
-                alternative=_is_alternative(sentence.text, naming, named),
+                associated=_ASSOCIATED.search(sentence.line, first, last) is not None,
+                alternative=_is_alternative(sentence.line, naming, named),
                 concluded=concluded,
                 denied_wholly=assertions.denies_all(naming.start),
             )

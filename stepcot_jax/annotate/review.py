@@ -4,10 +4,8 @@ A form has one row for each step of each case. In `review` stands "ok" or the ri
 where the answer is changed. Everything else has to come back as it went out; white space makes no difference.
 """
 
-import csv
 import dataclasses
 import datetime
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from stepcot_jax.annotate.annotation import CannotAnnotate
 from stepcot_jax.annotate.checks import check_consistency
 from stepcot_jax.annotate.disagreements import find_disagreements, show_answer
 from stepcot_jax.annotate.output import bring_images
+from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data import published
 from stepcot_jax.data.cases import Case
@@ -26,8 +25,6 @@ from stepcot_jax.errors import BadInput, make_workdir
 CONFIRMED = "ok"
 
 _TO_FILL = ("review", "comment")
-# What spreadsheets take for the start of a formula, their full-width forms with them.
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 _REVIEW = re.compile(r"review (\d{1,6}) by")
 _NUM_SHOWN = 60
 
@@ -66,14 +63,9 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
     if path.exists():
         raise BadInput(f"{path}: found a file there, accepted is a new one (a filled form must not be overwritten)")
     units = _choose(aligned, every=every)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow([*map(_neutralise, _fixed_names(aligned)), *_TO_FILL])
-    for row in _fixed_rows(aligned, units):
-        writer.writerow([*map(_neutralise, row), *("" for _ in _TO_FILL)])
+    rows = ([*row, *("" for _ in _TO_FILL)] for row in _fixed_rows(aligned, units))
     make_workdir(path.parent)
-    # The mark at the start is what spreadsheets know UTF-8 by.
-    published.write_whole(path, text.getvalue().encode("utf-8-sig"))
+    published.write_whole(path, encode_rows([[*_fixed_names(aligned), *_TO_FILL], *rows]))
     return len(units)
 
 
@@ -142,20 +134,11 @@ def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[str]]:
             ]
 
 
-def _neutralise(text: str) -> str:
-    return f"'{text}" if _FORMULA.match(text) else text
-
-
-def _same(one: str, two: str) -> bool:
-    """Whether two cells say the same; spreadsheets may drop the apostrophe that kept a text from being a formula."""
-    return " ".join(one.split()).lstrip("' ") == " ".join(two.split()).lstrip("' ")
-
-
 def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[_Verdict]:
     names = _fixed_names(aligned)
-    rows = _read_rows(path)
+    rows = read_rows(path)
     header = next(rows, [])
-    if len(header) != len(names) + 2 or not all(map(_same, header, [*names, *_TO_FILL])):
+    if len(header) != len(names) + 2 or not all(map(is_same_cell, header, [*names, *_TO_FILL])):
         raise BadInput(
             f"{path}: line 1: found the columns {[name[:_NUM_SHOWN] for name in header][:20]}, accepted are those of "
             f"the form: {[*names, *_TO_FILL]}"
@@ -170,7 +153,7 @@ def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[_Ver
         if len(row) != len(header):
             raise BadInput(f"{where}: found {len(row)} cells, accepted are {len(header)}")
         for name, found, cell in zip(names, row, expected, strict=False):
-            if not _same(found, cell):
+            if not is_same_cell(found, cell):
                 raise BadInput(f"{where}: column {name!r}: found it altered, accepted is as it was written")
         current = units[number // len(steps)].cases[0].labels[number % len(steps)]
         verdicts.append(_read_verdict(row[-2], row[-1], step=steps[number % len(steps)], current=current, where=where))
@@ -230,22 +213,3 @@ def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], re
             added[f"{name} comment"] = verdict.comment
     provenance = tuple(sorted({**said, **added}.items()))
     return dataclasses.replace(case, labels=tuple(labels), reasoning=tuple(reasoning), provenance=provenance)
-
-
-def _read_rows(path: Path) -> Iterator[list[str]]:
-    accepted = "accepted is the form, saved as CSV in UTF-8"
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), {accepted}") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: found bytes that are not UTF-8 (first at byte {error.start}), {accepted}") from None
-    # Spreadsheets write semicolons where the comma is the decimal sign.
-    separator = ";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ","
-    # A cell of ours may be longer than what the csv module takes by itself; the text is in memory anyway.
-    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    try:
-        yield from (row for row in reader if row)
-    except csv.Error as error:
-        raise BadInput(f"{path}: line {reader.line_num}: found what is not CSV ({error}), {accepted}") from None

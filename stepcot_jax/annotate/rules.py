@@ -87,7 +87,7 @@ def _normal_answers(reading: Reading) -> list[Answer | None]:
     of_lungs = [
         item.sentence.text for item in reading.mentions if item.status == Status.ABSENT and item.sort == "lesion"
     ]
-    clear = [sentence.text for sentence in reading.sentences if "lung" in sentence.text.lower()]
+    clear = [sentence.text for sentence in reading.sentences if "lung" in sentence.line.lower()]
     concluding = [sentence.text for sentence in reading.sentences if sentence.role == "impression"]
     last = (concluding or [reading.sentences[-1].text])[0]
     first = (clear or of_lungs or [last])[0]

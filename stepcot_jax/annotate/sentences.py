@@ -1,6 +1,7 @@
 """The sentences of a report, as places in its text, so that what is quoted is quoted word for word."""
 
 import dataclasses
+import functools
 import re
 
 from stepcot_jax.annotate.sections import Role, find_sections
@@ -8,11 +9,25 @@ from stepcot_jax.annotate.sections import Role, find_sections
 # What ends a sentence is a full stop before a capital, a digit of a list, a de-identified word or the end; not the
 # stop of an abbreviation, of a number such as 2.0 cm, or of the "1." that opens an item of a list.
 _ABBREVIATIONS = ("dr", "mr", "mrs", "ms", "st", "vs", "approx", "i.e", "e.g", "cf", "pt", "resp", "fig")
+# A capital within a sentence means that its full stop is missing, if the word is one that opens sentences and the word
+# before it is one that can end them: "No effusion Small nodule in the apex".
+_OPENING = (
+    r"(?:The|There|This|These|No|Some|Stable|Unchanged|Normal|Negative|Again|Otherwise|Interval|Mild|Minimal|Small"
+    r"|Large|Moderate|Low|Old|Multiple|Scattered|Few|Bilateral|Left|Right|Middle|Lungs?|Heart|Cardiac|Pulmonary|Pleural"
+    r"|Mediastinal|Cardiomediastinal|Trachea|Aorta|Aortic|Bony|Osseous|Visualized|Degenerative|Calcified|Dense"
+    r"|Emphysematous|Chronic|Patchy|Streaky|Cannot|Couple|Possible|Probable|Atherosclerotic)"
+)
+_CONTINUES = re.compile(
+    r"\b(?:the|an?|of|in|on|at|to|by|for|from|with|without|and|or|nor|no|not|is|are|was|were|has|have|may|both|versus"
+    r"|over|per|this|focal|acute|evidence|definite|significant|large|small|mild|new|any)$"
+)
 _STOP = re.compile(
     r"[.!?]+(?=\s|$)|(?<=[a-z)])\.(?=[A-Z])|<(?i:br)\s*/?>|\n[ \t]*\n|\n(?=[ \t]*(?:\d+[.)]|[-*\u2022])[ \t])"
+    rf"|(?<=[a-z])\s(?={_OPENING} [a-z])"
 )
 _ITEM = re.compile(r"\s*(?:(?:\d{1,2}[.)]|[-*\u2022])\s+)?")
 _LONGEST_ABBREVIATION = 8
+_LONGEST_WORD = 20
 _LONGEST_SENTENCE = 600
 """Characters; a hostile text without full stops is cut, since reading takes time with the square of a sentence."""
 
@@ -34,6 +49,11 @@ class Sentence:
     start: int
     role: Role
 
+    @functools.cached_property
+    def line(self) -> str:
+        """The text without its line breaks, as it is searched for words; places in a sentence are places in this."""
+        return " ".join(self.text.split())
+
 
 def split_sentences(text: str) -> tuple[Sentence, ...]:
     """The sentences of the sections that assert, in the report's order.
@@ -53,6 +73,9 @@ def _spans(text: str, start: int, end: int) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for stop in _STOP.finditer(text, start, end):
         if stop[0] == "." and not _ends_sentence(text, start, stop.start(), end):
+            continue
+        is_guess = len(stop[0]) == 1 and stop[0].isspace() and text[stop.end()].isupper()
+        if is_guess and _CONTINUES.search(text, max(start, stop.start() - _LONGEST_WORD), stop.start()):
             continue
         spans += _trimmed(text, start, stop.end() if stop[0][0] in ".!?" else stop.start())
         start = stop.end()

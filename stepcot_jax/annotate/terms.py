@@ -7,6 +7,7 @@ where something is and what it looks like; and all else that keeps a radiograph 
 import dataclasses
 from typing import Literal
 
+from stepcot_jax.annotate.spelling import match_slips
 from stepcot_jax.chain import DIAGNOSIS_OPTIONS
 
 Sort = Literal["diagnosis", "lesion", "other", "none"]
@@ -54,6 +55,8 @@ _SIZED = r"(?:(?:size|silhouette|shadow|contours?) )*"
 _NOT_LUNG = (
     r"(?!granul|lymph|nod|hil|mediast|lung|left|right|lob|lingul|bas|apic|apex|densit|opacit|foc|upper|lower|pleur)"
 )
+_ENLARGED = rf"(?:enlarged|enlargement|{match_slips('enlarged')})"
+_AORTA = r"aort(?!(?:ic)?o-?pulm)\w+"
 _DIAPHRAGM = r"(?:hemi-?)?diaphragms?"
 _LOBE = r"(?:lung|lobes?|lobar|segment\w*|RUL|RML|RLL|LUL|LLL)"
 # What a shadow is said to be, for certain: "nodular density represents a healing rib fracture".
@@ -121,12 +124,13 @@ TERMS: tuple[Term, ...] = (
         rf"(?:enlarged|enlarging) (?:the )?{_HEART}(?: size| silhouette| shadow| contours?)?",
         r"borderline (?:enlarged )?(?:heart|cardiac) (?:size|silhouette|enlargement)",
         r"(?:heart|cardiac) (?:size |silhouette )?(?:is |remains |appears )?borderline(?: in)?(?: size)?(?! normal)",
-        rf"{_HEART}:? {_SIZED}{_BETWEEN}(?:enlarged|enlargement)(?! (?:left|right) (?:atri|ventric))",
+        rf"{_HEART}:? {_SIZED}{_BETWEEN}{_ENLARGED}(?! (?:left|right) (?:atri|ventric))",
         rf"{_HEART} {_SIZED}(?:is |at )*(?:the )?upper limits? (?:of )?normal (?:to|or) (?:\w+ )?enlarged",
         r"(?:heart|cardiac) (?:size |silhouette )?(?:is|appears|remains) (?:\w+ )?(?:large|increased"
         r"|dilated)(?! since)",
         r"(?:heart|cardiac)(?: size)? and mediastin\w+ (?:silhouettes? |contours? )?(?:is |are )?(?:\w+ )?enlarged",
         r"increas(?:e in|ed) (?:the )?(?:heart|cardiac) size",
+        rf"{_HEART} {_SIZED}(?:(?:is|appears|remains|slightly|mildly) )*(?:above|larger than|greater than|beyond) normal",
     ),
     _term(NODES, "other", r"(?:lymph)?-?adenopath(?:y|ies)", r"enlarged (?:\w+ ){0,2}(?:lymph )?nodes?"),
     _term(GRANULOMA, "lesion", r"(?:calcified )?granulomas?", r"granulomat(?:a|ous)(?: \w+)?", r"histoplasm\w+"),
@@ -138,6 +142,15 @@ TERMS: tuple[Term, ...] = (
         r"nodular (?:[\w-]+ ){0,4}?(?:opacit\w+|densit\w+|prominence|lesions?|foc\w+|areas?|shadows?)",
         r"nodularity|nodular(?! (?:pattern|change))",
     ),
+    _term(PNEUMOTHORAX, "diagnosis", match_slips("pneumothorax", "pneumothoraces")),
+    _term(EFFUSION, "diagnosis", match_slips("effusion", "effusions")),
+    _term(INFILTRATION, "diagnosis", match_slips("infiltrate", "infiltrates", "infiltration")),
+    _term(PNEUMONIA, "diagnosis", match_slips("pneumonia", "pneumonias")),
+    _term(ATELECTASIS, "diagnosis", match_slips("atelectasis", "atelectatic")),
+    _term(CARDIOMEGALY, "diagnosis", match_slips("cardiomegaly")),
+    _term(NODULE, "diagnosis", match_slips("nodule", "nodules")),
+    _term(GRANULOMA, "lesion", match_slips("granuloma", "granulomas")),
+    _term(OPACITY, "lesion", match_slips("opacity", "opacities", "consolidation")),
     _term(MASS, "diagnosis", r"mass(?:es)?", r"mass-?like (?:opacit|densit|lesion)\w+"),
     # Lesions outside the diagnoses.
     _term(
@@ -148,13 +161,7 @@ TERMS: tuple[Term, ...] = (
     _term(SCAR, "lesion", r"scar(?:s|ring|red)?", r"cicatri\w+", r"fibro(?:sis|tic)(?: \w+)?"),
     _term(LESION, "lesion", r"lesions?", r"neoplas\w+", r"metasta\w+", r"malignan\w+", r"carcinoma", r"tumou?rs?"),
     # All else.
-    _term(
-        VOLUME_LOSS,
-        "other",
-        r"volume loss",
-        r"loss of (?:lung )?volume",
-        r"collapsed?",
-    ),
+    _term(VOLUME_LOSS, "other", r"volume loss|loss of (?:lung )?volume|collapsed?"),
     _term(
         RAISED_DIAPHRAGM,
         "other",
@@ -186,7 +193,7 @@ TERMS: tuple[Term, ...] = (
     _term(
         "Markings",
         "other",
-        r"(?:prominen\w+|increas\w+|coarsen\w+|accentuat\w+) (?:\w+ ){0,3}(?:markings|vascularity)",
+        r"(?:prominen\w+|increas\w+|coarsen\w+|accentuat\w+) (?:(?!opaci|densit|with\b|and\b)\w+ ){0,3}(?:markings|vascularity)",
         r"interstitial (?:lung )?(?:disease|changes?|pattern|prominence)",
         r"interstitial (?:lung )?markings(?! (?:are|appear) (?:normal|within))",
         r"bronchiecta\w+",
@@ -200,16 +207,12 @@ TERMS: tuple[Term, ...] = (
     _term(
         VESSEL,
         "other",
-        r"(?:aort\w+|vascular|atherosclero\w+|coronary|valv\w+|annul\w+|arter\w+) (?:is |are )?calcif\w+",
-        rf"calcif\w+ (?:{_NOT_LUNG}\w+ ){{0,5}}?(?:aort\w+|valv\w+|annul\w+|coronary)",
+        rf"(?:{_AORTA}|vascular|atherosclero\w+|coronary|valv\w+|annul\w+|arter\w+) (?:is |are )?calcif\w+",
+        rf"calcif\w+ (?:{_NOT_LUNG}\w+ ){{0,5}}?(?:{_AORTA}|valv\w+|annul\w+|coronary)",
     ),
-    _term(
-        "Calcified node",
-        "lesion",
-        r"calcif\w+ (?:(?!granul|nod|densit|opacit)[\w-]+,? ){0,6}?lymph",
-        r"lymph \w+ (?:is |are )?calcif\w+",
-    ),
-    _term(CALCIFICATION, "lesion", r"calcif\w+"),
+    _term("Calcified node", "lesion", r"calcif\w+ (?:(?!granul|nod|densit|opacit)[\w-]+,? ){0,6}?lymph"),
+    _term("Calcified node", "lesion", r"lymph \w+ (?:is |are )?calcif\w+"),
+    _term(CALCIFICATION, "lesion", r"calcif\w+", match_slips("calcified", "calcification")),
     _term(VESSEL, "other", r"tortuo\w+|ecta(?:tic|sia)|athero\w+|arterio-?sclero\w+|unfold(?:ed|ing)|uncoil\w+"),
     _term(
         "Heart or great vessel",

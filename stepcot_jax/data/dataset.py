@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from stepcot_jax.chain import Chain
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.cases import Case
 from stepcot_jax.data.image_files import ImageFiles
 from stepcot_jax.data.images import Preprocessing
 from stepcot_jax.data.pixels import PixelCache
 from stepcot_jax.data.records import SetAside, write_quarantine
 from stepcot_jax.data.splits import Splits, write_manifest
+from stepcot_jax.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Dataset:
 
     Attributes:
       chain: the steps with their options.
-      cases: every case that can be read.
+      cases: every case that can be read; those of no split take part in nothing.
       splits: which cases train, validate and test.
       pixels: case index -> uint8 [size, size, 3].
       preprocessing: what the image encoder asks for.
@@ -60,6 +61,38 @@ class Dataset:
         }
         text = json.dumps([[(step.name, step.options) for step in self.chain.steps], splits])
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def with_last_step_alone(self) -> "Dataset":
+        """The same cases with no answer but the last step's, so that nothing else supervises or is measured."""
+        cases = tuple(
+            dataclasses.replace(case, labels=(*[NOT_ANNOTATED] * (len(case.labels) - 1), case.labels[-1]))
+            for case in self.cases
+        )
+        return dataclasses.replace(self, cases=cases)
+
+    def with_origins(self, origins: Sequence[str]) -> "Dataset":
+        """The same splits, each with its cases of some origins alone; the other cases are in none.
+
+        Raises:
+          BadInput: no case has one of the origins, or a split has no case left.
+        """
+        found = {case.origin for case in self.cases}
+        for origin in origins:
+            if origin not in found:
+                raise BadInput(
+                    f"config.data.origins: found {origin!r}, accepted are {', '.join(map(repr, sorted(found)))}"
+                )
+        kept = {
+            name: tuple(index for index in indices if self.cases[index].origin in origins)
+            for name, indices in self.splits.by_name().items()
+        }
+        for name, indices in kept.items():
+            if not indices:
+                raise BadInput(
+                    f"config.data.origins: found no case of {list(origins)} in split {name}, accepted is one"
+                )
+        source = f"{self.splits_source}; of {', '.join(origins)} alone"
+        return dataclasses.replace(self, splits=Splits(**kept), splits_source=source)
 
     @property
     def num_cases(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.evaluation.distributions import own_logits, softmax
 from stepcot_jax.evaluation.metrics import StepMetrics, chain_accuracy, step_metrics
 
 
@@ -126,20 +127,11 @@ def _collect_batch(predict: Callable[[Any], Mapping[str, Any]], batch: Mapping[s
 def _evaluate_model(
     name: str, *, logits: npt.NDArray[np.float32], labels: npt.NDArray[np.int32], chain: Chain
 ) -> ModelMetrics:
-    widest = max(chain.answers_per_step)
-    if logits.shape[1] != chain.num_steps or logits.shape[2] < widest:
-        raise ValueError(
-            f"{name}: found logits {logits.shape}, accepted is [case, {chain.num_steps}, {widest} or more]"
-        )
     steps: list[StepMetrics] = []
     answers: list[npt.NDArray[np.intp]] = []
-    for position, step in enumerate(chain.steps):
-        own_logits = logits[:, position, : step.num_answers].astype(np.float64)
-        if not np.isfinite(own_logits).all():
-            num_bad = int((~np.isfinite(own_logits)).any(axis=1).sum())
-            raise FloatingPointError(f"{name}, step {step.name!r}: logits of {num_bad} cases are not finite")
-        probabilities = _softmax(own_logits)
-        steps.append(step_metrics(step=step, probabilities=probabilities, labels=labels[:, position]))
+    for position, own in enumerate(own_logits(logits, chain=chain, model=name)):
+        probabilities = softmax(own)
+        steps.append(step_metrics(step=chain.steps[position], probabilities=probabilities, labels=labels[:, position]))
         answers.append(probabilities.argmax(axis=1))
     annotated = [step for step in steps if step.num_cases]
     return ModelMetrics(
@@ -148,12 +140,6 @@ def _evaluate_model(
         chain_accuracy=chain_accuracy(answers=np.stack(answers, axis=1), labels=labels),
         steps=tuple(steps),
     )
-
-
-def _softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Distribution over the last axis."""
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def _mean(values: list[float]) -> float:

@@ -16,6 +16,7 @@ def hard_label_loss(
     labels: Int[Array, "case"],
     annotated: Bool[Array, "case"],
     answer_weights: Float[Array, "answer"] | None = None,
+    whole: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Mean cross-entropy over the annotated cases.
 
@@ -26,6 +27,7 @@ def hard_label_loss(
       labels: int [case]; what stands where a case is not annotated does not matter.
       annotated: bool [case]; a False case adds neither loss nor gradient.
       answer_weights: [answer], >= 0, for class-weighted training; None weighs all answers the same.
+      whole: of the batch that the cases are a part of, see `masked_mean`.
 
     Returns:
       float32 scalar in nats; 0 when no case is annotated.
@@ -34,7 +36,7 @@ def hard_label_loss(
     log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     values = -jnp.take_along_axis(log_probabilities, safe_labels[:, None], axis=-1)[:, 0]
     weights = None if answer_weights is None else answer_weights[safe_labels]
-    return masked_mean(values=values, counted=annotated, weights=weights)
+    return masked_mean(values=values, counted=annotated, weights=weights, whole=whole)
 
 
 def inverse_frequency_weights(

@@ -6,9 +6,16 @@ from jaxtyping import Array, Bool, Float
 
 
 def masked_mean(
-    *, values: Float[Array, "case"], counted: Bool[Array, "case"], weights: Float[Array, "case"] | None = None
+    *,
+    values: Float[Array, "case"],
+    counted: Bool[Array, "case"],
+    weights: Float[Array, "case"] | None = None,
+    whole: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Mean of `values` over the counted cases, weighted if asked; 0 when no case counts.
+
+    Where the cases are a part of a batch (a device's rows, say), `whole` makes the result this part's share of the mean
+    over the batch: the shares of all parts add up to it, and so do their gradients.
 
     A value that does not count may be anything, inf and NaN included: it reaches neither result nor gradient,
     as long as the computation that made it is itself differentiable there.
@@ -17,6 +24,7 @@ def masked_mean(
       values: [case].
       counted: bool [case].
       weights: [case], >= 0; None weighs every case the same.
+      whole: number of counted cases, or the sum of their weights, in the whole batch; None when the cases are all.
 
     Returns:
       float32 scalar.
@@ -26,7 +34,7 @@ def masked_mean(
     """
     kept = jnp.where(counted, values.astype(jnp.float32), 0.0)
     share = counted.astype(jnp.float32) if weights is None else jnp.where(counted, weights.astype(jnp.float32), 0.0)
-    total = jnp.sum(share)
+    total = jnp.sum(share) if whole is None else whole
     return jnp.sum(kept * share) / jnp.where(total > 0, total, 1.0)
 
 

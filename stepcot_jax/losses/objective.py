@@ -1,5 +1,6 @@
 """What teacher and student are trained on: sums over the steps, with every part named (paper: Eq. 17 to 24)."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.struct
@@ -12,6 +13,7 @@ from stepcot_jax.losses.hard_label import hard_label_loss
 from stepcot_jax.losses.soft_label import soft_label_loss
 
 GradientOf = Literal["features", "projection"]
+Gather = Callable[[Array], Array]
 
 
 class LossParts(flax.struct.PyTreeNode):
@@ -32,6 +34,35 @@ class LossParts(flax.struct.PyTreeNode):
     alignment_weight: Any = None
 
 
+class BatchTotals(flax.struct.PyTreeNode):
+    """What the means of a batch divide by, where a device or a pass sees a part of its cases.
+
+    Attributes:
+      cases: float32 [step], annotated cases.
+      weights: float32 [step], sum of the weights of their answers; `cases` without answer weights.
+    """
+
+    cases: Any
+    weights: Any
+
+
+def batch_totals(
+    labels: Int[Array, "case step"], answer_weights: Float[Array, "step answer"] | None = None
+) -> BatchTotals:
+    """The totals of the cases at hand; those of parts add up to those of their batch.
+
+    Args:
+      labels: int [case, step], negative where not annotated.
+      answer_weights: [step, answer] for class-weighted training.
+    """
+    annotated = labels >= 0
+    cases = jnp.sum(annotated, axis=0, dtype=jnp.float32)
+    if answer_weights is None:
+        return BatchTotals(cases=cases, weights=cases)
+    of_answers = jax.vmap(lambda weights, labels: weights[labels])(answer_weights, jnp.where(annotated, labels, 0).T)
+    return BatchTotals(cases=cases, weights=jnp.sum(jnp.where(annotated.T, of_answers, 0.0), axis=1))
+
+
 class LinearMap(flax.struct.PyTreeNode):
     """x @ kernel + bias, into the space where channel alignment compares teacher and student.
 
@@ -43,8 +74,8 @@ class LinearMap(flax.struct.PyTreeNode):
     kernel: Any
     bias: Any
 
-    def __call__(self, features: Float[Array, "case width"]) -> Float[Array, "case projected"]:
-        """Project `features` [case, width] to [case, projected], in float32."""
+    def __call__(self, features: Float[Array, "*case width"]) -> Float[Array, "*case projected"]:
+        """Project `features` [*case, width] to [*case, projected], in float32."""
         projected = features.astype(jnp.float32) @ self.kernel
         return projected + jnp.broadcast_to(self.bias, projected.shape)
 
@@ -54,6 +85,7 @@ def teacher_objective(
     logits: Float[Array, "case step answer"],
     labels: Int[Array, "case step"],
     answer_weights: Float[Array, "step answer"] | None = None,
+    totals: BatchTotals | None = None,
 ) -> LossParts:
     """Sum over the steps of the mean cross-entropy of the annotated cases (paper: Eq. 17).
 
@@ -61,11 +93,14 @@ def teacher_objective(
       logits: [case, step, answer], absent answers at -1e9.
       labels: int [case, step], negative where not annotated.
       answer_weights: [step, answer] for class-weighted training.
+      totals: of the batch that the cases are a part of; the losses are then this part's shares, which add up.
 
     Returns:
       `LossParts` with the hard-label part alone.
     """
-    hard = jax.vmap(_hard_label, in_axes=(1, 1, None if answer_weights is None else 0))(logits, labels, answer_weights)
+    totals = batch_totals(labels, answer_weights) if totals is None else totals
+    axes = (1, 1, None if answer_weights is None else 0, 0)
+    hard = jax.vmap(_hard_label, in_axes=axes)(logits, labels, answer_weights, totals.weights)
     return LossParts(total=jnp.sum(hard), hard_label=hard)
 
 
@@ -84,6 +119,8 @@ def student_objective(
     normaliser: Normaliser = "cka",
     alignment_gradient: GradientOf = "features",
     answer_weights: Float[Array, "step answer"] | None = None,
+    totals: BatchTotals | None = None,
+    gather: Gather | None = None,
 ) -> LossParts:
     """Sum over the steps of CE + 0.5 KD + 1.0 CH (paper: Eq. 24).
 
@@ -105,6 +142,9 @@ def student_objective(
       alignment_gradient: "features" lets CH reach the student's features (paper); "projection" stops it before
         them, so that CH trains the student's projection alone (authors' code).
       answer_weights: [step, answer] for class-weighted training.
+      totals: of the batch that the cases are a part of; the losses are then this part's shares, which add up.
+      gather: rows [case, ...] -> the rows of all parts, for channel alignment, whose Gram matrices need every pair of
+        cases; needed with `totals`.
 
     Returns:
       `LossParts` with all parts.
@@ -116,28 +156,42 @@ def student_objective(
         raise ValueError(f"found alignment_gradient {alignment_gradient!r}, accepted are 'features' and 'projection'")
     if alignment_gradient == "projection":
         student_features = jax.lax.stop_gradient(student_features)
-    projected_student = student_projection(student_features)
-    teacher_features = jax.lax.stop_gradient(teacher_features)
+    gather = gather or (lambda rows: rows)
+    totals = batch_totals(labels, answer_weights) if totals is None else totals
+    projected_student = gather(student_projection(student_features))
+    projected_teacher = gather(teacher_projection(jax.lax.stop_gradient(teacher_features)))
+    gathered_labels = gather(labels)
+    share = len(labels) / len(gathered_labels)  # every part computes the alignment of all cases, and answers for its own
 
     def parts_of_step(
-        logits: Array, soft: Array, feature: Array, step_labels: Array, weights: Array | None
+        logits: Array,
+        soft: Array,
+        step_labels: Array,
+        weights: Array | None,
+        whole: BatchTotals,
+        teacher_rows: Array,
+        all_labels: Array,
     ) -> tuple[Array, ...]:
-        annotated = step_labels >= 0
         alignment = channel_alignment_loss(
-            teacher_projection=teacher_projection(feature),
+            teacher_projection=teacher_rows,
             student_projection=projected_student,
-            annotated=annotated,
+            annotated=all_labels >= 0,
             temperature=temperature,
             normaliser=normaliser,
         )
         distilled = soft_label_loss(
-            teacher_logits=soft, student_logits=logits, annotated=annotated, temperature=temperature
+            teacher_logits=soft,
+            student_logits=logits,
+            annotated=step_labels >= 0,
+            temperature=temperature,
+            whole=whole.cases,
         )
-        return _hard_label(logits, step_labels, weights), distilled, alignment.loss, alignment.weight
+        hard = _hard_label(logits, step_labels, weights, whole.weights)
+        return hard, distilled, share * alignment.loss, share * alignment.weight
 
-    axes = (1, 1, 1, 1, None if answer_weights is None else 0)
+    axes = (1, 1, 1, None if answer_weights is None else 0, 0, 1, 1)
     hard, soft, alignment, weight = jax.vmap(parts_of_step, in_axes=axes)(
-        student_logits, teacher_logits, teacher_features, labels, answer_weights
+        student_logits, teacher_logits, labels, answer_weights, totals, projected_teacher, gathered_labels
     )
     total = jnp.sum(hard) + soft_label_scale * jnp.sum(soft) + channel_alignment_scale * jnp.sum(alignment)
     return LossParts(
@@ -145,5 +199,5 @@ def student_objective(
     )
 
 
-def _hard_label(logits: Array, labels: Array, weights: Array | None) -> Array:
-    return hard_label_loss(logits=logits, labels=labels, annotated=labels >= 0, answer_weights=weights)
+def _hard_label(logits: Array, labels: Array, weights: Array | None, whole: Array) -> Array:
+    return hard_label_loss(logits=logits, labels=labels, annotated=labels >= 0, answer_weights=weights, whole=whole)

@@ -28,6 +28,7 @@ def soft_label_loss(
     student_logits: Float[Array, "case answer"],
     annotated: Bool[Array, "case"],
     temperature: float,
+    whole: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Mean of KL(teacher || student) over the annotated cases, times temperature squared.
 
@@ -38,6 +39,7 @@ def soft_label_loss(
       student_logits: [case, answer].
       annotated: bool [case]; a False case adds neither loss nor gradient.
       temperature: > 0; 2.0 in the paper.
+      whole: of the batch that the cases are a part of, see `masked_mean`.
 
     Returns:
       float32 scalar in nats; 0 when no case is annotated.
@@ -48,4 +50,4 @@ def soft_label_loss(
     values = divergence(
         target_logits=jax.lax.stop_gradient(teacher_logits), logits=student_logits, temperature=temperature
     )
-    return masked_mean(values=values, counted=annotated) * temperature**2
+    return masked_mean(values=values, counted=annotated, whole=whole) * temperature**2

@@ -20,7 +20,9 @@ _ByPlace = dict[int, Any]
 """Something for each shared kernel, by its place among the leaves of the parameters."""
 
 
-def scan_steps(step: Step, params: Any, carry: Any, inputs: Any, *, unroll: bool = False) -> tuple[Any, Any]:
+def scan_steps(
+    step: Step, params: Any, carry: Any, inputs: Any, *, unroll: bool = False, remat: bool = False
+) -> tuple[Any, Any]:
     """`lax.scan` of step(params, carry, inputs) over the leading axis of `inputs`, equal to it but for rounding.
 
     Can be differentiated in reverse mode only.
@@ -31,7 +33,8 @@ def scan_steps(step: Step, params: Any, carry: Any, inputs: Any, *, unroll: bool
       params: what all steps share; the step must take nothing else from outside that has a gradient.
       carry: what goes from step to step.
       inputs: tree of arrays with a leading step axis.
-      unroll: compile the steps one by one, with plain gradients; for comparison.
+      unroll: compile the steps one by one, with plain gradients.
+      remat: keep no more of a step for the backward pass than its layers' inputs, and compute the rest again.
 
     Returns:
       The last carry, and the outputs of all steps on a leading axis.
@@ -54,6 +57,7 @@ def scan_steps(step: Step, params: Any, carry: Any, inputs: Any, *, unroll: bool
                 carry, outputs = step(shared, carry, step_inputs)
             return carry, (outputs, layers.inputs)
 
+        body = jax.checkpoint(body, prevent_cse=False) if remat else body
         carry, (outputs, layer_inputs) = jax.lax.scan(body, carry, (inputs, taps))
         return (carry, outputs), layer_inputs
 

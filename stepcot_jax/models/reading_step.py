@@ -40,8 +40,9 @@ class ReadingStep:
       graph_attention: what all nodes pass through.
       context: node of the step, and memory if there is one -> context.
       head: image feature and context -> what the classifier reads.
-      conclusion: answer distribution @ classifier weight -> input of the memory; None without a memory.
-      memory_cell: the memory's update; None without a memory.
+      conclusion: answer distribution @ classifier weight -> input of the memory; None where nothing is written back.
+      memory_cell: the memory's update; None where nothing is written back.
+      memory: whether the last node is a memory, which every step reads beside its own node.
     """
 
     graph_attention: GraphAttentionStack
@@ -49,6 +50,7 @@ class ReadingStep:
     head: StepHead
     conclusion: nn.Dense | None
     memory_cell: MemoryCell | None
+    memory: bool
 
     def attend(
         self, params: dict[str, Any], nodes: Array, *, keep: Array | None
@@ -89,7 +91,7 @@ class ReadingStep:
         """
         keep = inputs["keep"]
         source = jax.lax.dynamic_index_in_dim(nodes, inputs["step"], axis=-2, keepdims=False)
-        if self.memory_cell is not None:
+        if self.memory:
             source = jnp.concatenate([source, nodes[:, -1]], axis=-1)
         context = self.context.apply({"params": params["context"]}, source, keep.get("context"))
         hidden = self.head.apply(
@@ -104,7 +106,7 @@ class ReadingStep:
     def conclude(
         self, params: dict[str, Any], kernels: Float[Array, "step width answer"]
     ) -> Float[Array, "step answer gates"] | None:
-        """What each answer alone would give the memory's gates; None without a memory.
+        """What each answer alone would give the memory's gates; None where nothing is written back.
 
         The write-back is linear from the answer distribution to the gates: distribution @ classifier weight, then
         `conclusion`, then the cell's input map. As a distribution sums to 1, biases included, applying both maps to
@@ -123,7 +125,7 @@ class ReadingStep:
     ) -> Float[Array, "case width"] | None:
         """The memory after it has taken in the step's answer, the predicted distribution or the given one."""
         if self.memory_cell is None:
-            return None
+            return memory if self.memory else None
         given = inputs["given_answer"][:, None]
         one_hot = jax.nn.one_hot(given[:, 0], logits.shape[-1])
         answer = jnp.where(given >= 0, one_hot, jax.nn.softmax(logits, axis=-1))

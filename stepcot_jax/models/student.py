@@ -5,9 +5,11 @@ from typing import Any
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from stepcot_jax.models.dropout import draw_keeps
 from stepcot_jax.models.projection import Projection
@@ -52,12 +54,19 @@ class Student(nn.Module):
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, *, image_features: Float[Array, "case image_width"], deterministic: bool) -> StudentReading:
+    def __call__(
+        self,
+        *,
+        image_features: Float[Array, "case image_width"],
+        deterministic: bool,
+        first_case: Int[Array, ""] | int = 0,
+    ) -> StudentReading:
         """Read a batch.
 
         Args:
           image_features: [case, image width], from a frozen or separately trained encoder.
           deterministic: switches dropout off; otherwise an rng named "dropout" is needed.
+          first_case: position in the whole batch of the first case; dropout's masks belong to positions.
 
         Returns:
           The reading, see `StudentReading`.
@@ -65,13 +74,27 @@ class Student(nn.Module):
         keep = None
         if not deterministic:
             places = {"image": ((self.width,), self.dropout_rate)}
-            keep = draw_keeps(self.make_rng("dropout"), leading=image_features.shape[:1], places=places)["image"]
+            cases = first_case + jnp.arange(len(image_features))
+            keep = draw_keeps(self.make_rng("dropout"), cases=cases, places=places)["image"]
         projection = Projection(self.width, self.dropout_rate, self.dtype, name="image_projection")
         feature = projection(image_features, keep).astype(jnp.float32)
-        projected, logits = feature, []
-        for step, num_answers in enumerate(self.answers_per_step):
-            head = nn.Dense(num_answers, name=f"head_{step}")
-            answer_logits = head(feature)
-            logits.append(pad_answers(answer_logits, max(self.answers_per_step)))
-            feature = feature + jnp.tanh(answer_logits @ head.variables["params"]["kernel"].T)
-        return StudentReading(logits=jnp.stack(logits, axis=1), image_features=projected)
+        heads = [nn.Dense(num_answers, name=f"head_{step}") for step, num_answers in enumerate(self.answers_per_step)]
+        for head in heads:
+            head(feature[:1])  # declares the parameters; the result is not used
+        logits = self._answer(feature, [head.variables["params"] for head in heads])
+        return StudentReading(logits=logits, image_features=feature)
+
+    def _answer(self, feature: Float[Array, "case width"], heads: Sequence[Any]) -> Float[Array, "case step answer"]:
+        """Logits of all steps, in a scan over heads that are padded to one size, which compiles once for all."""
+        most = max(self.answers_per_step)
+        kernels = jnp.stack([pad_answers(head["kernel"], most, 0.0) for head in heads])
+        biases = jnp.stack([pad_answers(head["bias"], most, 0.0) for head in heads])
+
+        def answer(feature: Array, head: tuple[Array, Array]) -> tuple[Array, Array]:
+            kernel, bias = head
+            logits = feature @ kernel + jnp.broadcast_to(bias, (feature.shape[0], most))
+            return feature + jnp.tanh(logits @ kernel.T), logits  # padding is 0 in both, and adds nothing
+
+        _, logits = jax.lax.scan(answer, feature, (kernels, biases))
+        own = np.arange(most) < np.array(self.answers_per_step)[:, None]
+        return jnp.where(own, jnp.swapaxes(logits, 0, 1), ABSENT_LOGIT)

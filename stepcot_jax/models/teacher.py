@@ -52,8 +52,11 @@ class Teacher(nn.Module):
       context_dropout_rate: dropout of the fused context.
       head_dropout_rate: dropout of image projections and step heads.
       memory: False removes the memory node and its GRU (ablation).
+      write_back: False keeps the memory node and writes no answer to it (ablation): it still exchanges with the steps in
+        the graph attention, but what was answered, or given, reaches no later step.
       text: False puts learned step vectors in the prompts' place (ablation).
-      unroll: True compiles the steps one by one instead of as a loop, for comparison.
+      unroll: True compiles the steps one by one instead of as a loop, for a single case or for comparison.
+      remat: True keeps only what passes from step to step for the backward pass, and computes the rest again.
       dtype: compute dtype; logits, softmax and parameters are float32.
     """
 
@@ -66,8 +69,10 @@ class Teacher(nn.Module):
     context_dropout_rate: float = 0.2
     head_dropout_rate: float = 0.3
     memory: bool = True
+    write_back: bool = True
     text: bool = True
     unroll: bool = False
+    remat: bool = False
     dtype: DTypeLike = jnp.float32
 
     def setup(self) -> None:
@@ -83,6 +88,7 @@ class Teacher(nn.Module):
         ]
         if self.memory:
             self.memory_start = self.param("memory_start", nn.initializers.zeros, (self.width,))
+        if self._writes_back:
             self.memory_cell = self._declare("memory_cell", modules.memory_cell, case, case)
             self.conclusion = self._declare("conclusion", modules.conclusion, case)
         if not self.text:
@@ -104,9 +110,14 @@ class Teacher(nn.Module):
             ),
             context=Projection(self.width, self.context_dropout_rate, self.dtype, parent=None),
             head=StepHead(self.width, self.head_dropout_rate, self.dtype, parent=None),
-            conclusion=nn.Dense(self.width, dtype=self.dtype, parent=None) if self.memory else None,
-            memory_cell=MemoryCell(self.dtype, parent=None) if self.memory else None,
+            conclusion=nn.Dense(self.width, dtype=self.dtype, parent=None) if self._writes_back else None,
+            memory_cell=MemoryCell(self.dtype, parent=None) if self._writes_back else None,
+            memory=self.memory,
         )
+
+    @property
+    def _writes_back(self) -> bool:
+        return self.memory and self.write_back
 
     def _declare(self, name: str, module: Any, *inputs: Array, copies: int | None = None) -> Any:
         """Parameters of an unbound module under `name`, stacked `copies` times on a leading axis if given."""
@@ -128,6 +139,7 @@ class Teacher(nn.Module):
         given_answers: Int[Array, "case step"] | None = None,
         deterministic: bool,
         with_attention: bool = False,
+        first_case: Int[Array, ""] | int = 0,
     ) -> TeacherReading:
         """Read a batch, one step after another.
 
@@ -141,6 +153,7 @@ class Teacher(nn.Module):
             given must be one of the step's own answers.
           deterministic: switches dropout off; otherwise an rng named "dropout" is needed.
           with_attention: return the attention weights too.
+          first_case: position in the whole batch of the first case; dropout's masks belong to positions.
 
         Returns:
           The reading, see `TeacherReading`.
@@ -152,13 +165,13 @@ class Teacher(nn.Module):
         nodes = self._first_nodes(text_features)
         if node_mask is not None:
             nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
-        keeps = {} if deterministic else self._draw_keeps(num_cases)
+        keeps = {} if deterministic else self._draw_keeps(first_case + jnp.arange(num_cases))
         projected = self._project_image(image_features, keeps.pop("image", None))
         if given_answers is None:
             given_answers = jnp.full((num_cases, num_steps), -1, jnp.int32)
         classifiers = self._padded_classifiers()
         shared = {"graph_attention": self.graph_attention, "context": self.context, "node_mask": node_mask}
-        if self.memory:
+        if self._writes_back:
             shared |= {"memory_cell": self.memory_cell, "conclusion": self.conclusion}
         attention_keeps = keeps.pop("attention", None)
         inputs = {
@@ -196,13 +209,16 @@ class Teacher(nn.Module):
         nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
         attention = jnp.broadcast_to(attention, (num_cases, *attention.shape[-4:]))
         all_but_last = jax.tree.map(lambda leaf: leaf[:-1], inputs)
-        nodes, outputs = scan_steps(answer_and_attend, shared, nodes, (all_but_last, keeps_of_rest), unroll=self.unroll)
+        scanned = (all_but_last, keeps_of_rest)
+        nodes, outputs = scan_steps(
+            answer_and_attend, shared, nodes, scanned, unroll=self.unroll, remat=self.remat
+        )
         attentions = outputs.pop("attention")
         _, of_last = answer(shared, nodes, jax.tree.map(lambda leaf: leaf[-1], inputs))
         outputs = jax.tree.map(lambda others, one: jnp.concatenate([others, one[None]]), outputs, of_last)
         return outputs | {"attention": jnp.concatenate([attention[None], attentions])}
 
-    def _draw_keeps(self, num_cases: int) -> dict[str, Array]:
+    def _draw_keeps(self, cases: Array) -> dict[str, Array]:
         """Dropout's masks [step, case, ...] of every place in a pass."""
         num_steps = len(self.answers_per_step)
         num_nodes = num_steps + self.memory
@@ -213,7 +229,7 @@ class Teacher(nn.Module):
             "fusion_1": ((self.width,), self.head_dropout_rate),
             "attention": ((self.num_layers, self.num_heads, num_nodes, num_nodes), self.attention_dropout_rate),
         }
-        return draw_keeps(self.make_rng("dropout"), leading=(num_steps, num_cases), places=places)
+        return draw_keeps(self.make_rng("dropout"), cases=cases, leading=(num_steps,), places=places)
 
     def _project_image(self, image_features: Array, keep: Array | None) -> Array:
         """Every step's own projection of the image feature, [step, case, width]."""

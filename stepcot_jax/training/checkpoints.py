@@ -1,8 +1,13 @@
-"""Checkpoints with Orbax: the latest state and the best of each network, each saved whole or not at all."""
+"""Checkpoints with Orbax: the latest states and the best of each network, each saved whole or not at all.
 
+A step that was only half written keeps a temporary name and is ignored, and removed at the next start. One that is
+there and cannot be read is put aside under another name, and the one before it is taken.
+"""
+
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -10,10 +15,10 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo as CheckpointInfo
 from orbax.checkpoint.checkpoint_managers import PreservationContext, PreservationPolicy
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.errors import BadInput, RunStopped
 from stepcot_jax.process_memory import release_freed_memory
+from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState
-
 
 @dataclasses.dataclass
 class Best:
@@ -24,9 +29,10 @@ class Best:
 
 
 class _LatestAndBest(PreservationPolicy):
-    """Keeps the latest step and the best step of each network.
+    """Keeps the latest two steps and the best step of each network.
 
-    `best_fn` with `max_to_keep` would delete the latest step as soon as it is not among the best.
+    Two, so that a run can go on from the one before when the latest turns out to be damaged. `best_fn` with
+    `max_to_keep` would delete the latest step as soon as it is not among the best.
     """
 
     def __init__(self) -> None:
@@ -38,8 +44,8 @@ class _LatestAndBest(PreservationPolicy):
         *,
         context: PreservationContext,  # noqa: ARG002
     ) -> Sequence[bool]:
-        latest = max((info.step for info in checkpoints), default=None)
-        return [info.step == latest or info.step in self.best_steps for info in checkpoints]
+        latest = sorted(info.step for info in checkpoints)[-2:]
+        return [info.step in latest or info.step in self.best_steps for info in checkpoints]
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
@@ -51,13 +57,15 @@ def saved_steps(folder: pathlib.Path) -> list[int]:
 
 def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
     """What to say of a checkpoint that cannot be restored."""
-    first_line = next(iter(str(error).strip().splitlines()), "")[:200]
     others = [step for step in saved_steps(checkpoint.parent) if str(step) != checkpoint.name]
     return (
-        f"{checkpoint}: found a checkpoint that cannot be restored ({type(error).__name__}: {first_line}), accepted "
-        f"is a whole one of the same chain and sizes; other checkpoints here: {others or 'none'}; removing this "
-        "folder goes on from the latest of them"
+        f"{checkpoint}: found a checkpoint that cannot be restored ({_in_short(error)}), accepted is a whole one; other "
+        f"checkpoints here: {others or 'none'}"
     )
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
 
 
 def to_shapes(state: TrainState) -> TrainState:
@@ -77,9 +85,10 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder.resolve()
         self._policy = _LatestAndBest()
         self._manager = ocp.CheckpointManager(
-            folder.resolve(),
+            self.folder,
             options=ocp.CheckpointManagerOptions(preservation_policy=self._policy, cleanup_tmp_directories=True),
         )
 
@@ -89,46 +98,154 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, progress: dict[str, Any], best: dict[str, Best]) -> None:
-        """Save a state, with what the loop has to know to go on, and delete what is neither latest nor best."""
+        """Save a state, with what the loop has to know to go on, and delete what is neither latest nor best.
+
+        Raises:
+          RunStopped: it cannot be written; what was saved before stays.
+        """
+        step = int(jax.device_get(state.step))
         self._policy.best_steps = {entry.step for entry in best.values()}
         progress = {**progress, "best": {name: dataclasses.asdict(entry) for name, entry in best.items()}}
-        self._manager.save(
-            int(state.step),
-            args=ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress)),
-        )
+        arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
+        with self._explain_failure(f"step {step}"):
+            self._manager.save(step, args=arguments)
         if jax.default_backend() == "cpu":
             # There what is being written and what training goes on with share one memory, twice the state and more.
             self.wait()
             release_freed_memory()
 
-    def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
-        """The state of a step (the latest by default), with the progress saved beside it.
+    def restore(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
+        """The state of a step, with the progress saved beside it.
 
         Args:
           like: a state of the same shapes or its shapes alone, which says where the arrays go.
           step: a saved step.
 
         Raises:
-          BadInput: there is no such step, or its shapes are not those of `like`.
+          BadInput: there is no such step, it cannot be read, or its shapes are not those of `like`.
         """
-        step = self.latest_step if step is None else step
-        if step is None or step not in self._manager.all_steps():
-            raise BadInput(f"{self._manager.directory}: found checkpoints {self._manager.all_steps()}, wanted {step}")
+        if step not in self._manager.all_steps():
+            raise BadInput(f"{self.folder}: found checkpoints {self._manager.all_steps()}, wanted {step}")
+        try:
+            return self._read(like, step)
+        except _Damaged as damage:
+            raise BadInput(describe_damage(self.folder / str(step), damage.error)) from None
+
+    def restore_latest(self, like: TrainState) -> tuple[TrainState, dict[str, Any], list[str]]:
+        """The newest state that can be read, its progress, and a warning for each newer one that cannot.
+
+        Those are renamed to "damaged-STEP", so that the run can save these steps anew; none is deleted.
+
+        Args:
+          like: see `restore`.
+
+        Raises:
+          BadInput: none can be read, or the shapes are others than those of `like`; nothing is renamed then.
+        """
+        damages: dict[int, Exception] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                state, progress = self._read(like, step)
+            except _Damaged as damage:
+                damages[step] = damage.error
+                continue
+            return state, progress, self._put_aside(damages, step)
+        causes = "; ".join(f"{step}: {_in_short(error)}" for step, error in damages.items())
+        raise BadInput(
+            f"{self.folder}: found no checkpoint that can be restored ({causes}), accepted is at least one whole one, or "
+            "a new workdir to start over in; nothing was changed here"
+        )
+
+    def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
         target = to_shapes(like)
+        self._check_shapes(target, step)
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target), progress=ocp.args.JsonRestore())
             )
+            progress = restored.progress
+            best_steps = {entry["step"] for entry in progress["best"].values()}
         except Exception as error:  # Orbax and TensorStore raise many kinds on damaged files
-            raise BadInput(describe_damage(pathlib.Path(str(self._manager.directory)) / str(step), error)) from None
-        progress = restored.progress
-        self._policy.best_steps = {entry["step"] for entry in progress["best"].values()}
+            raise _Damaged(error) from None
+        self._policy.best_steps = best_steps
         return restored.state, progress
 
+    def _check_shapes(self, target: TrainState, step: int) -> None:
+        """Refuse a checkpoint of another chain or of other sizes, which is whole and must not be put aside."""
+        try:
+            metadata = ocp.PyTreeCheckpointHandler().metadata(self.folder / str(step) / "state")
+            found = _shapes_by_name(metadata.tree)
+        except Exception as error:  # as above
+            raise _Damaged(error) from None
+        if not found:
+            raise _Damaged(FileNotFoundError("it has no arrays"))
+        wanted = _shapes_by_name(target)
+        for name in sorted(found.keys() | wanted.keys(), key=lambda name: (not name.startswith("params/"), name)):
+            if found.get(name) != wanted.get(name):
+                raise BadInput(
+                    f"{self.folder / str(step)}: found {name} of shape {found.get(name, 'none')}, accepted is "
+                    f"{wanted.get(name, 'none')}: the checkpoint is of another chain, of other sizes or of another "
+                    "version; a new workdir starts anew"
+                )
+
+    def _put_aside(self, damages: dict[int, Exception], taken: int) -> list[str]:
+        warnings = []
+        for step, error in damages.items():
+            aside = self.folder / f"damaged-{step}"
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = self.folder / f"damaged-{step}-{number}"
+            if is_first():
+                (self.folder / str(step)).rename(aside)
+            warnings.append(
+                f"warning: checkpoint {step} cannot be restored ({_in_short(error)}); it was renamed to {aside.name}, and "
+                f"the run goes on from checkpoint {taken}"
+            )
+        if damages:
+            wait_for_all("damaged checkpoints")
+            self._manager.reload()
+        return warnings
+
     def wait(self) -> None:
-        """Return when everything is on disk."""
-        self._manager.wait_until_finished()
+        """Return when everything is on disk.
+
+        Raises:
+          RunStopped: something could not be written.
+        """
+        with self._explain_failure("a checkpoint"):
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _explain_failure(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # TensorStore says "No space left on device" in a ValueError
+            whole = [step for step in saved_steps(self.folder) if (self.folder / str(step)).is_dir()]
+            raise RunStopped(
+                f"{self.folder}: {what} could not be written ({_in_short(error)}); checkpoint "
+                f"{whole[-1] if whole else 'none'} is the last that was saved whole, and the same command goes on from it"
+            ) from error
 
     def close(self) -> None:
         """Finish writing and stop the background threads."""
-        self._manager.close()
+        with contextlib.suppress(Exception):  # what could not be written was said when it was
+            self._manager.close()
+
+
+class _Damaged(Exception):
+    """A checkpoint that cannot be read, and why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays of a state or of a checkpoint's metadata; random keys have none that compare."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+        if name != "key":
+            found[name] = tuple(leaf.shape)
+    return found

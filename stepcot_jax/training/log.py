@@ -14,9 +14,13 @@ class MetricsLog:
     Args:
       workdir: where they go.
       first_step: entries of later steps, left by a run that was cut off, are removed before the first write.
+      silent: write nothing, as all processes of a run but one do.
     """
 
-    def __init__(self, workdir: pathlib.Path, *, first_step: int) -> None:
+    def __init__(self, workdir: pathlib.Path, *, first_step: int, silent: bool = False) -> None:
+        self._silent = silent
+        if silent:
+            return
         import tensorboardX
 
         self._path = workdir / METRICS_FILE
@@ -35,6 +39,8 @@ class MetricsLog:
 
     def write(self, kind: str, *, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
         """Append an entry; `kind` is "train", "val" or "test"."""
+        if self._silent:
+            return
         defined = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
         self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **defined}) + "\n")
         for name, number in numbers.items():
@@ -42,8 +48,9 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flush and close both."""
-        self._file.close()
-        self._board.close()
+        if not self._silent:
+            self._file.close()
+            self._board.close()
 
 
 def _step_of(line: str) -> float:

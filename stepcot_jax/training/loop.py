@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.errors import RunStopped
+from stepcot_jax.errors import Preempted, RunStopped
 from stepcot_jax.terminal import Terminal
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.log import MetricsLog
+from stepcot_jax.training.numbers import describe_losses, named_numbers
 from stepcot_jax.training.optimizers import Plateau, scale_learning_rate
+from stepcot_jax.training.processes import any_process
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.steps import StepFunction, StepMetrics
 
@@ -40,7 +41,7 @@ class Phase:
     """A stretch of epochs with one compiled step.
 
     Attributes:
-      name: "teacher" or "joint".
+      name: "teacher", "joint" or "baseline".
       num_epochs: how many epochs it lasts.
       step: the step function; its state argument is donated.
     """
@@ -58,7 +59,7 @@ class Loop:
       phases: in order.
       batches: endless training batches.
       batches_per_epoch: length of an epoch.
-      prepare: a batch as it comes -> what a step function takes, on the device.
+      prepare: a batch as it comes -> what a step function takes, on the devices.
       text_features: [step, width], constant over the run; None without text.
       validate: state -> mean step accuracy of each network, 0 to 1.
       checkpoints: where states are kept.
@@ -71,6 +72,9 @@ class Loop:
       plateau: rate and early-stopping schedule on the teacher's accuracy; None for none.
       data_digest: of the cases, kept beside each state, so that a resumed run finds the same ones.
       seconds: how long the run has taken, over all its starts.
+      checkpoint_seconds: time between two checkpoints inside an epoch.
+      asked_to_end: whether the run is to save and end.
+      keep: what else a checkpoint keeps, such as the settings.
     """
 
     phases: Sequence[Phase]
@@ -89,6 +93,9 @@ class Loop:
     plateau: Plateau | None = None
     data_digest: str = ""
     seconds: Callable[[], float] = time.monotonic
+    checkpoint_seconds: float = math.inf
+    asked_to_end: Callable[[], bool] = bool
+    keep: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def run(self, state: TrainState, progress: dict[str, Any] | None = None) -> tuple[TrainState, dict[str, Best]]:
         """Train from `state` to the end of the last phase.
@@ -101,21 +108,26 @@ class Loop:
           The last state, and the best score of each network with the step whose checkpoint holds its weights.
 
         Raises:
-          RunStopped: a loss is not finite; the checkpoints hold the last good state.
+          RunStopped: a loss or a gradient is not finite, or a checkpoint cannot be written; the checkpoints hold the
+            last good state.
+          Preempted: the run was asked to end, and has saved.
         """
         self._best: dict[str, Best] = {}
+        self._scores: dict[str, float] = {}
+        self._saved_at = time.monotonic()
         if progress is not None:
             self._best = {name: Best(**entry) for name, entry in progress["best"].items()}
+            self._scores = progress["metrics"]
             self.batches.set_state(progress["batches"])
             if self.plateau is not None:
                 self.plateau = dataclasses.replace(self.plateau, **progress["plateau"])
-        first_epoch = int(state.step) // self.batches_per_epoch
+        first_epoch, done = divmod(int(jax.device_get(state.step)), self.batches_per_epoch)
         for epoch, phase in enumerate(self._epochs()):
             if epoch < first_epoch:
                 continue
             if self.plateau is not None and self.plateau.stops:
                 break
-            state = self._run_epoch(state, phase, epoch)
+            state = self._run_epoch(state, phase, epoch, done if epoch == first_epoch else 0)
             state = self._finish_epoch(state, phase, epoch)
         self.checkpoints.wait()
         return state, self._best
@@ -125,26 +137,61 @@ class Loop:
             for _ in range(phase.num_epochs):
                 yield phase
 
-    def _run_epoch(self, state: TrainState, phase: Phase, epoch: int) -> TrainState:
-        num_epochs = sum(each.num_epochs for each in self.phases)
-        step = epoch * self.batches_per_epoch
+    def _run_epoch(self, state: TrainState, phase: Phase, epoch: int, done_before: int) -> TrainState:
+        num_epochs, length = sum(each.num_epochs for each in self.phases), self.batches_per_epoch
+        first = epoch * length
         pending: list[StepMetrics] = []
         start = time.monotonic()
-        with self.terminal.bar(f"epoch {epoch + 1}/{num_epochs} ({phase.name})", total=self.batches_per_epoch):
-            for done in range(1, self.batches_per_epoch + 1):
-                batch = next(self.batches)
-                state, metrics = phase.step(state, self.prepare(batch), self.text_features)
+        title = f"epoch {epoch + 1}/{num_epochs} ({phase.name})"
+        with self.terminal.bar(title, total=length, done=done_before):
+            for done in range(done_before + 1, length + 1):
+                batch = self.prepare(next(self.batches))
+                with jax.transfer_guard("disallow"):  # nothing crosses between host and device but the batch
+                    state, metrics = phase.step(state, batch, self.text_features)
                 pending.append(metrics)
-                if len(pending) < self.log_every and done < self.batches_per_epoch:
+                logged = done % self.log_every == 0 or done == length
+                if not logged and not self._ends_now():
                     continue
-                numbers = self._look(pending, step + done)
-                rate = len(pending) * self.batch_size / max(time.monotonic() - start, 1e-9)
+                numbers = self._look(pending, first + done)
+                if logged:
+                    rate = len(pending) * self.batch_size / max(time.monotonic() - start, 1e-9)
+                    numbers["cases_per_second"] = rate
+                    self.metrics.write("train", step=first + done, epoch=epoch, numbers=numbers)
+                    self.terminal.update(done, describe_losses(numbers, rate))
                 start, pending = time.monotonic(), []
-                self.metrics.write(
-                    "train", step=step + done, epoch=epoch, numbers={**numbers, "cases_per_second": rate}
-                )
-                self.terminal.update(done, _note(numbers, rate))
+                if done < length:  # what ends the epoch comes first
+                    self._pause(state, first + done)
         return state
+
+    def _ends_now(self) -> bool:
+        """Whether to end between two log entries; several processes agree, at log entries, on where to end."""
+        return jax.process_count() == 1 and self.asked_to_end()
+
+    def _pause(self, state: TrainState, step: int) -> None:
+        """Save inside an epoch where it is time to, or where the run is to end."""
+        late = time.monotonic() - self._saved_at > self.checkpoint_seconds
+        if any_process(late or self.asked_to_end()):
+            self._save(state)
+            self._end_if_asked(step)
+
+    def _end_if_asked(self, step: int) -> None:
+        if any_process(self.asked_to_end()):
+            self.checkpoints.wait()
+            raise Preempted(f"step {step}: asked to end (SIGTERM), saved; the same command goes on from here")
+
+    def _save(self, state: TrainState) -> None:
+        if self.checkpoints.latest_step == int(jax.device_get(state.step)):
+            return
+        progress = {
+            **self.keep,
+            "batches": self.batches.get_state(),
+            "data": self.data_digest,
+            "seconds": self.seconds(),
+            "plateau": None if self.plateau is None else self.plateau.to_dict(),
+            "metrics": self._scores,
+        }
+        self.checkpoints.save(state, progress, self._best)
+        self._saved_at = time.monotonic()
 
     def _look(self, pending: Sequence[StepMetrics], last_step: int) -> dict[str, float]:
         """The numbers of the last of the pending steps, after a check that those of all are finite."""
@@ -163,7 +210,7 @@ class Loop:
 
     def _finish_epoch(self, state: TrainState, phase: Phase, epoch: int) -> TrainState:
         """Validate, move the schedule on, and save."""
-        step = int(state.step)
+        step = int(jax.device_get(state.step))
         try:
             scores = self.validate(state)
         except FloatingPointError as error:
@@ -183,41 +230,7 @@ class Loop:
         self.metrics.write("val", step=step, epoch=epoch, numbers={f"{n}/mean_accuracy": s for n, s in scores.items()})
         shown = ", ".join(f"{name} {100 * score:.1f} %" for name, score in scores.items())
         self.terminal.say(f"epoch {epoch + 1} ({phase.name}): mean step accuracy on validation: {shown}")
-        progress = {
-            "batches": self.batches.get_state(),
-            "data": self.data_digest,
-            "seconds": self.seconds(),
-            "plateau": None if self.plateau is None else self.plateau.to_dict(),
-        }
-        self.checkpoints.save(state, progress, self._best)
+        self._scores = {name: score for name, score in scores.items() if math.isfinite(score)}
+        self._save(state)
+        self._end_if_asked(step)
         return state
-
-
-def named_numbers(metrics: StepMetrics, chain: Chain) -> dict[str, float]:
-    """The numbers of a step by name, such as "student/soft_label/Diagnosis"; parts come before totals."""
-    numbers: dict[str, float] = {}
-    totals: dict[str, float] = {}
-    for network in ("teacher", "student"):
-        parts = getattr(metrics, network)
-        if parts is None:
-            continue
-        for part in ("hard_label", "soft_label", "channel_alignment", "alignment_weight"):
-            values = getattr(parts, part)
-            if values is not None:
-                for step, value in zip(chain.steps, np.asarray(values), strict=True):
-                    numbers[f"{network}/{part}/{step.name}"] = float(value)
-                totals[f"{network}/{part}"] = float(np.sum(values))
-        totals[f"{network}/total"] = float(parts.total)
-    norms = {f"{network}/gradient_norm": float(norm) for network, norm in metrics.gradient_norms.items()}
-    return {**numbers, **totals, **norms}
-
-
-def _note(numbers: dict[str, float], rate: float) -> str:
-    """Loss parts and rate in a few words, for the progress bar."""
-    short = {"hard_label": "CE", "soft_label": "KD", "channel_alignment": "CH"}
-    words = []
-    for network in ("teacher", "student"):
-        parts = [f"{short[p]} {numbers[f'{network}/{p}']:.3f}" for p in short if f"{network}/{p}" in numbers]
-        if parts:
-            words.append(f"{network} {' '.join(parts)}")
-    return f"{', '.join(words)}, {rate:.0f} cases/s"

@@ -3,7 +3,13 @@
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
+
+_SMALL = 2**16
+"""Arrays with fewer elements are updated as one vector."""
 
 
 def make_optimizer(
@@ -24,7 +30,50 @@ def make_optimizer(
     adamw = optax.inject_hyperparams(optax.adamw, static_args=constants)(
         learning_rate=learning_rate, weight_decay=weight_decay, eps=epsilon
     )
-    return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+    return _pack_gradients(optax.chain(optax.clip_by_global_norm(clip_norm), adamw))
+
+
+def global_norm(gradients: Any) -> Float[Array, ""]:
+    """Root of the sum of all squares in a tree, computed as the optimizers here do, so that it is computed once."""
+    return optax.tree.norm(_pack(gradients))
+
+
+def _pack_gradients(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner` with all small arrays in one vector, for transformations that treat every element alike.
+
+    Four in five arrays of the networks are biases, scales and classifiers. An update of each compiles to half a dozen
+    kernels, which together were a quarter of the joint step's compile time and of the memory that takes.
+    """
+
+    def init(params: Any) -> Any:
+        return inner.init(_pack(params))
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = inner.update(_pack(gradients), state, None if params is None else _pack(params))
+        return _unpack(updates, gradients), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _pack(tree: Any) -> dict[str, Any]:
+    """Small arrays as one vector, and the others."""
+    leaves = jax.tree.leaves(tree)
+    small = [jnp.ravel(leaf) for leaf in leaves if leaf.size < _SMALL]
+    packed: dict[str, Any] = {"large": tuple(leaf for leaf in leaves if leaf.size >= _SMALL)}
+    return packed | {"small": jnp.concatenate(small)} if small else packed
+
+
+def _unpack(packed: dict[str, Any], like: Any) -> Any:
+    """The tree that `_pack` packed, in the shapes of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    large, start, found = iter(packed["large"]), 0, []
+    for leaf in leaves:
+        if leaf.size >= _SMALL:
+            found.append(next(large))
+        else:
+            found.append(packed["small"][start : start + leaf.size].reshape(leaf.shape))
+            start += leaf.size
+    return jax.tree.unflatten(structure, found)
 
 
 def scale_learning_rate(state: optax.OptState, factor: float) -> optax.OptState:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from stepcot_jax.models.baseline import Baseline
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 
@@ -23,12 +24,16 @@ class Networks(flax.struct.PyTreeNode):
       student: the chain student.
       image_encoder: images -> features, trained with the teacher; None when batches carry features.
       projection_width: width of the space in which channel alignment compares the two.
+      remat: compute the image encoder's activations again in the backward pass instead of keeping them.
+      baseline: the perceptron on pooled embeddings; None where no run needs it.
     """
 
     teacher: Teacher = flax.struct.field(pytree_node=False)
     student: Student = flax.struct.field(pytree_node=False)
     image_encoder: nn.Module | None = flax.struct.field(pytree_node=False, default=None)
     projection_width: int = flax.struct.field(pytree_node=False, default=256)
+    remat: bool = flax.struct.field(pytree_node=False, default=False)
+    baseline: Baseline | None = flax.struct.field(pytree_node=False, default=None)
 
 
 class TrainState(flax.struct.PyTreeNode):

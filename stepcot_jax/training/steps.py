@@ -1,4 +1,7 @@
-"""One batch of training: the teacher alone, or teacher and student together (paper: Appendix D.6)."""
+"""One batch of training: the teacher alone, or teacher and student together (paper: Appendix D.6).
+
+Every function here is one device's; `training.global_batch` says how the devices' shares come together.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,6 +16,8 @@ from jaxtyping import Array
 from stepcot_jax.losses.channel_alignment import Normaliser
 from stepcot_jax.losses.objective import GradientOf, LinearMap, LossParts, student_objective, teacher_objective
 from stepcot_jax.models.teacher import TeacherReading
+from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Networks, Params, TrainState
 
 Batch = dict[str, Array]
@@ -48,14 +53,16 @@ class StepMetrics(flax.struct.PyTreeNode):
     """What a training step reports; it stays on the device until the loop asks for it.
 
     Attributes:
-      teacher: loss parts of the teacher, before its update.
+      teacher: loss parts of the teacher, before its update; None where the baseline is trained.
       student: loss parts of the student; None in the teacher's phase.
       gradient_norms: global norm before clipping, by network.
+      baseline: loss parts of the baseline; None where it is not trained.
     """
 
-    teacher: LossParts
+    teacher: LossParts | None
     student: LossParts | None
     gradient_norms: dict[str, Array]
+    baseline: LossParts | None = None
 
 
 def teacher_part(params: Params) -> Params:
@@ -73,7 +80,10 @@ def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
     """Image features [case, width] of a batch that carries images, or features made before."""
     if networks.image_encoder is None:
         return batch["image_features"]
-    return networks.image_encoder.apply({"params": params["image_encoder"]}, batch["images"])
+    encode = networks.image_encoder.apply
+    if networks.remat:
+        encode = jax.checkpoint(encode)
+    return encode({"params": params["image_encoder"]}, batch["images"]).astype(jnp.float32)
 
 
 def teacher_gradients(
@@ -84,6 +94,7 @@ def teacher_gradients(
     text_features: Array | None,
     *,
     key: Array | None,
+    whole: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Array, Params]:
     """Loss parts, image features and gradients of the teacher's part of `params`.
 
@@ -94,16 +105,59 @@ def teacher_gradients(
       batch: "image_features" or "images", and "labels" int [case, step].
       text_features: [step, width] or [case, step, width].
       key: random key of the dropout; None switches dropout off.
-    """
+      whole: the batch that the rows are a part of.
 
-    def loss(trained: Params) -> tuple[Array, tuple[LossParts, Array]]:
-        features = encode_images(networks, trained, batch)
-        logits = read_as_teacher(networks, trained["teacher"], features, text_features, key=key).logits
-        parts = teacher_objective(logits=logits, labels=batch["labels"], answer_weights=objective.answer_weights)
+    Returns:
+      Loss parts and gradients of the whole batch, and between them the image features of the rows at hand.
+    """
+    totals = whole.totals(batch["labels"], objective.answer_weights)
+
+    def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
+        features = encode_images(networks, trained, rows)
+        reading = read_as_teacher(networks, trained["teacher"], features, text_features, key=key, first_case=first_case)
+        parts = teacher_objective(
+            logits=reading.logits, labels=rows["labels"], answer_weights=objective.answer_weights, totals=totals
+        )
         return parts.total, (parts, features)
 
-    gradients, (parts, features) = jax.grad(loss, has_aux=True)(teacher_part(params))
+    return differentiate_batch(loss, teacher_part(params), batch, whole)
+
+
+def differentiate_batch(
+    loss: Callable[..., Any], trained: Params, batch: Batch, whole: GlobalBatch
+) -> tuple[LossParts, Array, Params]:
+    """Loss parts of the whole batch, image features of the rows at hand, and gradients of the whole batch.
+
+    Args:
+      loss: (parameters, rows, position of the first row in the batch) -> (this part's share of the loss, (loss parts,
+        image features)).
+      trained: the parameters to differentiate with respect to.
+      batch: the rows at hand.
+      whole: the batch that they are a part of.
+    """
+    differentiate = jax.grad(loss, has_aux=True)
+    if whole.num_passes == 1:
+        first_case = whole.first_case(len(batch["labels"]))
+        gradients, (parts, features) = differentiate(trained, batch, first_case)
+    else:
+        gradients, parts, features = _pass_after_pass(differentiate, trained, *whole.split(batch))
+    parts, gradients = whole.add_up((parts, gradients))
     return parts, jax.lax.stop_gradient(features), gradients
+
+
+def _pass_after_pass(
+    differentiate: Callable[..., Any], trained: Params, rows: Batch, first_cases: Array
+) -> tuple[Params, LossParts, Array]:
+    """Gradients and loss parts added up over the passes, and the image features of all of them."""
+    shapes = jax.eval_shape(differentiate, trained, jax.tree.map(lambda each: each[0], rows), first_cases[0])
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[0], shapes[1][0]))
+
+    def one_pass(sums: Any, one: Any) -> tuple[Any, Array]:
+        gradients, (parts, features) = differentiate(trained, *one)
+        return jax.tree.map(jnp.add, sums, (gradients, parts)), features
+
+    (gradients, parts), features = jax.lax.scan(one_pass, zeros, (rows, first_cases))
+    return gradients, parts, features.reshape(-1, features.shape[-1])
 
 
 def student_gradients(
@@ -115,6 +169,7 @@ def student_gradients(
     image_features: Array,
     targets: TeacherReading,
     key: Array | None,
+    whole: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Params]:
     """Loss parts and gradients of the student's part of `params`, for targets that a teacher has made.
 
@@ -126,7 +181,13 @@ def student_gradients(
       image_features: [case, width]; constant.
       targets: the teacher's reading of the batch; constant.
       key: random key of the dropout; None switches dropout off.
+      whole: the batch that the rows are a part of.
+
+    Returns:
+      Loss parts and gradients of the whole batch.
     """
+    totals = whole.totals(batch["labels"], objective.answer_weights)
+    first_case = whole.first_case(len(batch["labels"]))
 
     def loss(trained: Params) -> tuple[Array, LossParts]:
         everything = {**params, **trained}
@@ -135,6 +196,7 @@ def student_gradients(
             image_features=image_features,
             deterministic=key is None,
             rngs=None if key is None else {"dropout": key},
+            first_case=first_case,
         )
         parts = student_objective(
             student_logits=reading.logits,
@@ -150,16 +212,24 @@ def student_gradients(
             normaliser=objective.normaliser,
             alignment_gradient=objective.alignment_gradient,
             answer_weights=objective.answer_weights,
+            totals=totals,
+            gather=whole.gather,
         )
         return parts.total, parts
 
     trained = student_part(params, train_teacher_projection=objective.train_teacher_projection)
     gradients, parts = jax.grad(loss, has_aux=True)(trained)
-    return parts, gradients
+    return whole.add_up((parts, gradients))
 
 
 def read_as_teacher(
-    networks: Networks, teacher_params: Params, image_features: Array, text_features: Array | None, *, key: Array | None
+    networks: Networks,
+    teacher_params: Params,
+    image_features: Array,
+    text_features: Array | None,
+    *,
+    key: Array | None,
+    first_case: Any = 0,
 ) -> TeacherReading:
     """The teacher's reading of image features; dropout is on where a `key` is given."""
     return networks.teacher.apply(
@@ -168,26 +238,35 @@ def read_as_teacher(
         text_features=text_features,
         deterministic=key is None,
         rngs=None if key is None else {"dropout": key},
+        first_case=first_case,
     )
 
 
 def make_teacher_step(
-    networks: Networks, objective: Objective, optimizers: dict[str, optax.GradientTransformation]
+    networks: Networks,
+    objective: Objective,
+    optimizers: dict[str, optax.GradientTransformation],
+    whole: GlobalBatch = ONE_DEVICE,
 ) -> StepFunction:
     """The function of one batch in the teacher's phase: (state, batch, text features) -> (state, metrics)."""
 
     def step(state: TrainState, batch: Batch, text_features: Array | None) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(state.key, state.step)
-        parts, _, gradients = teacher_gradients(networks, objective, state.params, batch, text_features, key=key)
+        parts, _, gradients = teacher_gradients(
+            networks, objective, state.params, batch, text_features, key=key, whole=whole
+        )
         state = _update(state, "teacher", optimizers, gradients)
-        norms = {"teacher": optax.tree.norm(gradients)}
+        norms = {"teacher": global_norm(gradients)}
         return state.replace(step=state.step + 1), StepMetrics(teacher=parts, student=None, gradient_norms=norms)
 
     return step
 
 
 def make_joint_step(
-    networks: Networks, objective: Objective, optimizers: dict[str, optax.GradientTransformation]
+    networks: Networks,
+    objective: Objective,
+    optimizers: dict[str, optax.GradientTransformation],
+    whole: GlobalBatch = ONE_DEVICE,
 ) -> StepFunction:
     """The function of one batch in the joint phase: (state, batch, text features) -> (state, metrics).
 
@@ -198,16 +277,19 @@ def make_joint_step(
     def step(state: TrainState, batch: Batch, text_features: Array | None) -> tuple[TrainState, StepMetrics]:
         keys = jax.random.split(jax.random.fold_in(state.key, state.step), 3)
         teacher_parts, features, teacher_grads = teacher_gradients(
-            networks, objective, state.params, batch, text_features, key=keys[0]
+            networks, objective, state.params, batch, text_features, key=keys[0], whole=whole
         )
         state = _update(state, "teacher", optimizers, teacher_grads)
         target_key = keys[1] if objective.target_dropout else None
-        targets = read_as_teacher(networks, state.params["teacher"], features, text_features, key=target_key)
+        first_case = whole.first_case(len(features))
+        targets = read_as_teacher(
+            networks, state.params["teacher"], features, text_features, key=target_key, first_case=first_case
+        )
         student_parts, student_grads = student_gradients(
-            networks, objective, state.params, batch, image_features=features, targets=targets, key=keys[2]
+            networks, objective, state.params, batch, image_features=features, targets=targets, key=keys[2], whole=whole
         )
         state = _update(state, "student", optimizers, student_grads)
-        norms = {"teacher": optax.tree.norm(teacher_grads), "student": optax.tree.norm(student_grads)}
+        norms = {"teacher": global_norm(teacher_grads), "student": global_norm(student_grads)}
         metrics = StepMetrics(teacher=teacher_parts, student=student_parts, gradient_norms=norms)
         return state.replace(step=state.step + 1), metrics
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.ledger import Entry, Identity, Ledger, digest_messages, digest_text, lock_folder
+from stepcot_jax.annotate.ledger import Entry, Identity, Ledger, digest_messages, digest_text
 from stepcot_jax.errors import BadInput, RunStopped
 
 IDENTITY = Identity("annotate", "1", "abc", "some/model:7b", (("seed", 0), ("temperature", 0.0)))
@@ -136,18 +136,6 @@ def test_two_processes_are_refused(tmp_path):
     assert subprocess.run([sys.executable, "-c", script, tmp_path]).returncode == 0
     with Ledger(tmp_path, IDENTITY) as ledger:
         assert len(ledger) == 1
-
-
-def test_a_folder_is_for_one_run(tmp_path):
-    script = (
-        "import sys, pathlib; from stepcot_jax.annotate.ledger import lock_folder\n"
-        "lock_folder(pathlib.Path(sys.argv[1])).__enter__()"
-    )
-    command = [sys.executable, "-c", script, tmp_path / "ledger"]
-    with lock_folder(tmp_path / "ledger"):
-        run = subprocess.run(command, capture_output=True, text=True)
-        assert "in use by another process" in run.stderr
-    assert subprocess.run(command).returncode == 0
 
 
 def test_a_full_disk_stops_the_run_and_leaves_no_part(tmp_path, monkeypatch):

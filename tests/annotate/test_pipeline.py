@@ -1,5 +1,6 @@
 """Whole runs of the command against the server on localhost: a complete result, or a stop that says why and goes on."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -18,11 +19,11 @@ from PIL import Image
 
 from stepcot_jax.annotate import __main__, pipeline
 from stepcot_jax.annotate.__main__ import main
-from stepcot_jax.annotate.ledger import lock_folder
+from stepcot_jax.locks import lock_folder
 from stepcot_jax.annotate.prompt import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import read_records
-from stepcot_jax.errors import BadInput, RunStopped, make_workdir
+from stepcot_jax.errors import BadInput, RunStopped
 
 pytest.importorskip("openai", reason="the extra annotate")
 
@@ -406,18 +407,29 @@ def test_a_setting_that_the_endpoint_refuses_is_named_with_what_omits_it(tmp_pat
 
 
 def test_one_run_at_a_time_whatever_the_model(tmp_path, six):
-    with lock_folder(tmp_path / "out" / "ledger"), MisbehavingServer() as server:
+    with lock_folder(tmp_path / "out"), MisbehavingServer() as server:
         with pytest.raises(BadInput, match=r"\.lock: found it in use"):
             run(six, tmp_path / "out", server, "--model=n")
         assert server.requests == []
 
 
-def test_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six, monkeypatch):
-    def make_and_write(folder):
-        make_workdir(folder)
-        (folder / "data.json").write_text("[]")
+def test_runs_of_the_rules_alone_keep_each_other_and_models_out(tmp_path, six):
+    with lock_folder(tmp_path / "out"), pytest.raises(BadInput, match=r"\.lock: found it in use"):
+        main([str(six), f"--out={tmp_path / 'out'}"])
+    assert not (tmp_path / "out" / "data.json").exists()
+    main([str(six), f"--out={tmp_path / 'out'}"])
+    assert (tmp_path / "out" / "data.json").exists()
+    assert not (tmp_path / "out" / "ledger").exists()
 
-    monkeypatch.setattr(pipeline, "make_workdir", make_and_write)
+
+def test_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six, monkeypatch):
+    @contextlib.contextmanager
+    def write_and_lock(folder):
+        with lock_folder(folder):
+            (folder / "data.json").write_text("[]")
+            yield
+
+    monkeypatch.setattr(pipeline, "lock_folder", write_and_lock)
     with MisbehavingServer() as server:
         with pytest.raises(BadInput, match="found records there"):
             run(six, tmp_path / "out", server)
@@ -425,7 +437,7 @@ def test_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six,
     assert (tmp_path / "out" / "data.json").read_text() == "[]"
 
 
-@pytest.mark.parametrize("name", ["set_aside.jsonl", "./data.json", "Funnel.CSV", "funnel.md", "ledger/a.png"])
+@pytest.mark.parametrize("name", ["set_aside.jsonl", "./data.json", "Funnel.CSV", "funnel.md", "ledger/a.png", ".lock"])
 def test_an_image_named_like_an_output_is_refused(tmp_path, name):
     (tmp_path / "in" / "ledger").mkdir(parents=True)
     (tmp_path / "in" / name).write_bytes(b"source")

@@ -119,6 +119,28 @@ def test_agrees_with_scikit_learn(drawn):
     np.testing.assert_array_equal(found.confusion, sklearn_metrics.confusion_matrix(truth, answers, labels=every_label))
 
 
+@given(cases)
+def test_specificity_and_auc_agree_with_scikit_learn_answer_by_answer(drawn):
+    probabilities, labels = drawn
+    annotated = labels >= 0
+    truth, scores = labels[annotated], probabilities[annotated]
+    found = step_metrics(step=make_step(probabilities.shape[1]), probabilities=probabilities, labels=labels)
+    occurring = np.unique(truth)
+    if len(occurring) < 2:
+        assert math.isnan(found.specificity)
+        assert math.isnan(found.auc)
+        return
+    answers = scores.argmax(axis=1)
+    specificities = [sklearn_metrics.recall_score(truth != label, answers != label) for label in occurring]
+    areas = [sklearn_metrics.roc_auc_score(truth == label, scores[:, label]) for label in occurring]
+    assert found.specificity == pytest.approx(np.mean(specificities))
+    assert found.auc == pytest.approx(np.mean(areas))
+    assert found.accuracy == pytest.approx(sklearn_metrics.accuracy_score(truth, answers))
+    assert found.sensitivity == pytest.approx(
+        sklearn_metrics.recall_score(truth, answers, labels=occurring, average="macro", zero_division=0)
+    )
+
+
 def test_auc_is_scikit_learns_multiclass_auc_when_every_answer_occurs():
     rng = np.random.default_rng(0)
     probabilities = rng.dirichlet(np.ones(5), 60)

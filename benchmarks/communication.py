@@ -1,0 +1,150 @@
+"""What a compiled program sends between devices: its collectives, read from XLA's own text, and what a ring moves."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+_BITS = {"pred": 8, "bf16": 16, "token": 0}
+_SHAPE = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
+_COMPUTATION = re.compile(r"^(ENTRY\s+)?%?([\w.-]+)\s.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT\s+)?%?[\w.-]+ = (\(.*?\)|\S+) ([a-z][\w-]*)\(")
+_CALLEE = re.compile(r"\b(calls|to_apply|body|true_computation|false_computation)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of a program.
+
+    Attributes:
+      kind: one of `KINDS`.
+      num_bytes: of its result on one device.
+      group_size: devices that take part in each of its groups.
+      times: runs of it in one run of the program; more than 1 inside a loop.
+    """
+
+    kind: str
+    num_bytes: int
+    group_size: int
+    times: int
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that each device sends in a ring, over all runs."""
+        others = self.group_size - 1
+        share = {
+            "all-reduce": 2 * others / self.group_size,
+            "all-gather": others / self.group_size,
+            "reduce-scatter": float(others),  # its result is one share of what goes in
+            "all-to-all": others / self.group_size,
+            "collective-permute": 1.0,
+        }
+        return self.times * self.num_bytes * share[self.kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    opcode: str
+    result: str
+    line: str
+
+
+def read_collectives(program: str) -> list[Collective]:
+    """The collectives of a compiled program.
+
+    Args:
+      program: `jax.stages.Compiled.as_text()`.
+
+    Raises:
+      ValueError: a loop communicates an unknown number of times, or a collective is split into start and end; what is
+        sent could not be said.
+    """
+    computations, entry = _split(program)
+    found = []
+    for name, times in _runs(computations, entry).items():
+        for instruction in computations[name]:
+            if instruction.opcode.removesuffix("-start") not in KINDS:
+                continue
+            if instruction.opcode.endswith("-start"):
+                raise ValueError(f"found {instruction.opcode}, accepted are collectives in one piece, as on CPU")
+            if times is None:
+                raise ValueError(f"found {instruction.opcode} in a loop whose length the compiler does not know")
+            size = _group_size(instruction.line, program)
+            found.append(Collective(instruction.opcode, _num_bytes(instruction.result), size, times))
+    return found
+
+
+def _split(program: str) -> tuple[dict[str, list[_Instruction]], str]:
+    """Instructions by computation, and the name of the one that is entered first."""
+    computations: dict[str, list[_Instruction]] = {}
+    entry, current = "", None
+    for line in program.splitlines():
+        if header := _COMPUTATION.match(line):
+            current = computations.setdefault(header[2], [])
+            entry = header[2] if header[1] else entry
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            current.append(_Instruction(match[2], match[1], line))
+    if not entry:
+        raise ValueError("found no ENTRY computation, accepted is the text of a compiled program")
+    return computations, entry
+
+
+def _runs(computations: dict[str, list[_Instruction]], entry: str) -> dict[str, int | None]:
+    """Runs of each computation in a run of the program; None where a loop's length is not known."""
+    runs: dict[str, int | None] = {}
+
+    def visit(name: str, times: int | None) -> None:
+        before = runs.get(name, 0)
+        runs[name] = None if before is None or times is None else before + times
+        for instruction in computations[name]:
+            for callee in _callees(instruction.line):
+                factor: int | None = 1
+                if instruction.opcode == "while":
+                    trips = _TRIPS.search(instruction.line)
+                    factor = int(trips[1]) if trips else None
+                visit(callee, None if times is None or factor is None else times * factor)
+
+    visit(entry, 1)
+    return runs
+
+
+def _callees(line: str) -> Iterator[str]:
+    for match in _CALLEE.finditer(line):
+        yield match[2]
+    for match in _BRANCHES.finditer(line):
+        yield from (name.strip().lstrip("%") for name in match[1].split(","))
+
+
+def _num_bytes(result: str) -> int:
+    """Bytes of a type such as f32[8,4]{1,0}, or of all in a tuple of them."""
+    total = 0
+    for name, axes in _SHAPE.findall(result):
+        bits = _BITS[name] if name in _BITS else int(re.search(r"\d+", name)[0])  # type: ignore[index]
+        total += math.prod(int(axis) for axis in axes.split(",") if axis) * bits // 8
+    return total
+
+
+def _group_size(line: str, program: str) -> int:
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+        return int(iota[1])
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        return len(listed[1].split(","))
+    header = program.partition("\n")[0]
+    sizes = [int(size) for size in re.findall(r"(?:num_partitions|replica_count)=(\d+)", header)]
+    return math.prod(sizes)
+
+
+def totals(collectives: list[Collective]) -> dict[str, dict[str, float]]:
+    """Of each kind that occurs: how many, how often they run, and the bytes that a device holds of them and sends."""
+    found: dict[str, dict[str, float]] = {}
+    for collective in collectives:
+        entry = found.setdefault(collective.kind, {"count": 0, "runs": 0, "bytes": 0, "sent_bytes": 0.0})
+        entry["count"] += 1
+        entry["runs"] += collective.times
+        entry["bytes"] += collective.times * collective.num_bytes
+        entry["sent_bytes"] += collective.sent_bytes
+    return found

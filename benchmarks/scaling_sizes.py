@@ -1,0 +1,133 @@
+"""What grows with devices and images, computed: traffic between devices, Gram matrices, feature store, encoding."""
+
+import dataclasses
+import pathlib
+import re
+import tempfile
+import tracemalloc
+
+import numpy as np
+
+from stepcot_jax.features.spec import StoreSpec
+from stepcot_jax.features.store import FeatureStore
+
+FLOAT_BYTES = 4
+SECONDS_A_DAY = 86_400
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What a joint step sends where cases are divided among devices and parameters are not.
+
+    Attributes:
+      gradients: numbers that the two optimizers update.
+      num_steps: questions in the chain.
+      projection_width: where channel alignment compares teacher and student.
+    """
+
+    gradients: int
+    num_steps: int = 7
+    projection_width: int = 256
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients, which every device sums up with the others."""
+        return self.gradients * FLOAT_BYTES
+
+    @property
+    def case_bytes(self) -> int:
+        """Bytes that are gathered of one case: its projections, one of the student and one a step, and its labels."""
+        return FLOAT_BYTES * (self.projection_width * (self.num_steps + 1) + self.num_steps)
+
+    @property
+    def returned_case_bytes(self) -> int:
+        """Bytes that the gradient of the gathering brings back of one case: of the student's projection."""
+        return FLOAT_BYTES * self.projection_width
+
+    def sent_gradient_bytes(self, num_devices: int) -> float:
+        """Bytes that each device sends a step to sum the gradients in a ring."""
+        return 2 * (num_devices - 1) / num_devices * self.gradient_bytes
+
+    def sent_alignment_bytes(self, num_devices: int, batch_size: int) -> float:
+        """Bytes that each device sends a step for channel alignment, there and back, over a batch of all devices."""
+        return (num_devices - 1) / num_devices * batch_size * (self.case_bytes + self.returned_case_bytes)
+
+    @property
+    def even_batch(self) -> float:
+        """The batch, over all devices, at which channel alignment sends as much as the gradients; at any number."""
+        return 2 * self.gradient_bytes / (self.case_bytes + self.returned_case_bytes)
+
+    def alignment_flop(self, batch_size: int) -> int:
+        """Arithmetic of each device for the Gram matrices of both sides and all steps, and the gradient of one side.
+
+        Every device computes the whole alignment: a product [case, width] by [width, case] for each matrix, and for the
+        gradient two of [case, case] by [case, width].
+        """
+        return 4 * self.num_steps * 2 * batch_size**2 * self.projection_width
+
+    def gram_bytes(self, batch_size: int) -> int:
+        """Bytes of the Gram matrices of both sides and all steps over a batch."""
+        return 2 * self.num_steps * batch_size**2 * FLOAT_BYTES
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreCost:
+    """What a stored feature costs.
+
+    Attributes:
+      file_bytes: on disk.
+      index_bytes: of memory in each process that has opened the store.
+    """
+
+    file_bytes: float
+    index_bytes: float
+
+
+def measure_store(num_images: int = 16_384, width: int = 512) -> StoreCost:
+    """Write a store of random features, and open it as a run does."""
+    spec = StoreSpec(kind="image", encoder="random", digest="0" * 64, width=width)
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name) / "store"
+        store = FeatureStore(folder, spec)
+        for _ in range(4):
+            keys = [draw.bytes(32) for _ in range(num_images // 4)]
+            store.write(keys, draw.standard_normal((len(keys), width), np.float32))
+        del store
+        file_bytes = sum(path.stat().st_size for path in folder.iterdir())
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        store = FeatureStore(folder, spec)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        num_stored = len(store)
+    return StoreCost(file_bytes / num_stored, (after - before) / num_stored)
+
+
+def read_result(path: pathlib.Path, name: str) -> float:
+    """A number of benchmarks/RESULTS.md.
+
+    Raises:
+      ValueError: it is not there.
+    """
+    match = re.search(rf"^\| `{re.escape(name)}` \| ([\d.]+) \|", path.read_text(encoding="utf-8"), re.M)
+    if match is None:
+        raise ValueError(f"{path}: found no row of {name!r}, accepted is a table that has one")
+    return float(match[1])
+
+
+def say_bytes(number: float) -> str:
+    """Bytes in a unit that leaves one to three digits before the point."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} PB"
+
+
+def say_seconds(number: float) -> str:
+    """A time in seconds, minutes, hours, days or years, whichever is below a hundred or so."""
+    for unit, most, length in (("s", 90, 1), ("min", 90, 60), ("h", 48, 3600), ("days", 730, SECONDS_A_DAY)):
+        if number < most * length:
+            return f"{number / length:.2g} {unit}"
+    return f"{number / SECONDS_A_DAY / 365.25:.2g} years"

@@ -1,0 +1,208 @@
+"""The joint step on stored features at any size: what it costs over steps, answers and cases, and what it sends."""
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.communication import read_collectives, totals
+from benchmarks.measure import make_sgemm, sgemm_gflop, time_in_turn
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.optimizers import make_optimizer
+from stepcot_jax.training.parallel import Devices, Transform
+from stepcot_jax.training.state import Networks, TrainState, count_parameters, init_params
+from stepcot_jax.training.steps import (
+    Objective,
+    StepFunction,
+    make_joint_step,
+    start_state,
+    student_part,
+    teacher_part,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Widths of the networks.
+
+    Attributes:
+      name: for tables.
+      teacher_width: of nodes, memory and image projections.
+      student_width: of the feature that the answers update.
+      projection_width: where channel alignment compares the two.
+      image_width: of a stored feature.
+      text_width: of a prompt's vector.
+    """
+
+    name: str
+    teacher_width: int = 768
+    student_width: int = 512
+    projection_width: int = 256
+    image_width: int = 512
+    text_width: int = 768
+
+
+PUBLISHED = Size("published")
+SMALL = Size("small", teacher_width=96, student_width=96, projection_width=48)
+SIZES = {size.name: size for size in (PUBLISHED, SMALL)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A size and what it is trained on.
+
+    Attributes:
+      size: of the networks.
+      answers: of each step.
+      batch_size: cases in a batch, over all devices.
+    """
+
+    size: Size
+    answers: tuple[int, ...] = (9,) * 7
+    batch_size: int = 32
+
+    @property
+    def num_steps(self) -> int:
+        """Questions in the chain."""
+        return len(self.answers)
+
+    @property
+    def networks(self) -> Networks:
+        """The modules."""
+        return Networks(
+            teacher=Teacher(self.answers, width=self.size.teacher_width),
+            student=Student(self.answers, width=self.size.student_width),
+            projection_width=self.size.projection_width,
+        )
+
+    def make_step(self, whole: GlobalBatch = ONE_DEVICE) -> StepFunction:
+        """The joint step as a function of one device, which sees a part of the `whole` batch; not compiled."""
+        return make_joint_step(self.networks, Objective(), _make_optimizers(), whole)
+
+    def make_state(self, key: jax.Array) -> TrainState:
+        """The state before the first batch."""
+        text_features = jax.numpy.zeros((self.num_steps, self.size.text_width))
+        example = {"image_features": jax.numpy.zeros((1, self.size.image_width))}
+        params = init_params(self.networks, key=key, batch=example, text_features=text_features)
+        return start_state(params, Objective(), _make_optimizers(), key=key)
+
+    def make_batch(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Random features with labels, one in five missing, and prompt vectors."""
+        draw = np.random.default_rng(0)
+        labels = draw.integers(0, self.answers, (self.batch_size, self.num_steps), np.int32)
+        labels[draw.random(labels.shape) < 0.2] = -100
+        features = draw.standard_normal((self.batch_size, self.size.image_width), np.float32)
+        batch = {"image_features": features, "labels": labels}
+        return batch, draw.standard_normal((self.num_steps, self.size.text_width), np.float32)
+
+    @property
+    def trained_parameters(self) -> int:
+        """Numbers that the two optimizers update, hence gradients."""
+        params = jax.eval_shape(self.make_state, jax.random.key(0)).params
+        parts = (teacher_part(params), student_part(params, train_teacher_projection=False))
+        return sum(count_parameters(part) for part in parts)
+
+
+def _make_optimizers() -> dict[str, Any]:
+    return {"teacher": make_optimizer(learning_rate=5e-5), "student": make_optimizer(learning_rate=1e-4)}
+
+
+def measure_step(problem: Problem, *, rounds: int, max_megabytes: float) -> dict[str, Any]:
+    """Seconds to compile the joint step and to run it, and its memory.
+
+    Args:
+      problem: what is run.
+      rounds: measured rounds; the median counts.
+      max_megabytes: a program that needs more for what it computes on the way is compiled and not run.
+
+    Returns:
+      One row of numbers; those of a run are None where it was not run.
+    """
+    batch, text_features = problem.make_batch()
+    shapes = jax.eval_shape(problem.make_state, jax.random.key(0))
+    lowered = jax.jit(problem.make_step(), donate_argnums=0).lower(shapes, batch, text_features)
+    start = time.perf_counter()
+    compiled = lowered.compile()
+    compile_seconds = time.perf_counter() - start
+    megabytes = compiled.memory_analysis().temp_size_in_bytes / 1e6
+    row: dict[str, Any] = {
+        "size": problem.size.name,
+        "num_steps": problem.num_steps,
+        "num_answers": max(problem.answers),
+        "batch_size": problem.batch_size,
+        "trained_parameters": problem.trained_parameters,
+        "compile_seconds": compile_seconds,
+        "work_megabytes": megabytes,
+        "step_seconds": None,
+        "step_spread": None,
+        "case_gflop": None,
+    }
+    if megabytes > max_megabytes:
+        return row
+    run = _Run(compiled, jax.jit(problem.make_state)(jax.random.key(0)), batch, text_features)
+    timings = time_in_turn({"sgemm": make_sgemm(), "step": run}, rounds=rounds)
+    row["step_seconds"], row["step_spread"] = timings["step"].median, timings["step"].spread
+    row["case_gflop"] = sgemm_gflop() * timings["step"].median / timings["sgemm"].median / problem.batch_size
+    return row
+
+
+class _Run:
+    """Steps on one batch, the state going on from call to call."""
+
+    def __init__(self, step: Any, state: TrainState, batch: Any, text_features: Any) -> None:
+        self.step, self.state = step, state
+        self.inputs = jax.device_put((batch, text_features))
+
+    def __call__(self) -> None:
+        self.state, metrics = self.step(self.state, *self.inputs)
+        jax.block_until_ready((self.state, metrics))
+
+
+def compile_parallel(problem: Problem, *, transform: Transform, num_devices: int) -> Any:
+    """The joint step over several devices, compiled."""
+    devices = Devices(transform=transform, num_devices=num_devices)
+    shapes = jax.eval_shape(problem.make_state, jax.random.key(0))
+    batch, text_features = problem.make_batch()
+    whole, batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=devices.whole), (shapes, batch)
+    )
+    text_features = devices.put_whole(text_features)
+    return devices.compile_step(problem.make_step, state=whole, batch=batch, text_features=text_features)
+
+
+def measure_communication(problem: Problem, *, transform: Transform, num_devices: int) -> dict[str, Any]:
+    """What the compiled step sends between devices.
+
+    Args:
+      problem: what is compiled.
+      transform: "pmap" or "shard_map", see `training.parallel`.
+      num_devices: virtual ones will do.
+    """
+    program = compile_parallel(problem, transform=transform, num_devices=num_devices).as_text()
+    return {
+        "size": problem.size.name,
+        "transform": transform,
+        "num_devices": num_devices,
+        "num_steps": problem.num_steps,
+        "batch_size": problem.batch_size,
+        "trained_parameters": problem.trained_parameters,
+        "kinds": totals(read_collectives(program)),
+    }
+
+
+if __name__ == "__main__":  # in a process of its own, which was started with virtual devices
+    transforms: tuple[Transform, ...] = ("pmap", "shard_map")
+    print(
+        json.dumps(
+            [
+                measure_communication(Problem(size, batch_size=256), transform=transform, num_devices=8)
+                for size in SIZES.values()
+                for transform in transforms
+            ]
+        )
+    )

@@ -1,0 +1,204 @@
+"""The tables of docs/scaling.md, from measured numbers and from what can be computed."""
+
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.scaling_sizes import SECONDS_A_DAY, Traffic, read_result, say_bytes, say_seconds
+
+RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
+
+_DEVICES = (8, 16, 64, 256, 1024, 4096)
+_CASES_PER_DEVICE = 32
+_IMAGES = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+
+
+def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
+    """Every table by name, in Markdown; those whose numbers are not there are left out.
+
+    Args:
+      numbers: what `benchmarks.scaling` has measured.
+    """
+    tables = {}
+    if rows := numbers.get("steps"):
+        for size in dict.fromkeys(row["size"] for row in rows):
+            own = [row for row in rows if row["size"] == size]
+            tables[f"steps of {size}"] = _steps_table(own)
+            tables[f"compilation of {size}"] = _compilation_table(own)
+    if rows := numbers.get("answers"):
+        tables["answers"] = _answers_table(rows)
+    if rows := numbers.get("communication"):
+        tables["communication"] = _communication_table(rows)
+    if parameters := numbers.get("trained_parameters"):
+        tables["interconnect"] = _interconnect_table(parameters["7"])
+        tables["alignment"] = _alignment_table({int(steps): count for steps, count in parameters.items()})
+    if store := numbers.get("store"):
+        tables["features"] = _features_table(store)
+    return tables
+
+
+def fill(document: str, tables: dict[str, str]) -> str:
+    """`document` with each table put where `<!-- table: NAME -->` and `<!-- end -->` stand around the one before.
+
+    Raises:
+      ValueError: a table has no place in the document.
+    """
+    for name, table in tables.items():
+        place = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.S)
+        document, count = place.subn(lambda match, table=table: f"{match[1]}{table}{match[2]}", document)
+        if count != 1:
+            raise ValueError(f"found {count} places of table {name!r}, accepted is one")
+    return document
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _steps_table(rows: list[dict[str, Any]]) -> str:
+    """Milliseconds of a step, by number of steps and batch size."""
+    by_place = {(row["num_steps"], row["batch_size"]): row for row in rows}
+    batches = sorted({row["batch_size"] for row in rows})
+    body = [
+        [str(steps), *(_say_step(by_place.get((steps, batch))) for batch in batches)]
+        for steps in sorted({row["num_steps"] for row in rows})
+    ]
+    return _table(["steps in the chain", *(f"batch {batch}" for batch in batches)], body)
+
+
+def _say_step(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    if row["step_seconds"] is None:
+        return f"not run: {say_bytes(1e6 * row['work_megabytes'])}"
+    return f"{1000 * row['step_seconds']:.3g} ms (± {100 * row['step_spread']:.0f} %), {row['case_gflop']:.2g}"
+
+
+def _compilation_table(rows: list[dict[str, Any]]) -> str:
+    body = []
+    for steps in sorted({row["num_steps"] for row in rows}):
+        own = {row["batch_size"]: row for row in rows if row["num_steps"] == steps}
+        seconds = [row["compile_seconds"] for row in own.values()]
+        row = own.get(32) or next(iter(own.values()))
+        body.append(
+            [
+                str(steps),
+                f"{row['trained_parameters']:,}",
+                f"{min(seconds):.1f} to {max(seconds):.1f} s",
+                f"{say_bytes(1e6 * row['work_megabytes'])}",
+            ]
+        )
+    head = ["steps in the chain", "trained parameters", "compilation, over the batch sizes", "working memory, batch 32"]
+    return _table(head, body)
+
+
+def _answers_table(rows: list[dict[str, Any]]) -> str:
+    body = [
+        [
+            str(row["num_answers"]),
+            f"{row['trained_parameters']:,}",
+            f"{row['compile_seconds']:.1f} s",
+            _say_step(row),
+            say_bytes(1e6 * row["work_megabytes"]),
+        ]
+        for row in rows
+    ]
+    return _table(["answers of each step", "trained parameters", "compilation", "step", "working memory"], body)
+
+
+def _communication_table(rows: list[dict[str, Any]]) -> str:
+    body = []
+    for row in rows:
+        for kind, found in row["kinds"].items():
+            body.append(
+                [
+                    row["size"],
+                    row["transform"],
+                    str(row["batch_size"]),
+                    kind,
+                    f"{found['count']:.0f} ({found['runs']:.0f})",
+                    say_bytes(found["bytes"]),
+                    say_bytes(found["sent_bytes"]),
+                ]
+            )
+    head = ["size", "transform", "batch", "collective", "in the program (runs)", "bytes a device", "sent a device"]
+    return _table(head, body)
+
+
+def _interconnect_table(gradients: int) -> str:
+    """Published sizes, 32 cases a device."""
+    traffic, body = Traffic(gradients), []
+    for devices in _DEVICES:
+        batch = _CASES_PER_DEVICE * devices
+        own, alignment = traffic.sent_gradient_bytes(devices), traffic.sent_alignment_bytes(devices, batch)
+        body.append(
+            [
+                f"{devices:,}",
+                f"{batch:,}",
+                say_bytes(own),
+                say_bytes(alignment),
+                say_bytes(devices * (own + alignment)),
+                f"{1000 * (own + alignment) / 100e9:.2g} ms",
+                f"{traffic.alignment_flop(batch) / 1e9:,.3g} Gflop",
+                say_bytes(traffic.gram_bytes(batch)),
+            ]
+        )
+    head = [
+        "devices",
+        "batch",
+        "gradients, sent a device",
+        "alignment, sent a device",
+        "both, all devices",
+        "at 100 GB/s a device",
+        "alignment's work a device",
+        "its Gram matrices a device",
+    ]
+    return _table(head, body)
+
+
+def _alignment_table(gradients: dict[int, int]) -> str:
+    body = []
+    for num_steps, count in sorted(gradients.items()):
+        traffic = Traffic(count, num_steps=num_steps)
+        body.append(
+            [
+                str(num_steps),
+                say_bytes(traffic.gradient_bytes),
+                say_bytes(traffic.case_bytes),
+                f"{traffic.even_batch:,.0f}",
+                say_bytes(traffic.gram_bytes(round(traffic.even_batch))),
+            ]
+        )
+    head = [
+        "steps in the chain",
+        "gradients",
+        "gathered a case",
+        "batch at which both send as much",
+        "Gram matrices then",
+    ]
+    return _table(head, body)
+
+
+def _features_table(store: dict[str, float]) -> str:
+    rate = read_result(RESULTS, "clip_images_per_second")
+    body = [
+        [
+            f"{count:,}",
+            say_bytes(count * store["file_bytes"]),
+            say_bytes(count * store["index_bytes"]),
+            say_seconds(count / rate),
+            f"{max(1, math.ceil(count / rate / SECONDS_A_DAY)):,}",
+        ]
+        for count in _IMAGES
+    ]
+    head = [
+        "images",
+        "feature store",
+        "its index in memory",
+        f"encoding at {rate:g} images/s",
+        "such machines for a day",
+    ]
+    return _table(head, body)

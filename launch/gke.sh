@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# A run on a TPU slice of Google Kubernetes Engine: fills in gke_jobset.yaml and hands it to kubectl.
+#
+#   launch/gke.sh [--dry-run] start [FLAG ...]   make the JobSet; Kubernetes starts it again after a preemption
+#   launch/gke.sh [--dry-run] status             the JobSet and its pods
+#   launch/gke.sh [--dry-run] logs               follow the log of host 0
+#   launch/gke.sh [--dry-run] delete             end the run and remove the JobSet; the workdir stays
+#
+# FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands (at `start` with the whole
+# JobSet) and runs none.
+#
+# Required variables:
+#   NAME            of the JobSet: small letters, digits and hyphens
+#   start:
+#   IMAGE           container image that has stepcot-jax[tpu] and the config, see launch/Dockerfile
+#   CONFIG          config file, in the image
+#   WORKDIR         folder of the run, below /mnt/stepcot
+#   CLAIM           persistent volume claim (ReadWriteMany) that is mounted as /mnt/stepcot
+#   ACCELERATOR     such as tpu-v5-lite-podslice
+#   TOPOLOGY        such as 4x4
+#   NUM_HOSTS       hosts of the slice, such as 4; the run refuses to start with fewer or more
+#   CHIPS_PER_HOST  such as 4
+# Optional variables:
+#   NAMESPACE       default default
+#   MAX_RESTARTS    most times that all pods are made anew; default 100
+#   GRACE_SECONDS   time to save when a pod is told to end; default 120
+set -euo pipefail
+
+fail() {
+  echo "error: ${0##*/}: $1" >&2
+  exit 2
+}
+
+show() { # a command, so that it could be pasted
+  local word line='' plain='^[-A-Za-z0-9_./:=@%+,]+$'
+  for word; do
+    [[ $word =~ $plain ]] || word=${word@Q}
+    line+="$word "
+  done
+  printf '%s' "${line% }"
+}
+
+dry_run=0
+case ${1:-} in
+  -h | --help)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+  --dry-run)
+    dry_run=1
+    shift
+    ;;
+esac
+action=${1:-}
+[[ " start status logs delete " == *" $action "* && -n $action ]] ||
+  fail "found '$action', accepted are start, status, logs, delete (see --help)"
+shift
+[[ $# -eq 0 || $action == start ]] || fail "$action: found $1, accepted is nothing more"
+
+required=(NAME)
+[[ $action != start ]] ||
+  required+=(IMAGE CONFIG WORKDIR CLAIM ACCELERATOR TOPOLOGY NUM_HOSTS CHIPS_PER_HOST)
+missing=
+for name in "${required[@]}"; do
+  [[ -n ${!name:-} ]] || missing+=" $name"
+done
+[[ -z $missing ]] || fail "$action: found no value of$missing, accepted are those that the header of $0 names"
+NAMESPACE=${NAMESPACE:-default}
+MAX_RESTARTS=${MAX_RESTARTS:-100}
+GRACE_SECONDS=${GRACE_SECONDS:-120}
+
+check() { # that variable $1 matches $2, in words $3: what goes into the file must not be able to change its form
+  [[ ${!1:-} =~ ^($2)$ ]] || fail "$1: found '${!1:-}', accepted are $3"
+}
+for name in NAME NAMESPACE; do
+  check "$name" '[a-z]([-a-z0-9]{0,40}[a-z0-9])?' "small letters, digits and hyphens, at most 42"
+done
+if [[ $action == start ]]; then
+  check IMAGE '[A-Za-z0-9][-A-Za-z0-9._/:@]*' "names of images"
+  check CLAIM '[a-z0-9]([-a-z0-9.]*[a-z0-9])?' "names of claims"
+  check ACCELERATOR '[a-z][-a-z0-9]*' "names of accelerators, such as tpu-v5-lite-podslice"
+  check TOPOLOGY '[0-9]+x[0-9]+(x[0-9]+)?' "sizes such as 4x4 or 2x2x2"
+  check WORKDIR '/mnt/stepcot/.+' "folders below /mnt/stepcot, which all hosts share"
+  for name in NUM_HOSTS CHIPS_PER_HOST MAX_RESTARTS GRACE_SECONDS; do
+    check "$name" '[0-9]+' "whole numbers"
+  done
+fi
+
+run() { # a command, or print it
+  if ((dry_run)); then
+    show "$@"
+    echo
+  else
+    "$@"
+  fi
+}
+
+quote() { # the arguments as a JSON list, which YAML reads too
+  local argument list=
+  for argument; do
+    [[ $argument != *[[:cntrl:]]* ]] || fail "found a control character in an argument, accepted is text"
+    argument=${argument//\\/\\\\}
+    argument=${argument//\"/\\\"}
+    # Kubernetes puts variables in the place of $(NAME); two signs stand for one.
+    list+=", \"${argument//\$/\$\$}\""
+  done
+  echo "[${list#, }]"
+}
+
+fill_in() {
+  local text name
+  text=$(<"$(dirname "${BASH_SOURCE[0]}")/gke_jobset.yaml")
+  text=${text#*$'\napiVersion:'} # without the notes
+  for name in NAME NAMESPACE MAX_RESTARTS GRACE_SECONDS IMAGE CLAIM ACCELERATOR TOPOLOGY NUM_HOSTS CHIPS_PER_HOST; do
+    text=${text//"\${$name}"/"${!name}"}
+  done
+  printf 'apiVersion:%s\n' "${text//"\${ARGUMENTS}"/"$arguments"}"
+}
+
+# shellcheck disable=SC2153 # it was found to be there above
+pods=jobset.sigs.k8s.io/jobset-name=$NAME
+case $action in
+  start)
+    arguments=$(quote "--config=$CONFIG" "--workdir=$WORKDIR" "--num_processes=$NUM_HOSTS" "$@")
+    if ((dry_run)); then
+      echo "kubectl apply -f - <<'EOF'"
+      fill_in
+      echo EOF
+    else
+      fill_in | kubectl apply -f -
+    fi
+    ;;
+  status)
+    run kubectl get jobset "$NAME" "--namespace=$NAMESPACE"
+    run kubectl get pods "--namespace=$NAMESPACE" "--selector=$pods"
+    ;;
+  logs)
+    run kubectl logs --follow --tail=100 "--namespace=$NAMESPACE" \
+      "--selector=$pods,batch.kubernetes.io/job-completion-index=0"
+    ;;
+  delete) run kubectl delete "jobset/$NAME" "--namespace=$NAMESPACE" ;;
+esac

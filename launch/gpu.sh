@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Train on the GPUs of this machine with one process; goes on by itself where the run was preempted.
+#
+#   CONFIG=configs/paper.py WORKDIR=runs/paper launch/gpu.sh [--dry-run] [FLAG ...]
+#
+# FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands and runs none.
+#
+# Required variables:
+#   CONFIG           config file
+#   WORKDIR          folder of the run; with the same one a run goes on
+# Optional variables:
+#   PYTHON           interpreter that has stepcot-jax[cuda12]; default python3
+#   GPUS             ids of the GPUs to use, such as 0,1; default all
+#   MAX_RESTARTS     most times that a preempted run (exit code 75) is started again; default 100
+#   RESTART_SECONDS  wait before that; default 5
+#
+# TERM, INT (Ctrl-C) and HUP are passed on as TERM: the run saves and ends. Exit code: that of the program, 75 where it
+# was preempted and is not started again. Without a GPU the program fails rather than train on the CPU.
+set -euo pipefail
+
+fail() {
+  echo "error: ${0##*/}: $1" >&2
+  exit 2
+}
+
+show() { # a command, so that it could be pasted
+  local word line='' plain='^[-A-Za-z0-9_./:=@%+,]+$'
+  for word; do
+    [[ $word =~ $plain ]] || word=${word@Q}
+    line+="$word "
+  done
+  printf '%s' "${line% }"
+}
+
+dry_run=0
+case ${1:-} in
+  -h | --help)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+  --dry-run)
+    dry_run=1
+    shift
+    ;;
+esac
+
+missing=
+for name in CONFIG WORKDIR; do
+  [[ -n ${!name:-} ]] || missing+=" $name"
+done
+[[ -z $missing ]] || fail "found no value of$missing, accepted are those that the header of $0 names"
+max_restarts=${MAX_RESTARTS:-100}
+restart_seconds=${RESTART_SECONDS:-5}
+for number in "$max_restarts" "$restart_seconds"; do
+  [[ $number =~ ^[0-9]+$ ]] || fail "found '$number', accepted are whole numbers as MAX_RESTARTS and RESTART_SECONDS"
+done
+
+# Platforms that are named must be there: jax would otherwise warn and compute on the CPU.
+command=(env "JAX_PLATFORMS=cuda,cpu")
+[[ -z ${GPUS:-} ]] || command+=("CUDA_VISIBLE_DEVICES=$GPUS")
+command+=("${PYTHON:-python3}" -m stepcot_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" "$@")
+
+if ((dry_run)); then
+  show "${command[@]}"
+  echo
+  exit 0
+fi
+
+child=
+stopped=0
+stop() {
+  stopped=1
+  [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true
+}
+trap stop TERM INT HUP
+
+for ((restart = 0; ; restart++)); do
+  "${command[@]}" </dev/null &
+  child=$!
+  while kill -0 "$child" 2>/dev/null; do # a bare wait would end at a signal and not know the exit code
+    sleep 0.2 || true
+  done
+  code=0
+  wait "$child" || code=$?
+  child=
+  if ((code != 75 || stopped || restart >= max_restarts)); then
+    exit "$code"
+  fi
+  echo "preempted; start $((restart + 2)) of at most $((max_restarts + 1)) in $restart_seconds s" >&2
+  sleep "$restart_seconds" || true
+  ((!stopped)) || exit 75
+done

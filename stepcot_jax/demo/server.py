@@ -1,0 +1,119 @@
+"""The demo's web server: one page, on one address, that neither sends nor keeps anything."""
+
+import importlib
+import os
+import socket
+import tempfile
+from typing import Any
+
+from stepcot_jax.demo.blocks import make_blocks
+from stepcot_jax.demo.sessions import MAX_MEGABYTES
+from stepcot_jax.errors import BadInput
+from stepcot_jax.explain.saliency import Explainer
+from stepcot_jax.pages.markup import read_part
+
+# A browser that follows it asks no other host for anything, whatever Gradio's own page names (fonts, scripts).
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_SECONDS_TO_FINISH = 2
+
+
+def import_gradio() -> Any:
+    """Gradio, told before it starts to report nothing to anyone.
+
+    Raises:
+      BadInput: it is not installed.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    try:
+        return importlib.import_module("gradio")
+    except ImportError as error:
+        raise BadInput(
+            f"the demo needs Gradio, which cannot be imported ({error}); pip install 'stepcot-jax[demo]' installs it"
+        ) from None
+
+
+def serve(explainer: Explainer, gradio: Any, *, host: str, port: int) -> None:
+    """Serve the page until a signal comes; uploads are kept in a folder of their own, which goes with the server.
+
+    Args:
+      explainer: of the network that reads.
+      gradio: the library.
+      host: address to listen on.
+      port: to listen on; 0 takes a free one.
+
+    Raises:
+      BadInput: nothing can listen there.
+    """
+    import uvicorn
+
+    with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="stepcot-demo-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        found_host, found_port = listening.getsockname()[:2]
+        app = _make_app(explainer, gradio, host=found_host, port=found_port)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_FINISH)
+        shown = f"[{found_host}]" if ":" in found_host else found_host
+        print(f"http://{shown}:{found_port} (Ctrl-C stops it)", flush=True)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BadInput(f"--host: found {host!r} ({error.strerror}), accepted is an address of this machine") from None
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+    except OSError as error:
+        listening.close()
+        raise BadInput(
+            f"--host, --port: cannot listen on {host!r} port {port} ({error.strerror}), accepted is an address of this "
+            "machine with a port that is free (0 takes one)"
+        ) from None
+    return listening
+
+
+def _make_app(explainer: Explainer, gradio: Any, *, host: str, port: int) -> Any:
+    import fastapi
+
+    no_docs = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = fastapi.FastAPI(**no_docs)
+
+    @app.middleware("http")
+    async def add_headers(request: Any, call_next: Any) -> Any:
+        response = await call_next(request)
+        for name, value in _HEADERS.items():
+            response.headers[name] = value
+        return response
+
+    fonts = ("system-ui", "sans-serif")  # Gradio's own theme asks Google for its fonts
+    return gradio.mount_gradio_app(
+        app,
+        make_blocks(explainer, gradio),
+        path="/",
+        server_name=host,
+        server_port=port,
+        app_kwargs=no_docs,
+        footer_links=[],
+        run_history=False,
+        max_file_size=MAX_MEGABYTES * 10**6,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        show_error=False,
+        theme=gradio.themes.Default(font=fonts, font_mono=("ui-monospace", "monospace")),
+        css=read_part("demo.css"),
+    )

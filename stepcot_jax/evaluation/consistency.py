@@ -1,0 +1,228 @@
+"""Which answers can stand together in one chain: rules given by what the options mean, and rules learned from chains.
+
+A rule forbids a pair of answers, either of neighbouring steps or of step 1 and a later one. Pairs are enough for what
+chains of questions do (no abnormality at step 1 settles every later step), they can be read one by one, and the most
+probable chain without a forbidden pair can be found exactly (`decoding`).
+
+Given: where step 1 offers "No abnormality" and the last step "Normal", as published, "No abnormality" leaves "N/A" as
+the only answer of the steps between that offer it, and "Normal" as the only diagnosis.
+
+Learned: a pair that no training chain has is forbidden if `MIN_EXPECTED` chains would have it, were the two answers
+independent. That is evidence, not proof: a pair that is in truth a quarter as frequent as chance would make it stays
+unseen in one collection of 150 (e^-5), and the fewer the chains, the rarer the pairs that are taken for impossible.
+The share of held-out true chains that break the rules says how often they are wrong.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import (
+    DETECTION_OPTIONS,
+    DIAGNOSIS_OPTIONS,
+    NOT_ANNOTATED,
+    NOT_APPLICABLE,
+    Chain,
+    fold,
+)
+
+MIN_EXPECTED = 20.0
+
+Pair = tuple[int, int]
+"""Positions of two steps, the earlier one first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Which pairs of answers can stand in one chain.
+
+    Attributes:
+      answers_per_step: number of answers of each step.
+      allowed: bool [answer, answer] of neighbouring steps and of step 1 with each later step, by their positions.
+      log_transitions: log share [answer, answer] of the answers that follow an answer, for each step but the last;
+        add-one smoothing; equal shares where nothing was learned.
+    """
+
+    answers_per_step: tuple[int, ...]
+    allowed: dict[Pair, npt.NDArray[np.bool_]]
+    log_transitions: tuple[npt.NDArray[np.float64], ...]
+
+
+def pairs_of(num_steps: int) -> tuple[Pair, ...]:
+    """The pairs of steps that rules are about.
+
+    >>> pairs_of(4)
+    ((0, 1), (0, 2), (0, 3), (1, 2), (2, 3))
+    """
+    first = tuple((0, later) for later in range(1, num_steps))
+    return first + tuple((step, step + 1) for step in range(1, num_steps - 1))
+
+
+def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
+    """How many chains have each pair of answers.
+
+    Args:
+      labels: int [case, step] of training chains; a pair with an unannotated step does not count.
+      chain: the steps.
+
+    Returns:
+      [answer, answer] by the positions of the two steps.
+
+    Raises:
+      ValueError: the labels do not fit the chain.
+    """
+    _check_answers(labels, chain.answers_per_step)
+    counts = {}
+    for earlier, later in pairs_of(chain.num_steps):
+        shape = (chain.answers_per_step[earlier], chain.answers_per_step[later])
+        known = (labels[:, earlier] != NOT_ANNOTATED) & (labels[:, later] != NOT_ANNOTATED)
+        cells = labels[known, earlier].astype(np.int64) * shape[1] + labels[known, later]
+        counts[earlier, later] = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape).astype(np.int64)
+    return counts
+
+
+def make_rules(
+    chain: Chain, *, counts: dict[Pair, npt.NDArray[np.int64]] | None = None, min_expected: float = MIN_EXPECTED
+) -> Rules:
+    """Given rules and, from the pairs of training chains, learned ones.
+
+    Args:
+      chain: the steps.
+      counts: pairs of training chains, as `count_pairs` gives them; None for the given rules alone.
+      min_expected: how many chains would have to have an unseen pair by chance for it to be forbidden.
+    """
+    allowed = {}
+    for earlier, later in pairs_of(chain.num_steps):
+        possible = np.ones((chain.answers_per_step[earlier], chain.answers_per_step[later]), dtype=bool)
+        if counts is not None:
+            possible &= ~_never_together(counts[earlier, later], min_expected=min_expected)
+        allowed[earlier, later] = possible
+    given = find_clear_chest(chain)
+    if given is not None:
+        for later, answer in given.settled.items():
+            allowed[0, later][given.label] &= np.arange(chain.answers_per_step[later]) == answer
+    return Rules(
+        answers_per_step=chain.answers_per_step,
+        allowed=allowed,
+        log_transitions=tuple(
+            _log_shares(
+                counts[step, step + 1]
+                if counts is not None
+                else np.zeros((chain.answers_per_step[step], chain.answers_per_step[step + 1]))
+            )
+            for step in range(chain.num_steps - 1)
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClearChest:
+    """What "No abnormality" at step 1 settles.
+
+    Attributes:
+      label: its label at step 1.
+      settled: the one label left of later steps, by their positions.
+    """
+
+    label: int
+    settled: dict[int, int]
+
+
+def find_clear_chest(chain: Chain) -> ClearChest | None:
+    """The given rule as far as a chain has it, by the texts of its options.
+
+    Returns:
+      None where step 1 does not offer "No abnormality" or the last step does not offer "Normal": another chain,
+      whose meaning is not known.
+
+    >>> from stepcot_jax.chain import DEFAULT_CHAIN
+    >>> find_clear_chest(DEFAULT_CHAIN)
+    ClearChest(label=0, settled={1: 3, 2: 5, 3: 6, 4: 4, 5: 6, 6: 0})
+    """
+    first, last = ([fold(option) for option in chain.steps[position].options] for position in (0, -1))
+    clear, normal = fold(DETECTION_OPTIONS[0]), fold(DIAGNOSIS_OPTIONS[0])
+    if chain.num_steps < 2 or clear not in first or normal not in last:
+        return None
+    settled = {
+        position: step.num_answers - 1
+        for position, step in enumerate(chain.steps[:-1])
+        if position > 0 and fold(step.options[-1]) == fold(NOT_APPLICABLE)
+    }
+    return ClearChest(label=first.index(clear), settled={**settled, chain.num_steps - 1: last.index(normal)})
+
+
+def inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> npt.NDArray[np.bool_]:
+    """Whether a chain has a forbidden pair.
+
+    Args:
+      answers: int [case, step]; a pair with an unannotated step breaks no rule.
+      rules: the rules.
+
+    Returns:
+      [case].
+
+    Raises:
+      ValueError: the answers do not fit the rules.
+    """
+    broken = np.zeros(len(answers), dtype=bool)
+    for _, wrong in _broken_pairs(answers, rules):
+        broken |= wrong
+    return broken
+
+
+def share_inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> float:
+    """Share of the chains that have a forbidden pair; NaN without any chain."""
+    return float(inconsistent(answers, rules).mean()) if len(answers) else float("nan")
+
+
+def count_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -> dict[str, int]:
+    """How many chains have each forbidden pair, in words, the most frequent first.
+
+    Args:
+      answers: int [case, step].
+      rules: the rules.
+      chain: the steps, for the words.
+    """
+    counts: dict[str, int] = {}
+    for (earlier, later), wrong in _broken_pairs(answers, rules):
+        for first, second in answers[wrong][:, [earlier, later]].tolist():
+            one, other = chain.steps[earlier], chain.steps[later]
+            words = f"{one.name} {one.options[first]!r} with {other.name} {other.options[second]!r}"
+            counts[words] = counts.get(words, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _broken_pairs(answers: npt.NDArray[np.integer], rules: Rules) -> Iterator[tuple[Pair, npt.NDArray[np.bool_]]]:
+    _check_answers(answers, rules.answers_per_step)
+    for (earlier, later), allowed in rules.allowed.items():
+        known = (answers[:, earlier] != NOT_ANNOTATED) & (answers[:, later] != NOT_ANNOTATED)
+        wrong = known.copy()
+        wrong[known] = ~allowed[answers[known, earlier], answers[known, later]]
+        yield (earlier, later), wrong
+
+
+def _check_answers(answers: npt.NDArray[np.integer], answers_per_step: tuple[int, ...]) -> None:
+    if answers.ndim != 2 or answers.shape[1] != len(answers_per_step):
+        raise ValueError(f"found answers {answers.shape}, accepted is [case, {len(answers_per_step)}]")
+    outside = (answers != NOT_ANNOTATED) & ((answers < 0) | (answers >= np.asarray(answers_per_step)))
+    if outside.any():
+        case, step = np.argwhere(outside)[0].tolist()
+        raise ValueError(
+            f"case {case}, step {step + 1}: found answer {answers[case, step]}, "
+            f"accepted are 0 to {answers_per_step[step] - 1} and {NOT_ANNOTATED}"
+        )
+
+
+def _never_together(counts: npt.NDArray[np.int64], *, min_expected: float) -> npt.NDArray[np.bool_]:
+    num_chains = counts.sum()
+    if not num_chains:
+        return np.zeros(counts.shape, dtype=bool)
+    expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0, keepdims=True) / num_chains
+    return (counts == 0) & (expected >= min_expected)
+
+
+def _log_shares(counts: npt.NDArray) -> npt.NDArray[np.float64]:
+    smoothed = counts + 1.0
+    return np.log(smoothed / smoothed.sum(axis=1, keepdims=True))

@@ -1,0 +1,82 @@
+"""The pairs of answers that training chains have, on disk: rules without the training data."""
+
+import os
+import pathlib
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.consistency import Pair, pairs_of
+from stepcot_jax.evaluation.distributions import describe_difference
+from stepcot_jax.evaluation.tables import write_report
+
+_LAYOUT = "stepcot_jax pairs of answers 1"
+_MAX_BYTES = 2**24
+
+
+class _FilePair(msgspec.Struct, frozen=True):
+    earlier: int
+    later: int
+    counts: list[list[int]]
+
+
+class _File(msgspec.Struct, frozen=True):
+    layout: str
+    steps: list[tuple[str, tuple[str, ...]]]
+    pairs: list[_FilePair]
+
+
+def write_pairs(path: str | os.PathLike[str], counts: dict[Pair, npt.NDArray[np.int64]], chain: Chain) -> None:
+    """Writes what `consistency.count_pairs` gave as JSON, whole or not at all."""
+    report = {
+        "layout": _LAYOUT,
+        "steps": [[step.name, list(step.options)] for step in chain.steps],
+        "pairs": [
+            {"earlier": earlier, "later": later, "counts": own.tolist()} for (earlier, later), own in counts.items()
+        ],
+    }
+    write_report(path, report)
+
+
+def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
+    """Reads what `write_pairs` wrote.
+
+    Raises:
+      BadInput: the file is missing, damaged or of another chain.
+    """
+    accepted = "accepted is a file of pairs of answers as a run writes it"
+    try:
+        with pathlib.Path(path).open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise BadInput(f"{path}: found more than {_MAX_BYTES} bytes, {accepted}")
+        found = msgspec.json.decode(content, type=_File)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}), {accepted}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadInput(f"{path}: {error}; {accepted}") from None
+    if found.layout != _LAYOUT:
+        raise BadInput(f"{path}: layout: found {found.layout[:80]!r}, accepted is {_LAYOUT!r}")
+    difference = describe_difference(found.steps, chain)
+    if difference:
+        raise BadInput(f"{path}: pairs of another chain, {difference}")
+    by_steps = {(pair.earlier, pair.later): pair.counts for pair in found.pairs}
+    expected = pairs_of(chain.num_steps)
+    if len(found.pairs) != len(expected) or set(by_steps) != set(expected):
+        raise BadInput(f"{path}: found pairs of steps {sorted(by_steps)}, accepted are {list(expected)}, each once")
+    return {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
+
+
+def _read_counts(
+    path: str | os.PathLike[str], counts: list[list[int]], pair: Pair, chain: Chain
+) -> npt.NDArray[np.int64]:
+    num_rows, num_columns = (chain.answers_per_step[position] for position in pair)
+    fits = len(counts) == num_rows and all(len(row) == num_columns for row in counts)
+    if not fits or not all(0 <= count < 2**53 for row in counts for count in row):
+        raise BadInput(
+            f"{path}: counts of steps {pair}: accepted are {num_rows} rows of {num_columns} whole numbers from 0"
+        )
+    return np.array(counts, dtype=np.int64)

@@ -1,0 +1,118 @@
+"""Figures of the groups that the facts of a case make: origin, view, sex and age, each with its intervals."""
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
+from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.evaluation.resamples import count_patients
+
+GROUPINGS = ("origin", "view", "sex", "age")
+MIN_PATIENTS = 10
+UNKNOWN = "unknown"
+
+_AGE_BANDS = ((18, "0-17"), (40, "18-39"), (65, "40-64"), (math.inf, "65+"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Subgroup:
+    """The cases that a fact has in common.
+
+    Attributes:
+      grouping: the fact, one of `GROUPINGS`.
+      name: its value; `UNKNOWN` where nothing is known.
+      num_cases: number of cases.
+      num_patients: number of patients.
+      models: the figures by the model's name; None where the patients are too few to say anything.
+    """
+
+    grouping: str
+    name: str
+    num_cases: int
+    num_patients: int
+    models: dict[str, ModelIntervals] | None
+
+
+def score_subgroups(
+    split: SplitPredictions,
+    chain: Chain,
+    *,
+    groupings: tuple[str, ...] = GROUPINGS,
+    min_patients: int = MIN_PATIENTS,
+    num_resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> tuple[Subgroup, ...]:
+    """Figures of every group, each bootstrapped by patient for itself.
+
+    The groups are many and small: one that stands out among them may do so by chance, and the answers of one group
+    may be easier than those of another. A group whose fact nobody knows is a group too; a split in which a fact is
+    known of no case has that one group.
+
+    Args:
+      split: labels, logits and facts.
+      chain: the steps.
+      groupings: the facts to group by.
+      min_patients: groups with fewer patients are named, not scored.
+      num_resamples: number of resamples of each group.
+      level: share of the resampled figures inside an interval.
+      seed: seed of the draws.
+
+    Returns:
+      The groups by grouping, then by name with ages rising and the unknown last.
+
+    Raises:
+      BadInput: a grouping is none of `GROUPINGS`.
+    """
+    wrong = [grouping for grouping in groupings if grouping not in GROUPINGS]
+    if wrong:
+        raise BadInput(f"subgroups: found {wrong[0]!r}, accepted are {', '.join(GROUPINGS)}")
+    found = []
+    for grouping in groupings:
+        names = _name_groups(grouping, split.facts[grouping])
+        for name in sorted(set(names.tolist()), key=lambda name: (name == UNKNOWN, _age_order(name), name)):
+            part = _choose(split, names == name)
+            num_patients = count_patients(part.facts["patient_id"])
+            scored = num_patients >= min_patients
+            models = bootstrap(part, chain, num_resamples=num_resamples, level=level, seed=seed) if scored else None
+            found.append(Subgroup(grouping, name, len(part.predictions.index), num_patients, models))
+    return tuple(found)
+
+
+def age_band(age: str) -> str:
+    """The band of an age in years, written as a number; `UNKNOWN` for "".
+
+    >>> age_band("17.9"), age_band("18"), age_band("")
+    ('0-17', '18-39', 'unknown')
+    """
+    if not age:
+        return UNKNOWN
+    return next(name for limit, name in _AGE_BANDS if float(age) < limit)
+
+
+def _name_groups(grouping: str, values: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+    name = age_band if grouping == "age" else lambda value: value.strip() or UNKNOWN
+    return np.array([name(value) for value in values.tolist()], dtype=np.str_)
+
+
+def _age_order(name: str) -> int:
+    bands = [band for _, band in _AGE_BANDS]
+    return bands.index(name) if name in bands else len(bands)
+
+
+def _choose(split: SplitPredictions, chosen: npt.NDArray[np.bool_]) -> SplitPredictions:
+    predictions = split.predictions
+    return SplitPredictions(
+        Predictions(
+            index=predictions.index[chosen],
+            labels=predictions.labels[chosen],
+            logits={model: logits[chosen] for model, logits in predictions.logits.items()},
+        ),
+        {fact: values[chosen] for fact, values in split.facts.items()},
+    )

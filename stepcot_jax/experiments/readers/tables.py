@@ -1,0 +1,109 @@
+"""What readers and models reached, as tables: CSV, Markdown and LaTeX with the paper's figures in their own columns."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stepcot_jax.annotate.agreement import StepComparison
+from stepcot_jax.errors import make_workdir
+from stepcot_jax.evaluation.intervals import Interval, is_difference, is_gain
+from stepcot_jax.experiments.published import READER_ACCURACY
+from stepcot_jax.experiments.readers.scores import ALL_READERS, Comparison
+from stepcot_jax.experiments.writing import Column, Entry, Figure, Table, write_table
+
+_INTERVALS = (
+    "Intervals are 95 %, from resampling patients: they say how the figures of these readers vary with the cases, and "
+    "not how those of other readers would differ."
+)
+_PUBLISHED = (
+    "Published figures are the paper's, of other cases and other readers (N = 200): they stand beside ours and are "
+    "not compared with them."
+)
+
+
+def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
+    """Write the tables of a comparison; the names of the files.
+
+    Raises:
+      BadInput: the folder cannot be written to.
+    """
+    make_workdir(folder)
+    tables = [tabulate_accuracy(comparison), tabulate_agreement(comparison)]
+    if comparison.models:
+        tables.append(tabulate_gains(comparison))
+    return [name for table in tables for name in write_table(folder, table)]
+
+
+def tabulate_accuracy(comparison: Comparison) -> Table:
+    """Accuracy of all readers, each reader and each model a step (paper: Tables 5 and 10)."""
+    ours = (ALL_READERS, *comparison.readers, *comparison.models)
+    rows: list[tuple[Entry, ...]] = []
+    for step in comparison.steps:
+        published = (READER_ACCURACY[name].get(step.step) for name in READER_ACCURACY)
+        rows.append((step.step, step.num_cases, *(_figure(step.accuracy[name]) for name in ours), *published))
+    columns = (
+        Column("step"),
+        Column("cases", "number"),
+        *(Column(name, "percent") for name in ours),
+        *(Column(name, "percent", published=True) for name in READER_ACCURACY),
+    )
+    title = f"Accuracy of {len(comparison.readers)} readers and {len(comparison.models)} models"
+    together = (
+        f'"{ALL_READERS}" is the mean accuracy of the readers, each of whom read all {comparison.num_cases} cases.'
+    )
+    return Table("readers", title, columns, tuple(rows), (together, _INTERVALS, _PUBLISHED))
+
+
+def tabulate_gains(comparison: Comparison) -> Table:
+    """Each model's accuracy less the readers' a step, and whether the interval lets one speak of a difference."""
+    rows = [
+        (step.step, name, step.num_cases, _figure(step.gains[name]), _judge(step.gains[name]))
+        for step in comparison.steps
+        for name in comparison.models
+    ]
+    columns = (
+        Column("step"),
+        Column("model"),
+        Column("cases", "number"),
+        Column("model less readers", "points"),
+        Column("model is"),
+    )
+    return Table("readers_gains", "Models less readers, on the same cases", columns, tuple(rows), (_INTERVALS,))
+
+
+def tabulate_agreement(comparison: Comparison) -> Table:
+    """Agreement among readers, and of readers with models, a step."""
+    rows = [row for step in comparison.steps for row in _list_agreement(step.among_readers, step.with_models)]
+    columns = (
+        Column("step"),
+        Column("who"),
+        Column("cases", "number"),
+        Column("agreement", "percent"),
+        Column("kappa", "number"),
+        Column("kind of kappa"),
+    )
+    notes = (
+        "Agreement counts all cases of the sample, whether or not the right answer is known; kappa does not exist "
+        "where there was one answer only.",
+    )
+    return Table("readers_agreement", "Agreement of readers", columns, tuple(rows), notes)
+
+
+def _list_agreement(
+    among: StepComparison | None, with_models: tuple[StepComparison, ...]
+) -> Iterator[tuple[Entry, ...]]:
+    if among is not None and len(among.pairs) > 1:
+        yield among.step, "all readers", among.num_cases, among.agreement, among.kappa, "Fleiss"
+    for comparison in (*([among] if among is not None else []), *with_models):
+        for pair in comparison.pairs:
+            yield comparison.step, " / ".join(pair.names), pair.num_cases, pair.agreement, pair.kappa, "Cohen"
+
+
+def _figure(interval: Interval) -> Figure:
+    return Figure(interval.value, interval.low, interval.high)
+
+
+def _judge(gain: Interval) -> str:
+    """What may be said of a difference: nothing where its interval has zero in it, or does not exist."""
+    if not is_difference(gain):
+        return "not told apart"
+    return "better" if is_gain(gain) else "worse"

@@ -1,0 +1,51 @@
+"""Table 8: every figure of every step, of baselines with the intermediate steps, teacher and student."""
+
+from stepcot_jax.evaluation.resamples import FIGURES
+from stepcot_jax.experiments.cells import Cell
+from stepcot_jax.experiments.comparing import INTERVALS, Comparison, join
+from stepcot_jax.experiments.plan import Plan
+from stepcot_jax.experiments.writing import Column, Entry, Table
+
+HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURES}
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Teacher and student, and each encoder's baseline with the intermediate steps."""
+    return [cell for seed in plan.seeds for cell in (plan.main(seed), *plan.baselines(seed, ("all",)))]
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """The table of finished cells."""
+    splits = []
+    for seed in plan.seeds:
+        main = plan.cells.predictions(plan.main(seed))
+        parts = {model: (main, model) for model in ("teacher", "student")}
+        for cell in plan.baselines(seed, ("all",)):
+            parts[cell.name] = (plan.cells.predictions(cell), "baseline")
+        splits.append(join(parts))
+    comparison = Comparison(splits, plan.cells.chain(plan.main(plan.seeds[0])), plan.num_resamples)
+    models = [name for name in splits[0].predictions.logits if name not in ("teacher", "student")]
+    return [
+        tabulate_steps("steps", "Every step of every model", comparison, [*models, "teacher", "student"], plan.seeds)
+    ]
+
+
+def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[str], seeds: tuple[int, ...]) -> Table:
+    """All figures of each model and step, with the answer that is always the same as the first model."""
+    rows: list[tuple[Entry, ...]] = []
+    for position, step in enumerate(comparison.chain.steps):
+        labels = comparison.splits[0].predictions.labels[:, position]
+        known = labels[labels >= 0]
+        num_cases = len(known)
+        constant = max(((known == label).sum() / num_cases for label in set(known.tolist())), default=float("nan"))
+        rows.append((step.name, "most frequent answer", num_cases, float(constant), *[None] * (len(FIGURES) - 1)))
+        for model in models:
+            figures = (comparison.figure(model, figure, position) for figure in FIGURES)
+            rows.append((step.name, model, num_cases, *figures))
+    columns = (
+        Column("step"),
+        Column("model"),
+        Column("cases", "number"),
+        *(Column(heading, "percent") for heading in HEADINGS.values()),
+    )
+    return Table(name, title, columns, tuple(rows), (f"Test split, seeds {list(seeds)}.", INTERVALS))

@@ -1,0 +1,145 @@
+"""Table 4: trained on one source, read without fine-tuning on another, restricted to the classes that exist there."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.experiments.cells import Cell, vary
+from stepcot_jax.experiments.comparing import INTERVALS, Comparison, last_step_alone
+from stepcot_jax.experiments.plan import Plan
+from stepcot_jax.experiments.tables_diagnosis import METRICS
+from stepcot_jax.experiments.writing import Column, Entry, Table
+from stepcot_jax.models.student import ABSENT_LOGIT
+from stepcot_jax.settings import Settings
+from stepcot_jax.terminal import Terminal
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Teacher, student and a baseline on the same encoder, of the source alone."""
+    return [cell for seed in plan.seeds for cell in (_main(plan, seed), _baseline(plan, seed))]
+
+
+def _source(plan: Plan) -> tuple[str, ...]:
+    """Origins to train on: the first of the phantom's styles; of other data all that the config says."""
+    if plan.target is not None:
+        return plan.settings.data.origins
+    if plan.settings.data.source != "phantom":
+        raise BadInput(
+            "--target_config: found nothing, accepted is a config whose data the table reads, unless "
+            "config.data.source is 'phantom', which has acquisition styles to hold out"
+        )
+    from stepcot_jax.data.phantom import ORIGINS
+
+    return ORIGINS[:1]
+
+
+def _main(plan: Plan, seed: int) -> Cell:
+    cell = plan.main(seed)
+    return Cell("teacher and student of the source", vary(cell.settings, {"data.origins": _source(plan)}))
+
+
+def _baseline(plan: Plan, seed: int) -> Cell:
+    cell = plan.baseline(plan.encoders()[0], "all", seed)
+    changed = vary(cell.settings, {"data.origins": _source(plan)})
+    return Cell("baseline of the source, with steps", changed, prepare=cell.prepare)
+
+
+def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
+    """By name, the settings of a source's cell with the data to read."""
+    if plan.target is not None:
+        data = dataclasses.asdict(plan.target)
+        target = dataclasses.asdict(settings) | {"data": data["data"], "phantom": data["phantom"]}
+        name = pathlib.PurePath(plan.target.data.root).name or plan.target.data.source
+        return {name: vary(settings, {"data": target["data"], "phantom": target["phantom"]})}
+    from stepcot_jax.data.phantom import ORIGINS
+
+    return {origin: vary(settings, {"data.origins": (origin,)}) for origin in ORIGINS[1:]}
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """The table of finished cells; their networks read the targets now."""
+    by_data: dict[str, list[SplitPredictions]] = {}
+    chain = plan.cells.chain(_main(plan, plan.seeds[0]))
+    for seed in plan.seeds:
+        main, baseline = _main(plan, seed), _baseline(plan, seed)
+        found = _join(plan.cells.predictions(main), plan.cells.predictions(baseline))
+        by_data.setdefault("the source's test split", []).append(found)
+        of_main, of_baseline = _read(plan, main, ("teacher", "student")), _read(plan, baseline, ("baseline",))
+        for name, split in of_main.items():
+            by_data.setdefault(name, []).append(_join(split, of_baseline[name]))
+    rows: list[tuple[Entry, ...]] = []
+    notes = []
+    for name, splits in by_data.items():
+        restricted = [restrict(*last_step_alone(split, chain)) for split in splits]
+        comparison = Comparison(restricted, Chain(chain.steps[-1:]), plan.num_resamples)
+        answers = np.unique(restricted[0].predictions.labels)
+        named = [chain.steps[-1].options[label] for label in answers.tolist() if label >= 0]
+        notes.append(f"{name}: {len(named)} classes ({', '.join(named)}).")
+        for model in ("baseline", "teacher", "student"):
+            figures = (comparison.figure(model, metric, 0) for metric in METRICS)
+            rows.append((name, model, comparison.num_cases(0), len(named), *figures))
+    columns = (
+        Column("read"),
+        Column("model"),
+        Column("cases", "number"),
+        Column("classes", "number"),
+        *(Column(heading, "percent") for heading in METRICS.values()),
+    )
+    source = ", ".join(_source(plan)) or "the config's data"
+    first = (
+        f"{chain.steps[-1].name}; trained on {source}, read without fine-tuning; answers that no case of what is read "
+        f"has are left out of the choice. Seeds {list(plan.seeds)}."
+    )
+    return [Table("transfer", "Another source without fine-tuning", columns, tuple(rows), (first, *notes, INTERVALS))]
+
+
+def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
+    """Predictions of one step that choose among the answers that its cases have."""
+    found = split.predictions
+    known = np.unique(found.labels[found.labels >= 0])
+    if not len(known):
+        raise BadInput(f"found no case with an answer to {chain.steps[0].name!r}, accepted is data that have some")
+    absent = ~np.isin(np.arange(next(iter(found.logits.values())).shape[-1]), known)
+    logits = {name: np.where(absent, np.float32(ABSENT_LOGIT), values) for name, values in found.logits.items()}
+    return dataclasses.replace(split, predictions=dataclasses.replace(found, logits=logits))
+
+
+def _join(first: SplitPredictions, second: SplitPredictions) -> SplitPredictions:
+    from stepcot_jax.experiments.comparing import join
+
+    parts = [(name, part) for part in (first, second) for name in part.predictions.logits]
+    return join({name: (part, name) for name, part in parts})
+
+
+def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, SplitPredictions]:
+    """What a cell's networks say of every case of each target."""
+    from stepcot_jax.evaluation.distributions import describe_difference
+    from stepcot_jax.experiments.reading import read_cases
+    from stepcot_jax.experiments.weights import load_weights
+    from stepcot_jax.inputs import load_inputs
+    from stepcot_jax.systems import make_predict
+
+    folder, found = plan.cells.folder(cell), {}
+    trained = load_weights(folder, names)
+    # Each network has best weights of its own, and with them an encoder.
+    compiled = {model: make_predict(trained.networks, trained.text_features, (model,)) for model in names}
+    for name, settings in _targets(plan, cell.settings).items():
+        features = settings.features.folder or str(plan.workdir / "features")
+        settings = vary(settings, {"features.folder": features})
+        inputs = load_inputs(settings, folder, Terminal())
+        steps = [(step.name, step.options) for step in inputs.dataset.chain.steps]
+        if difference := describe_difference(steps, trained.chain):
+            raise BadInput(f"{name}: data of another chain than the networks were trained on, {difference}")
+        found[name] = read_cases(
+            lambda batch: {model: predict(trained.params[model], batch)[model] for model, predict in compiled.items()},
+            inputs,
+            "all",
+            batch_size=settings.evaluation.batch_size,
+            num_threads=settings.data.num_threads,
+        )
+    return found

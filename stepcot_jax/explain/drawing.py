@@ -1,0 +1,132 @@
+"""Explanations of files as pictures and JSON in a folder."""
+
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stepcot_jax.data.published import write_whole
+from stepcot_jax.errors import BadInput
+from stepcot_jax.explain.figure import draw_attention, draw_explanation, save
+from stepcot_jax.explain.focus import change_a_step, describe_change, spread
+from stepcot_jax.explain.graph import attention_table, step_attention
+from stepcot_jax.explain.saliency import Explainer, Explanation
+from stepcot_jax.trained.answers import ChainReading, make_readings
+from stepcot_jax.trained.corrections import label_corrections
+from stepcot_jax.trained.loading import Trained
+from stepcot_jax.trained.pictures import Pixels, read_pictures, to_input
+from stepcot_jax.trained.reader import NOT_GIVEN
+
+BATCH_SIZE = 4
+
+
+def write_explanations(
+    trained: Trained,
+    paths: Iterable[pathlib.Path],
+    *,
+    model: str,
+    given: Mapping[str, str],
+    out: pathlib.Path,
+    refuse: Callable[[str], None],
+) -> list[pathlib.Path]:
+    """Write `NAME.png` with the maps, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`.
+
+    Args:
+      trained: the run.
+      paths: of radiographs.
+      model: "teacher" or "student".
+      given: answers in place of the network's, by step; the teacher alone takes them.
+      out: the folder; what is there by these names is replaced.
+      refuse: told of each file that cannot be read.
+
+    Returns:
+      The maps' pictures.
+
+    Raises:
+      BadInput: the network cannot be explained, given answers cannot be taken, or the folder cannot be written to.
+    """
+    labels = label_corrections(given, trained.chain)
+    paths = list(paths)
+    explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
+    explainer.reader.check_given(labels[None], num_cases=1)
+    batches = read_pictures(
+        paths,
+        trained.preprocessing,
+        batch_size=explainer.batch_size,
+        max_pixels=int(trained.settings.data.max_megapixels * 1e6),
+        refuse=refuse,
+    )
+    written: list[pathlib.Path] = []
+    taken: set[str] = set()
+    for names, pictures in batches:
+        explained, readings = explain_pictures(explainer, [str(name) for name in names], pictures, labels)
+        for case, reading in enumerate(readings):
+            name = _free_name(names[case].name, taken)
+            try:
+                written.append(_write(out / name, trained, explained, case, pictures[case], reading))
+            except OSError as error:
+                raise BadInput(f"{out}: cannot be written to ({error.strerror}), accepted is one that can") from None
+    return written
+
+
+def explain_pictures(
+    explainer: Explainer, names: list[str], pictures: list[Pixels], labels: np.ndarray
+) -> tuple[Explanation, list[ChainReading]]:
+    """Maps of the answers to pictures, and the answers; a given answer's map is of the given answer.
+
+    Args:
+      explainer: of a network.
+      names: of the pictures.
+      pictures: at the encoder's size.
+      labels: given answers [step], the same for all, `NOT_GIVEN` where there is none.
+    """
+    trained = explainer.trained
+    images = to_input(pictures, trained.preprocessing)
+    given = np.repeat(labels[None], len(pictures), axis=0)
+    explained = explainer.explain(images, given_answers=given, labels=given)
+    uncorrected = explainer.reader.read(images) if (labels != NOT_GIVEN).any() else None
+    readings = make_readings(
+        explained.reading,
+        trained.chain,
+        sources=names,
+        model=explainer.model,
+        calibration=trained.calibration,
+        given=labels,
+        uncorrected=uncorrected,
+    )
+    return explained, readings
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """A name that no file of this call has yet; files of several folders may be named alike."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    taken.add(free)
+    return free
+
+
+def _write(
+    stem: pathlib.Path, trained: Trained, explained: Explanation, case: int, picture: Pixels, reading: ChainReading
+) -> pathlib.Path:
+    maps = explained.maps[case]
+    spreads = spread(maps)
+    change = float(change_a_step(spreads))
+    facts: dict[str, Any] = reading.as_dict()
+    facts["focus"] = {
+        "spread": [float(each) for each in spreads],
+        "change_a_step": change,
+        "words": describe_change(change),
+    }
+    facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in each] for each in maps]
+    path = stem.with_name(f"{stem.name}.png")
+    save(draw_explanation(picture, maps, reading), path)
+    if explained.reading.attention is not None:
+        weights = step_attention(explained.reading.attention)[case]
+        facts["attention"] = attention_table(weights, trained.chain)
+        save(draw_attention(weights, trained.chain), stem.with_name(f"{stem.name}.attention.png"))
+    write_whole(stem.with_name(f"{stem.name}.json"), (json.dumps(facts, indent=1) + "\n").encode())
+    return path

@@ -1,0 +1,118 @@
+"""Pictures of an explanation: the maps of all steps over the radiograph, and the attention between the steps."""
+
+import contextlib
+import pathlib
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float, UInt8
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.check_printing import make_printable
+from stepcot_jax.explain.focus import change_a_step, describe_change, spread
+from stepcot_jax.explain.geometry import smooth
+from stepcot_jax.explain.graph import node_names
+from stepcot_jax.trained.answers import ChainReading
+
+_COLUMNS = 4
+_DPI = 130
+_FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans", "Arial Unicode MS")
+_MAP_COLOURS = "inferno"
+
+
+def draw_explanation(
+    picture: UInt8[np.ndarray, "size size 3"], maps: Float[np.ndarray, "step row column"], reading: ChainReading
+) -> Figure:
+    """A panel a step: the map over the radiograph, with question, answer, probability and how wide the map is.
+
+    Args:
+      picture: what the encoder saw.
+      maps: of the steps, each summing to 1.
+      reading: the answers.
+    """
+    num_steps = len(reading.steps)
+    num_rows = -(-(num_steps + 1) // _COLUMNS)
+    spreads = spread(maps)
+    with _style():
+        figure = Figure(figsize=(3.3 * _COLUMNS, 4.2 * num_rows + 0.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(num_rows, _COLUMNS, squeeze=False).ravel()
+        for place, answer in enumerate(reading.steps):
+            _show_map(axes[place], picture, maps[place])
+            axes[place].set_title(_wrap(f"{place + 1}. {answer.step.question}", 36), fontsize=9, loc="left")
+            how = "given" if answer.given else f"{answer.probability:.0%}"
+            below = f"{_wrap(answer.answer, 30)} ({how})\nspread of the map {spreads[place]:.2f}"
+            axes[place].set_xlabel(below, fontsize=9, fontweight="bold")
+        _show_spreads(axes[num_steps], spreads)
+        for empty in axes[num_steps + 1 :]:
+            empty.set_axis_off()
+        name = make_printable(pathlib.PurePath(reading.source).name)[:80]
+        figure.suptitle(f"{name}: what each answer of the {reading.model} rests on", fontsize=11)
+    return figure
+
+
+def _show_map(axes: Axes, picture: np.ndarray, cells: np.ndarray) -> None:
+    heat = smooth(cells, picture.shape[0])
+    axes.imshow(picture)
+    # What the map leaves out stays visible: the opacity follows the map.
+    axes.imshow(heat, cmap=_MAP_COLOURS, vmin=0, vmax=1, alpha=0.65 * heat)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
+    change = float(change_a_step(spreads))
+    places = np.arange(1, len(spreads) + 1)
+    axes.plot(places, spreads, marker="o", color="#0072B2")
+    axes.set_ylim(0, 1.02)
+    axes.set_xticks(places)
+    axes.set_xlabel("step", fontsize=9)
+    axes.set_ylabel("spread of the map (1: even)", fontsize=9)
+    axes.set_title(f"{describe_change(change)}\n({change:+.3f} a step)", fontsize=9, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Figure:
+    """The attention of each step to every step and to the memory, as a heat map with its numbers."""
+    names = [_wrap(name, 18) for name in node_names(chain, num_nodes=weights.shape[1])]
+    with _style():
+        figure = Figure(figsize=(0.95 * len(names) + 2.2, 0.6 * len(weights) + 1.8), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.imshow(weights, cmap="Blues", vmin=0, vmax=max(float(weights.max()), 1e-9), aspect="auto")
+        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
+        axes.set_yticks(range(len(weights)), names[: len(weights)], fontsize=8)
+        dark = weights.max() * 0.6
+        for (row, column), weight in np.ndenumerate(weights):
+            colour = "white" if weight > dark else "black"
+            axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=colour)
+        axes.set_ylabel("step that is read")
+        axes.set_title("Attention of each step, last layer, mean of the heads", fontsize=10)
+    return figure
+
+
+def save(figure: Figure, path: pathlib.Path) -> None:
+    """Write a picture as PNG."""
+    with _style():
+        figure.savefig(path, dpi=_DPI)
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Text that is no formula, in fonts that are there."""
+    present = set(font_manager.get_font_names())
+    settings: Any = {"font.family": [font for font in _FONTS if font in present], "text.parse_math": False}
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def _wrap(text: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(make_printable(text), width, max_lines=3, placeholder=" …")) or " "

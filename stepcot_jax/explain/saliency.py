@@ -1,0 +1,240 @@
+"""For each step a map over the image: what in it the step's answer rests on.
+
+Vision transformers: attention times its gradient, positive parts averaged over heads, rolled out through all blocks
+from the class token (Chefer et al., "Generic attention-model explainability", ICCV 2021, the rule for self-attention).
+It follows the class token through every block, where the attention of the last block alone says nothing of what the
+earlier ones have mixed.
+
+Convolutional networks: Grad-CAM (Selvaraju et al., ICCV 2017) in its element-wise form: activation times gradient,
+summed over channels, positive part (Draelos and Carin, HiResCAM, 2020). After a global average both are the same; after
+an average over cells (resnet_small) Grad-CAM's mean gradient would no longer tell the cells apart. The map is the last
+one with at least `least_rows` rows: a 64 px image leaves 2 x 2 at the end, which points at nothing.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int
+
+from stepcot_jax.encoders.clip_vision import VisionTransformer
+from stepcot_jax.encoders.densenet import FrozenDenseNet
+from stepcot_jax.encoders.resnet import ResidualBlock
+from stepcot_jax.encoders.torchvision_resnet import FrozenBatchNorm, FrozenBlock
+from stepcot_jax.explain.taps import Side, Taps, find_values, step_gradients
+from stepcot_jax.trained.loading import Trained
+from stepcot_jax.trained.reader import Reader, Reading, read_features
+from stepcot_jax.training.state import Networks, Params
+
+PREDICTED = -1
+"""As the answer to explain: the most probable one."""
+
+LEAST_ROWS = 7
+"""As many as a ResNet has at the end of a 224 px image."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a network reads in images, and where.
+
+    Attributes:
+      reading: the answers.
+      labels: the answer of each step that the map is of.
+      maps: not negative, summing to 1 over rows and columns; even where nothing speaks for the answer.
+    """
+
+    reading: Reading
+    labels: Int[np.ndarray, "case step"]
+    maps: Float32[np.ndarray, "case step row column"]
+
+
+class Explainer:
+    """Explains the readings of one network of a run; compiled once for one batch size.
+
+    Args:
+      trained: the run.
+      model: "teacher" or "student".
+      batch_size: images that are explained at once; fewer are padded.
+      least_rows: of a convolutional network's map.
+
+    Raises:
+      BadInput: the run has no such network, or its image encoder runs in another framework.
+    """
+
+    def __init__(
+        self, trained: Trained, *, model: str = "student", batch_size: int = 1, least_rows: int = LEAST_ROWS
+    ) -> None:
+        self.trained, self.model, self.batch_size, self._least_rows = trained, model, batch_size, least_rows
+        self.reader = Reader(trained, model=model, batch_size=batch_size)
+        self._network, self._encoder_params = self.reader.image_network
+
+    def explain(
+        self,
+        images: Float32[np.ndarray, "case height width 3"],
+        *,
+        given_answers: Int[np.ndarray, "case step"] | None = None,
+        labels: Int[np.ndarray, "case step"] | None = None,
+    ) -> Explanation:
+        """Read images and tell where each answer comes from.
+
+        Args:
+          images: normalised, at the encoder's size.
+          given_answers: as for `Reader.read`.
+          labels: the answers to explain, `PREDICTED` for the most probable; None explains those.
+
+        Raises:
+          BadInput: given answers cannot be taken.
+        """
+        given = self.reader.check_given(given_answers, num_cases=len(images))
+        asked = np.full(given.shape, PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
+        parts = []
+        for start in range(0, len(images), self.batch_size):
+            chosen = slice(start, start + self.batch_size)
+            batch = (np.asarray(images[chosen], np.float32), given[chosen], asked[chosen])
+            num_cases = len(batch[0])
+            padded = [_pad(rows, self.batch_size) for rows in batch]
+            found = _explain(
+                self._encoder_params,
+                self.reader.params,
+                self.reader.text_features,
+                *padded,
+                network=self._network,
+                networks=self.trained.networks,
+                model=self.model,
+                least_rows=self._least_rows,
+            )
+            parts.append(jax.tree.map(lambda rows, num=num_cases: np.asarray(rows)[:num], found))
+        whole: Any = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+        logits, attention, followed, maps = whole
+        return Explanation(self.reader.interpret(logits, attention), followed, maps)
+
+
+@functools.partial(jax.jit, static_argnames=("network", "networks", "model", "least_rows"))
+def _explain(
+    encoder_params: Params,
+    params: Params,
+    text_features: Any,
+    images: Array,
+    given_answers: Array,
+    labels: Array,
+    *,
+    network: nn.Module,
+    networks: Networks,
+    model: str,
+    least_rows: int,
+) -> tuple[Array, Any, Array, Array]:
+    """Logits, attention, the labels that were followed, and maps [case, step, row, column]."""
+
+    def read(features: Array) -> tuple[Array, Any]:
+        return read_features(
+            features,
+            params=params,
+            text_features=text_features,
+            given_answers=given_answers,
+            networks=networks,
+            model=model,
+        )
+
+    choose = choose_modules(network)
+    found = find_values(network, encoder_params, images, choose)
+    (logits, attention), followed, values, gradients = step_gradients(
+        network=network,
+        params=encoder_params,
+        images=images,
+        read=read,
+        labels=labels,
+        choose=choose,
+        tapped=choose_taps(network, found, least_rows=least_rows),
+    )
+    maps = make_maps(network, values, gradients)
+    return logits, attention, followed, normalise_maps(jnp.moveaxis(maps, 0, 1))
+
+
+def _pad(rows: np.ndarray, num_rows: int) -> np.ndarray:
+    return np.concatenate([rows, np.repeat(rows[:1], num_rows - len(rows), axis=0)])
+
+
+def choose_modules(network: nn.Module) -> Any:
+    """Which modules of an image encoder a map is made from, and whether from what goes in or comes out."""
+
+    def of_transformer(module: nn.Module) -> Side | None:
+        if type(module) is not nn.Dense or module.path[-2:-1] != ("attention",):
+            return None
+        return {"qkv": "output", "out": "input"}.get(module.path[-1])  # type: ignore[return-value]
+
+    def of_convolutions(module: nn.Module) -> Side | None:
+        is_last_norm = isinstance(module, FrozenBatchNorm) and module.name == "norm5"
+        return "output" if isinstance(module, ResidualBlock | FrozenBlock) or is_last_norm else None
+
+    return of_transformer if isinstance(network, VisionTransformer) else of_convolutions
+
+
+def choose_taps(network: nn.Module, found: dict[str, Any], *, least_rows: int) -> dict[str, Any]:
+    """Where gradients are wanted: what every attention mixes, or the last feature map that is fine enough."""
+    if isinstance(network, VisionTransformer):
+        return {name: shape for name, shape in found.items() if name.endswith("/out")}
+    if not found:
+        raise TypeError(f"found no feature maps in {type(network).__name__}, expected one of the package's encoders")
+    fine = [name for name, shape in found.items() if min(shape.shape[1:3]) >= least_rows]
+    name = fine[-1] if fine else max(found, key=lambda each: found[each].shape[1])
+    return {name: found[name]}
+
+
+def make_maps(network: nn.Module, values: Taps, gradients: Taps) -> Float[Array, "step case row column"]:
+    """Maps that are not negative, of any scale."""
+    if isinstance(network, VisionTransformer):
+        rows = network.image_size // network.patch_size
+        relevance = roll_out(values, gradients, num_heads=network.sizes.num_heads)
+        return relevance.reshape(*relevance.shape[:2], rows, rows)
+    ((name, gradient),) = gradients.items()
+    # DenseNet's last map goes through a ReLU after the module that makes it.
+    value = nn.relu(values[name]) if isinstance(network, FrozenDenseNet) else values[name]
+    product = value[None].astype(jnp.float32) * gradient.astype(jnp.float32)
+    return nn.relu(jnp.sum(product, axis=-1))
+
+
+def roll_out(values: Taps, gradients: Taps, *, num_heads: int) -> Float[Array, "step case patch"]:
+    """What of each patch has reached the class token by the blocks' attention, weighted by its gradient.
+
+    Args:
+      values: queries, keys and values [case, token, 3 * width] of each block, under names that end with "/qkv".
+      gradients: in what each block's attention has mixed, [step, case, token, width], under "/out".
+      num_heads: of the attention.
+    """
+    relevance = None
+    num_blocks = len(gradients)
+    for block in reversed(range(num_blocks)):
+        prefix = f"blocks/layer_{block}/attention"
+        attention, value = _attend(values[f"{prefix}/qkv"].astype(jnp.float32), num_heads)
+        gradient = gradients[f"{prefix}/out"].astype(jnp.float32)
+        gradient = gradient.reshape(*gradient.shape[:-1], num_heads, -1)
+        # What an attention weight is worth: mixed_t = sum_k attention_tk value_k, hence this product of its gradient.
+        worth = jnp.einsum("scthw,ckhw->schtk", gradient, value)
+        weights = jnp.mean(nn.relu(worth * attention[None]), axis=2)
+        if relevance is None:
+            relevance = jnp.zeros(weights.shape[:3]).at[..., 0].set(1.0)
+        relevance = relevance + jnp.einsum("sct,sctk->sck", relevance, weights)
+    if relevance is None:
+        raise ValueError("found no blocks, expected at least one")
+    return relevance[..., 1:]
+
+
+def _attend(fused: Float[Array, "case token three_widths"], num_heads: int) -> tuple[Array, Array]:
+    """Attention [case, head, token, key] and values [case, key, head, width] as `SelfAttention` makes them."""
+    fused = fused.reshape(*fused.shape[:2], 3, num_heads, -1)
+    query, key, value = fused[:, :, 0], fused[:, :, 1], fused[:, :, 2]
+    scores = jnp.einsum("cthw,ckhw->chtk", query, key) * query.shape[-1] ** -0.5
+    return jax.nn.softmax(scores, axis=-1), value
+
+
+def normalise_maps(maps: Float[Array, "case step row column"]) -> Float[Array, "case step row column"]:
+    """Maps that sum to 1; one in which nothing is above zero becomes even."""
+    largest = jnp.max(maps, axis=(2, 3), keepdims=True)
+    is_empty = ~(largest > 0)
+    # Divided by the largest first: a sum of very small numbers would be lost.
+    scaled = jnp.where(is_empty, 1.0, maps / jnp.where(is_empty, 1.0, largest))
+    return scaled / jnp.sum(scaled, axis=(2, 3), keepdims=True)

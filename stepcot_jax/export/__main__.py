@@ -1,0 +1,65 @@
+"""Export a trained model: StableHLO and safetensors, with a loader that needs jax and numpy alone.
+
+    python -m stepcot_jax.export --checkpoint=WORKDIR --out=DIR [--model=student,teacher] [--torch-names]
+
+DIR then has the programs for any number of images on CPU, CUDA and TPU, the parameters, questions and answers, the
+preprocessing, a model card, and SHA256SUMS by which the loader refuses a file that was changed.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+from stepcot_jax.errors import BadInput, run_tool
+
+MODELS = ("student", "teacher")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.export",
+        description="Export a trained model, with a loader that needs jax and numpy alone.",
+    )
+    parser.add_argument("--checkpoint", type=pathlib.Path, required=True, metavar="WORKDIR", help="of a finished run")
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="new or empty folder")
+    parser.add_argument(
+        "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all that the run has trained)"
+    )
+    parser.add_argument(
+        "--torch-names", action="store_true", help="write the parameters under the authors' PyTorch names too"
+    )
+    return parser.parse_args(arguments)
+
+
+def _read_names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        raise BadInput(f"--model: found {unknown[0]!r}, accepted are {', '.join(MODELS)} or both with a comma")
+    return names
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Export what the command line names; prints one JSON line."""
+    flags = _parse(arguments)
+    names = _read_names(flags.model)
+    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+    from stepcot_jax.export.folder import export
+    from stepcot_jax.trained import load_trained
+
+    trained = load_trained(flags.checkpoint, names=names)
+    found = names or tuple(name for name in MODELS if name in trained.params)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    report = export(trained, flags.out, names=found, torch_names=flags.torch_names, say=say)
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    run_tool(main)

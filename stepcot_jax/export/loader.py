@@ -1,0 +1,377 @@
+"""Read an exported Step-CoT model. Needs jax and numpy alone; an export has a copy of this file as load.py.
+
+    from load import load
+    model = load(".")                        # the folder of the export
+    model(images)["Diagnosis"]               # (answers, probabilities [case, option])
+    model.logits(images)                     # float32 [case, step, answer]
+
+`python load.py` answers the question whether this machine computes what the machine of the export did.
+
+Every file is compared with SHA256SUMS before it is used. That finds damage and changes; whoever can change both can
+hide a change, so take an export only from where you would take a program.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import math
+import pathlib
+import struct
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+FORMAT = 1
+SUMS = "SHA256SUMS"
+ABSENT_LOGIT = -1e9
+"""Logit of an answer that a step does not have."""
+
+_DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I32": np.int32, "U8": np.uint8}
+_CALLS = "custom_call"
+_HARMLESS_CALLS = ("custom_call @shape_assertion",)
+
+
+class RefusedExport(ValueError):
+    """An export that is not as it was written, or that this loader cannot read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One question of the chain, with its answers in the order of the logits."""
+
+    name: str
+    question: str
+    options: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """What is done to an image before it is read; preprocessing.json says it in full."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def normalise(self, images: Any) -> np.ndarray:
+        """What the network takes, float32 [case, size, size, 3].
+
+        Args:
+          images: uint8 [case, size, size] (grey) or [case, size, size, 3], which are normalised, or float32
+            [case, size, size, 3], which were.
+
+        Raises:
+          ValueError: another shape or type.
+        """
+        images = np.asarray(images)
+        grey = images.ndim == 3 and images.dtype == np.uint8
+        shape = (*images.shape, 3) if grey else images.shape
+        if shape[1:] != (self.size, self.size, 3) or not shape[0] or images.dtype not in (np.uint8, np.float32):
+            raise ValueError(
+                f"found images {images.dtype}{list(images.shape)}, accepted are uint8[case, {self.size}, {self.size}], "
+                f"uint8[case, {self.size}, {self.size}, 3] and, normalised, float32[case, {self.size}, {self.size}, 3]"
+            )
+        if images.dtype == np.float32:
+            return images
+        pixels = np.repeat(images[..., None], 3, axis=-1) if grey else images
+        std = np.asarray(self.std)
+        scale = (1.0 / (255.0 * std)).astype(np.float32)
+        shift = (np.asarray(self.mean) / std).astype(np.float32)
+        return pixels.astype(np.float32) * scale - shift
+
+
+class Model:
+    """An exported model.
+
+    Attributes:
+      name: "student" or "teacher".
+      steps: the questions and their answers.
+      preprocessing: size and normalisation of the images.
+      temperatures: one a step, what the logits are divided by before they become probabilities; 1 where nothing was
+        calibrated.
+      exported: the program, as jax.export gives it.
+    """
+
+    def __init__(self, folder: str | pathlib.Path, name: str | None = None) -> None:
+        files = _Files(pathlib.Path(folder))
+        manifest = files.read_json("export.json")
+        if manifest.get("format") != FORMAT:
+            raise RefusedExport(f"{folder}: found format {manifest.get('format')!r}, accepted is {FORMAT}")
+        models = manifest["models"]
+        name = next(iter(models)) if name is None else name
+        if name not in models:
+            raise RefusedExport(f"{folder}: found no model {name!r}, accepted are {', '.join(models)}")
+        self.name = name
+        self.steps = tuple(
+            Step(step["name"], step["question"], tuple(step["options"]))
+            for step in files.read_json("labels.json")["steps"]
+        )
+        found = files.read_json("preprocessing.json")
+        self.preprocessing = Preprocessing(found["size"], tuple(found["mean"]), tuple(found["std"]))
+        self.temperatures = tuple(models[name]["temperatures"])
+        self.exported = _read_program(files.read(models[name]["program"]), folder)
+        tensors = {key: value for file in models[name]["tensors"] for key, value in read_safetensors(files.read(file))}
+        self._tensors = jax.device_put(tensors)
+        self._run = jax.jit(self.exported.call)
+
+    def logits(self, images: Any) -> np.ndarray:
+        """The logits of all steps, compiled once for each number of images.
+
+        Args:
+          images: see `Preprocessing.normalise`.
+
+        Returns:
+          float32 [case, step, answer]; `ABSENT_LOGIT` where a step has fewer answers.
+        """
+        return np.asarray(self._run(self._tensors, self.preprocessing.normalise(images)))
+
+    def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
+        """The answers of all steps.
+
+        Args:
+          images: see `Preprocessing.normalise`.
+
+        Returns:
+          By the name of the step: the most probable answer of each image, and the probabilities of the step's options
+          [case, option].
+        """
+        found = {}
+        logits = self.logits(images).astype(np.float64)
+        for position, (step, temperature) in enumerate(zip(self.steps, self.temperatures, strict=True)):
+            own = logits[:, position, : len(step.options)] / temperature
+            weights = np.exp(own - own.max(axis=-1, keepdims=True))
+            answers = [step.options[best] for best in own.argmax(axis=-1)]
+            found[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
+        return found
+
+    def stablehlo(self) -> str:
+        """The program as text, for other compilers of StableHLO."""
+        return self.exported.mlir_module()
+
+
+def load(folder: str | pathlib.Path, model: str | None = None) -> Model:
+    """Read a model.
+
+    Args:
+      folder: of the export.
+      model: "student" or "teacher"; the first of the export by default.
+
+    Raises:
+      RefusedExport: a file is missing, was changed, or is of another format.
+    """
+    return Model(folder, model)
+
+
+class _Files:
+    """The files of an export, each compared with its digest when it is read.
+
+    Args:
+      folder: of the export; all files that SHA256SUMS names are compared at once.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        try:
+            lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise RefusedExport(f"{folder / SUMS}: found no digests ({error}), accepted is a whole export") from None
+        self._digests: dict[str, str] = {}
+        for line in lines:
+            digest, _, name = line.partition("  ")
+            if len(digest) != 64 or not name or pathlib.PurePath(name).name != name or "\\" in name:
+                raise RefusedExport(f"{folder / SUMS}: found {line[:100]!r}, accepted are a digest and a file's name")
+            self._digests[name] = digest
+        self._contents = {name: self._compare(name) for name in self._digests}
+
+    def read(self, name: str) -> memoryview:
+        """The content of a file that was compared.
+
+        Raises:
+          RefusedExport: it has no digest.
+        """
+        if name not in self._contents:
+            raise RefusedExport(
+                f"{self._folder}: found no digest of {name} in {SUMS}, accepted are files that have one"
+            )
+        return self._contents[name]
+
+    def read_json(self, name: str) -> Any:
+        """The content of a JSON file."""
+        return json.loads(bytes(self.read(name)))
+
+    def _compare(self, name: str) -> memoryview:
+        path = self._folder / name
+        try:
+            content: Any = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+        except (OSError, ValueError) as error:
+            raise RefusedExport(f"{path}: cannot be read ({error}), accepted is a whole export") from None
+        if hashlib.sha256(content).hexdigest() != self._digests[name]:
+            raise RefusedExport(f"{path}: found other content than was exported, accepted is the file as it was")
+        return memoryview(content)
+
+
+def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a .safetensors by name, as views of its content.
+
+    Raises:
+      RefusedExport: a length, type or place contradicts the others.
+    """
+    try:
+        (length,) = struct.unpack_from("<Q", content)
+        if length > len(content) - 8:
+            raise ValueError("its header is longer than the file")
+        header = json.loads(bytes(content[8 : 8 + length]))
+        data = content[8 + length :]
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            (first, last), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(_DTYPES[entry["dtype"]])
+            if not 0 <= first <= last <= len(data) or math.prod(shape) * dtype.itemsize != last - first:
+                raise ValueError(f"{name} does not fit its place")
+            yield name, np.frombuffer(data[first:last], dtype).reshape(shape)
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RefusedExport(f"found no readable tensors ({error}), accepted is a whole .safetensors") from None
+
+
+def _read_program(content: memoryview, folder: str | pathlib.Path) -> jax.export.Exported:
+    """The program; one that calls anything outside of itself is refused."""
+    with _FlatBuffersIfAbsent():
+        exported = jax.export.deserialize(bytearray(content))
+    text = exported.mlir_module()
+    if text.count(_CALLS) != sum(text.count(call) for call in _HARMLESS_CALLS):
+        raise RefusedExport(f"{folder}: found a program with custom calls, accepted are programs without")
+    return exported
+
+
+class _FlatBuffersIfAbsent:
+    """While it lasts, jax finds what it needs of the package flatbuffers, which it does not bring along.
+
+    jax.export reads programs through classes that the FlatBuffers compiler made, on top of a small table reader.
+    This is that reader, after the description of the format (flatbuffers.dev); an installed package is used.
+    """
+
+    def __enter__(self) -> None:
+        self._added: list[str] = []
+        if "flatbuffers" not in sys.modules and importlib.util.find_spec("flatbuffers") is None:
+            for name, module in _make_flatbuffers().items():
+                sys.modules[name] = module
+                self._added.append(name)
+
+    def __exit__(self, *error: object) -> None:
+        for name in self._added:
+            sys.modules.pop(name, None)
+
+
+class _Number:
+    """A number's layout, under the names that generated classes use."""
+
+    py_type = int
+
+    def __init__(self, layout: str) -> None:
+        self.dtype = np.dtype(layout)
+
+
+def _get(number: _Number, buffer: Any, position: int) -> Any:
+    return np.frombuffer(buffer, number.dtype, 1, position)[0].item()
+
+
+class _Table:
+    """A table of a FlatBuffer: its first word leads back to a list of where the fields are."""
+
+    def __init__(self, buffer: Any, position: int) -> None:
+        self.Bytes, self.Pos = buffer, position
+
+    def Get(self, number: _Number, position: int) -> Any:  # noqa: N802
+        return _get(number, self.Bytes, position)
+
+    def Offset(self, field: int) -> int:  # noqa: N802
+        """Where a field is, from the table's start; 0 where the table does not have it."""
+        fields = self.Pos - self.Get(_INT32, self.Pos)
+        return self.Get(_UINT16, fields + field) if field < self.Get(_UINT16, fields) else 0
+
+    def Indirect(self, position: int) -> int:  # noqa: N802
+        return position + self.Get(_UINT32, position)
+
+    def String(self, position: int) -> bytes:  # noqa: N802
+        start = self.Indirect(position)
+        return bytes(self.Bytes[start + 4 : start + 4 + self.Get(_UINT32, start)])
+
+    def VectorLen(self, field: int) -> int:  # noqa: N802
+        return self.Get(_UINT32, self.Indirect(self.Pos + field))
+
+    def Vector(self, field: int) -> int:  # noqa: N802
+        return self.Indirect(self.Pos + field) + 4
+
+    def GetVectorAsNumpy(self, number: _Number, field: int) -> np.ndarray:  # noqa: N802
+        return np.frombuffer(self.Bytes, number.dtype, self.VectorLen(field), self.Vector(field))
+
+
+_UINT16, _INT32, _UINT32 = _Number("<u2"), _Number("<i4"), _Number("<u4")
+
+
+def _make_flatbuffers() -> dict[str, types.ModuleType]:
+    """The parts of the package flatbuffers that reading needs, by the names of the modules."""
+    layouts = {"Bool": "?", "Int8": "i1", "Uint8": "u1", "Int16": "<i2", "Uint16": "<u2", "Int32": "<i4"}
+    layouts |= {"Uint32": "<u4", "Int64": "<i8", "Uint64": "<u8", "UOffsetT": "<u4"}
+    contents: dict[str, Mapping[str, Any]] = {
+        "number_types": {f"{name}Flags": _Number(layout) for name, layout in layouts.items()},
+        "table": {"Table": _Table},
+        "encode": {"Get": _get},
+        "packer": {"uoffset": _UINT32},
+        "compat": {"import_numpy": lambda: np},
+    }
+    package = types.ModuleType("flatbuffers")
+    modules = {"flatbuffers": package}
+    for name, content in contents.items():
+        module = modules[f"flatbuffers.{name}"] = types.ModuleType(f"flatbuffers.{name}")
+        vars(module).update(content)
+        setattr(package, name, module)
+    return modules
+
+
+def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
+    """Compare this machine's logits of the stored images with those of the machine of the export.
+
+    Args:
+      folder: of the export.
+      tolerance: largest difference, absolute or relative, whichever is smaller.
+
+    Returns:
+      For each model: "model", "max_error", "same_answers" and "ok".
+    """
+    files = _Files(pathlib.Path(folder))
+    stored = dict(read_safetensors(files.read("check.safetensors")))
+    results = []
+    for name in files.read_json("export.json")["models"]:
+        found, expected = load(folder, name).logits(stored["images"]), stored[f"logits/{name}"]
+        error = float(np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected))))
+        same = bool((found.argmax(axis=-1) == expected.argmax(axis=-1)).all())
+        results.append({"model": name, "max_error": error, "same_answers": same, "ok": error <= tolerance})
+    return results
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print one JSON line for each model; 1 if any is off, 2 if the export is refused."""
+    parser = argparse.ArgumentParser(description="Does this machine compute what the machine of the export did?")
+    here = pathlib.Path(__file__).parent
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: beside this)")
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
+    flags = parser.parse_args(arguments)
+    try:
+        results = check(flags.folder, tolerance=flags.tolerance)
+    except RefusedExport as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for result in results:
+        print(json.dumps(result))
+    return 0 if all(result["ok"] for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""The model card of an export: what it is for, what it learned from, what it reaches, where it ends."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepcot_jax import __version__
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
+from stepcot_jax.evaluation.prediction_files import read_predictions
+from stepcot_jax.export.program import Program
+from stepcot_jax.settings import Settings
+from stepcot_jax.trained import Trained
+
+_INTENDED = """\
+## Intended use
+
+Research on stepwise reading of frontal chest radiographs: reproducing Step-CoT, comparing models, studying where a
+chain of answers goes wrong. For people who can judge the answers themselves.
+
+**Not a medical device.** It has not been cleared for use on patients, and nothing it answers may decide about one: not
+as a diagnosis, not as a second reading, not to sort a worklist.
+"""
+
+_LIMITS = """\
+## Limits
+
+- Whatever the image shows, every step gets an answer: a lateral view, a hand or noise is answered like a chest.
+- The figures above hold for images like those it learned from. Another scanner, hospital, age group or prevalence can
+  give others, and nothing here measures them.
+- An answer is one of the options of its step. Findings without an option cannot be said, several at once neither.
+- A probability is the model's, not a risk: read it with the calibration above.
+- Steps are answered one by one; a chain may contradict itself (no abnormality, and a diagnosis).
+- What the reference answers got wrong, the model learned.
+- It may fail more often for groups that the training data hold few of; see the run's report for figures by group.
+"""
+
+_COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", "specificity": "specificity"}
+
+
+def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
+    """The card as Markdown.
+
+    Args:
+      trained: the run; its report.json and predictions/test.npz, where they are, give the figures.
+      programs: the networks of the export.
+
+    Raises:
+      BadInput: the report or the predictions are damaged.
+    """
+    report = _read_report(trained.workdir / "report.json")
+    sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
+    numbers = "; ".join(f"{name} {size:,}" for name, size in sizes.items())
+    parts = [
+        f"# Model card: Step-CoT, {' and '.join(sizes)}",
+        "Answers the questions of the chain about one frontal chest radiograph, one after another "
+        "([Step-CoT, CVPR 2026](https://arxiv.org/abs/2603.13878)). Trained and exported with "
+        f"stepcot-jax {__version__}. Parameters, image encoder included: {numbers}.",
+        _INTENDED.strip(),
+        _describe_training(trained, report),
+        _describe_figures(trained, list(sizes), report),
+        _describe_calibration(trained, list(sizes)),
+        _LIMITS.strip(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def plain(text: object) -> str:
+    r"""Text from data as it stands in Markdown: one line, without markup of its own.
+
+    >>> plain("<i>*c*")
+    '&lt;i&gt;\\*c\\*'
+    """
+    line = " ".join(str(text).split()).replace("\\", "\\\\")
+    for sign in "|*_`[]#!":
+        line = line.replace(sign, f"\\{sign}")
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _read_report(path: pathlib.Path) -> Mapping[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        return {"num_cases": report["num_cases"], "test": report["test"], "best": report.get("best", {})}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path}: found no report ({error}), accepted is what a run wrote there") from None
+
+
+def _describe_training(trained: Trained, report: Mapping[str, Any] | None) -> str:
+    settings, lines = trained.settings, ["## Training data", "", f"- Source: {_source(trained.settings)}."]
+    if report is not None:
+        counts = ", ".join(f"{plain(split)} {int(count):,}" for split, count in report["num_cases"].items())
+        lines.append(
+            f"- Cases: {counts}. Figures are of the test cases, which took no part in training or in choosing."
+        )
+    else:
+        lines.append("- Cases: not known; the run had written no report when it was exported.")
+    encoder = settings.image_encoder
+    if trained.frozen_encoder is not None:
+        name = plain(trained.frozen_encoder.name)
+        lines.append(f"- Image encoder: {name}, pretrained and frozen; its own licence and data apply.")
+    else:
+        lines.append(f"- Image encoder: {plain(encoder.name)}, trained from random numbers on these cases alone.")
+    prompts = {"pretrained": f"encoded by {plain(settings.prompts.weights)}", "hashed": "fixed random vectors"}
+    if settings.teacher.text:
+        text = prompts.get(settings.prompts.encoder, "encoded elsewhere")
+        lines.append(f"- Prompts of the teacher: {text}; stored in the export, no text encoder is needed.")
+    lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best steps {_best_steps(trained)}.")
+    return "\n".join(lines)
+
+
+def _source(settings: Settings) -> str:
+    if settings.data.source == "phantom":
+        phantom = settings.phantom
+        return (
+            f"{phantom.num_cases:,} drawn chest phantoms, {phantom.prevalence} prevalence, seed {phantom.seed}: no "
+            "patients, and no evidence about patients"
+        )
+    # The name alone: the path says where on somebody's disk the data are.
+    return f"{settings.data.source} {plain(pathlib.PurePath(settings.data.root).name)!r}, layout {settings.data.layout}"
+
+
+def _best_steps(trained: Trained) -> str:
+    return ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
+
+
+def _describe_figures(trained: Trained, names: Sequence[str], report: Mapping[str, Any] | None) -> str:
+    intervals = _intervals(trained)
+    lines = ["## Figures on the test cases", ""]
+    if report is None and not intervals:
+        return "\n".join([*lines, "None: the run had measured nothing when it was exported."])
+    if intervals:
+        lines += ["In percent, with 95 % intervals from a bootstrap over patients.", ""]
+    else:
+        lines += ["In percent; without intervals, as the run kept no predictions.", ""]
+    for name in names:
+        if name in intervals:
+            lines += _interval_table(name, intervals[name])
+        elif report is not None and name in report["test"]:
+            lines += _report_table(name, report["test"][name])
+        else:
+            lines += [f"{name}: not measured.", ""]
+    return "\n".join(lines).rstrip()
+
+
+def _intervals(trained: Trained) -> Mapping[str, ModelIntervals]:
+    path = trained.workdir / "predictions" / "test.npz"
+    return bootstrap(read_predictions(path, trained.chain), trained.chain) if path.is_file() else {}
+
+
+def _interval_table(name: str, found: ModelIntervals) -> list[str]:
+    rows = [(step.name, step.num_cases, [getattr(step, column) for column in _COLUMNS]) for step in found.steps]
+    cells = [(label, count, [_interval(interval) for interval in figures]) for label, count, figures in rows]
+    chain = f"Mean over the steps: accuracy {_interval(found.mean_accuracy)}; all steps right: "
+    return [*_table(name, cells), f"{chain}{_interval(found.chain_accuracy)}.", ""]
+
+
+def _report_table(name: str, found: Mapping[str, Any]) -> list[str]:
+    cells = [
+        (step["name"], step["num_cases"], [_percent(step[column]) for column in _COLUMNS]) for step in found["steps"]
+    ]
+    chain = f"Mean over the steps: accuracy {_percent(found['mean_accuracy'])}; all steps right: "
+    return [*_table(name, cells), f"{chain}{_percent(found['chain_accuracy'])}.", ""]
+
+
+def _table(name: str, rows: Sequence[tuple[str, int, Sequence[str]]]) -> list[str]:
+    lines = [f"| {name} | cases | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
+    return [*lines, *(f"| {plain(label)} | {count} | {' | '.join(cells)} |" for label, count, cells in rows), ""]
+
+
+def _interval(interval: Any) -> str:
+    if interval is None or interval.value != interval.value:
+        return "-"
+    return f"{_percent(interval.value)} ({_percent(interval.low)} to {_percent(interval.high)})"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None or share != share else f"{100 * share:.1f}"
+
+
+def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
+    lines = ["## Calibration", ""]
+    calibration = trained.calibration
+    if calibration is None:
+        return "\n".join([*lines, "None: the probabilities are the softmax of the logits as they are."])
+    lines += ["Logits are divided by these temperatures, fitted on the validation cases, before the softmax.", ""]
+    header = [plain(step.name) for step in trained.chain.steps]
+    lines += [f"| | {' | '.join(header)} |", f"|---|{'---|' * len(header)}"]
+    for name in names:
+        found = calibration.temperatures.get(name)
+        lines.append(
+            f"| {name} | {' | '.join(['-'] * len(header) if found is None else [f'{t:.2f}' for t in found])} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""One network with its image encoder as a pure function of named tensors and images, and as StableHLO."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32
+
+from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.errors import BadInput
+from stepcot_jax.interop.torch_reference import flatten
+from stepcot_jax.trained import Trained
+from stepcot_jax.training.steps import read_as_teacher
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+PROMPTS = "prompts"
+"""Name of the tensor with the vectors of the teacher's prompts, which need no text encoder any more."""
+
+ENCODER = "image_encoder"
+
+Tensors = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A network that reads images.
+
+    Attributes:
+      name: "student" or "teacher".
+      read: (tensors, normalised images float32 [case, size, size, 3]) -> logits float32 [case, step, answer].
+      tensors: '/'-joined names -> arrays: the network, its image encoder and, for the teacher, the prompts.
+      size: height and width of an image in pixels.
+    """
+
+    name: str
+    read: Callable[[Tensors, Array], Float32[Array, "case step answer"]]
+    tensors: Tensors
+    size: int
+
+
+def make_program(trained: Trained, name: str) -> Program:
+    """The program of a network of a run.
+
+    Args:
+      trained: the run.
+      name: "student" or "teacher".
+
+    Raises:
+      BadInput: the run has no such network, or its image encoder does not run in JAX.
+    """
+    if name not in trained.params:
+        raise BadInput(f"{trained.workdir}: found no trained {name}, accepted are {', '.join(trained.params)}")
+    encode, encoder_params = _image_encoder(trained, name)
+    networks, chosen = trained.networks, {ENCODER: encoder_params, name: trained.params[name][name]}
+    tensors = flatten(chosen)
+    if name == "teacher" and trained.text_features is not None:
+        tensors[PROMPTS] = trained.text_features
+
+    def read(tensors: Tensors, images: Array) -> Array:
+        params = unflatten(tensors)
+        features = encode(params[ENCODER], images)
+        if name == "teacher":
+            return read_as_teacher(networks, params[name], features, params.get(PROMPTS), key=None).logits
+        return networks.student.apply({"params": params[name]}, image_features=features, deterministic=True).logits
+
+    arrays = {key: np.asarray(value) for key, value in sorted(tensors.items())}
+    return Program(name, read, arrays, trained.preprocessing.size)
+
+
+def export_program(program: Program) -> jax.export.Exported:
+    """A program for any number of images and for every platform of `PLATFORMS`, whichever this machine has."""
+    (num_cases,) = jax.export.symbolic_shape("case")
+    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in program.tensors.items()}
+    images = jax.ShapeDtypeStruct((num_cases, program.size, program.size, 3), jnp.float32)
+    return jax.export.export(jax.jit(program.read), platforms=PLATFORMS)(shapes, images)
+
+
+def serialise(exported: jax.export.Exported) -> bytes:
+    """A program as jax.export writes it to files.
+
+    Raises:
+      BadInput: the package that writes it is not installed.
+    """
+    try:
+        return bytes(exported.serialize())
+    except ImportError:
+        raise BadInput("found no flatbuffers to write programs with, accepted is pip install flatbuffers") from None
+
+
+def unflatten(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings from '/'-joined paths.
+
+    >>> unflatten({"a/b": 1, "c": 2})
+    {'a': {'b': 1}, 'c': 2}
+    """
+    tree: dict[str, Any] = {}
+    for name, leaf in tensors.items():
+        *path, last = name.split("/")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree
+
+
+def _image_encoder(trained: Trained, name: str) -> tuple[Callable[[Any, Array], Array], Any]:
+    """The function from parameters and normalised images to features, and the parameters."""
+    network, frozen = trained.networks.image_encoder, trained.frozen_encoder
+    if network is not None:
+
+        def encode_as_trained(params: Any, images: Array) -> Array:
+            return network.apply({"params": params}, images)
+
+        return encode_as_trained, trained.params[name][ENCODER]
+    if not isinstance(frozen, ImageEncoder):
+        found = "features made elsewhere" if frozen is None else f"{frozen.name}, which runs in PyTorch"
+        raise BadInput(
+            f"{trained.workdir}: found {found} in front of the {name}, accepted are runs whose image encoder is one of "
+            "this package's: resnet_small, resnet18, or pretrained weights that docs/encoders.md lists"
+        )
+
+    def encode_as_frozen(params: Any, images: Array) -> Array:
+        return frozen.network.apply({"params": params}, images)[0]
+
+    return encode_as_frozen, frozen.params

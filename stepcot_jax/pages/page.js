@@ -1,0 +1,196 @@
+"use strict";
+// Everything from the data goes into the page by textContent, or by src where it is one of our own pictures.
+(() => {
+  const block = document.getElementById("case-data");
+  if (block === null) return;
+  const data = JSON.parse(block.textContent);
+  const gallery = document.getElementById("gallery");
+  const dialog = document.getElementById("case");
+  const count = document.getElementById("count");
+  const filters = document.getElementById("filters");
+  const NOT_ANNOTATED = -100;
+  const last = data.steps.length - 1;
+  let shown = [];
+  let current = null;
+  let mapped = last;
+  let isMapVisible = true;
+
+  function make(name, properties = {}, ...children) {
+    const element = Object.assign(document.createElement(name), properties);
+    element.append(...children.filter((child) => child !== null));
+    return element;
+  }
+
+  function answerText(step, label) {
+    return label === NOT_ANNOTATED ? "not annotated" : data.steps[step].options[label];
+  }
+
+  // null where nobody annotated what would be judged.
+  function isRight(entry, judged) {
+    const steps = judged === "chain" ? data.steps.keys() : [Number(judged)];
+    let found = null;
+    for (const step of steps) {
+      if (entry.truth[step] === NOT_ANNOTATED) continue;
+      if (entry.truth[step] !== entry.answers[step]) return false;
+      found = true;
+    }
+    return found;
+  }
+
+  function isWanted(entry, wanted) {
+    const right = isRight(entry, wanted.get("judged"));
+    if (wanted.get("result") === "right" && right !== true) return false;
+    if (wanted.get("result") === "wrong" && right !== false) return false;
+    if (wanted.has("inconsistent") && entry.inconsistent === "") return false;
+    const diagnosis = wanted.get("diagnosis");
+    return diagnosis === "any" || entry.truth[last] === Number(diagnosis);
+  }
+
+  function mark(right) {
+    const text = right === null ? "not annotated" : right ? "right" : "wrong";
+    const sign = right === null ? "·" : right ? "✓" : "✗";
+    return make("span", { className: `mark ${right === null ? "open" : text}`, title: text, ariaLabel: text, role: "img" }, sign);
+  }
+
+  function picture(entry, alt) {
+    if (entry.picture === null) return make("div", { className: "picture missing" }, "no picture");
+    return make("img", { className: "picture", src: entry.picture, alt, loading: "lazy", decoding: "async" });
+  }
+
+  function card(entry) {
+    const right = isRight(entry, filters.elements.judged.value);
+    const truth = answerText(last, entry.truth[last]);
+    const answer = answerText(last, entry.answers[last]);
+    const lines = [make("span", { className: "truth" }, truth)];
+    if (truth !== answer) lines.push(make("span", { className: "answer" }, `read as ${answer}`));
+    const label = make("span", { className: "label" }, mark(right), make("span", {}, ...lines));
+    const badge = entry.inconsistent === "" ? null : make("span", { className: "badge" }, "inconsistent");
+    const button = make("button", { type: "button", className: "case-card" }, picture(entry, ""), badge, label);
+    button.addEventListener("click", () => open(entry));
+    return make("li", {}, button);
+  }
+
+  function refresh() {
+    const wanted = new FormData(filters);
+    shown = data.cases.filter((entry) => isWanted(entry, wanted));
+    gallery.replaceChildren(...shown.map(card));
+    count.textContent = `${shown.length} of ${data.cases.length} cases`;
+    document.getElementById("nothing").hidden = shown.length > 0;
+  }
+
+  // From no colour to orange to pale yellow, more opaque where the map is stronger.
+  function drawMap(canvas, map) {
+    const bytes = Uint8Array.from(atob(map.bytes), (character) => character.charCodeAt(0));
+    const image = new ImageData(map.width, map.height);
+    bytes.forEach((value, place) => {
+      const part = value / 255;
+      image.data.set([255, 60 + 180 * part, 30 + 130 * part * part, 190 * Math.sqrt(part) * part], 4 * place);
+    });
+    canvas.width = map.width;
+    canvas.height = map.height;
+    canvas.getContext("2d").putImageData(image, 0, 0);
+  }
+
+  function view(entry) {
+    const frame = make("div", { className: "frame" }, picture(entry, `Radiograph ${entry.name}`));
+    const parts = [frame];
+    if (entry.maps !== null && entry.picture !== null) {
+      const canvas = make("canvas", { className: "map", hidden: !isMapVisible });
+      canvas.setAttribute("aria-hidden", "true");
+      drawMap(canvas, entry.maps[mapped]);
+      frame.append(canvas);
+      const box = make("input", { type: "checkbox", checked: isMapVisible });
+      box.addEventListener("change", () => {
+        isMapVisible = box.checked;
+        canvas.hidden = !isMapVisible;
+      });
+      const step = data.steps[mapped].name;
+      parts.push(make("label", { className: "toggle" }, box, ` Map of “${step}”`));
+    }
+    return make("div", { className: "view" }, ...parts);
+  }
+
+  function confidence(entry, step) {
+    const share = entry.confidences[step];
+    const fill = make("span", { className: "fill" });
+    fill.style.width = `${(100 * share).toFixed(1)}%`;
+    const parts = [make("span", { className: "number" }, `${(100 * share).toFixed(0)} %`), make("span", { className: "bar" }, fill)];
+    if (entry.sets !== null) {
+      const texts = entry.sets[step].map((label) => answerText(step, label));
+      const all = texts.length === data.steps[step].options.length;
+      parts.push(make("span", { className: "set" }, all ? "set: any answer" : `set: ${texts.join(", ")}`));
+    }
+    return parts;
+  }
+
+  function stepName(entry, step) {
+    const name = data.steps[step].name;
+    if (entry.maps === null) return name;
+    const button = make("button", { type: "button", className: "pick" }, name);
+    button.setAttribute("aria-pressed", String(step === mapped));
+    button.title = "show this step's map";
+    button.addEventListener("click", () => {
+      mapped = step;
+      isMapVisible = true;
+      show(entry);
+      dialog.querySelectorAll(".pick")[step].focus();
+    });
+    return button;
+  }
+
+  function chain(entry) {
+    const header = make("tr", {}, ...["Step", "Truth", "Answer", "Confidence"].map((text) => make("th", { scope: "col" }, text)));
+    const rows = data.steps.map((_, step) => {
+      const right = entry.truth[step] === NOT_ANNOTATED ? null : entry.truth[step] === entry.answers[step];
+      return make(
+        "tr",
+        { className: step === mapped && entry.maps !== null ? "mapped" : "" },
+        make("th", { scope: "row" }, stepName(entry, step)),
+        make("td", {}, answerText(step, entry.truth[step])),
+        make("td", {}, mark(right), " ", answerText(step, entry.answers[step])),
+        make("td", { className: "confidence" }, ...confidence(entry, step)),
+      );
+    });
+    return make("table", { className: "chain" }, make("thead", {}, header), make("tbody", {}, ...rows));
+  }
+
+  function show(entry) {
+    current = entry;
+    const place = shown.indexOf(entry);
+    const warning = entry.inconsistent === "" ? null : make("p", { className: "warning" }, `Inconsistent: ${entry.inconsistent}`);
+    const report = entry.report === "" ? make("p", { className: "note" }, "This case has no report.") : make("pre", { className: "report" }, entry.report);
+    const right = make("div", { className: "reading" }, warning, chain(entry), make("h4", {}, "Report"), report);
+    document.getElementById("case-title").textContent = entry.name;
+    document.getElementById("case-about").textContent = entry.about;
+    document.getElementById("case-place").textContent = `${place + 1} of ${shown.length}`;
+    document.getElementById("case-body").replaceChildren(view(entry), right);
+  }
+
+  function open(entry) {
+    mapped = last;
+    show(entry);
+    if (!dialog.open) dialog.showModal();
+    document.getElementById("case-body").scrollTop = 0;
+  }
+
+  function move(by) {
+    const next = shown[(shown.indexOf(current) + by + shown.length) % shown.length];
+    show(next);
+    document.getElementById("case-body").scrollTop = 0;
+  }
+
+  document.getElementById("case-previous").addEventListener("click", () => move(-1));
+  document.getElementById("case-next").addEventListener("click", () => move(1));
+  document.getElementById("case-close").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowLeft") move(-1);
+    if (event.key === "ArrowRight") move(1);
+  });
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close();
+  });
+  filters.addEventListener("submit", (event) => event.preventDefault());
+  filters.addEventListener("input", refresh);
+  filters.hidden = false;
+  refresh();
+})();

@@ -1,0 +1,80 @@
+"""A chain of answers as one paragraph that a person can read aloud."""
+
+from collections.abc import Iterable
+
+from stepcot_jax.chain import NOT_APPLICABLE, PUBLISHED_STEPS, Step, fold
+
+_NAMES = tuple(fold(name) for name, _ in PUBLISHED_STEPS)
+_WORDINGS = dict(
+    zip(
+        _NAMES,
+        (
+            "The radiograph shows {answer}{how}",
+            "{answer} in distribution{how}",
+            "with a {answer} pattern{how}",
+            "located in: {answer}{how}",
+            "margins and morphology: {answer}{how}",
+            "associated signs: {answer}{how}",
+            "The most likely diagnosis is {answer}{how}",
+        ),
+        strict=True,
+    )
+)
+"""Wordings of the published steps; a step of another name is told as "name: answer"."""
+
+_FIRST, _LAST = _NAMES[0], _NAMES[-1]
+
+
+def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
+    """The answers as a paragraph.
+
+    Args:
+      answers: each step with its label and the probability of it, None where a person gave the answer.
+
+    Returns:
+      Sentences; what does not apply is told at their end.
+
+    >>> step = Step("Detection", "Is there any?", ("No abnormality", "Increased opacity"))
+    >>> write_paragraph([(step, 1, 0.81)])
+    'The radiograph shows increased opacity (81 %).'
+    """
+    sentences: list[str] = []
+    clauses: list[str] = []
+    absent: list[str] = []
+    for step, label, probability in answers:
+        answer = step.options[label]
+        how = " (given)" if probability is None else f" ({_percent(probability)})"
+        name = fold(step.name)
+        if fold(answer) == fold(NOT_APPLICABLE):
+            absent.append(f"{_soften(step.name)}{how}")
+            continue
+        wording = _WORDINGS.get(name, "{name}: {answer}{how}")
+        clause = wording.format(name=_soften(step.name), answer=_soften(answer), how=how)
+        if name == _LAST:
+            sentences += [_join(clauses), clause]
+            clauses = []
+        else:
+            clauses.append(clause)
+    sentences.append(_join(clauses))
+    if absent:
+        sentences.append(f"Not applicable: {', '.join(absent)}")
+    return " ".join(f"{_capitalise(sentence)}." for sentence in sentences if sentence)
+
+
+def _join(clauses: list[str]) -> str:
+    return ", ".join(clauses)
+
+
+def _percent(share: float) -> str:
+    """A share in whole percent, but never as certain as no network is."""
+    percent = round(100 * share)
+    return "more than 99 %" if percent == 100 else "less than 1 %" if percent == 0 else f"{percent} %"
+
+
+def _soften(text: str) -> str:
+    """Text for the middle of a sentence; abbreviations keep their capitals."""
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+
+
+def _capitalise(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,117 @@
+"""Several processes in one run: joining, and agreeing on what one of them knows."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from stepcot_jax.errors import BadInput
+
+JOIN_SECONDS = 300
+"""How long a process waits for the others at the start."""
+
+
+def join_processes(
+    *,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Make this process one of several, where it is one; to be called before anything is computed.
+
+    TPU pods and Slurm say themselves how many processes there are and which is which. Elsewhere all three arguments are
+    needed, or the variables STEPCOT_COORDINATOR, STEPCOT_NUM_PROCESSES and STEPCOT_PROCESS_ID in their place.
+
+    Args:
+      coordinator: HOST:PORT of process 0.
+      num_processes: how many there are; where the platform says it, what it is checked against.
+      process_id: which this is, from 0.
+      environment: variables of this process.
+
+    Raises:
+      BadInput: something is missing or no number, or there are not as many processes as promised.
+    """
+    coordinator = coordinator or environment.get("STEPCOT_COORDINATOR") or None
+    num_processes = _number(num_processes, "STEPCOT_NUM_PROCESSES", environment, least=1)
+    process_id = _number(process_id, "STEPCOT_PROCESS_ID", environment, least=0)
+    if coordinator is None and process_id is not None:
+        raise BadInput("--coordinator: found nothing with --process_id, accepted is HOST:PORT of process 0")
+    if coordinator is not None:
+        if num_processes is None or process_id is None:
+            raise BadInput("--coordinator: found without --num_processes and --process_id, accepted are all three")
+        if process_id >= num_processes:
+            raise BadInput(f"--process_id: found {process_id}, accepted are 0 to {num_processes - 1}")
+        if num_processes > 1:
+            _initialize(coordinator, num_processes=num_processes, process_id=process_id)
+    elif is_cluster(environment):
+        _initialize("the platform's coordinator")
+    if num_processes is not None and jax.process_count() != num_processes:
+        raise BadInput(
+            f"--num_processes: found {jax.process_count()} processes, promised were {num_processes}; on platforms that "
+            "do not say how many there are, --coordinator and --process_id are needed too"
+        )
+
+
+def is_cluster(environment: Mapping[str, str]) -> bool:
+    """Whether the platform has started several processes and says so: Slurm, or a pod of TPUs."""
+    return (
+        int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1) > 1
+        and "SLURM_PROCID" in environment
+        or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+        or "MEGASCALE_COORDINATOR_ADDRESS" in environment
+    )
+
+
+def _initialize(where: str, *, num_processes: int | None = None, process_id: int | None = None) -> None:
+    address = where if num_processes is not None else None
+    try:
+        jax.distributed.initialize(
+            address, num_processes=num_processes, process_id=process_id, initialization_timeout=JOIN_SECONDS
+        )
+    except (RuntimeError, ValueError) as error:
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BadInput(
+            f"{where}: the processes did not come together ({first_line}), accepted is an address that all reach, "
+            f"each started with another --process_id within {JOIN_SECONDS} s"
+        ) from None
+
+
+def _number(given: int | None, name: str, environment: Mapping[str, str], *, least: int) -> int | None:
+    text = str(given) if given is not None else environment.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < least:
+        raise BadInput(f"{name}: found {text!r}, accepted are whole numbers from {least}")
+    return int(text)
+
+
+def is_first() -> bool:
+    """Whether this process writes logs, tables and pictures: it is process 0."""
+    return jax.process_index() == 0
+
+
+def any_process(condition: bool) -> bool:
+    """Whether a condition holds in any of the processes; all of them must ask."""
+    if jax.process_count() == 1:
+        return condition
+    return bool(np.any(multihost_utils.process_allgather(np.array(condition))))
+
+
+def wait_for_all(name: str) -> None:
+    """Go on when every process is here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+@contextlib.contextmanager
+def first_before_others(name: str) -> Iterator[None]:
+    """Let process 0 do something before the others do it."""
+    if not is_first():
+        wait_for_all(name)
+    yield
+    if is_first():
+        wait_for_all(name)

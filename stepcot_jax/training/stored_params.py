@@ -1,0 +1,66 @@
+"""What a checkpoint holds, read without the run that wrote it: the best steps, and parameters alone."""
+
+import math
+import pathlib
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from stepcot_jax.errors import BadInput
+from stepcot_jax.training.checkpoints import Best, describe_damage, saved_steps
+from stepcot_jax.training.state import Params
+
+_MOST_BYTES = 4 * 2**30
+"""Most that parameters may take: ten times the largest published network; more is no checkpoint of ours."""
+
+
+def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
+    """The latest saved step below a folder, and the best of each network up to then.
+
+    Raises:
+      BadInput: there is no checkpoint, or what is beside the state of the latest cannot be read.
+    """
+    steps = saved_steps(folder)
+    if not steps:
+        raise BadInput(f"{folder}: found no checkpoints, accepted is the workdir of a run that has finished an epoch")
+    latest = folder.resolve() / str(steps[-1])
+    try:
+        progress = ocp.JsonCheckpointHandler().restore(latest / "progress")
+        best = {name: Best(float(entry["score"]), int(entry["step"])) for name, entry in progress["best"].items()}
+    except Exception as error:  # Orbax raises many kinds on damaged files
+        raise BadInput(describe_damage(latest, error)) from None
+    return steps[-1], best
+
+
+def restore_params(folder: pathlib.Path, step: int) -> Params:
+    """The parameters of a saved step as NumPy arrays, without the optimizers' states beside them.
+
+    Raises:
+      BadInput: there is no such step, its parameters cannot be read, or they would take more memory than any of ours.
+    """
+    if step not in saved_steps(folder):
+        raise BadInput(f"{folder}: found checkpoints {saved_steps(folder)}, wanted {step}")
+    checkpoint = folder.resolve() / str(step)
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+            handler.metadata(checkpoint / "state").tree["params"],  # type: ignore[index]
+        )
+        _check_bytes(checkpoint, shapes)
+        wanted = {"params": shapes}
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
+        params: Params = handler.restore(checkpoint / "state", args=arguments)["params"]
+    except BadInput:
+        raise
+    except Exception as error:  # Orbax and TensorStore raise many kinds on damaged files
+        raise BadInput(describe_damage(checkpoint, error)) from None
+    return params
+
+
+def _check_bytes(checkpoint: pathlib.Path, shapes: Params) -> None:
+    num_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    if num_bytes > _MOST_BYTES:
+        raise BadInput(f"{checkpoint}: found parameters of {num_bytes} bytes, accepted are at most {_MOST_BYTES}")

@@ -1,0 +1,42 @@
+"""CSV out to a spreadsheet and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
+from stepcot_jax.errors import BadInput
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+@given(st.lists(st.lists(CELLS, min_size=2, max_size=3), min_size=1, max_size=4))
+def test_what_goes_out_comes_back_and_is_no_formula(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("sheet") / "form.csv"
+    path.write_bytes(encode_rows([["a", "b"], *rows]))
+    _, *found = read_rows(path)
+    assert [len(row) for row in found] == [len(row) for row in rows]
+    for row, expected in zip(found, rows, strict=True):
+        assert all(map(is_same_cell, row, expected))
+        assert all(not cell.lstrip(" ").startswith(("=", "+", "-", "@")) for cell in row)
+
+
+def test_other_words_are_another_cell():
+    assert not is_same_cell("no mass", "mass")
+    assert not is_same_cell("mass", "mass'")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"a,b\r\n\xff", "not UTF-8"), (b'a,b\r\n"x"y,1\r\n', "line 2"), (None, "cannot be read")],
+)
+def test_what_is_no_csv_is_refused_by_file(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "form.csv").write_bytes(content)
+    with pytest.raises(BadInput, match=rf"form\.csv: .*{message}"):
+        list(read_rows(tmp_path / "form.csv"))
+
+
+def test_semicolons_separate_where_the_header_has_more_of_them(tmp_path):
+    (tmp_path / "form.csv").write_text("a;b\n\n1,5;2\n")
+    assert list(read_rows(tmp_path / "form.csv")) == [["a", "b"], ["1,5", "2"]]

@@ -1,0 +1,89 @@
+"""What a program sends, read from its text, against what its source says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from benchmarks.communication import Collective, read_collectives, totals
+
+PROGRAM = """HloModule jit_step, entry_computation_layout={(f32[4,8]{1,0})->f32[]}, num_partitions=8
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%inner (state: (s32[])) -> (s32[]) {
+  %gathered = bf16[16]{0} all-gather(%part), replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %next = (s32[], bf16[16]) tuple(%i, %gathered)
+}
+
+%body (state: (s32[])) -> (s32[]) {
+  ROOT %loop = (s32[]) while(%state), condition=%go, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
+}
+
+%go (state: (s32[], bf16[16])) -> pred[] {
+  ROOT %on = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[4,8]) -> f32[] {
+  %x = f32[4,8]{1,0} parameter(0)
+  %both = (f32[4,8]{1,0}, /*index=1*/pred[6]{0}) all-reduce(%x, %y), replica_groups={}, to_apply=%add
+  %shares = f32[2]{0} reduce-scatter(%x), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}, to_apply=%add
+  %outer = (s32[], bf16[16]) while(%s), condition=%go, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %out = f32[] copy(%z)
+}
+"""
+
+
+def test_a_program_is_read():
+    found = sorted(read_collectives(PROGRAM), key=lambda collective: collective.kind)
+    assert found == [
+        Collective("all-gather", num_bytes=32, group_size=4, times=15),
+        Collective("all-reduce", num_bytes=4 * 8 * 4 + 6, group_size=8, times=1),
+        Collective("reduce-scatter", num_bytes=8, group_size=4, times=1),
+    ]
+    assert totals(found)["all-gather"] == {"count": 1, "runs": 15, "bytes": 480, "sent_bytes": 360.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"), [("all-reduce", 14.0), ("all-gather", 7.0), ("reduce-scatter", 56.0), ("all-to-all", 7.0)]
+)
+def test_a_ring_sends(kind, sent):
+    """Eight devices: a gather of 8 bytes receives 7; a sum is a scatter of shares and a gather."""
+    assert Collective(kind, num_bytes=8, group_size=8, times=1).sent_bytes == sent
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('backend_config={"known_trip_count":{"n":"3"}}', "backend_config={}", "does not know"),
+        (" all-gather(", " all-gather-start(", "in one piece"),
+        ("ENTRY %main", "%main", "no ENTRY"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(before, after, words):
+    with pytest.raises(ValueError, match=words):
+        read_collectives(PROGRAM.replace(before, after))
+
+
+def test_a_compiled_program_sends_what_its_source_says():
+    def step(x):
+        def gather(carry, row):
+            return carry + jax.lax.all_gather(row, "device").sum(), None
+
+        total, _ = jax.lax.scan(gather, jnp.float32(0.0), x)
+        return jax.lax.psum(x.sum(axis=0), "device"), jax.lax.psum(total, "device")
+
+    mesh = Mesh(np.array(jax.devices()[:4]), ("device",))
+    sharded = jax.shard_map(
+        step, mesh=mesh, in_specs=PartitionSpec(None, "device"), out_specs=PartitionSpec(), check_vma=False
+    )
+    program = jax.jit(sharded).lower(jnp.zeros((6, 8), jnp.float32)).compile().as_text()
+    found = totals(read_collectives(program))
+    assert found["all-gather"]["runs"] == 6
+    assert found["all-gather"]["bytes"] == 6 * 8 * 4
+    assert found["all-gather"]["sent_bytes"] == 6 * 8 * 4 * 3 / 4
+    assert found["all-reduce"]["bytes"] == (2 + 1) * 4

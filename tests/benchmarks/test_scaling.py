@@ -1,0 +1,266 @@
+"""The scaling benchmark: its numbers against other derivations, and its tables against the document."""
+
+import json
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from benchmarks import scaling
+from benchmarks.communication import read_collectives, totals
+from benchmarks.scaling_sizes import Traffic, measure_store, read_result, say_bytes, say_seconds
+from benchmarks.scaling_steps import SIZES, Problem, Size, measure_communication, measure_step
+from benchmarks.scaling_tables import fill, make_tables
+from stepcot_jax.training.global_batch import AXIS, ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.state import TrainState
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "scaling.md"
+NUMBERS = ROOT / "benchmarks" / "scaling.json"
+TINY = Size("tiny", teacher_width=8, student_width=8, projection_width=4, image_width=6, text_width=8)
+
+
+def make_row(**changed):
+    row = {
+        "size": "published",
+        "num_steps": 7,
+        "num_answers": 9,
+        "batch_size": 32,
+        "trained_parameters": 23_000_000,
+        "compile_seconds": 11.0,
+        "work_megabytes": 512.0,
+        "step_seconds": 0.25,
+        "step_spread": 0.1,
+        "case_gflop": 2.5,
+    }
+    return {**row, **changed}
+
+
+EXAMPLE = {
+    "steps": [
+        make_row(),
+        make_row(batch_size=8, step_seconds=0.1),
+        make_row(num_steps=28, step_seconds=None, step_spread=None, case_gflop=None, work_megabytes=9000.0),
+        make_row(size="small", compile_seconds=4.0),
+    ],
+    "answers": [make_row(num_answers=2)],
+    "communication": [
+        {
+            "size": "published",
+            "transform": "pmap",
+            "num_devices": 8,
+            "num_steps": 7,
+            "batch_size": 64,
+            "trained_parameters": 23_000_000,
+            "kinds": {"all-reduce": {"count": 3, "runs": 9, "bytes": 4e6, "sent_bytes": 7e6}},
+        }
+    ],
+    "trained_parameters": {"2": 20_000_000, "7": 23_000_000},
+    "store": {"file_bytes": 2080.1, "index_bytes": 250.0},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def standard_promotion():
+    """Optax adds integers to floats."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def test_the_published_size_has_the_published_number_of_parameters(monkeypatch):
+    """Teacher and student as published, and the student's projection, which is trained with them."""
+    monkeypatch.setattr(scaling, "STEPS", (7,))
+    assert scaling.count_trained_parameters(None) == {"7": 22_904_874 + 285_226 + (512 * 256 + 256)}
+
+
+class Toy(Problem):
+    """A problem whose step compiles at once."""
+
+    def make_state(self, key):
+        return TrainState(step=jnp.int32(0), params={"x": jnp.ones(3)}, optimizers={}, key=key)
+
+    def make_step(self, whole=ONE_DEVICE):
+        def step(state, batch, text_features):
+            found = jnp.sum(whole.gather(batch["image_features"]) @ jnp.ones((6, 8)) @ text_features.T)
+            params = {"x": state.params["x"] + whole.add_up(found)}
+            return state.replace(step=state.step + 1, params=params), found
+
+        return step
+
+    trained_parameters = 3
+
+
+def test_a_step_is_measured_or_only_compiled():
+    problem = Toy(TINY, answers=(3, 2), batch_size=4)
+    row = measure_step(problem, rounds=1, max_megabytes=1000.0)
+    assert (row["size"], row["num_steps"], row["num_answers"], row["batch_size"]) == ("tiny", 2, 3, 4)
+    assert row["step_seconds"] > 0
+    assert row["compile_seconds"] > 0
+    assert row["case_gflop"] > 0
+    unrun = measure_step(problem, rounds=1, max_megabytes=-1.0)
+    assert unrun["work_megabytes"] == row["work_megabytes"] < 1
+    assert unrun["step_seconds"] is unrun["step_spread"] is unrun["case_gflop"] is None
+
+
+@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
+def test_what_a_compiled_step_sends_is_counted(transform):
+    row = measure_communication(Toy(TINY, answers=(3, 2), batch_size=8), transform=transform, num_devices=4)
+    assert (row["transform"], row["num_devices"], row["batch_size"], row["num_steps"]) == (transform, 4, 8, 2)
+    assert set(row["kinds"]) == {"all-gather", "all-reduce"}
+    assert row["kinds"]["all-gather"]["bytes"] == 8 * 6 * 4
+    assert row["kinds"]["all-reduce"]["bytes"] == 4
+
+
+def test_labels_are_answers_of_their_step_or_missing():
+    batch, text_features = Problem(TINY, answers=(3, 2), batch_size=200).make_batch()
+    assert text_features.shape == (2, 8)
+    for labels, num_answers in zip(batch["labels"].T, (3, 2), strict=True):
+        assert set(np.unique(labels)) == {-100, *range(num_answers)}
+
+
+@pytest.mark.parametrize("devices", [2, 8, 4096])
+def test_the_even_batch_is_where_both_send_as_much(devices):
+    traffic = Traffic(23_000_000)
+    alignment = traffic.sent_alignment_bytes(devices, traffic.even_batch)
+    assert alignment == pytest.approx(traffic.sent_gradient_bytes(devices), rel=1e-12)
+
+
+def test_traffic_of_two_devices_by_hand():
+    """One of two sends half of what it has to reduce and half of what it has to return; the same for a gather."""
+    traffic = Traffic(10, num_steps=3, projection_width=2)
+    assert traffic.sent_gradient_bytes(2) == 40
+    one_case = 4 * ((3 + 1) * 2 + 3) + 4 * 2  # four projections and three labels there, one gradient back
+    assert traffic.sent_alignment_bytes(2, 6) == 3 * one_case
+    assert traffic.gram_bytes(4) == 2 * 3 * 16 * 4
+    assert traffic.alignment_flop(4) == (2 * 3 + 3 * 2) * (2 * 4 * 4 * 2)
+
+
+def check_sent(row, traffic):
+    """That a program sends what `Traffic` says, to the byte, but for some losses that go with the gradients."""
+    kinds, batch = row["kinds"], row["batch_size"]
+    assert set(kinds) == {"all-reduce", "all-gather", "reduce-scatter"}
+    assert 0 <= kinds["all-reduce"]["bytes"] - traffic.gradient_bytes < 1000
+    sent = kinds["all-gather"]["sent_bytes"] + kinds["reduce-scatter"]["sent_bytes"]
+    assert sent == traffic.sent_alignment_bytes(row["num_devices"], batch)
+
+
+def test_the_joint_step_sends_what_is_computed():
+    """Before XLA has compiled it, which takes a quarter of a minute and changes nothing here."""
+    problem, num_devices = Problem(TINY, answers=(3, 2), batch_size=4), 2
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), (AXIS,))
+    step = jax.shard_map(
+        problem.make_step(GlobalBatch(AXIS)),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(AXIS), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    state = jax.eval_shape(problem.make_state, jax.random.key(0))
+    program = jax.jit(step).lower(state, *problem.make_batch()).compiler_ir("hlo").as_hlo_text()
+    row = {"kinds": totals(read_collectives(program)), "num_devices": num_devices, "batch_size": 4}
+    check_sent(row, Traffic(problem.trained_parameters, num_steps=2, projection_width=TINY.projection_width))
+
+
+def test_a_stored_feature_is_its_numbers_and_its_key():
+    cost = measure_store(num_images=2000, width=64)
+    assert 64 * 4 + 32 < cost.file_bytes < 64 * 4 + 32 + 2
+    assert 100 < cost.index_bytes < 600
+
+
+def test_a_result_is_read_from_its_row(tmp_path):
+    assert read_result(ROOT / "benchmarks" / "RESULTS.md", "clip_images_per_second") > 0
+    (tmp_path / "results.md").write_text("| `a` | 4.5 | |\n")
+    assert read_result(tmp_path / "results.md", "a") == 4.5
+    with pytest.raises(ValueError, match="no row of 'b'"):
+        read_result(tmp_path / "results.md", "b")
+
+
+def test_units():
+    assert [say_bytes(x) for x in (0, 999, 2080, 93.3e6, 2.1e12, 5e15)] == [
+        "0 B",
+        "999 B",
+        "2.08 kB",
+        "93.3 MB",
+        "2.1 TB",
+        "5 PB",
+    ]
+    assert [say_seconds(x) for x in (4, 240, 7200, 864_000, 24.7e6 * 60)] == [
+        "4 s",
+        "4 min",
+        "2 h",
+        "10 days",
+        "47 years",
+    ]
+
+
+def test_the_tables_say_what_was_measured():
+    tables = make_tables(EXAMPLE)
+    head, _, first, second = tables["steps of published"].splitlines()
+    assert head == "| steps in the chain | batch 8 | batch 32 |"
+    assert first == "| 7 | 100 ms (± 10 %), 2.5 | 250 ms (± 10 %), 2.5 |"
+    assert second == "| 28 |  | not run: 9 GB |"
+    assert "| 23,000,000 | 11.0 to 11.0 s | 512 MB |" in tables["compilation of published"]
+    assert "| published | pmap | 64 | all-reduce | 3 (9) | 4 MB | 7 MB |" in tables["communication"]
+    assert "| 8 | 256 | 161 MB |" in tables["interconnect"]
+    assert tables["features"].splitlines()[2].startswith("| 10,000 | 20.8 MB | 2.5 MB |")
+    widths = {name: {line.count("|") for line in table.splitlines()} for name, table in tables.items()}
+    assert all(len(counts) == 1 for counts in widths.values()), widths
+
+
+def test_the_document_has_a_place_for_each_table_and_no_other():
+    places = re.findall(r"<!-- table: (.*) -->", DOCUMENT.read_text(encoding="utf-8"))
+    assert sorted(places) == sorted(make_tables(EXAMPLE))
+
+
+def test_a_document_is_filled_and_filled_again():
+    document = "a\n<!-- table: x -->\nold\n<!-- end -->\nb\n<!-- table: y -->\n<!-- end -->\n"
+    filled = fill(document, {"x": r"| \1 |" + "\n"})
+    assert filled == document.replace("old", r"| \1 |")
+    assert fill(filled, {"x": "old\n"}) == document
+    with pytest.raises(ValueError, match="found 0 places of table 'z'"):
+        fill(document, {"z": ""})
+
+
+def test_the_document_is_what_the_numbers_make():
+    if not NUMBERS.exists():
+        pytest.skip("the benchmark has not been run")
+    document = DOCUMENT.read_text(encoding="utf-8")
+    assert fill(document, make_tables(json.loads(NUMBERS.read_text(encoding="utf-8")))) == document
+
+
+def test_what_was_measured_to_be_sent_is_what_was_computed():
+    rows = json.loads(NUMBERS.read_text(encoding="utf-8")).get("communication") if NUMBERS.exists() else None
+    if rows is None:
+        pytest.skip("the benchmark has not been run")
+    assert {row["size"] for row in rows} == set(SIZES)
+    for row in rows:
+        width = SIZES[row["size"]].projection_width
+        check_sent(row, Traffic(row["trained_parameters"], num_steps=row["num_steps"], projection_width=width))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--only", "step"], "'step'"), (["--rounds", "0"], "0 rounds"), ([], "--json")]
+)
+def test_a_wrong_command_line_is_refused(tmp_path, capsys, arguments, words):
+    if arguments:
+        arguments = [*arguments, "--json", str(tmp_path / "numbers.json")]
+    with pytest.raises(SystemExit) as ended:
+        scaling.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_numbers_of_other_parts_stay_and_tables_are_written(tmp_path, monkeypatch):
+    numbers, document = tmp_path / "numbers.json", tmp_path / "scaling.md"
+    numbers.write_text(json.dumps(EXAMPLE))
+    document.write_text(DOCUMENT.read_text(encoding="utf-8"))
+    monkeypatch.setitem(scaling.PARTS, "store", lambda options: {"file_bytes": 4000.0, "index_bytes": 1.0})
+    scaling.main(["--only", "store", "--json", str(numbers), "--tables", str(document)])
+    found = json.loads(numbers.read_text())
+    assert found.pop("machine")
+    assert found == {**EXAMPLE, "store": {"file_bytes": 4000.0, "index_bytes": 1.0}}
+    assert "| 10,000 | 40 MB |" in document.read_text()

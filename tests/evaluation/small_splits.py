@@ -1,0 +1,56 @@
+"""Small chains and splits that the tests of the statistics share."""
+
+import numpy as np
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.prediction_files import SplitPredictions
+
+CHAIN = Chain(
+    (
+        Step("Detection", "Anything?", ("No", "Yes")),
+        Step("Distribution", "How?", ("Focal", "Diffuse", "N/A")),
+        Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule")),
+    )
+)
+
+
+def draw_labels(rng: np.random.Generator, num_cases: int, *, missing: float = 0.2) -> np.ndarray:
+    labels = np.stack([rng.integers(0, step.num_answers, num_cases) for step in CHAIN.steps], axis=1)
+    labels[rng.random(labels.shape) < missing] = NOT_ANNOTATED
+    return labels.astype(np.int32)
+
+
+def draw_logits(rng: np.random.Generator, labels: np.ndarray, *, skill: float = 1.0) -> np.ndarray:
+    """Logits that lean to the true answer by `skill`, in coarse steps so that ties occur, padded with -1e9."""
+    logits = np.round(rng.normal(0, 1.5, (len(labels), 3, 4)), 1).astype(np.float32)
+    for position, step in enumerate(CHAIN.steps):
+        known = labels[:, position] >= 0
+        logits[known, position, labels[known, position]] += skill
+        logits[:, position, step.num_answers :] = -1e9
+    return logits
+
+
+def make_split(
+    seed: int = 0, *, num_cases: int = 60, num_patients: int = 25, missing: float = 0.2, skills: tuple = (2.0, 1.0)
+) -> SplitPredictions:
+    rng = np.random.default_rng(seed)
+    labels = draw_labels(rng, num_cases, missing=missing)
+    models = ("teacher", "student", *(f"model {number}" for number in range(2, len(skills))))
+    patients = rng.integers(0, num_patients, num_cases)
+    return SplitPredictions(
+        Predictions(
+            index=np.arange(num_cases, dtype=np.int32),
+            labels=labels,
+            logits={model: draw_logits(rng, labels, skill=skill) for model, skill in zip(models, skills, strict=False)},
+        ),
+        {
+            "case_id": np.array([f"case-{case}" for case in range(num_cases)]),
+            "patient_id": np.array([f"patient-{patient}" for patient in patients]),
+            "image_path": np.array([f"images/{case}.png" for case in range(num_cases)]),
+            "origin": np.array([("Ward A", "Ward B")[patient % 2] for patient in patients]),
+            "view": np.array([("PA", "AP", "")[case % 3] for case in range(num_cases)]),
+            "sex": np.array([("F", "M", "")[patient % 3] for patient in patients]),
+            "age": np.array([("", "17", "18", "39.5", "40", "64", "65", "0.5")[patient % 8] for patient in patients]),
+        },
+    )

@@ -1,0 +1,208 @@
+"""Temperatures against a fine grid, and answer sets against the coverage they state."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from evaluation.small_splits import CHAIN, make_split
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.calibration import (
+    Calibration,
+    answer_sets,
+    calibrated_probabilities,
+    conformal_threshold,
+    fit_calibration,
+    read_calibration,
+    write_calibration,
+)
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.temperature import fit_temperature
+
+VAL = make_split(3, num_cases=200, num_patients=120).predictions
+ONE_STEP = Chain((Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule")),))
+
+
+def draw_step(rng, num_cases: int, *, sharpness: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and answers drawn from them, so that the best temperature is `sharpness`."""
+    logits = rng.normal(0, 2, (num_cases, 4))
+    weights = np.exp(logits)
+    shares = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
+    labels = (rng.random((num_cases, 1)) > shares).sum(axis=1)
+    return logits * sharpness, np.minimum(labels, 3)
+
+
+def mean_nll(logits: np.ndarray, labels: np.ndarray, temperature: float) -> float:
+    scaled = logits / temperature
+    return float((np.logaddexp.reduce(scaled, axis=1) - scaled[np.arange(len(labels)), labels]).mean())
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-2.5, 2.5))
+def test_no_other_temperature_makes_the_true_answers_more_probable(seed, log_sharpness):
+    logits, labels = draw_step(np.random.default_rng(seed), 60, sharpness=math.exp(log_sharpness))
+    temperature, note = fit_temperature(logits, labels)
+    best = mean_nll(logits, labels, temperature)
+    if not note:
+        for other in np.exp(np.linspace(math.log(0.01), math.log(100), 200)):
+            assert best <= mean_nll(logits, labels, other) + 1e-12
+
+
+@pytest.mark.parametrize("sharpness", [0.2, 1.0, 5.0])
+def test_a_model_that_is_too_sure_by_a_factor_gets_that_factor(sharpness):
+    logits, labels = draw_step(np.random.default_rng(0), 20_000, sharpness=sharpness)
+    temperature, note = fit_temperature(logits, labels)
+    assert (temperature, note) == (pytest.approx(sharpness, rel=0.05), "")
+
+
+def test_what_fits_no_temperature_keeps_one_and_says_why():
+    logits, labels = draw_step(np.random.default_rng(1), 40)
+    assert fit_temperature(logits[:19], labels[:19]) == (1.0, "19 annotated cases, fewer than 20: temperature 1")
+    assert fit_temperature(logits[:0], labels[:0])[0] == 1.0
+    assert fit_temperature(logits, np.full(40, 2)) == (1.0, "every case has the same answer: temperature 1")
+    temperature, note = fit_temperature(logits, logits.argmax(axis=1))
+    assert temperature == 1.0
+    assert "answered right" in note
+    temperature, note = fit_temperature(logits, logits.argmin(axis=1))
+    assert temperature == pytest.approx(100)
+    assert "upper bound" in note
+
+
+def test_a_temperature_changes_no_answer_and_padding_stays_impossible():
+    calibration = fit_calibration(VAL, CHAIN)
+    for model, logits in VAL.logits.items():
+        probabilities = calibrated_probabilities(logits, model, calibration, CHAIN)
+        np.testing.assert_allclose(probabilities.sum(axis=2), 1)
+        np.testing.assert_array_equal(probabilities.argmax(axis=2), logits.argmax(axis=2))
+        sets = answer_sets(probabilities, model, calibration, CHAIN)
+        assert sets.any(axis=2).all()
+        for position, step in enumerate(CHAIN.steps):
+            assert (probabilities[:, position, step.num_answers :] == 0).all()
+            assert not sets[:, position, step.num_answers :].any()
+
+
+def test_each_step_is_fitted_by_its_own_annotated_cases():
+    calibration = fit_calibration(VAL, CHAIN)
+    for position, step in enumerate(CHAIN.steps):
+        known = VAL.labels[:, position] != NOT_ANNOTATED
+        own = VAL.logits["student"][known, position, : step.num_answers].astype(float)
+        assert calibration.temperatures["student"][position] == fit_temperature(own, VAL.labels[known, position])[0]
+        assert calibration.notes["student"][position] == ""
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 40), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
+def test_the_threshold_is_the_smallest_with_enough_scores_below(seed, num_cases, coverage):
+    scores = np.random.default_rng(seed).integers(0, 20, num_cases) / 20
+    threshold = conformal_threshold(scores, coverage=coverage)
+    enough = (num_cases + 1) * coverage - 1e-9
+    candidates = [score for score in scores if (scores <= score).sum() >= enough]
+    assert threshold == (min(candidates) if candidates else math.inf)
+
+
+def test_too_few_cases_leave_every_answer_in_the_set_and_say_so():
+    calibration = fit_calibration(make_split(0, num_cases=8, missing=0.0).predictions, CHAIN, coverage=0.9)
+    assert calibration.thresholds["teacher"] == (math.inf,) * 3
+    assert all("too few for a coverage of 0.9" in note for note in calibration.notes["teacher"])
+    logits = VAL.logits["teacher"]
+    probabilities = calibrated_probabilities(logits, "teacher", calibration, CHAIN)
+    sizes = answer_sets(probabilities, "teacher", calibration, CHAIN).sum(axis=2)
+    np.testing.assert_array_equal(sizes, np.tile([2, 3, 4], (200, 1)))
+
+
+@pytest.mark.parametrize(("num_val", "coverage"), [(30, 0.9), (100, 0.8), (60, 0.95)])
+def test_sets_hold_the_true_answer_as_often_as_stated(num_val, coverage):
+    """Over 300 draws of a validation split and test cases: the whole fit, temperature included.
+
+    In exact arithmetic a threshold of one fixed score covers between coverage and coverage + 1 / (n + 1); the bounds
+    add 3.5 binomial deviations. The model is wrong in how sure it is, as real ones are.
+    """
+    rng = np.random.default_rng(7)
+    num_draws, num_test = 300, 20
+    shares = []
+    for _ in range(num_draws):
+        logits, labels = draw_step(rng, num_val + num_test, sharpness=3.0)
+        val, test = logits[:num_val], logits[num_val:]
+        calibration = fit_calibration(
+            Predictions(np.arange(num_val), labels[:num_val, None], {"model": val[:, None]}),
+            ONE_STEP,
+            coverage=coverage,
+        )
+        threshold = calibration.thresholds["model"][0]
+        probabilities = calibrated_probabilities(test[:, None], "model", calibration, ONE_STEP)[:, 0]
+        bare = 1 - probabilities[np.arange(num_test), labels[num_val:]] <= threshold
+        sets = answer_sets(probabilities[:, None], "model", calibration, ONE_STEP)[:, 0]
+        held = sets[np.arange(num_test), labels[num_val:]]
+        assert (held >= bare).all()
+        shares.append((bare.mean(), held.mean()))
+    bare_share, held_share = np.mean(shares, axis=0)
+    # Test cases of one draw share a threshold: the deviation is that of the draws' means, not of single cases.
+    deviation = np.std(shares, axis=0)[0] / math.sqrt(num_draws)
+    assert coverage - 3.5 * deviation <= bare_share <= coverage + 1 / (num_val + 1) + 3.5 * deviation
+    assert held_share >= coverage - 3.5 * deviation
+
+
+def test_a_set_by_hand():
+    """An answer on the threshold is in the set, and the most probable one is even where nothing reaches it."""
+    calibration = Calibration(coverage=0.9, temperatures={"model": (1.0,)}, thresholds={"model": (0.75,)})
+    probabilities = np.array([[[0.5, 0.25, 0.125, 0.125]], [[0.25, 0.25, 0.25, 0.25]]])
+    sets = answer_sets(probabilities, "model", calibration, ONE_STEP)
+    assert sets[:, 0].tolist() == [[True, True, False, False], [True] * 4]
+    strict = Calibration(coverage=0.1, temperatures={"model": (1.0,)}, thresholds={"model": (0.1,)})
+    sets = answer_sets(probabilities, "model", strict, ONE_STEP)
+    assert sets[:, 0].tolist() == [[True, False, False, False]] * 2
+
+
+def test_what_is_written_comes_back(tmp_path):
+    path = tmp_path / "calibration.json"
+    for val in (VAL, make_split(0, num_cases=8).predictions):
+        calibration = fit_calibration(val, CHAIN, coverage=0.8)
+        write_calibration(path, calibration, CHAIN)
+        assert read_calibration(path, CHAIN) == calibration
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found.update(coverage=1.5), r"\$\.coverage"),
+        (lambda found: found.update(layout="other"), "layout: found 'other'"),
+        (lambda found: found["models"]["teacher"][0].update(temperature=0), r"\.temperature"),
+        (lambda found: found["models"]["teacher"][0].update(threshold="x"), r"\.threshold"),
+        (lambda found: found["models"]["teacher"][0].update(name="Finding"), "teacher: calibration of another chain"),
+        (lambda found: found["models"]["student"].pop(), "student: calibration of another chain, found 2 steps"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path, change, message):
+    path = tmp_path / "calibration.json"
+    write_calibration(path, fit_calibration(VAL, CHAIN), CHAIN)
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+    with pytest.raises(BadInput, match=message) as refused:
+        read_calibration(path, CHAIN)
+    assert str(path) in str(refused.value)
+
+
+def test_no_file_or_no_json_or_too_much_is_refused(tmp_path):
+    path = tmp_path / "calibration.json"
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_calibration(path, CHAIN)
+    for content, message in (
+        (b"\xff{", "calibration.json"),
+        (b"[" * 10**6, "calibration"),
+        (b" " * 2**25, "more than"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(BadInput, match=message):
+            read_calibration(path, CHAIN)
+
+
+def test_an_unknown_model_or_coverage_is_refused():
+    calibration = fit_calibration(VAL, CHAIN)
+    with pytest.raises(BadInput, match="no model 'reader', accepted are teacher, student"):
+        calibrated_probabilities(VAL.logits["teacher"], "reader", calibration, CHAIN)
+    for coverage in (0, 1, -0.1, math.nan):
+        with pytest.raises(ValueError, match="coverage"):
+            fit_calibration(VAL, CHAIN, coverage=coverage)

@@ -1,0 +1,277 @@
+"""Rules against chains written out, decoding against every chain there is."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from evaluation.small_splits import CHAIN, make_split
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
+from stepcot_jax.data.phantom_answers import draw_answers
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.consistency import (
+    count_broken,
+    count_pairs,
+    find_clear_chest,
+    inconsistent,
+    make_rules,
+    pairs_of,
+    share_inconsistent,
+)
+from stepcot_jax.evaluation.consistency_files import read_pairs, write_pairs
+from stepcot_jax.evaluation.decoding import decode_consistent, decoding_effect
+from stepcot_jax.evaluation.distributions import log_softmax
+
+NORMAL = [0, 3, 5, 6, 4, 6, 0]
+NODULE = [1, 0, 2, 0, 0, 6, 1]
+
+
+def make_chain(answers_per_step: tuple[int, ...]) -> Chain:
+    return Chain(
+        tuple(
+            Step(f"Step {number}", "What?", tuple(f"Answer {answer}" for answer in range(num_answers)))
+            for number, num_answers in enumerate(answers_per_step)
+        )
+    )
+
+
+def draw_rules(rng: np.random.Generator, answers_per_step: tuple[int, ...], *, share_allowed: float):
+    """Rules with every kind of pair, forbidden at random, and uneven transitions."""
+    chain = make_chain(answers_per_step)
+    counts = count_pairs(
+        np.stack([rng.integers(0, num_answers, 20) for num_answers in answers_per_step], axis=1), chain
+    )
+    rules = make_rules(chain, counts=counts, min_expected=math.inf)
+    return dataclasses.replace(
+        rules, allowed={pair: rng.random(own.shape) < share_allowed for pair, own in rules.allowed.items()}
+    )
+
+
+def every_consistent_chain(rules) -> list[tuple[int, ...]]:
+    return [
+        chain
+        for chain in itertools.product(*(range(num_answers) for num_answers in rules.answers_per_step))
+        if all(rules.allowed[earlier, later][chain[earlier], chain[later]] for earlier, later in rules.allowed)
+    ]
+
+
+def score(chain, scores, rules, weight: float) -> float:
+    own = sum(step[answer] for step, answer in zip(scores, chain, strict=True))
+    moves = zip(rules.log_transitions, chain[:-1], chain[1:], strict=True)
+    return own + weight * sum(move[before, after] for move, before, after in moves)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(2, 4), min_size=1, max_size=5).map(tuple),
+    st.sampled_from([0.4, 0.7, 1.0]),
+    st.sampled_from([0.0, 0.5, 2.0]),
+)
+def test_decoding_finds_the_best_of_all_consistent_chains(seed, answers_per_step, share_allowed, weight):
+    rng = np.random.default_rng(seed)
+    rules = draw_rules(rng, answers_per_step, share_allowed=share_allowed)
+    scores = tuple(log_softmax(rng.normal(0, 2, (3, num_answers))) for num_answers in answers_per_step)
+    consistent = every_consistent_chain(rules)
+    if not consistent:
+        with pytest.raises(BadInput, match="found no chain that keeps them all"):
+            decode_consistent(scores, rules, transition_weight=weight)
+        return
+    decoded = decode_consistent(scores, rules, transition_weight=weight)
+    for case, found in enumerate(decoded.tolist()):
+        own = [step[case] for step in scores]
+        assert tuple(found) in consistent
+        best = max(score(chain, own, rules, weight) for chain in consistent)
+        assert score(found, own, rules, weight) == pytest.approx(best)
+    assert not inconsistent(decoded, rules).any()
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_without_rules_each_step_is_answered_for_itself(seed):
+    scores = tuple(log_softmax(np.random.default_rng(seed).normal(0, 1, (6, step.num_answers))) for step in CHAIN.steps)
+    decoded = decode_consistent(scores, make_rules(CHAIN))
+    np.testing.assert_array_equal(decoded, np.stack([own.argmax(axis=1) for own in scores], axis=1))
+
+
+def test_an_impossible_answer_still_gives_way_to_the_rules():
+    """The model is certain of "No abnormality" and of a mass: no consistent chain has any probability."""
+    scores = [np.full((1, step.num_answers), -np.inf) for step in DEFAULT_CHAIN.steps]
+    for own, label in zip(scores, [0, 3, 5, 6, 4, 6, 7], strict=True):
+        own[0, label] = 0
+    decoded = decode_consistent(tuple(scores), make_rules(DEFAULT_CHAIN))
+    assert not inconsistent(decoded, make_rules(DEFAULT_CHAIN)).any()
+
+
+def test_the_given_rule_by_hand():
+    rules = make_rules(DEFAULT_CHAIN)
+    chains = np.array(
+        [
+            NORMAL,
+            NODULE,
+            [0, 3, 5, 6, 4, 6, 1],  # nothing there, yet a nodule
+            [0, 3, 5, 0, 4, 6, 0],  # nothing there, yet somewhere
+            [1, 3, 5, 6, 4, 6, 0],  # the given rule is about clear chests alone
+            [NOT_ANNOTATED, 3, 5, 0, 4, 6, 1],
+            [0, NOT_ANNOTATED, 5, 6, 4, 6, 0],
+        ]
+    )
+    assert inconsistent(chains, rules).tolist() == [False, False, True, True, False, False, False]
+    assert share_inconsistent(chains, rules) == pytest.approx(2 / 7)
+    assert math.isnan(share_inconsistent(chains[:0], rules))
+    assert count_broken(chains[[2, 2, 3]], rules, DEFAULT_CHAIN) == {
+        "Detection 'No abnormality' with Diagnosis 'Nodule'": 2,
+        "Detection 'No abnormality' with Anatomical location 'Upper lung zone'": 1,
+    }
+
+
+def test_the_given_rule_is_found_by_texts_and_absent_elsewhere():
+    assert find_clear_chest(CHAIN) is None
+    assert all(own.all() for own in make_rules(CHAIN).allowed.values())
+    turned = Chain(
+        (
+            Step("Finding", "?", ("Something", "no  Abnormality")),
+            Step("Size", "?", ("Small", "Large")),
+            Step("Place", "?", ("Left", "Right", "n/a")),
+            Step("Disease", "?", ("Mass", "NORMAL")),
+        )
+    )
+    assert dataclasses.astuple(find_clear_chest(turned)) == (1, {2: 2, 3: 1})
+    rules = make_rules(turned)
+    assert inconsistent(np.array([[1, 0, 2, 1], [1, 0, 0, 1], [1, 1, 2, 0]]), rules).tolist() == [False, True, True]
+
+
+def test_pairs_are_counted_and_unannotated_steps_passed_over():
+    labels = np.array([[0, 1, 2], [0, 1, 3], [1, NOT_ANNOTATED, 0], [NOT_ANNOTATED, 2, 0], [0, 1, 2]])
+    counts = count_pairs(labels, CHAIN)
+    assert set(counts) == {(0, 1), (0, 2), (1, 2)} == set(pairs_of(3))
+    assert counts[0, 1].tolist() == [[0, 3, 0], [0, 0, 0]]
+    assert counts[0, 2].tolist() == [[0, 0, 2, 1], [1, 0, 0, 0]]
+    assert counts[1, 2].tolist() == [[0, 0, 0, 0], [0, 0, 2, 1], [1, 0, 0, 0]]
+    shares = np.exp(make_rules(CHAIN, counts=counts).log_transitions[1])
+    np.testing.assert_allclose(shares, [[1 / 4] * 4, [1 / 7, 1 / 7, 3 / 7, 2 / 7], [2 / 5, 1 / 5, 1 / 5, 1 / 5]])
+
+
+def test_a_pair_is_forbidden_where_chance_would_have_shown_it():
+    # 200 chains: "No" is never followed by "Focal", of which chance would give 100 * 40 / 200 = 20.
+    labels = np.array([[0, 1, 0]] * 100 + [[1, 0, 0]] * 40 + [[1, 1, 0]] * 60)
+    counts = count_pairs(labels, CHAIN)
+    assert make_rules(CHAIN, counts=counts).allowed[0, 1].tolist() == [[False, True, True], [True, True, True]]
+    assert make_rules(CHAIN, counts=counts, min_expected=20.1).allowed[0, 1].all()
+    # "N/A" occurs nowhere: nothing is known of it.
+    assert make_rules(CHAIN, counts=count_pairs(labels[:0], CHAIN)).allowed[0, 1].all()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 300))
+def test_training_chains_break_no_learned_rule(seed, num_cases):
+    rng = np.random.default_rng(seed)
+    labels = np.stack([rng.integers(0, step.num_answers, num_cases) for step in CHAIN.steps], axis=1)
+    labels[rng.random(labels.shape) < 0.1] = NOT_ANNOTATED
+    rules = make_rules(CHAIN, counts=count_pairs(labels, CHAIN), min_expected=0.5)
+    assert not inconsistent(labels, rules).any()
+
+
+@pytest.fixture(scope="module")
+def phantom():
+    return np.array([draw_answers(index, seed=0) for index in range(3000)])
+
+
+def test_what_the_phantom_never_does_is_learned(phantom):
+    train, test = phantom[:2000], phantom[2000:]
+    rules = make_rules(DEFAULT_CHAIN, counts=count_pairs(train, DEFAULT_CHAIN))
+    abnormal_but_normal = [1, 0, 2, 0, 0, 6, 0]
+    assert inconsistent(np.array([NORMAL, abnormal_but_normal]), rules).tolist() == [False, True]
+    assert share_inconsistent(train, rules) == 0
+    assert share_inconsistent(test, rules) < 0.01
+    rng = np.random.default_rng(0)
+    shuffled = np.stack([rng.permutation(own) for own in test.T], axis=1)
+    assert share_inconsistent(shuffled, rules) > 0.8
+
+
+def test_the_effect_is_that_of_the_decoded_chains():
+    split = make_split(4, num_cases=80)
+    rules = draw_rules(np.random.default_rng(1), CHAIN.answers_per_step, share_allowed=0.7)
+    found = decoding_effect(split.predictions, CHAIN, rules)
+    labels = split.predictions.labels
+    for model, logits in split.predictions.logits.items():
+        scores = tuple(
+            log_softmax(logits[:, position, : step.num_answers].astype(float))
+            for position, step in enumerate(CHAIN.steps)
+        )
+        before = logits.argmax(axis=2)
+        after = decode_consistent(scores, rules)
+        effect = found[model]
+        assert effect.share_inconsistent == inconsistent(before, rules).mean() > 0
+        assert effect.share_changed == effect.share_inconsistent
+        for position in range(3):
+            known = labels[:, position] >= 0
+            for answers, accuracy in ((before, effect.accuracy_before), (after, effect.accuracy_after)):
+                assert accuracy[position] == (answers == labels)[known, position].mean()
+        right = ((after == labels) | (labels < 0)).all(axis=1)[(labels >= 0).any(axis=1)]
+        assert effect.chain_accuracy_after == pytest.approx(right.mean())
+
+
+def test_decoding_mends_what_noise_has_broken(phantom):
+    """Answers read with noise: the consistent chain is right more often, at every step together."""
+    rng = np.random.default_rng(0)
+    rules = make_rules(DEFAULT_CHAIN, counts=count_pairs(phantom[:2000], DEFAULT_CHAIN))
+    test = phantom[2000:]
+    logits = rng.normal(0, 1, (1000, 7, 9)).astype(np.float32)
+    logits[np.arange(1000)[:, None], np.arange(7), test] += 2.5
+    effect = decoding_effect(
+        dataclasses.replace(make_split().predictions, labels=test.astype(np.int32), logits={"model": logits}),
+        DEFAULT_CHAIN,
+        rules,
+    )["model"]
+    assert effect.chain_accuracy_after > effect.chain_accuracy_before + 0.1
+    assert np.mean(effect.accuracy_after) > np.mean(effect.accuracy_before) + 0.02
+
+
+def test_what_does_not_fit_is_refused():
+    rules = make_rules(CHAIN)
+    good = tuple(np.zeros((2, step.num_answers)) for step in CHAIN.steps)
+    with pytest.raises(ValueError, match=r"found answers \(1, 2\), accepted is \[case, 3\]"):
+        inconsistent(np.zeros((1, 2), int), rules)
+    with pytest.raises(ValueError, match="case 1, step 2: found answer 3, accepted are 0 to 2"):
+        count_pairs(np.array([[0, 0, 0], [0, 3, 0]]), CHAIN)
+    with pytest.raises(ValueError, match="found probabilities"):
+        decode_consistent(good[:2], rules)
+    with pytest.raises(ValueError, match="numbers"):
+        decode_consistent((np.full((2, 2), math.nan), *good[1:]), rules)
+    for weight in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="transition_weight"):
+            decode_consistent(good, rules, transition_weight=weight)
+
+
+def test_pairs_on_disk_come_back_and_others_are_refused(tmp_path, phantom):
+    path = tmp_path / "pairs.json"
+    counts = count_pairs(phantom, DEFAULT_CHAIN)
+    write_pairs(path, counts, DEFAULT_CHAIN)
+    found = read_pairs(path, DEFAULT_CHAIN)
+    assert list(found) == list(counts)
+    for pair, own in counts.items():
+        np.testing.assert_array_equal(found[pair], own)
+    with pytest.raises(BadInput, match="pairs of another chain, found 7 steps, accepted are 3"):
+        read_pairs(path, CHAIN)
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_pairs(tmp_path / "none.json", CHAIN)
+    whole = json.loads(path.read_text())
+    for change, message in (
+        (lambda file: file["pairs"].pop(), "found pairs of steps"),
+        (lambda file: file["pairs"][0]["counts"].pop(), r"counts of steps \(0, 1\): accepted are 4 rows of 4"),
+        (lambda file: file["pairs"][0]["counts"][0].pop(), "counts of steps"),
+        (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, -1), "whole numbers from 0"),
+        (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, "x"), r"\$\.pairs"),
+        (lambda file: file.update(layout="other"), "layout: found 'other'"),
+    ):
+        file = json.loads(json.dumps(whole))
+        change(file)
+        path.write_text(json.dumps(file))
+        with pytest.raises(BadInput, match=message):
+            read_pairs(path, DEFAULT_CHAIN)
+    path.write_bytes(b" " * (2**24 + 1))
+    with pytest.raises(BadInput, match="more than"):
+        read_pairs(path, DEFAULT_CHAIN)

@@ -1,0 +1,271 @@
+"""Bootstrap intervals: each resample against the metrics themselves, and the widths against what theory says."""
+
+import dataclasses
+import math
+import time
+import warnings
+
+import numpy as np
+import pytest
+from evaluation.small_splits import CHAIN, make_split
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.intervals import (
+    Interval,
+    bootstrap,
+    bootstrap_difference,
+    bootstrap_differences,
+    is_difference,
+    is_gain,
+)
+from stepcot_jax.evaluation.metrics import step_metrics
+from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions
+from stepcot_jax.evaluation.resamples import count_patients, draw_weights, resample
+from stepcot_jax.evaluation.weighted_metrics import FIGURES, weighted_figures
+
+SPLIT = make_split()
+YES_NO = Chain((Step("Detection", "Anything?", ("No", "Yes")),))
+
+
+def make_binary(right: np.ndarray, patients: np.ndarray) -> SplitPredictions:
+    """One model with two answers, right where `right` is true; both answers occur."""
+    labels = (np.arange(len(right)) % 2).astype(np.int32)
+    answers = np.where(right, labels, 1 - labels)
+    logits = np.where(np.arange(2) == answers[:, None], 2.0, 0.0).astype(np.float32)[:, None]
+    facts = {fact: np.array([""] * len(right)) for fact in FACTS}
+    return SplitPredictions(
+        Predictions(np.arange(len(right), dtype=np.int32), labels[:, None], {"model": logits}),
+        {**facts, "patient_id": patients.astype(np.str_)},
+    )
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 30), st.integers(2, 6), st.integers(1, 6))
+def test_a_weight_counts_a_case_as_often_as_repeating_it_does(seed, num_cases, num_answers, num_classes):
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(0, 3, (4, num_cases))
+    weights[0] = 0
+    probabilities = rng.integers(1, 5, (num_cases, num_answers)).astype(float)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    truth = rng.integers(0, min(num_classes, num_answers), num_cases)
+    step = Step("Location", "Where?", tuple(f"Place {label}" for label in range(num_answers)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = weighted_figures(weights, probabilities=probabilities, truth=truth)
+    for own, figures in zip(weights, found, strict=True):
+        expected = step_metrics(
+            step=step, probabilities=np.repeat(probabilities, own, axis=0), labels=np.repeat(truth, own)
+        )
+        np.testing.assert_allclose(figures, [getattr(expected, name) for name in FIGURES], rtol=1e-12)
+
+
+def test_a_resample_is_the_evaluation_of_its_cases():
+    weights = np.concatenate(list(draw_weights(SPLIT.facts["patient_id"], num_resamples=5, seed=3)))
+    _, resampled = resample(SPLIT, CHAIN, num_resamples=5, seed=3)
+    for number, own in enumerate(weights):
+        cases = np.repeat(np.arange(60), own)
+        predictions = SPLIT.predictions
+        repeated = Predictions(
+            np.arange(len(cases)),
+            predictions.labels[cases],
+            {model: logits[cases] for model, logits in predictions.logits.items()},
+        )
+        for model, expected in evaluate(repeated, CHAIN).items():
+            assert resampled[model].mean_accuracy[number] == pytest.approx(expected.mean_accuracy)
+            assert resampled[model].chain_accuracy[number] == pytest.approx(expected.chain_accuracy)
+            for position, step in enumerate(expected.steps):
+                np.testing.assert_allclose(
+                    resampled[model].steps[number, position], [getattr(step, name) for name in FIGURES]
+                )
+
+
+def test_patients_are_drawn_whole_and_a_case_without_one_stands_for_itself():
+    patients = np.array(["a", "b", "a", "", "c", "", "b"])
+    weights = np.concatenate(list(draw_weights(patients, num_resamples=400, seed=0)))
+    np.testing.assert_array_equal(weights[:, 0], weights[:, 2])
+    np.testing.assert_array_equal(weights[:, 1], weights[:, 6])
+    assert (weights[:, 3] != weights[:, 5]).any()
+    assert (weights[:, [0, 1, 3, 4, 5]].sum(axis=1) == 5).all()
+    assert weights[:, 0].mean() == pytest.approx(1, abs=0.2)
+    assert count_patients(patients) == 5
+
+
+def test_the_size_of_a_block_makes_no_difference():
+    patients = SPLIT.facts["patient_id"]
+    whole = list(draw_weights(patients, num_resamples=50, seed=1))
+    parts = list(draw_weights(patients, num_resamples=50, seed=1, num_at_once=7 * 60))
+    assert (len(whole), len(parts)) == (1, 8)
+    np.testing.assert_array_equal(np.concatenate(whole), np.concatenate(parts))
+
+
+def test_values_are_those_of_the_evaluation_and_seeds_repeat():
+    found = bootstrap(SPLIT, CHAIN, num_resamples=200, seed=1)
+    assert list(found) == ["teacher", "student"]
+    for model, expected in evaluate(SPLIT.predictions, CHAIN).items():
+        intervals = found[model]
+        assert intervals.mean_accuracy.value == expected.mean_accuracy
+        assert intervals.chain_accuracy.value == expected.chain_accuracy
+        for own, step in zip(intervals.steps, expected.steps, strict=True):
+            assert (own.name, own.num_cases) == (step.name, step.num_cases)
+            for name in FIGURES:
+                interval = getattr(own, name)
+                assert interval.value == getattr(step, name)
+                assert interval.low < interval.value < interval.high
+    assert bootstrap(SPLIT, CHAIN, num_resamples=200, seed=1) == found
+    assert bootstrap(SPLIT, CHAIN, num_resamples=200, seed=2) != found
+
+
+def test_cases_of_one_patient_count_as_one():
+    """40 patients with 5 radiographs each, all right or all wrong: the width of 40 cases, not of 200."""
+    right = np.random.default_rng(0).random(40) < 0.7
+    share = right.mean()
+    expected = 2 * 1.96 * math.sqrt(share * (1 - share) / 40)
+    clustered = make_binary(np.repeat(right, 5), np.repeat(np.arange(40), 5))
+    interval = bootstrap(clustered, YES_NO, num_resamples=4000)["model"].mean_accuracy
+    assert interval.high - interval.low == pytest.approx(expected, rel=0.12)
+    single = make_binary(np.repeat(right, 5), np.arange(200))
+    narrow = bootstrap(single, YES_NO, num_resamples=4000)["model"].mean_accuracy
+    assert narrow.high - narrow.low == pytest.approx(expected / math.sqrt(5), rel=0.12)
+
+
+def test_intervals_hold_the_true_figure_about_as_often_as_stated():
+    rng = np.random.default_rng(5)
+    held = []
+    for _ in range(200):
+        skill = rng.normal(0, 1, 60)  # patients differ, so that their cases are not independent
+        right = rng.random((60, 3)) < 1 / (1 + np.exp(-0.8 - skill[:, None]))
+        split = make_binary(right.ravel(), np.repeat(np.arange(60), 3))
+        interval = bootstrap(split, YES_NO, num_resamples=200)["model"].mean_accuracy
+        held.append(interval.low <= 0.6601 <= interval.high)  # mean of the logistic of N(0.8, 1)
+    assert 0.95 - 0.05 <= np.mean(held) <= 0.95 + 0.04
+
+
+def test_a_figure_that_some_resamples_lack_says_how_many():
+    """One patient of ten has the only "Yes": AUC and specificity exist in 1 - (1 - 1/10)^10 of the resamples."""
+    split = make_binary(np.ones(10, bool), np.arange(10))
+    labels = np.zeros((10, 1), np.int32)
+    labels[4] = 1
+    split = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
+    step = bootstrap(split, YES_NO, num_resamples=3000)["model"].steps[0]
+    assert step.auc.undefined == pytest.approx(0.9**10, abs=0.04)
+    # Without the one "Yes" nothing is complete; without any "No" (all ten draws the same) either, which is rare.
+    assert step.share_incomplete == pytest.approx(step.auc.undefined)
+    assert step.accuracy.undefined == 0
+    assert not math.isnan(step.auc.low)
+
+
+def test_what_is_undefined_stays_undefined_without_a_warning():
+    labels = SPLIT.predictions.labels.copy()
+    labels[:, 1] = NOT_ANNOTATED
+    labels[:, 0] = 1
+    split = dataclasses.replace(SPLIT, predictions=dataclasses.replace(SPLIT.predictions, labels=labels))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = bootstrap(split, CHAIN, num_resamples=20)["student"]
+    assert found.steps[1].num_cases == 0
+    assert all(math.isnan(getattr(found.steps[1], name).low) for name in FIGURES)
+    assert found.steps[1].accuracy.undefined == 1
+    assert math.isnan(found.steps[0].auc.value)
+    assert math.isnan(found.steps[0].auc.high)
+    assert not math.isnan(found.mean_accuracy.low)
+
+
+@pytest.mark.parametrize("num_cases", [0, 3])
+def test_fewer_than_two_patients_give_values_without_ends(num_cases):
+    split = make_binary(np.ones(num_cases, bool), np.zeros(num_cases, int))
+    interval = bootstrap(split, YES_NO, num_resamples=10)["model"].mean_accuracy
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+    assert interval.undefined == 1
+    assert not is_difference(interval)
+
+
+def test_differences_are_paired():
+    other = make_split(skills=(2.0, 1.0, 1.0))
+    logits = dict(other.predictions.logits)
+    logits["twin"] = logits["teacher"].copy()
+    logits["near"] = logits["teacher"].copy()
+    known = other.predictions.labels[:, 0] >= 0
+    logits["near"][np.flatnonzero(known)[:3], 0] *= -1
+    split = dataclasses.replace(other, predictions=dataclasses.replace(other.predictions, logits=logits))
+    same = bootstrap_differences(split, CHAIN, first="teacher", second="twin", num_resamples=100)
+    assert same.mean_accuracy == Interval(0.0, 0.0, 0.0, 0.0)
+    assert same.steps[2].auc == Interval(0.0, 0.0, 0.0, 0.0)
+    near = bootstrap_difference(split, CHAIN, first="teacher", second="near", num_resamples=200)
+    alone = bootstrap(split, CHAIN, num_resamples=200)
+    assert near.high - near.low < 0.7 * (alone["near"].mean_accuracy.high - alone["near"].mean_accuracy.low)
+    assert near.value == pytest.approx(alone["teacher"].mean_accuracy.value - alone["near"].mean_accuracy.value)
+
+
+def test_one_difference_is_that_of_all_and_its_sign_turns():
+    both = bootstrap_differences(SPLIT, CHAIN, first="teacher", second="student", num_resamples=150)
+    one = bootstrap_difference(
+        SPLIT, CHAIN, first="teacher", second="student", figure="auc", step="Diagnosis", num_resamples=150
+    )
+    assert one == both.steps[2].auc
+    turned = bootstrap_difference(
+        SPLIT, CHAIN, first="student", second="teacher", figure="auc", step="Diagnosis", num_resamples=150
+    )
+    assert (turned.value, turned.low, turned.high) == pytest.approx((-one.value, -one.high, -one.low))
+    assert one.low < one.value < one.high
+
+
+def test_a_gain_is_above_zero_with_its_whole_interval():
+    split = make_split(skills=(5.0, 0.0))
+    gain, loss = (
+        bootstrap_difference(split, CHAIN, first=first, second=second, num_resamples=100)
+        for first, second in (("teacher", "student"), ("student", "teacher"))
+    )
+    assert (is_gain(gain), is_difference(gain)) == (True, True)
+    assert (is_gain(loss), is_difference(loss)) == (False, True)
+    for low, high in ((-0.1, 0.2), (0.0, 0.2), (-0.2, 0.0), (math.nan, math.nan)):
+        assert not is_gain(Interval(0.05, low, high))
+        assert not is_difference(Interval(0.05, low, high))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first": "reader"}, "found no model 'reader', accepted are teacher, student"),
+        ({"step": "Size"}, "found no step 'Size', accepted are Detection, Distribution, Diagnosis"),
+        ({"figure": "auc"}, "found no figure 'auc' of the chain, accepted are mean_accuracy, chain_accuracy"),
+        ({"figure": "mean_accuracy", "step": "Diagnosis"}, "of Diagnosis, accepted are accuracy, auc"),
+    ],
+)
+def test_what_does_not_exist_is_named(options, message):
+    with pytest.raises(BadInput, match=message):
+        bootstrap_difference(SPLIT, CHAIN, **{"first": "teacher", "second": "student", **options})
+
+
+@pytest.mark.parametrize("options", [{"level": 1.0}, {"level": 0.0}, {"level": math.nan}, {"num_resamples": 0}])
+def test_numbers_outside_are_refused(options):
+    with pytest.raises(ValueError, match="accepted is"):
+        bootstrap(SPLIT, CHAIN, **options)
+    with pytest.raises(ValueError, match="accepted is"):
+        bootstrap_differences(SPLIT, CHAIN, first="teacher", second="student", **options)
+
+
+def test_a_wider_level_is_wider():
+    narrow, wide = (
+        bootstrap(SPLIT, CHAIN, num_resamples=300, level=level)["teacher"].mean_accuracy for level in (0.5, 0.99)
+    )
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_a_published_test_split_takes_seconds():
+    rng = np.random.default_rng(0)
+    labels = np.stack([rng.integers(0, step.num_answers, 450) for step in DEFAULT_CHAIN.steps], axis=1)
+    split = SplitPredictions(
+        Predictions(
+            np.arange(450, dtype=np.int32),
+            labels.astype(np.int32),
+            {model: rng.normal(0, 1, (450, 7, 9)).astype(np.float32) for model in ("teacher", "student")},
+        ),
+        {**{fact: np.array([""] * 450) for fact in FACTS}, "patient_id": rng.integers(0, 400, 450).astype(np.str_)},
+    )
+    started = time.process_time()
+    assert set(bootstrap(split, DEFAULT_CHAIN, num_resamples=1000)) == {"teacher", "student"}
+    assert time.process_time() - started < 20

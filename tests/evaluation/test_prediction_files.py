@@ -1,0 +1,236 @@
+"""Predictions on disk: what is written comes back, and nothing else is believed."""
+
+import dataclasses
+import io
+import json
+import os
+import zipfile
+
+import numpy as np
+import pytest
+from evaluation.small_splits import CHAIN, make_split
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.prediction_files import (
+    FACTS,
+    SplitPredictions,
+    join_models,
+    read_predictions,
+    write_predictions,
+)
+
+SPLIT = make_split()
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_predictions(tmp_path / "test.npz", SPLIT, CHAIN)
+    return tmp_path / "test.npz"
+
+
+def rewrite(path, change):
+    """The file with its members changed by `change`, a function of a dict of arrays."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    change(arrays)
+    np.savez(path.open("wb"), **arrays)
+
+
+def replace(fact_or_field, value):
+    if fact_or_field in FACTS:
+        return dataclasses.replace(SPLIT, facts={**SPLIT.facts, fact_or_field: value})
+    return dataclasses.replace(SPLIT, predictions=dataclasses.replace(SPLIT.predictions, **{fact_or_field: value}))
+
+
+def assert_same(found: SplitPredictions, expected: SplitPredictions) -> None:
+    np.testing.assert_array_equal(found.predictions.index, expected.predictions.index)
+    np.testing.assert_array_equal(found.predictions.labels, expected.predictions.labels)
+    assert list(found.predictions.logits) == list(expected.predictions.logits)
+    for model, logits in expected.predictions.logits.items():
+        assert found.predictions.logits[model].dtype == np.float32
+        np.testing.assert_array_equal(found.predictions.logits[model], logits)
+    assert set(found.facts) == set(FACTS)
+    for fact in FACTS:
+        assert found.facts[fact].tolist() == expected.facts[fact].tolist()
+
+
+def test_what_is_written_comes_back(path):
+    assert_same(read_predictions(path, CHAIN), SPLIT)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_odd_texts_and_no_cases_come_back(tmp_path):
+    odd = replace("origin", np.array(["", "Łódź 胸部 🫁", "a/b\\c\n", *["x"] * 57]))
+    write_predictions(tmp_path / "a.npz", odd, CHAIN)
+    assert_same(read_predictions(tmp_path / "a.npz", CHAIN), odd)
+    empty = SplitPredictions(
+        Predictions(
+            np.zeros(0, np.int32), np.zeros((0, 3), np.int32), {"teacher/of all": np.zeros((0, 3, 4), np.float32)}
+        ),
+        {fact: np.zeros(0, np.str_) for fact in FACTS},
+    )
+    write_predictions(tmp_path / "b.npz", empty, CHAIN)
+    assert_same(read_predictions(tmp_path / "b.npz", CHAIN), empty)
+
+
+def test_a_write_that_fails_leaves_the_earlier_file(path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_predictions(path, make_split(1), CHAIN)
+    assert_same(read_predictions(path, CHAIN), SPLIT)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_wording_of_a_question_makes_no_other_chain_but_an_option_does(path):
+    first = CHAIN.steps[0]
+    worded = Chain((Step(first.name, "Is there anything?", first.options), *CHAIN.steps[1:]))
+    assert_same(read_predictions(path, worded), SPLIT)
+    for other in (
+        Chain((Step(first.name, first.question, ("Yes", "No")), *CHAIN.steps[1:])),
+        Chain((Step("Finding", first.question, first.options), *CHAIN.steps[1:])),
+        Chain(CHAIN.steps[:2]),
+    ):
+        with pytest.raises(BadInput, match=r"test.npz: predictions of another chain, .* accepted"):
+            read_predictions(path, other)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("labels", SPLIT.predictions.labels[:, :2], r"accepted is \[60, 3\]"),
+        ("labels", SPLIT.predictions.labels + 10, "step 'Detection': found 1[01], accepted are 0 to 1 and -100"),
+        ("labels", SPLIT.predictions.labels.astype(np.float32), "accepted are integers"),
+        ("index", SPLIT.predictions.index[:3], "labels: found shape"),
+        ("logits", {"teacher": np.zeros((60, 3, 3), np.float32)}, "logits of 'teacher'"),
+        ("logits", {"teacher": np.zeros((60, 3, 4), np.int32)}, "logits of 'teacher'"),
+        ("view", np.array(["PA"] * 59), "'view': found no text for each of the 60 cases"),
+        ("age", np.array(["x" * 99] + [""] * 59), "'age' of case 0: found 'x+', accepted is a number of years"),
+        ("age", np.array([""] * 59 + ["-1"]), "'age' of case 59: found '-1'"),
+        ("age", np.array([""] * 59 + ["nan"]), "'age' of case 59: found 'nan'"),
+    ],
+)
+def test_what_does_not_fit_is_neither_written_nor_read(path, field, value, message):
+    with pytest.raises(ValueError, match=message):
+        write_predictions(path, replace(field, value), CHAIN)
+
+    def change(arrays):
+        if field == "logits":
+            arrays["logits/teacher"] = value["teacher"]
+        else:
+            arrays[f"facts/{field}" if field in FACTS else field] = value
+
+    rewrite(path, change)
+    with pytest.raises(BadInput, match=message) as refused:
+        read_predictions(path, CHAIN)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays: arrays.pop("labels"), "no array 'labels'"),
+        (lambda arrays: arrays.pop("facts/patient_id"), "no array 'facts/patient_id'"),
+        (lambda arrays: arrays.pop("about"), "no description of the steps"),
+        (lambda arrays: arrays.update(about=np.frombuffer(b"[]", np.uint8)), "no description of the steps"),
+        (
+            lambda arrays: arrays.update(about=np.frombuffer(json.dumps({"format": "2", "steps": []}).encode(), "u1")),
+            "found layout '2'",
+        ),
+    ],
+)
+def test_another_layout_is_refused(path, change, message):
+    rewrite(path, change)
+    with pytest.raises(BadInput, match=message):
+        read_predictions(path, CHAIN)
+
+
+class Trap:
+    def __reduce__(self):
+        return os.mkdir, ("trapped",)
+
+
+def test_a_file_cannot_run_code(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rewrite(path, lambda arrays: arrays.update(labels=np.array([Trap()], object)))
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_predictions(path, CHAIN)
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_a_small_file_cannot_fill_the_memory(path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("labels.npy", bytes(10**6))
+    with pytest.raises(BadInput, match="compressed"):
+        read_predictions(path, CHAIN)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i4", "fortran_order": False, "shape": (2**50, 3)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("labels.npy", header.getvalue())
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_predictions(path, CHAIN)
+
+
+def test_damage_anywhere_is_refused_or_harmless(path):
+    """Every outcome but a `BadInput` or a split that fits the chain would be an escape."""
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for length in (0, 1, 30, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BadInput, match=r"test\.npz"):
+            read_predictions(path, CHAIN)
+    num_refused = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 3):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            assert read_predictions(path, CHAIN).predictions.labels.shape == (60, 3)
+        except BadInput:
+            num_refused += 1
+    assert num_refused > 100  # the archive's checksums see what falls into an array
+
+
+@pytest.mark.parametrize("make", [lambda path: path.unlink(), lambda path: (path.unlink(), path.mkdir())])
+def test_no_file_is_said_so(path, make):
+    make(path)
+    with pytest.raises(BadInput, match=r"test\.npz: found no file"):
+        read_predictions(path, CHAIN)
+
+
+def reorder(split: SplitPredictions, order) -> SplitPredictions:
+    predictions = split.predictions
+    return SplitPredictions(
+        Predictions(
+            predictions.index[order],
+            predictions.labels[order],
+            {model: logits[order] for model, logits in predictions.logits.items()},
+        ),
+        {fact: values[order] for fact, values in split.facts.items()},
+    )
+
+
+def test_models_of_several_runs_are_matched_by_case():
+    other = reorder(SPLIT, np.random.default_rng(0).permutation(60))
+    joined = join_models({"here": (SPLIT, "teacher"), "there": (other, "teacher"), "small": (other, "student")})
+    assert list(joined.predictions.logits) == ["here", "there", "small"]
+    np.testing.assert_array_equal(joined.predictions.logits["there"], SPLIT.predictions.logits["teacher"])
+    np.testing.assert_array_equal(joined.predictions.logits["small"], SPLIT.predictions.logits["student"])
+    assert joined.facts["case_id"].tolist() == SPLIT.facts["case_id"].tolist()
+
+
+def test_models_over_other_cases_or_labels_are_not_joined():
+    for other in (reorder(SPLIT, np.arange(59)), replace("case_id", np.array(["case-0"] * 60))):
+        with pytest.raises(BadInput, match=r"there: found .* on the same cases"):
+            join_models({"here": (SPLIT, "teacher"), "there": (other, "teacher")})
+    with pytest.raises(BadInput, match="there: found other labels"):
+        join_models(
+            {"here": (SPLIT, "teacher"), "there": (replace("labels", make_split(1).predictions.labels), "teacher")}
+        )
+    with pytest.raises(BadInput, match="found no model 'reader', accepted are teacher, student"):
+        join_models({"here": (SPLIT, "reader")})

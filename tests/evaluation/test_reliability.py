@@ -1,0 +1,144 @@
+"""Reliability and selective reading against scikit-learn, counting by hand and enumeration of orders."""
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+from evaluation.small_splits import CHAIN, make_split
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as sklearn_metrics
+
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation.calibration import calibrated_probabilities, fit_calibration
+from stepcot_jax.evaluation.reliability import reliability, step_reliability
+from stepcot_jax.evaluation.selective import selective_curve
+
+
+def draw(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distributions in coarse steps, bin edges and ties among them, and labels of which some are missing."""
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(0, 4, (num_cases, num_answers)) + 1e-300
+    labels = rng.integers(0, num_answers, num_cases)
+    labels[rng.random(num_cases) < 0.2] = NOT_ANNOTATED
+    return weights / weights.sum(axis=1, keepdims=True), labels
+
+
+cases = st.builds(draw, st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(2, 6))
+
+
+@given(cases, st.sampled_from([1, 4, 15]))
+def test_figures_agree_with_counting(drawn, num_bins):
+    probabilities, labels = drawn
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = reliability(probabilities=probabilities, labels=labels, num_bins=num_bins)
+    kept = [(row, label) for row, label in zip(probabilities, labels, strict=True) if label >= 0]
+    assert found.num_cases == len(kept) == sum(own.num_cases for own in found.bins)
+    if not kept:
+        assert all(math.isnan(value) for value in (found.ece, found.brier, found.nll))
+        return
+    error = 0.0
+    for number, own in enumerate(found.bins):
+        inside = [
+            (max(row), row.argmax() == label)
+            for row, label in kept
+            if number / num_bins < max(row) <= (number + 1) / num_bins
+        ]
+        assert own.num_cases == len(inside)
+        if inside:
+            confidence, accuracy = np.mean(inside, axis=0)
+            assert (own.confidence, own.accuracy) == (pytest.approx(confidence), pytest.approx(accuracy))
+            error += len(inside) * abs(confidence - accuracy)
+        else:
+            assert math.isnan(own.confidence)
+    assert found.ece == pytest.approx(error / len(kept), abs=1e-12)
+    rows, truth = np.array([row for row, _ in kept]), np.array([label for _, label in kept])
+    one_hot = np.eye(probabilities.shape[1])[truth]
+    assert found.brier == pytest.approx(((rows - one_hot) ** 2).sum(axis=1).mean(), abs=1e-12)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 6))
+def test_scores_agree_with_scikit_learn(seed, num_answers):
+    rng = np.random.default_rng(seed)
+    probabilities = rng.dirichlet(np.ones(num_answers), 30)
+    labels = rng.integers(0, num_answers, 30)
+    found = reliability(probabilities=probabilities, labels=labels)
+    every = np.arange(num_answers)
+    assert found.nll == pytest.approx(sklearn_metrics.log_loss(labels, probabilities, labels=every))
+    if num_answers == 2 and len(np.unique(labels)) == 2:
+        assert found.brier == pytest.approx(2 * sklearn_metrics.brier_score_loss(labels, probabilities[:, 1]))
+
+
+def test_a_probability_of_zero_for_the_truth_is_finite_and_one_of_one_is_in_the_last_bin():
+    found = reliability(probabilities=[[1.0, 0.0], [1.0, 0.0]], labels=[0, 1])
+    assert found.nll == pytest.approx(-math.log(np.finfo(float).tiny) / 2)
+    assert found.bins[-1].num_cases == 2
+    assert (found.ece, found.brier) == (0.5, 1.0)
+
+
+def test_answers_drawn_from_the_probabilities_are_reliable():
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(4), 20_000)
+    labels = (rng.random((20_000, 1)) > np.cumsum(probabilities, axis=1)).sum(axis=1)
+    assert reliability(probabilities=probabilities, labels=labels).ece < 0.02
+
+
+def test_every_model_and_step_with_and_without_a_temperature():
+    predictions = make_split(2, num_cases=150).predictions
+    calibration = fit_calibration(predictions, CHAIN)
+    raw = step_reliability(predictions, CHAIN)
+    scaled = step_reliability(predictions, CHAIN, calibration=calibration)
+    assert list(raw) == ["teacher", "student"]
+    for model in raw:
+        padded = calibrated_probabilities(predictions.logits[model], model, calibration, CHAIN)
+        for position, step in enumerate(CHAIN.steps):
+            own = padded[:, position, : step.num_answers]
+            expected = reliability(probabilities=own, labels=predictions.labels[:, position], name=step.name)
+            np.testing.assert_equal(scaled[model][position], expected)
+            assert scaled[model][position].nll <= raw[model][position].nll + 1e-12
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6))
+def test_the_area_is_the_mean_over_every_order_of_ties(seed, num_cases):
+    rng = np.random.default_rng(seed)
+    confidence = rng.choice([0.6, 0.8, 1.0], num_cases)
+    right = rng.random(num_cases) < 0.6
+    probabilities = np.stack([confidence, 1 - confidence], axis=1)
+    found = selective_curve(probabilities=probabilities, labels=np.where(right, 0, 1))
+    areas = [
+        np.mean(np.cumsum(right[list(order)]) / np.arange(1, num_cases + 1))
+        for order in itertools.permutations(range(num_cases))
+        if (np.diff(confidence[list(order)]) <= 0).all()
+    ]
+    assert found.area == pytest.approx(np.mean(areas))
+    for level, coverage, accuracy in zip(found.confidence, found.coverage, found.accuracy, strict=True):
+        read = confidence >= level
+        assert (coverage, accuracy) == (pytest.approx(read.mean()), pytest.approx(right[read].mean()))
+    assert len(found.confidence) == len(set(confidence))
+    assert found.coverage[-1] == 1
+
+
+def test_confidence_that_says_nothing_gives_the_accuracy():
+    found = selective_curve(probabilities=[[0.7, 0.3]] * 5, labels=[0, 0, 1, 1, 0])
+    assert (found.coverage, found.accuracy) == ((1.0,), (0.6,))
+    assert found.area == pytest.approx(0.6)
+
+
+def test_unannotated_cases_take_no_part_in_selective_reading():
+    found = selective_curve(probabilities=[[0.9, 0.1], [0.8, 0.2]], labels=[NOT_ANNOTATED, 0])
+    assert (found.num_cases, found.area, found.confidence) == (1, 1.0, (0.8,))
+    nothing = selective_curve(probabilities=[[0.9, 0.1]], labels=[NOT_ANNOTATED])
+    assert (nothing.num_cases, nothing.coverage) == (0, ())
+    assert math.isnan(nothing.area)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"\[case, answer\]"):
+        reliability(probabilities=[[0.5, 0.5]], labels=[0, 1])
+    with pytest.raises(ValueError, match="0 bins"):
+        reliability(probabilities=[[0.5, 0.5]], labels=[0], num_bins=0)
+    with pytest.raises(ValueError, match=r"\[case, answer\]"):
+        selective_curve(probabilities=[[0.5, math.nan]], labels=[0])

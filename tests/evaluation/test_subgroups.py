@@ -1,0 +1,82 @@
+"""Groups of cases: who is in them, that small ones are not scored, and figures like those of the cases alone."""
+
+import pytest
+from evaluation.small_splits import CHAIN, make_split
+
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.subgroups import UNKNOWN, age_band, score_subgroups
+
+SPLIT = make_split(0, num_cases=120, num_patients=60)
+GROUPS = score_subgroups(SPLIT, CHAIN, num_resamples=30)
+
+
+def test_every_case_is_in_one_group_of_each_grouping():
+    for grouping in ("origin", "view", "sex", "age"):
+        assert sum(group.num_cases for group in GROUPS if group.grouping == grouping) == 120
+    names = [(group.grouping, group.name) for group in GROUPS]
+    assert names == [
+        ("origin", "Ward A"),
+        ("origin", "Ward B"),
+        ("view", "AP"),
+        ("view", "PA"),
+        ("view", UNKNOWN),
+        ("sex", "F"),
+        ("sex", "M"),
+        ("sex", UNKNOWN),
+        ("age", "0-17"),
+        ("age", "18-39"),
+        ("age", "40-64"),
+        ("age", "65+"),
+        ("age", UNKNOWN),
+    ]
+
+
+def test_a_group_has_the_figures_of_its_cases_alone():
+    group = next(group for group in GROUPS if group.name == "F")
+    chosen = SPLIT.facts["sex"] == "F"
+    assert group.num_cases == chosen.sum()
+    assert group.num_patients == len(set(SPLIT.facts["patient_id"][chosen]))
+    alone = Predictions(
+        SPLIT.predictions.index[chosen],
+        SPLIT.predictions.labels[chosen],
+        {model: logits[chosen] for model, logits in SPLIT.predictions.logits.items()},
+    )
+    for model, expected in evaluate(alone, CHAIN).items():
+        found = group.models[model]
+        assert found.mean_accuracy.value == expected.mean_accuracy
+        assert found.steps[2].auc.value == expected.steps[2].auc
+        assert found.mean_accuracy.low < found.mean_accuracy.value < found.mean_accuracy.high
+
+
+def test_small_groups_are_named_not_scored():
+    assert {group.models is None for group in GROUPS} == {True, False}
+    for group in GROUPS:
+        assert (group.models is None) == (group.num_patients < 10)
+    smallest = min(group.num_patients for group in GROUPS)
+    for limit, num_left_out in ((smallest, 0), (61, len(GROUPS))):
+        found = score_subgroups(SPLIT, CHAIN, min_patients=limit, num_resamples=2)
+        assert sum(group.models is None for group in found) == num_left_out
+
+
+@pytest.mark.parametrize(
+    ("age", "band"),
+    [
+        ("", UNKNOWN),
+        ("0", "0-17"),
+        ("17.99", "0-17"),
+        ("18", "18-39"),
+        ("39.9", "18-39"),
+        ("40", "40-64"),
+        ("64", "40-64"),
+        ("65.0", "65+"),
+        ("150", "65+"),
+    ],
+)
+def test_bands_of_age(age, band):
+    assert age_band(age) == band
+
+
+def test_an_unknown_grouping_is_refused():
+    with pytest.raises(BadInput, match="found 'religion', accepted are origin, view, sex, age"):
+        score_subgroups(SPLIT, CHAIN, groupings=("religion",))

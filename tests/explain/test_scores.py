@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.cases import Box
+from stepcot_jax.data.images import Preprocessing, resize_image
+from stepcot_jax.errors import BadInput
+from stepcot_jax.explain.boxed import draw_boxed, read_boxed
+from stepcot_jax.explain.focus import change_a_step, describe_change, spread
+from stepcot_jax.explain.geometry import fill_boxes, place_box, smooth, spread_out
+from stepcot_jax.explain.graph import attention_table, node_names, step_attention
+from stepcot_jax.explain.scores import EVEN, compare, mean_interval, score_even_map, score_maps
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(9, 40), st.integers(0, 99))
+def test_a_map_keeps_its_sum_at_the_encoders_pixels(rows, columns, size, seed):
+    maps = np.random.default_rng(seed).random((2, rows, columns))
+    spread_maps = spread_out(maps, size)
+    assert spread_maps.shape == (2, size, size)
+    np.testing.assert_allclose(spread_maps.sum(axis=(1, 2)), maps.sum(axis=(1, 2)))
+    # A cell's pixels are those whose centres it holds.
+    for row in range(rows):
+        held = [pixel for pixel in range(size) if row <= (pixel + 0.5) * rows / size < row + 1]
+        np.testing.assert_allclose(spread_maps[0, held].sum(), maps[0, row].sum())
+
+
+def test_energy_and_pointing_by_hand():
+    inside = np.zeros((1, 8, 8), bool)
+    inside[0, :4, :6] = True  # cell (0, 0) and half of cell (0, 1)
+    maps = np.array([[[[0.5, 0.2], [0.2, 0.1]], [[0.1, 0.6], [0.2, 0.1]], [[0.25, 0.25], [0.25, 0.25]]]])
+    scores = score_maps(maps, inside)
+    np.testing.assert_allclose(scores.energy[0], [0.5 + 0.1, 0.1 + 0.3, 0.375])
+    # The centre of cell (0, 1) is at pixel 6, just outside; an even map hits as often as chance.
+    np.testing.assert_allclose(scores.pointing[0], [1, 0, 0.25])
+    even = score_even_map(inside, num_steps=3)
+    np.testing.assert_allclose(even.energy, 0.375)
+    np.testing.assert_allclose(scores.spread[0, 2], 1)
+
+
+@given(hnp.arrays(np.float64, (3, 4, 4), elements=st.floats(0, 1)))
+def test_the_spread_is_a_share_and_the_even_map_has_most(maps):
+    maps = maps + 1e-9
+    maps = maps / maps.sum(axis=(1, 2), keepdims=True)
+    found = spread(maps)
+    assert ((found >= 0) & (found <= 1)).all()
+    mixed = (maps + 1 / 16) / 2
+    assert (spread(mixed) >= found - 1e-9).all()
+
+
+def test_one_cell_has_no_spread():
+    maps = np.zeros((1, 4, 4))
+    maps[0, 1, 1] = 1
+    assert spread(maps).tolist() == [0.0]
+    with pytest.raises(ValueError, match="1 cells"):
+        spread(np.ones((1, 1, 1)))
+
+
+@given(st.floats(-0.1, 0.1), st.floats(0, 1))
+def test_the_change_is_the_slope(slope, start):
+    line = start + slope * np.arange(7)
+    assert change_a_step(line) == pytest.approx(slope, abs=1e-9)
+    assert change_a_step(line) == pytest.approx(np.polyfit(np.arange(7), line, 1)[0], abs=1e-9)
+
+
+def test_the_change_in_words():
+    assert [describe_change(change)[10:] for change in (-0.02, 0.001, 0.02)] == ["narrows", "stays as wide", "widens"]
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize(("width", "height"), [(64, 64), (192, 128), (100, 160)])
+def test_a_box_goes_where_its_pixels_go(fit, width, height):
+    preprocessing = Preprocessing(64, fit=fit)
+    box = Box("x", width * 0.4, height * 0.3, width * 0.25, height * 0.3)
+    pixels = np.zeros((height, width, 3), np.uint8)
+    rows, columns = (
+        slice(round(start), round(start + length)) for start, length in ((box.y, box.height), (box.x, box.width))
+    )
+    pixels[rows, columns] = 255
+    found = np.argwhere(resize_image(pixels, preprocessing)[..., 0] > 127)
+    left, top, right, bottom = place_box(box, width=width, height=height, preprocessing=preprocessing)
+    expected = np.array([found.min(axis=0), found.max(axis=0) + 1])
+    np.testing.assert_allclose([[top, left], [bottom, right]], expected, atol=1.2)
+    inside = np.argwhere(fill_boxes([box], width=width, height=height, preprocessing=preprocessing))
+    np.testing.assert_allclose([inside.min(axis=0), inside.max(axis=0) + 1], expected, atol=1.2)
+
+
+def test_boxes_are_joined_not_added():
+    boxes = [Box("x", 0, 0, 16, 16), Box("y", 8, 8, 16, 16)]
+    inside = fill_boxes(boxes, width=32, height=32, preprocessing=Preprocessing(32))
+    assert inside.sum() == 2 * 256 - 64
+
+
+def test_a_smooth_map_has_its_highest_where_its_cell_is():
+    cells = np.zeros((4, 4))
+    cells[1, 3] = 2.0
+    shown = smooth(cells, 32)
+    assert shown.max() == 1
+    assert {each // 8 for each in np.argwhere(shown == shown.max())[:, 0]} == {1}
+    np.testing.assert_allclose(smooth(np.full((2, 3), 0.3), 6), 1)
+    # Halfway between two centres it is halfway between their values.
+    np.testing.assert_allclose(smooth(np.array([[0.0, 1.0]]), 4)[0], [0, 0.25, 0.75, 1])
+
+
+def test_the_interval_draws_patients_whole():
+    values = np.array([0.0] * 50 + [1.0] * 50)
+    apart = mean_interval(values, [str(case) for case in range(100)])
+    together = mean_interval(values, ["a"] * 50 + ["b"] * 50)
+    assert apart["mean"] == together["mean"] == 0.5
+    assert 0.38 < apart["low"] < 0.42
+    assert 0.58 < apart["high"] < 0.62
+    assert (together["low"], together["high"]) == (0.0, 1.0)
+
+
+def test_the_comparison_is_with_the_even_map():
+    inside = np.zeros((2, 8, 8), bool)
+    inside[:, :4, :4] = True
+    maps = np.zeros((2, 7, 2, 2))
+    maps[..., 0, 0] = 1
+    scores = {"trained": score_maps(maps, inside), EVEN: score_even_map(inside, num_steps=7)}
+    found = compare(scores, DEFAULT_CHAIN, groups=["a", "b"])
+    assert found["num_cases"] == 2
+    assert found["steps"][6]["step"] == "Diagnosis"
+    assert found["steps"][0]["trained"]["energy_above_even"] == {"mean": 0.75, "low": 0.75, "high": 0.75}
+    assert found["share_narrowing"] == {"trained": 0.0, EVEN: 0.0}
+
+
+def test_attention_is_that_of_the_step_whose_turn_it_is():
+    attention = np.zeros((1, 2, 2, 2, 3, 3), np.float32)
+    attention[0, 0, 1, :, 0] = [[0.2, 0.3, 0.5], [0.4, 0.1, 0.5]]
+    attention[0, 1, 1, :, 1] = [[1, 0, 0], [0, 0, 1]]
+    weights = step_attention(attention)
+    np.testing.assert_allclose(weights[0], [[0.3, 0.2, 0.5], [0.5, 0, 0.5]], atol=1e-6)
+    with pytest.raises(BadInput, match="found 3 nodes"):
+        node_names(DEFAULT_CHAIN, num_nodes=3)
+    table = attention_table(np.eye(7, 8), DEFAULT_CHAIN)
+    assert table["Diagnosis"]["Diagnosis"] == 1
+    assert table["Diagnosis"]["Memory"] == 0
+
+
+def test_boxed_pictures_of_the_real_sample(shared):
+    data = shared / "data"
+    pictures = read_boxed(
+        data / "nih_sample",
+        Preprocessing(64),
+        num_cases=4,
+        box_list=data / "nih_chestxray8" / "BBox_List_2017.csv",
+        max_pixels=10**7,
+    )
+    assert len(pictures) == 4
+    assert all(0 < picture.inside.mean() < 0.6 for picture in pictures)
+    with pytest.raises(BadInput, match="found no image with a box"):
+        read_boxed(data / "nih_sample", Preprocessing(64), num_cases=4, max_pixels=10**7)
+
+
+def test_phantoms_are_drawn_until_enough_have_boxes():
+    from trained_workdir import small_settings
+
+    pictures = draw_boxed(small_settings(), Preprocessing(32), num_cases=5)
+    assert len(pictures) == 5
+    assert all(picture.inside.any() and picture.picture.shape == (32, 32, 3) for picture in pictures)

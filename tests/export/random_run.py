@@ -1,0 +1,142 @@
+"""A run of random numbers, as `load_trained` would give it, small enough to compile in seconds."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import quickstart
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.encoders.clip_vision import VisionTransformer
+from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.encoders.resnet import ResNet
+from stepcot_jax.encoders.transformer import TransformerSizes
+from stepcot_jax.evaluation.calibration import Calibration
+from stepcot_jax.settings import make_settings
+from stepcot_jax.systems import make_networks
+from stepcot_jax.trained import Trained
+from stepcot_jax.training.state import init_params
+from tests.oracles.random_params import normal, randomise
+
+SIZE, WIDTH = 32, 16
+
+CHAIN = Chain(
+    (
+        Step("Detection", "Is there anything?", ("No abnormality", "Increased", "Decreased | <b>mixed</b>")),
+        Step("Side", "Where?", ("Left", "Right", "Both", "Elsewhere", "N/A")),
+        Step("Diagnosis", "What is it?", ("Normal", "Mass")),
+    )
+)
+
+CALIBRATION = Calibration(
+    coverage=0.9,
+    temperatures={"student": (2.0, 0.5, 1.25), "teacher": (1.5, 1.0, 0.8)},
+    thresholds={"student": (0.5, 0.6, 0.7), "teacher": (0.5, 0.6, 0.7)},
+)
+
+
+def make_run(workdir: pathlib.Path, *, frozen: bool = False, calibrated: bool = True) -> Trained:
+    """Teacher and student of different best steps; the image encoder is trained along, or frozen."""
+    config = quickstart.get_config()
+    for part in (config.teacher, config.student):
+        part.width = WIDTH
+    config.teacher.num_layers = 1
+    config.teacher.num_heads = 2
+    config.prompts.width = WIDTH
+    config.loss.projection_width = 8
+    if frozen:
+        config.image_encoder.name, config.image_encoder.weights = "pretrained", "somewhere/clip"
+    settings = make_settings(config)
+    preprocessing = Preprocessing(SIZE, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3), fit="crop")
+    text = normal(1, CHAIN.num_steps, WIDTH)
+    encoder = None if frozen else ResNet(widths=(8, 8), blocks_per_stage=1, stem_kernel=3, grid=2)
+    networks = make_networks(settings, CHAIN, encoder)
+    frozen_encoder = make_frozen_encoder(preprocessing) if frozen else None
+    shape = {"image_features": jnp.zeros((1, 8))} if frozen else {"images": jnp.zeros((1, SIZE, SIZE, 3))}
+    shapes = jax.eval_shape(
+        lambda: init_params(networks, key=jax.random.key(0), batch=shape, text_features=jnp.asarray(text))
+    )
+    params = {name: random_tree(shapes, seed) for seed, name in enumerate(("teacher", "student"))}
+    return Trained(
+        workdir=workdir,
+        settings=settings,
+        chain=CHAIN,
+        networks=networks,
+        params=params,
+        best_steps={"teacher": 845, "student": 910},
+        text_features=text,
+        preprocessing=preprocessing,
+        frozen_encoder=frozen_encoder,
+        calibration=CALIBRATION if calibrated else None,
+    )
+
+
+def random_tree(shapes, seed):
+    """Nothing is zero or one, where a swapped tensor would not be seen."""
+    return jax.tree.map(np.asarray, randomise(shapes, seed))
+
+
+def make_frozen_encoder(preprocessing: Preprocessing) -> ImageEncoder:
+    """A vision transformer of 16 patches."""
+    sizes = TransformerSizes(
+        width=12, num_layers=1, num_heads=2, mlp_width=16, activation="gelu", epsilon=1e-5, norm_first=True
+    )
+    network = VisionTransformer(sizes, SIZE, 8, 8)
+    images = np.zeros((1, SIZE, SIZE, 3), np.float32)
+    params = random_tree(jax.eval_shape(lambda: network.init(jax.random.key(0), jnp.asarray(images))["params"]), 7)
+    return ImageEncoder(
+        name="CLIP of somewhere/clip",
+        width=8,
+        preprocessing=preprocessing,
+        digest="0" * 64,
+        num_parameters=1,
+        network=network,
+        read_params=lambda: params,
+    )
+
+
+def expected_logits(run: Trained, name: str, images: np.ndarray) -> np.ndarray:
+    """The networks' own logits, not by way of the export."""
+    params = run.params[name]
+
+    def read(images):
+        if run.frozen_encoder is None:
+            features = run.networks.image_encoder.apply({"params": params["image_encoder"]}, images)
+        else:
+            features, _ = run.frozen_encoder.network.apply({"params": run.frozen_encoder.params}, images)
+        inputs = {"image_features": features, "deterministic": True}
+        if name == "teacher":
+            inputs["text_features"] = jnp.asarray(run.text_features)
+        network = getattr(run.networks, name)
+        return network.apply({"params": jax.tree.map(jnp.asarray, params[name])}, **inputs).logits
+
+    return np.asarray(jax.jit(read)(images))
+
+
+def write_report(run: Trained) -> dict:
+    """A report as `main` writes it."""
+    steps = [
+        {
+            "name": step.name,
+            "num_cases": 40,
+            "accuracy": 0.1 * k + 0.5,
+            "auc": None,
+            "sensitivity": 0.25,
+            "specificity": 1.0,
+        }
+        for k, step in enumerate(run.chain.steps)
+    ]
+    model = {"mean_accuracy": 0.612, "mean_majority_accuracy": 0.4, "chain_accuracy": 0.123, "steps": steps}
+    report = {"num_cases": {"train": 300, "val": 40, "test": 41}, "wall_seconds": 1.0, "test": {"student": model}}
+    run.workdir.mkdir(parents=True, exist_ok=True)
+    (run.workdir / "report.json").write_text(json.dumps(report))
+    return report
+
+
+def replace_chain(run: Trained, chain: Chain) -> Trained:
+    """The same numbers under other names."""
+    return dataclasses.replace(run, chain=chain)

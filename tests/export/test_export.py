@@ -1,0 +1,397 @@
+"""The loaded export gives the networks' logits, with jax and numpy alone, and refuses what is not as it was written."""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from PIL import Image
+
+from stepcot_jax.data.images import Preprocessing, normalise, prepare_image
+from stepcot_jax.errors import BadInput, RunStopped, run_tool
+from stepcot_jax.evaluation.calibration import calibrated_probabilities
+from stepcot_jax.export import __main__ as tool
+from stepcot_jax.export import folder as folder_module
+from stepcot_jax.export import loader
+from stepcot_jax.export.folder import compare, export, write_sums
+from stepcot_jax.export.program import PLATFORMS, make_program, serialise
+from stepcot_jax.interop.torch_reference import from_torch_networks
+from tests.export import random_run
+
+COUNTS = {"student": (1, 3, 8), "teacher": (3,)}  # each number of images is compiled anew
+
+READ_ALONE = """
+import importlib.machinery, pathlib, sys
+
+ALLOWED = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "load"} | set(sys.stdlib_module_names)
+
+class Few(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] in ALLOWED or name.startswith("_sysconfigdata"):
+            return super().find_spec(name, path, target)
+
+sys.meta_path[:] = [importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter, Few]
+folder = pathlib.Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+import numpy as np
+from load import load
+
+images = np.load(sys.argv[2])
+found = {}
+for name, counts in (("student", (1, 3, 8)), ("teacher", (3,))):
+    model = load(folder, name)
+    for count in counts:
+        found[f"{name}/{count}"] = model.logits(images[:count])
+np.savez(sys.argv[3], **found)
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"stepcot_jax", "flax", "flatbuffers", "safetensors", "jaxtyping", "orbax"}, loaded
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    """Compiling takes nearly all of the time here."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return random_run.make_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    """The export that the tests read; they copy it before they change it."""
+    random_run.write_report(run)
+    out = tmp_path_factory.mktemp("exports") / "model"
+    report = export(run, out, names=["student", "teacher"], torch_names=True)
+    assert {name: model["max_error"] <= 1e-6 for name, model in report["models"].items()} == {
+        "student": True,
+        "teacher": True,
+    }
+    assert set(report["files"]) == {path.name for path in out.iterdir()}
+    assert {path.stat().st_mode & 0o777 for path in out.glob("*.safetensors")} == {0o644}
+    return out
+
+
+@pytest.fixture
+def copy(exported, tmp_path):
+    return pathlib.Path(shutil.copytree(exported, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def images():
+    return np.random.default_rng(3).normal(size=(8, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)
+
+
+def test_another_process_with_jax_and_numpy_alone_gives_the_same_logits(run, exported, images, tmp_path):
+    np.save(tmp_path / "images.npy", images)
+    arguments = [str(exported), str(tmp_path / "images.npy"), str(tmp_path / "found.npz")]
+    environment = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-B", "-c", READ_ALONE, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = np.load(tmp_path / "found.npz")
+    for name in ("student", "teacher"):
+        expected = random_run.expected_logits(run, name, images)
+        assert expected.shape == (8, 3, 5)
+        assert len(np.unique(expected[expected > -1e8])) > 60  # no two answers alike, or a mix-up could hide
+        for count in COUNTS[name]:
+            difference = np.abs(found[f"{name}/{count}"] - expected[:count])
+            assert difference[expected[:count] > -1e8].max() <= 1e-6, (name, count)
+            assert (found[f"{name}/{count}"][expected[:count] <= -1e8] == loader.ABSENT_LOGIT).all()
+
+
+@pytest.fixture(scope="module")
+def student(exported):
+    return loader.load(exported)
+
+
+def test_answers_are_those_of_the_calibrated_probabilities(run, student, images):
+    given = np.random.default_rng(5).integers(0, 256, (3, random_run.SIZE, random_run.SIZE), dtype=np.uint8)
+    found = student(given)
+    logits = student.logits(given)
+    expected = calibrated_probabilities(logits, "student", run.calibration, run.chain)
+    assert list(found) == [step.name for step in run.chain.steps]
+    for place, step in enumerate(run.chain.steps):
+        answers, probabilities = found[step.name]
+        np.testing.assert_allclose(probabilities, expected[:, place, : step.num_answers], atol=1e-12)
+        assert answers == [step.options[label] for label in expected[:, place].argmax(axis=-1)]
+
+
+def test_pixels_are_normalised_as_in_training(run, student):
+    pixels = np.random.default_rng(6).integers(0, 256, (2, random_run.SIZE, random_run.SIZE, 3), dtype=np.uint8)
+    expected = normalise(pixels, run.preprocessing)
+    assert (student.preprocessing.normalise(pixels) == expected).all()
+    grey = pixels[..., 0]
+    assert (
+        student.preprocessing.normalise(grey) == normalise(np.repeat(grey[..., None], 3, -1), run.preprocessing)
+    ).all()
+    assert student.preprocessing.normalise(expected) is expected
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.zeros((1, 32, 31, 3), np.float32),
+        np.zeros((1, 32, 32, 3)),
+        np.zeros((32, 32), np.uint8),
+        np.zeros((32, 32, 3), np.uint8),
+        np.zeros((0, 32, 32, 3), np.float32),
+        np.zeros((1, 32, 32), np.float32),
+    ],
+)
+def test_images_of_another_kind_are_refused(student, images):
+    with pytest.raises(ValueError, match=r"found images .*accepted are uint8\[case, 32, 32\]"):
+        student.logits(images)
+
+
+def test_the_program_is_for_every_platform_and_has_no_parameters_inside(exported, student):
+    assert student.exported.platforms == PLATFORMS
+    assert json.loads((exported / "export.json").read_text())["platforms"] == list(PLATFORMS)
+    assert "stablehlo" in student.stablehlo()
+    assert "case" in str(student.exported.in_avals[-1].shape[0])
+    assert (exported / "student.stablehlo").stat().st_size < 300_000
+
+
+def test_tensors_are_those_of_each_networks_own_best_step(run, exported):
+    for name in ("student", "teacher"):
+        tensors = safetensors.numpy.load_file(exported / f"{name}.safetensors")
+        program = make_program(run, name)
+        assert set(tensors) == set(program.tensors)
+        assert all((tensors[key] == array).all() for key, array in program.tensors.items())
+    first = tensors["image_encoder/stem_norm/scale"]
+    assert (first == run.params["teacher"]["image_encoder"]["stem_norm"]["scale"]).all()
+    assert (tensors["prompts"] == run.text_features).all()
+
+
+def test_every_file_has_its_digest(exported):
+    lines = dict(reversed(line.split("  ")) for line in (exported / "SHA256SUMS").read_text().splitlines())
+    assert set(lines) == {path.name for path in exported.iterdir()} - {"SHA256SUMS"}
+    for name, digest in lines.items():
+        assert hashlib.sha256((exported / name).read_bytes()).hexdigest() == digest
+
+
+def test_a_changed_missing_or_cut_file_is_refused(exported, copy):
+    names = [path.name for path in exported.iterdir() if path.name != "SHA256SUMS"]
+    assert len(names) == 12
+    for name in names:
+        whole = (exported / name).read_bytes()
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        for content in (bytes(flipped), whole[:-1], b"", None):
+            (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
+            with pytest.raises(loader.RefusedExport, match=name.replace(".", r"\.")):
+                loader.load(copy)
+        (copy / name).write_bytes(whole)
+    loader.load(copy)
+
+
+def test_sums_that_lead_elsewhere_or_name_too_little_are_refused(copy):
+    sums = (copy / "SHA256SUMS").read_text()
+    digest = hashlib.sha256(b"x").hexdigest()
+    (copy.parent / "outside").write_bytes(b"x")
+    for added in (f"{digest}  ../outside\n", f"{digest}  /etc/passwd\n", "nonsense\n", f"{digest}  a\\b\n"):
+        (copy / "SHA256SUMS").write_text(sums + added)
+        with pytest.raises(loader.RefusedExport, match="SHA256SUMS"):
+            loader.load(copy)
+    (copy / "SHA256SUMS").write_text("".join(line for line in sums.splitlines(True) if "labels.json" not in line))
+    with pytest.raises(loader.RefusedExport, match=r"labels\.json"):
+        loader.load(copy)
+    (copy / "SHA256SUMS").unlink()
+    with pytest.raises(loader.RefusedExport, match="found no digests"):
+        loader.load(copy)
+
+
+def test_a_program_that_calls_out_is_refused(copy):
+    shapes = (jax.ShapeDtypeStruct((3, 3), jnp.float32),)
+    calling = jax.export.export(jax.jit(jnp.linalg.cholesky), platforms=("cpu",))(*shapes)
+    (copy / "student.stablehlo").write_bytes(serialise(calling))
+    write_sums(copy)
+    with pytest.raises(loader.RefusedExport, match="custom calls"):
+        loader.load(copy)
+
+
+def test_another_format_or_model_is_refused(copy):
+    with pytest.raises(loader.RefusedExport, match="'reader', accepted are student, teacher"):
+        loader.load(copy, "reader")
+    manifest = json.loads((copy / "export.json").read_text())
+    (copy / "export.json").write_text(json.dumps({**manifest, "format": 2}))
+    write_sums(copy)
+    with pytest.raises(loader.RefusedExport, match="found format 2, accepted is 1"):
+        loader.load(copy)
+
+
+def test_load_py_checks_this_machine(exported, copy, capsys):
+    assert loader.main([str(exported), "--tolerance=1e-5"]) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(result["model"], result["same_answers"]) for result in results] == [("student", True), ("teacher", True)]
+    stored = safetensors.numpy.load_file(copy / "check.safetensors")
+    stored["logits/teacher"][0, 1, 2] += 0.1
+    safetensors.numpy.save_file(stored, copy / "check.safetensors")
+    assert loader.main([str(copy)]) == 2
+    assert "check.safetensors: found other content" in capsys.readouterr().err
+    write_sums(copy)
+    assert loader.main([str(copy)]) == 1
+    assert [json.loads(line)["ok"] for line in capsys.readouterr().out.splitlines()] == [True, False]
+
+
+def test_the_authors_names_convert_back(run, exported):
+    tensors = safetensors.numpy.load_file(exported / "torch_names.safetensors")
+    networks = {}
+    for name, array in tensors.items():
+        network, _, rest = name.partition("/")
+        networks.setdefault(network, {})[rest] = array
+    params = from_torch_networks(networks)
+    assert set(params) == {"teacher", "student", "teacher_projection", "student_projection"}
+    for part, found in params.items():
+        expected = run.params["teacher" if part.startswith("teacher") else "student"][part]
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), found, expected)))
+
+
+def test_a_frozen_encoder_is_stored_once(images, tmp_path):
+    run = random_run.make_run(tmp_path / "run", frozen=True, calibrated=False)
+    out = tmp_path / "out"
+    export(run, out, names=["teacher"])
+    model = json.loads((out / "export.json").read_text())["models"]["teacher"]
+    assert model["tensors"] == ["image_encoder.safetensors", "teacher.safetensors"]
+    assert model["temperatures"] == [1.0] * 3
+    found = loader.load(out, "teacher").logits(images[:2])
+    np.testing.assert_allclose(found, random_run.expected_logits(run, "teacher", images[:2]), atol=1e-6, rtol=1e-6)
+    assert "CLIP of somewhere/clip, pretrained and frozen" in (out / "MODEL_CARD.md").read_text()
+
+    encoder = (out / "image_encoder.safetensors").stat().st_mtime_ns
+    files = folder_module._write_tensors(out, make_program(run, "student"), shared=True)
+    assert files == ["image_encoder.safetensors", "student.safetensors"]
+    assert (out / "image_encoder.safetensors").stat().st_mtime_ns == encoder
+    names = {name: set(safetensors.numpy.load_file(out / f"{name}.safetensors")) for name in ("teacher", "student")}
+    assert all(name.startswith("student/") for name in names["student"])
+    assert all(name == "prompts" or name.startswith("teacher/") for name in names["teacher"])
+
+
+def test_what_does_not_run_in_jax_is_refused(run, tmp_path):
+    frozen = random_run.make_run(tmp_path, frozen=True)
+
+    class Foreign:
+        name = "transformers:blip"
+
+    for encoder, words in ((Foreign(), "blip, which runs in PyTorch"), (None, "features made elsewhere")):
+        object.__setattr__(frozen, "frozen_encoder", encoder)
+        with pytest.raises(BadInput, match=words):
+            make_program(frozen, "student")
+    object.__setattr__(frozen, "params", {"teacher": run.params["teacher"]})
+    with pytest.raises(BadInput, match="found no trained student, accepted are teacher"):
+        make_program(frozen, "student")
+
+
+def test_nothing_is_left_of_an_export_that_fails(run, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+
+    def fail(*_):
+        raise RunStopped("off")
+
+    monkeypatch.setattr(folder_module, "compare", fail)
+    monkeypatch.setattr(folder_module, "_write", lambda *_, **__: {"student": None})
+    with pytest.raises(RunStopped):
+        export(run, out, names=["student"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_with_other_numbers_is_stopped(run, exported):
+    program = make_program(run, "student")
+    right = random_run.expected_logits(
+        run, "student", np.asarray(loader.load(exported).preprocessing.normalise(folder_module._check_images(32)))
+    )
+    compare(exported, program, right)
+    wrong = right.copy()
+    wrong[1, 2, 0] += 1e-4
+    with pytest.raises(RunStopped, match=r"differ by 1\.0e-04"):
+        compare(exported, program, wrong)
+    wrong[1, 2, 0] = np.nan
+    with pytest.raises(RunStopped, match="differ by nan"):
+        compare(exported, program, wrong)
+
+
+def test_a_folder_in_use_is_refused(run, exported, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for out in (exported, tmp_path / "file"):
+        with pytest.raises(BadInput, match="found something there, accepted is a new or an empty folder"):
+            export(run, out, names=["student"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model=studnt"], "--model: found 'studnt', accepted are student, teacher"),
+        ([], "found no such folder, accepted is the workdir of a run"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_code_2(flags, words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_tool(lambda: tool.main([f"--checkpoint={tmp_path / 'none'}", f"--out={tmp_path / 'out'}", *flags]))
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out) == (2, "")
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
+    wanted = []
+
+    def load_trained(workdir, names):
+        wanted.append((workdir, names))
+        return run
+
+    monkeypatch.setattr("stepcot_jax.trained.load_trained", load_trained)
+    out = tmp_path / "deep" / "out"
+    assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert wanted == [(pathlib.Path("work"), ("student",))]
+    assert (report["folder"], list(report["models"])) == (str(out), ["student"])
+    assert not (out / "teacher.stablehlo").exists()
+
+
+def test_the_loader_needs_nothing_of_the_package():
+    imports = {
+        line.split()[1].partition(".")[0]
+        for line in pathlib.Path(loader.__file__).read_text().splitlines()
+        if line.startswith(("import ", "from "))
+    }
+    assert imports - set(sys.stdlib_module_names) == {"jax", "numpy"}
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize("shape", [(37, 61), (300, 20), (32, 32)])
+def test_the_lines_of_the_readme_resize_as_in_training(run, fit, shape, tmp_path):
+    object_of_readme = {}
+    changed = random_run.make_run.__globals__["dataclasses"].replace(
+        run, preprocessing=Preprocessing(random_run.SIZE, fit=fit)
+    )
+    manifest = {"models": {}, "made_with": {"jax": "0"}, "platforms": []}
+    text = folder_module.write_instructions(changed, manifest, torch_names=False)
+    code = text.split("```python\n")[2].split("```")[0]
+    exec(code, object_of_readme)  # noqa: S102
+    path = tmp_path / "image.png"
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)).save(path)
+    expected = prepare_image(path.read_bytes(), name="image", preprocessing=changed.preprocessing)
+    assert (object_of_readme["read"](path) == expected[None]).all()

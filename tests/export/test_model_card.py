@@ -1,0 +1,88 @@
+"""The model card says what is known, with what the run has measured, and lets no name of the data do as it likes."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.errors import BadInput
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.export.model_card import plain, write_model_card
+from tests.export import random_run
+
+
+@dataclasses.dataclass
+class FakeProgram:
+    name: str
+    tensors: dict
+
+
+PROGRAMS = [FakeProgram("student", {"a": np.zeros((1000, 5))})]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return random_run.make_run(tmp_path)
+
+
+def test_it_says_what_everybody_must_know(run):
+    card = write_model_card(run, PROGRAMS)
+    assert card.startswith("# Model card: Step-CoT, student\n")
+    for words in ("**Not a medical device.**", "## Limits", "student 5,000", "no patients", "had written no report"):
+        assert words in card
+    assert "| student | 2.00 | 0.50 | 1.25 |" in card
+    assert "best steps teacher 845, student 910" in card
+
+
+def test_figures_are_those_of_the_report(run):
+    random_run.write_report(run)
+    card = write_model_card(run, PROGRAMS)
+    assert "Cases: train 300, val 40, test 41." in card
+    assert "without intervals" in card
+    assert "| Side | 40 | 60.0 | - | 25.0 | 100.0 |" in card
+    assert "accuracy 61.2; all steps right: 12.3." in card
+
+
+def test_intervals_come_from_the_predictions(run):
+    random_run.write_report(run)
+    rng = np.random.default_rng(0)
+    num_cases = 60
+    labels = np.stack([rng.integers(0, count, num_cases) for count in run.chain.answers_per_step], axis=1)
+    logits = rng.normal(size=(num_cases, 3, 5)).astype(np.float32)
+    # The middle step is always right, so that its interval is known.
+    logits[np.arange(num_cases), 1, labels[:, 1]] += 100
+    predictions = Predictions(np.arange(num_cases, dtype=np.int32), labels.astype(np.int32), {"student": logits})
+    facts = {
+        name: np.asarray([f"{name}{k}" if name.endswith("_id") else "" for k in range(num_cases)]) for name in FACTS
+    }
+    (run.workdir / "predictions").mkdir()
+    write_predictions(run.workdir / "predictions" / "test.npz", SplitPredictions(predictions, facts), run.chain)
+    card = write_model_card(run, PROGRAMS)
+    assert "with 95 % intervals" in card
+    assert "| Side | 60 | 100.0 (100.0 to 100.0) |" in card
+    right = 100 * (logits[:, 2, :2].argmax(axis=1) == labels[:, 2]).mean()
+    assert f"| Diagnosis | 60 | {right:.1f} (" in card
+
+
+def test_names_from_the_data_stay_text(run):
+    chain = Chain((Step("A|B\n# <script>alert(1)</script>", "?", ("yes", "no")), *run.chain.steps[1:]))
+    random_run.write_report(random_run.replace_chain(run, chain))
+    card = write_model_card(random_run.replace_chain(run, chain), PROGRAMS)
+    assert "<script" not in card
+    assert "A\\|B \\# &lt;script&gt;alert(1)&lt;/script&gt;" in card
+    assert plain("[x](http://a) `b` ![i]") == "\\[x\\](http://a) \\`b\\` \\!\\[i\\]"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"test": {}}', '{"num_cases": {}}'])
+def test_a_damaged_report_is_refused(run, content):
+    (run.workdir / "report.json").write_text(content)
+    with pytest.raises(BadInput, match=r"report\.json: found no report"):
+        write_model_card(run, PROGRAMS)
+
+
+def test_a_report_of_other_networks_is_said(run):
+    (run.workdir / "report.json").write_text(json.dumps({"num_cases": {"test": 3}, "test": {}}))
+    assert "student: not measured." in write_model_card(run, PROGRAMS)

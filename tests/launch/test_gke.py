@@ -1,0 +1,104 @@
+"""The JobSet that gke.sh makes."""
+
+import pathlib
+import re
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+
+VALUES = {
+    "NAME": "chest-1",
+    "IMAGE": "europe-docker.pkg.dev/mine/stepcot/train:1.0",
+    "CONFIG": "configs/paper.py",
+    "WORKDIR": "/mnt/stepcot/runs/paper",
+    "CLAIM": "stepcot",
+    "ACCELERATOR": "tpu-v5-lite-podslice",
+    "TOPOLOGY": "4x4",
+    "NUM_HOSTS": "4",
+    "CHIPS_PER_HOST": "4",
+}
+FLAG = r'--config.prompts.template=a "b" \ & {question} $(HOME): [c] #'
+
+
+def read(out):
+    """The document between the first line and the last, as kubectl would read it."""
+    first, *document, last = out.splitlines()
+    assert (first, last) == ("kubectl apply -f - <<'EOF'", "EOF")
+    return yaml.safe_load("\n".join(document))
+
+
+def test_the_template_is_yaml_with_every_name_in_use():
+    path = pathlib.Path(__file__).parents[2] / "launch" / "gke_jobset.yaml"
+    template = yaml.safe_load(path.read_text())
+    assert (template["apiVersion"], template["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    names = set(re.findall(r"\$\{(\w+)\}", str(template)))
+    assert names == {*VALUES, "NAMESPACE", "MAX_RESTARTS", "GRACE_SECONDS", "ARGUMENTS"} - {"CONFIG", "WORKDIR"}
+
+
+def test_the_jobset_holds_the_run(run):
+    code, out, _ = run("gke.sh", "--dry-run", "start", FLAG, **VALUES)
+    assert code == 0
+    jobset = read(out)
+    assert "${" not in out
+    assert jobset["metadata"]["name"] == "chest-1"
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert (job["parallelism"], job["completions"], job["backoffLimit"], replicated["replicas"]) == (4, 4, 0, 1)
+    pod = job["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    assert pod["terminationGracePeriodSeconds"] == 120
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "4x4",
+    }
+    (container,) = pod["containers"]
+    assert container["command"] == ["python", "-m", "stepcot_jax.main"]
+    assert container["args"] == [
+        "--config=configs/paper.py",
+        "--workdir=/mnt/stepcot/runs/paper",
+        "--num_processes=4",
+        FLAG.replace("$", "$$"),
+    ]
+    assert container["resources"] == {"requests": {"google.com/tpu": 4}, "limits": {"google.com/tpu": 4}}
+    (volume,) = pod["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == "stepcot"
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/mnt/stepcot"}]
+
+
+def test_bad_input_ends_the_jobset_and_all_else_starts_it_again(run):
+    spec = read(run("gke.sh", "--dry-run", "start", **VALUES, MAX_RESTARTS="7")[1])["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": "train", "operator": "In", "values": [2, 3]}
+    assert job["template"]["spec"]["containers"][0]["name"] == "train"
+    assert spec["failurePolicy"] == {
+        "maxRestarts": 7,
+        "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("IMAGE", "a\n  evil: true"),
+        ("IMAGE", "a: b"),
+        ("TOPOLOGY", "4"),
+        ("NUM_HOSTS", "four"),
+        ("WORKDIR", "/mnt/other/x"),
+        ("CLAIM", "a b"),
+    ],
+)
+def test_a_value_that_could_change_the_form_is_refused(run, name, value):
+    code, out, err = run("gke.sh", "--dry-run", "start", **{**VALUES, name: value})
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: gke.sh: {name}: found")
+
+
+def test_start_hands_the_jobset_to_kubectl(run, put, tmp_path):
+    put("kubectl", f'echo "$@" >{tmp_path}/arguments; cat >{tmp_path}/document')
+    code, out, _ = run("gke.sh", "start", **VALUES)
+    assert (code, out) == (0, "")
+    assert (tmp_path / "arguments").read_text() == "apply -f -\n"
+    assert yaml.safe_load((tmp_path / "document").read_text())["metadata"]["namespace"] == "default"

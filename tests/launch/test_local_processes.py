@@ -1,0 +1,141 @@
+"""local_processes.sh with programs that end as runs do: well, badly, preempted, killed, not at all."""
+
+import os
+import signal
+
+import pytest
+
+RUN = {"CONFIG": "config.py", "WORKDIR": "run"}
+
+READ = """
+import os, pathlib, signal, sys, time
+flags = dict(argument.lstrip("-").split("=", 1) for argument in sys.argv[2:] if "=" in argument)
+me = int(flags["process_id"])
+"""
+
+WAIT = (
+    READ
+    + """
+def end(*_):
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(f"ready_{me}").touch()
+while True:
+    time.sleep(0.05)
+"""
+)
+
+
+def logs(tmp_path, num_processes=2):
+    return [(tmp_path / "run" / "logs" / f"process_{me}.log").read_text() for me in range(num_processes)]
+
+
+def test_each_process_gets_its_number_and_they_share_the_rest(run, python, tmp_path):
+    program = python(READ + "print(*sys.argv[1:], os.environ['XLA_FLAGS'], os.environ['JAX_PLATFORMS'], sep='\\n')")
+    variables = {**RUN, "PYTHON": program, "DEVICES_PER_PROCESS": 4, "XLA_FLAGS": "--xla_x=1"}
+    code, out, err = run("local_processes.sh", "3", "--config.a=b c", **variables)
+    assert (code, err) == (0, "")
+    written = logs(tmp_path, 3)
+    assert out == written[0]  # what process 0 says is shown, all of it
+    for me, log in enumerate(written):
+        module, *flags, xla, platform = log.splitlines()
+        coordinator = flags.pop(2)
+        assert coordinator == written[0].splitlines()[3]
+        assert coordinator.startswith("--coordinator=127.0.0.1:")
+        assert module == "stepcot_jax.main"
+        assert flags == [
+            "--config=config.py",
+            "--workdir=run",
+            "--num_processes=3",
+            f"--process_id={me}",
+            "--config.a=b c",
+        ]
+        assert (xla, platform) == ("--xla_x=1 --xla_force_host_platform_device_count=4", "cpu")
+
+
+def test_a_second_start_adds_to_the_logs(run, python, tmp_path):
+    program = python(READ + "print('here', file=sys.stderr)")
+    for _ in range(2):
+        assert run("local_processes.sh", "2", **RUN, PYTHON=program)[0] == 0
+    assert logs(tmp_path) == ["here\nhere\n"] * 2
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_where_one_fails_the_others_are_told_to_end_and_its_code_is_ours(run, python, tmp_path, failing):
+    other = 1 - failing
+    program = python(
+        READ
+        + f"""
+if me == {failing}:
+    while not pathlib.Path("ready_{other}").exists():
+        time.sleep(0.02)
+    sys.exit(3)
+"""
+        + WAIT
+    )
+    code, _, err = run("local_processes.sh", "2", **RUN, PYTHON=program)
+    assert code == 3
+    assert f"process {failing} ended with exit code 3, see run/logs/process_{failing}.log" in err
+    assert logs(tmp_path)[other] == "saved\n"
+
+
+def test_of_two_that_fail_at_once_the_one_that_says_why_counts(run, python):
+    program = python(READ + "sys.exit(2) if me else os.kill(os.getpid(), signal.SIGABRT)")
+    assert run("local_processes.sh", "2", **RUN, PYTHON=program)[0] in (2, 134)
+    program = python(READ + "sys.exit(2)")
+    assert run("local_processes.sh", "2", **RUN, PYTHON=program)[0] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_passed_on_and_the_run_was_preempted(launch, python, tmp_path, wait_for, number):
+    process = launch("local_processes.sh", "2", **RUN, PYTHON=python(WAIT))
+    wait_for(lambda: (tmp_path / "ready_0").exists() and (tmp_path / "ready_1").exists())
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as Ctrl-C does: the whole group
+    else:
+        process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert out == "saved\n"
+    assert logs(tmp_path) == ["saved\n"] * 2
+
+
+def test_one_that_is_preempted_ends_all_and_what_the_others_die_of_says_nothing(run, python):
+    program = python(
+        READ
+        + """
+if me == 0:
+    sys.exit(75)
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGABRT))
+time.sleep(30)
+"""
+    )
+    assert run("local_processes.sh", "2", **RUN, PYTHON=program)[0] == 75
+
+
+def test_one_that_does_not_end_is_killed(launch, python, tmp_path, wait_for):
+    program = python(
+        READ
+        + """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(f"ready_{me}").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+    )
+    process = launch("local_processes.sh", "2", **RUN, PYTHON=program, GRACE_SECONDS=1)
+    paths = [tmp_path / f"ready_{me}" for me in (0, 1)]
+    wait_for(lambda: all(path.exists() and path.read_text() for path in paths))
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 137
+    assert "process 1 did not end within 1 s and is killed" in err
+    for path in paths:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+def test_a_free_port_is_found_each_time(run, python):
+    program = python(READ + "print(flags['coordinator'])")
+    ports = {run("local_processes.sh", "1", **RUN, PYTHON=program)[1] for _ in range(2)}
+    assert all(1024 < int(port.rpartition(":")[2]) < 65536 for port in ports)

@@ -1,0 +1,53 @@
+"""The baseline against its equations in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.quick_jit import quick_jit
+from oracles.random_params import declare, normal, randomise
+
+from stepcot_jax.models.baseline import Baseline
+
+COUNTS = (3, 2)
+IMAGES, TEXT = normal(1, 4, 6), normal(2, 2, 5)
+BASELINE = Baseline(answers_per_step=COUNTS, hidden=7)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return randomise(declare(BASELINE, image_features=IMAGES, text_features=TEXT))
+
+
+@pytest.fixture(scope="module")
+def logits(params):
+    def apply(params, images, text):
+        return BASELINE.apply({"params": params}, image_features=images, text_features=text)
+
+    return np.asarray(quick_jit(apply)(params, IMAGES, TEXT))
+
+
+def test_logits_are_those_of_the_equations(params, logits):
+    for case, image in enumerate(np.float64(IMAGES)):
+        for step, num_answers in enumerate(COUNTS):
+            pair = np.concatenate([image, np.float64(TEXT[step])])
+            hidden = np.maximum(pair @ np.float64(params["hidden"]["kernel"]) + np.float64(params["hidden"]["bias"]), 0)
+            head = params[f"head_{step}"]
+            expected = hidden @ np.float64(head["kernel"]) + np.float64(head["bias"])
+            np.testing.assert_allclose(logits[case, step, :num_answers], expected, rtol=2e-5, atol=2e-5)
+
+
+def test_answers_that_a_step_lacks_have_no_probability(logits):
+    assert logits.shape == (4, 2, 3)
+    assert np.asarray(jax.nn.softmax(logits))[:, 1, 2].max() == 0
+
+
+def test_the_first_layer_is_shared_and_the_second_is_not(params):
+    assert params["hidden"]["kernel"].shape == (11, 7)
+    assert [params[f"head_{step}"]["kernel"].shape for step in (0, 1)] == [(7, 3), (7, 2)]
+    assert len(params) == 3
+
+
+def test_a_step_without_its_prompt_is_refused(params):
+    with pytest.raises(ValueError, match=r"accepted are \[2, width\]"):
+        BASELINE.apply({"params": params}, image_features=jnp.asarray(IMAGES), text_features=jnp.asarray(TEXT[:1]))

@@ -1,0 +1,113 @@
+"""The notebooks run from the first cell to the last, at sizes of seconds, and are kept without outputs."""
+
+import json
+import os
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain")  # the last reads what the first has trained
+
+CHANGES = {
+    "phantom.num_cases": 60,
+    "phantom.image_size": 32,
+    "image_encoder.image_size": 32,
+    "teacher.width": 16,
+    "teacher.num_layers": 1,
+    "teacher.num_heads": 2,
+    "student.width": 16,
+    "loss.projection_width": 8,
+    "prompts.width": 16,
+    "training.batch_size": 32,
+    "training.teacher_epochs": 0,
+    "training.joint_epochs": 1,
+    # The same in all notebooks, so that their programs are compiled once.
+    "teacher.context_dropout": 0.1,
+    "teacher.head_dropout": 0.1,
+    "student.dropout": 0.1,
+    "training.teacher_learning_rate": 1e-3,
+    "training.student_learning_rate": 1e-3,
+}
+
+
+def read(name):
+    return json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+
+
+def test_all_notebooks_are_tested():
+    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == set(NOTEBOOKS)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_outputs_are_stripped(name):
+    notebook = read(name)
+    assert notebook["metadata"]["language_info"] == {"name": "python"}
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(code) > 3
+    for cell in code:
+        assert (cell["outputs"], cell["execution_count"], cell["metadata"]) == ([], None, {}), cell["id"]
+
+
+@pytest.fixture(scope="module")
+def execute(tmp_path_factory):
+    """Runs a notebook in a process of its own; all of them share runs and compiled programs."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    runs = tmp_path_factory.mktemp("runs")
+    environment = {
+        "IPYTHONDIR": str(runs / "ipython"),
+        "JAX_COMPILATION_CACHE_DIR": str(runs / "compiled"),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PLATFORMS": "cpu",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "PYTHONPATH": str(ROOT),
+        "STEPCOT_CASES": "60",
+        "STEPCOT_CHANGES": json.dumps(CHANGES),
+        "STEPCOT_RUNS": str(runs),
+        "XLA_FLAGS": "",
+    }
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+
+    def execute(name):
+        notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+        nbformat.validate(notebook)
+        client = nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3", resources=resources(runs))
+        client.execute()
+        return runs, {cell["id"]: cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"}
+
+    yield execute
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def resources(runs):
+    """Where a notebook starts: with the project's folder above it, as in Jupyter."""
+    assert runs.is_dir()
+    return {"metadata": {"path": str(ROOT / "notebooks")}}
+
+
+def text_of(outputs):
+    return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+def test_the_notebooks_run(execute):
+    runs, outputs = execute("quickstart")
+    assert (runs / "quickstart" / "report.json").is_file()
+    assert any("image/png" in output.get("data", {}) for output in outputs["plot"])
+    assert "most likely diagnosis is" in outputs["read"][0]["data"]["text/html"]
+    assert text_of(outputs["compare"]).count("drawn:") == 7
+
+    runs, outputs = execute("reading_a_chain")
+    assert text_of(outputs["correct"]).startswith("given: {")
+    assert any("image/png" in output.get("data", {}) for output in outputs["explain"])
+    shares = [float(line.rsplit(" ", 1)[1]) for line in text_of(outputs["entropy"]).splitlines()]
+    assert len(shares) == 7
+    assert all(0 <= share <= 1 for share in shares)
+
+    runs, outputs = execute("your_own_data")
+    assert "60" in text_of(outputs["check"])
+    assert "most likely diagnosis is" in outputs["read"][0]["data"]["text/html"]
+    assert (runs / "my_export" / "load.py").is_file()

@@ -1,0 +1,96 @@
+"""A workdir as a run leaves it, without the training: random weights, two checkpoints, two networks."""
+
+import contextlib
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.prompts import write_prompts
+from stepcot_jax.encoders.prompt_vectors import encode_prompts
+from stepcot_jax.encoders.resnet import ResNet
+from stepcot_jax.evaluation.calibration import Calibration, write_calibration
+from stepcot_jax.settings import make_settings, write_settings
+from stepcot_jax.systems import make_networks
+from stepcot_jax.trained import loading
+from stepcot_jax.trained.stored_reading import write_reading
+from stepcot_jax.training.checkpoints import Best, Checkpoints
+from stepcot_jax.training.state import TrainState, init_params
+
+SIDE = 32
+TINY = ResNet(widths=(8,), blocks_per_stage=1, stem_kernel=3, grid=2)
+"""An encoder that compiles in no time; tests put it in the place of the real ones."""
+
+BEST = {"teacher": 3, "student": 5}
+
+
+@contextlib.contextmanager
+def tiny_encoder():
+    """Loaded runs have the tiny encoder while the context lasts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "make_resnet", lambda name: TINY)
+        yield
+
+
+def small_settings(**changes):
+    """The quickstart's settings for small images and narrow networks."""
+    config = quickstart.get_config()
+    config.phantom.num_cases = 60
+    config.phantom.image_size = config.image_encoder.image_size = SIDE
+    config.teacher.width = config.student.width = config.prompts.width = 8
+    config.teacher.num_layers, config.teacher.num_heads = 1, 2
+    config.loss.projection_width = 4
+    config.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
+    return make_settings(config)
+
+
+def random_params(settings, *, seed):
+    networks = make_networks(settings, DEFAULT_CHAIN, TINY)
+    text = jax.numpy.asarray(make_text(settings)) if settings.teacher.text else None
+    batch = {"images": jax.ShapeDtypeStruct((1, SIDE, SIDE, 3), np.float32)}
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(lambda batch: init_params(networks, key=key, batch=batch, text_features=text), batch)
+    generator = np.random.default_rng(seed)
+
+    def draw(leaf):
+        """Kernels that let every answer be felt later on; drawn in NumPy, since a real start takes long to compile."""
+        spread = 1.0 if leaf.ndim == 1 else (leaf.size / leaf.shape[-1]) ** -0.5
+        return (generator.standard_normal(leaf.shape) * spread).astype(np.float32)
+
+    return jax.tree.map(draw, shapes)
+
+
+def make_text(settings):
+    return encode_prompts(write_prompts(DEFAULT_CHAIN, settings.prompts.template), settings.prompts.width)
+
+
+def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False, **changes):
+    """Its settings, and the parameters by step."""
+    settings = small_settings(**changes)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_settings(folder / "settings.json", settings)
+    write_reading(folder, DEFAULT_CHAIN, make_text(settings) if settings.teacher.text else None)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    best = {name: Best(0.5, step) for name, step in BEST.items()}
+    params = {}
+    for step in sorted(set(BEST.values())):
+        params[step] = random_params(settings, seed=step)
+        moments = {"teacher": jax.tree.map(np.zeros_like, params[step]["teacher"])}
+        state = TrainState(np.int32(step), params[step], moments, jax.random.key(0))
+        kept = {name: entry for name, entry in best.items() if entry.step <= step}
+        checkpoints.save(state, {"batches": {}, "plateau": {}, "seconds": 0.0, "data": ""}, kept)
+    checkpoints.wait()
+    checkpoints.close()
+    if calibrated:
+        names = settings_names(settings)
+        steps = DEFAULT_CHAIN.num_steps
+        calibration = Calibration(0.9, dict.fromkeys(names, (2.0,) * steps), dict.fromkeys(names, (0.7,) * steps))
+        write_calibration(folder / "calibration.json", calibration, DEFAULT_CHAIN)
+    return settings, params
+
+
+def settings_names(settings):
+    return ("teacher", "student") if settings.job == "distill" else (settings.job,)

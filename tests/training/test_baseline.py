@@ -1,0 +1,211 @@
+"""The baseline through the one loop: gradients, schedule, supervision by the last step alone, and a whole run."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from oracles.quick_jit import quick_jit
+from oracles.random_params import normal, random_labels
+from training.small_run import leaves, small_run, small_settings
+
+from stepcot_jax.errors import BadInput
+from stepcot_jax.models.baseline import Baseline
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.training.baseline_steps import (
+    init_baseline_params,
+    make_baseline_optimizer,
+    make_baseline_step,
+    read_as_baseline,
+    start_baseline_state,
+)
+from stepcot_jax.training.global_batch import GlobalBatch
+from stepcot_jax.training.state import Networks
+from stepcot_jax.training.steps import Objective
+from stepcot_jax.training.stored_params import restore_params
+
+COUNTS, RATE = (3, 2), 0.1
+BATCH = {"image_features": normal(1, 5, 6), "labels": random_labels(2, 5, COUNTS, missing=0.2)}
+TEXT = normal(3, 2, 4)
+NETWORKS = Networks(
+    teacher=Teacher(answers_per_step=COUNTS),
+    student=Student(answers_per_step=COUNTS),
+    baseline=Baseline(answers_per_step=COUNTS, hidden=8),
+)
+
+
+def cross_entropy(params, labels):
+    """Sum over the steps of the mean over annotated cases, in float64 and without the package's losses."""
+    logits = np.float64(
+        read_as_baseline(NETWORKS, params["baseline"], jnp.asarray(BATCH["image_features"]), jnp.asarray(TEXT))
+    )
+    total = 0.0
+    for step, num_answers in enumerate(COUNTS):
+        own = logits[:, step, :num_answers]
+        values = np.log(np.exp(own).sum(axis=1)) - own[np.arange(5), np.maximum(labels[:, step], 0)]
+        known = labels[:, step] >= 0
+        total += values[known].mean() if known.any() else 0.0
+    return total
+
+
+@pytest.fixture(scope="module")
+def stepped():
+    optimizers = {"baseline": optax.sgd(RATE)}
+    params = init_baseline_params(NETWORKS, key=jax.random.key(0), batch=BATCH, text_features=jnp.asarray(TEXT))
+    step = quick_jit(make_baseline_step(NETWORKS, Objective(), optimizers))
+
+    def run(labels):
+        state = start_baseline_state(params, optimizers, key=jax.random.key(1))
+        return step(state, {**BATCH, "labels": labels}, jnp.asarray(TEXT))
+
+    return params, run
+
+
+def test_a_step_goes_down_the_gradient_of_the_cross_entropy(stepped):
+    params, run = stepped
+    state, metrics = run(BATCH["labels"])
+    assert float(metrics.baseline.total) == pytest.approx(cross_entropy(params, BATCH["labels"]), rel=1e-5)
+    moved = jax.tree.map(lambda after, before: np.float64(after) - np.float64(before), state.params, params)
+    # The directional derivative along the step: a step of size t along g changes the loss by -t |g|^2.
+    along = jax.tree.map(lambda before, change: before + np.float32(0.05) * np.float32(change), params, moved)
+    change = (cross_entropy(along, BATCH["labels"]) - cross_entropy(params, BATCH["labels"])) / 0.05
+    expected = -sum((leaf**2).sum() for leaf in jax.tree.leaves(moved)) / RATE
+    assert change == pytest.approx(expected, rel=0.03)
+    assert float(metrics.gradient_norms["baseline"]) == pytest.approx((-expected / RATE) ** 0.5, rel=1e-4)
+    assert (int(state.step), metrics.teacher, metrics.student) == (1, None, None)
+
+
+def test_labels_of_the_last_step_alone_leave_the_other_head_alone(stepped):
+    params, run = stepped
+    labels = BATCH["labels"].copy()
+    labels[:, 0] = -100
+    after = run(labels)[0].params["baseline"]
+    before = params["baseline"]
+    np.testing.assert_array_equal(after["head_0"]["kernel"], before["head_0"]["kernel"])
+    assert np.abs(after["head_1"]["kernel"] - before["head_1"]["kernel"]).max() > 0
+    assert np.abs(after["hidden"]["kernel"] - before["hidden"]["kernel"]).max() > 0
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("cosine", 0.0), ("constant", 1.0)])
+def test_the_rate_falls_to_zero_as_a_cosine_or_stays(schedule, last):
+    settings = {"weight_decay": 0.0, "epsilon": 1e-8, "clip_norm": 1e9}
+    optimizer = make_baseline_optimizer(learning_rate=0.01, schedule=schedule, num_batches=4, **settings)
+    params = {"weight": jnp.zeros(3)}
+    state, rates = optimizer.init(params), []
+    for _ in range(5):
+        updates, state = optimizer.update({"weight": jnp.ones(3)}, state, params)
+        rates.append(-float(updates["weight"][0]) / 0.01)  # a constant gradient makes Adam's step the rate itself
+    half = 0.5 if schedule == "cosine" else 1.0
+    np.testing.assert_allclose([rates[0], rates[2], rates[4]], [1.0, half, last], atol=1e-4)
+
+
+@pytest.mark.parametrize("networks", [NETWORKS, NETWORKS.replace(baseline=None)], ids=["no text", "no baseline"])
+def test_what_is_missing_is_named(networks):
+    missing = "text features" if networks.baseline else "baseline"
+    text = None if networks.baseline else jnp.asarray(TEXT)
+    with pytest.raises(ValueError, match=f"found no {missing}"):
+        init_baseline_params(networks, key=jax.random.key(0), batch=BATCH, text_features=text)
+
+
+def test_several_passes_find_the_same_gradients(stepped):
+    params, run = stepped
+    passes = quick_jit(make_baseline_step(NETWORKS, Objective(), {"baseline": optax.sgd(RATE)}, GlobalBatch(None, 5)))
+    state = start_baseline_state(params, {"baseline": optax.sgd(RATE)}, key=jax.random.key(1))
+    found, metrics = passes(state, BATCH, jnp.asarray(TEXT))
+    expected, whole = run(BATCH["labels"])
+    for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert float(metrics.baseline.total) == pytest.approx(float(whole.baseline.total), rel=1e-5)
+
+
+# Whole runs
+
+CHANGES = {
+    "job": "baseline",
+    "baseline__epochs": 2,
+    "baseline__hidden": 8,
+    "baseline__learning_rate": 1e-2,
+    "parallel__num_devices": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    workdir = tmp_path_factory.mktemp("baseline")
+    run = small_run(workdir, patch, **CHANGES)
+    report = run.execute()
+    patch.undo()
+    return workdir, run, report
+
+
+def test_a_run_reports_the_baseline_on_every_step(finished):
+    workdir, run, report = finished
+    assert list(report["test"]) == ["baseline"]
+    assert all(step["accuracy"] is not None for step in report["test"]["baseline"]["steps"])
+    assert {"hidden", "head_0", "head_6"} <= set(run.programs.state_shapes.params["baseline"])
+    assert set(run.programs.state_shapes.params) == {"baseline", "image_encoder"}  # which is trained along
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    kinds = {line["kind"] for line in lines}
+    assert kinds == {"train", "val", "test"}
+    assert any("baseline/hard_label/Diagnosis" in line for line in lines)
+
+
+def test_a_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
+    _, _, report = finished
+    first = small_run(tmp_path, monkeypatch, **CHANGES)
+    validate, calls = first._validate, []
+
+    class Killed(Exception):
+        pass
+
+    def die_in_the_second_epoch(state):
+        calls.append(1)
+        if len(calls) == 2:
+            raise Killed
+        return validate(state)
+
+    monkeypatch.setattr(first, "_validate", die_in_the_second_epoch)
+    with pytest.raises(Killed):
+        first.execute()
+    assert small_run(tmp_path, monkeypatch, **CHANGES).execute()["test"] == report["test"]
+
+
+def test_the_encoder_trained_along_moves(finished):
+    _, run, _ = finished
+    start = run.programs.make_state().params["image_encoder"]
+    last = restore_params(run.workdir / "checkpoints", 10)["image_encoder"]
+    moved = [np.abs(a - b).max() for a, b in zip(leaves(last), leaves(start), strict=True)]
+    assert max(moved) > 0
+
+
+def test_without_the_intermediate_steps_nothing_else_is_learned_or_measured(tmp_path, monkeypatch, capsys):
+    run = small_run(tmp_path, monkeypatch, **CHANGES, baseline__steps="last")
+    report = run.execute()["test"]["baseline"]
+    accuracies = [step["accuracy"] for step in report["steps"]]
+    assert accuracies[:-1] == [None] * 6
+    assert accuracies[-1] == report["mean_accuracy"]
+    assert "note: nobody answered 'Detection' in the train split" in capsys.readouterr().err
+    assert (run.dataset.labels[:, -1] >= 0).all()
+
+
+def test_the_baseline_has_a_batch_size_of_its_own():
+    assert small_settings(job="baseline", baseline__batch_size=5).training.batch_size == 5
+    assert small_settings(baseline__batch_size=5).training.batch_size == 8
+
+
+def test_a_baseline_without_prompts_is_refused():
+    with pytest.raises(BadInput, match=r"config.teacher.text: found False with config.job='baseline'"):
+        small_settings(job="baseline", teacher__text=False)
+
+
+def test_origins_leave_cases_of_others_out(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, **CHANGES, phantom__num_cases=120, data__origins=("Phantom B",))
+    members = [index for indices in run.dataset.splits.by_name().values() for index in indices]
+    assert {run.dataset.cases[index].origin for index in members} == {"Phantom B"}
+    assert 20 < len(members) < 60
+    with pytest.raises(BadInput, match=r"config.data.origins: found 'Elsewhere', accepted are 'Phantom A'"):
+        small_run(tmp_path / "other", monkeypatch, **CHANGES, data__origins=("Elsewhere",))
