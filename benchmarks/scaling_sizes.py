@@ -116,18 +116,24 @@ def read_result(path: pathlib.Path, name: str) -> float:
     return float(match[1])
 
 
+def say_number(number: float, digits: int = 3) -> str:
+    """A number with so many digits that mean something, never as a power of ten."""
+    rounded = float(f"{number:.{digits}g}")
+    return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
+
+
 def say_bytes(number: float) -> str:
     """Bytes in a unit that leaves one to three digits before the point."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if number < 1000:
-            return f"{number:.3g} {unit}"
+            return f"{say_number(number)} {unit}"
         number /= 1000
-    return f"{number:.3g} PB"
+    return f"{say_number(number)} PB"
 
 
 def say_seconds(number: float) -> str:
-    """A time in seconds, minutes, hours, days or years, whichever is below a hundred or so."""
+    """A time in seconds, minutes, hours, days or years."""
     for unit, most, length in (("s", 90, 1), ("min", 90, 60), ("h", 48, 3600), ("days", 730, SECONDS_A_DAY)):
         if number < most * length:
-            return f"{number / length:.2g} {unit}"
-    return f"{number / SECONDS_A_DAY / 365.25:.2g} years"
+            return f"{say_number(number / length, 2)} {unit}"
+    return f"{say_number(number / SECONDS_A_DAY / 365.25, 2)} years"

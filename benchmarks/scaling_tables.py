@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.scaling_sizes import SECONDS_A_DAY, Traffic, read_result, say_bytes, say_seconds
+from benchmarks.scaling_sizes import SECONDS_A_DAY, Traffic, read_result, say_bytes, say_number, say_seconds
 
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 
@@ -74,7 +74,8 @@ def _say_step(row: dict[str, Any] | None) -> str:
         return ""
     if row["step_seconds"] is None:
         return f"not run: {say_bytes(1e6 * row['work_megabytes'])}"
-    return f"{1000 * row['step_seconds']:.3g} ms (± {100 * row['step_spread']:.0f} %), {row['case_gflop']:.2g}"
+    milliseconds, spread = say_number(1000 * row["step_seconds"]), 100 * row["step_spread"]
+    return f"{milliseconds} ms (± {spread:.0f} %), {say_number(row['case_gflop'], 2)}"
 
 
 def _compilation_table(rows: list[dict[str, Any]]) -> str:
@@ -131,6 +132,7 @@ def _communication_table(rows: list[dict[str, Any]]) -> str:
 def _interconnect_table(gradients: int) -> str:
     """Published sizes, 32 cases a device."""
     traffic, body = Traffic(gradients), []
+    own_work = _CASES_PER_DEVICE * read_result(RESULTS, "joint_b32_cost_gflop")
     for devices in _DEVICES:
         batch = _CASES_PER_DEVICE * devices
         own, alignment = traffic.sent_gradient_bytes(devices), traffic.sent_alignment_bytes(devices, batch)
@@ -141,8 +143,8 @@ def _interconnect_table(gradients: int) -> str:
                 say_bytes(own),
                 say_bytes(alignment),
                 say_bytes(devices * (own + alignment)),
-                f"{1000 * (own + alignment) / 100e9:.2g} ms",
-                f"{traffic.alignment_flop(batch) / 1e9:,.3g} Gflop",
+                f"{say_number(1000 * (own + alignment) / 100e9, 2)} ms",
+                f"{say_number(traffic.alignment_flop(batch) / 1e9)} Gflop",
                 say_bytes(traffic.gram_bytes(batch)),
             ]
         )
@@ -153,7 +155,7 @@ def _interconnect_table(gradients: int) -> str:
         "alignment, sent a device",
         "both, all devices",
         "at 100 GB/s a device",
-        "alignment's work a device",
+        f"alignment's work a device (all else: {say_number(own_work)} Gflop)",
         "its Gram matrices a device",
     ]
     return _table(head, body)

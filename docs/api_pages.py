@@ -1,7 +1,8 @@
-"""The pages of the API: one for each module of the package, made while the site is built."""
+"""The pages of the API, one for each module, made while the site is built; and a place for documents without one."""
 
 import ast
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from mkdocs.structure.files import File, Files
 
 PACKAGE = "stepcot_jax"
 INDEX = "api/index.md"
+
+_OUTSIDE = re.compile(r"\[([^\]\n]+)\]\(\.\./([^)\s]+)\)")
 
 
 def find_modules(root: pathlib.Path) -> Iterator[tuple[str, str]]:
@@ -27,12 +30,33 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     modules = dict(find_modules(pathlib.Path(config.config_file_path).parent))
     groups: dict[str, list[str]] = {}
     for module in modules:
-        files.append(File.generated(config, page_of(module), content=f"# {module}\n\n::: {module}\n"))
+        files.append(File.generated(config, page_of(module), content=f"# `{module}`\n\n::: {module}\n"))
         groups.setdefault(group_of(module), []).append(module)
     files.append(File.generated(config, INDEX, content=write_index(groups, modules)))
     sections: list[Any] = [{group: [page_of(module) for module in members]} for group, members in groups.items()]
-    config.nav = [{"API": [INDEX, *sections]} if entry == {"API": INDEX} else entry for entry in config.nav or []]
+    nav = [{"API": [INDEX, *sections]} if entry == {"API": INDEX} else entry for entry in config.nav or []]
+    more = sorted(set(find_documents(pathlib.Path(config.docs_dir))) - set(find_listed(nav)))
+    config.nav = [*nav, *([{"More": more}] if more else [])]
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Name files of the repository that are not of the site, where a document links to them."""
+    return _OUTSIDE.sub(r"\1 (`\2`)", markdown)
+
+
+def find_documents(folder: pathlib.Path) -> Iterator[str]:
+    """The documents of a folder, without those below it."""
+    return (path.name for path in folder.glob("*.md"))
+
+
+def find_listed(nav: Any) -> Iterator[str]:
+    """The documents that a navigation names."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, Mapping) else nav:
+            yield from find_listed(entry)
 
 
 def group_of(module: str) -> str:
@@ -51,5 +75,5 @@ def write_index(groups: Mapping[str, list[str]], modules: Mapping[str, str]) -> 
     lines = ["# API"]
     for group, members in groups.items():
         lines += ["", f"## {group}", "", "| module | what |", "|---|---|"]
-        lines += [f"| [{name}]({name}.md) | {modules[name].replace('|', chr(92) + '|')} |" for name in members]
+        lines += [f"| [`{name}`]({name}.md) | {modules[name].replace('|', chr(92) + '|')} |" for name in members]
     return "\n".join(lines) + "\n"

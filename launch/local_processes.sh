@@ -130,7 +130,7 @@ look() { # take in the exit codes of those that have ended since; the lowest tha
       continue
     fi
     code=0
-    { wait "${pids[i]}" || code=$?; } 2>/dev/null # without the shell's own words on how it ended
+    wait "${pids[i]}" || code=$?
     codes[i]=$code
     num_left=$((num_left - 1))
     if ((code)) && [[ -z $deadline ]]; then

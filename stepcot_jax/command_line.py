@@ -16,6 +16,9 @@ def define_flags() -> None:
     """The flags that say what a run is: `--config`, with a flag for each of its keys, and `--workdir`."""
     config_flags.DEFINE_config_file("config", None, "Settings, for example configs/quickstart.py.")
     flags.DEFINE_string("workdir", None, "Folder for checkpoints, logs and the report.")
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where the platform does not say it.")
+    flags.DEFINE_integer("num_processes", None, "How many processes there are; where the platform says it, a check.")
+    flags.DEFINE_integer("process_id", None, "Which of them this is, from 0, where the platform does not say it.")
     flags.mark_flags_as_required(["config", "workdir"])
 
 

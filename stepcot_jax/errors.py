@@ -1,8 +1,10 @@
 """The one exception for input that a person can put right, and how every tool reports it."""
 
+import os
 import pathlib
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 
 EXIT_BAD_INPUT = 2
@@ -40,15 +42,30 @@ class RunStopped(RuntimeError):
     """
 
 
-class Preempted(RuntimeError):
+class Preempted(BaseException):
     """A run that was asked to end (SIGTERM) and has saved what it had; the same command goes on.
+
+    Like KeyboardInterrupt no `Exception`: it may come anywhere, and what handles errors must not take it for one.
 
     Every tool prints the message on one line and exits with 75.
     """
 
 
-def run_tool(main: Callable[[], int | None]) -> None:
-    """Run a tool's main and exit with its code.
+def end_process(code: int) -> None:
+    """Exit; where this process is one of several, without waiting for the others.
+
+    One that fails would wait for the rest at jax's shutdown until that ends them all, and its exit code would be lost.
+    """
+    jax = sys.modules.get("jax")
+    if code and jax is not None and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
+    """Run a tool's main and exit with its code, by `end`.
 
     `BadInput` becomes one line on stderr and exit code 2, `RunStopped` one line and exit code 3, `Preempted` one line
     and exit code 75, Ctrl-C one line and exit code 130.
@@ -70,4 +87,9 @@ def run_tool(main: Callable[[], int | None]) -> None:
     except BrokenPipeError:  # the reader of our output (head, grep -q) has seen enough
         sys.stderr.close()
         code = 0
-    sys.exit(code or 0)
+    except Exception:
+        if end is sys.exit:
+            raise
+        traceback.print_exc()
+        code = 1
+    end(code or 0)

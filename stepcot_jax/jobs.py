@@ -63,9 +63,7 @@ class Run:
         self.dataset = self.inputs.dataset
         self._check_annotated()
         networks = make_networks(settings, self.dataset.chain, self.inputs.image_encoder)
-        self.programs = Programs(
-            settings, networks, make_objective(settings, self.dataset), self.inputs, self.devices
-        )
+        self.programs = Programs(settings, networks, make_objective(settings, self.dataset), self.inputs, self.devices)
         self.predict = make_predict(networks, self.programs.text_features, self.names, whole=self.devices.whole)
         self.checkpoints = Checkpoints(workdir / "checkpoints")
 

@@ -1,6 +1,8 @@
 """Train, distil and evaluate.
 
 python -m stepcot_jax.main --config=configs/X.py --workdir=DIR [--config.a.b=value ...]
+
+One process uses all devices of its machine. For several processes see docs/launch.md.
 """
 
 import pathlib
@@ -8,7 +10,7 @@ import pathlib
 from absl import app, flags, logging
 
 from stepcot_jax.command_line import define_flags, parse
-from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.errors import BadInput, end_process, run_tool
 from stepcot_jax.settings import make_settings
 
 
@@ -22,12 +24,19 @@ def main(arguments: list[str]) -> None:
             raise BadInput("--workdir: found nothing, accepted is a folder that can be written to")
         settings = make_settings(flags.FLAGS.config)
         # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+        from stepcot_jax.training.processes import join_processes
+
+        join_processes(
+            coordinator=flags.FLAGS.coordinator,
+            num_processes=flags.FLAGS.num_processes,
+            process_id=flags.FLAGS.process_id,
+        )
         from stepcot_jax.jobs import Run
 
         logging.set_verbosity(logging.WARNING)  # Orbax and Grain tell of every file they touch
         Run(settings, pathlib.Path(flags.FLAGS.workdir)).execute()
 
-    run_tool(run)
+    run_tool(run, end=end_process)
 
 
 if __name__ == "__main__":

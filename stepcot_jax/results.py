@@ -23,9 +23,7 @@ SPLITS = ("val", "test")
 Predict = Callable[[Any, str], Predictions]
 
 
-def predict_splits(
-    names: tuple[str, ...], params_of: Callable[[str], Any], predict: Predict
-) -> dict[str, Predictions]:
+def predict_splits(names: tuple[str, ...], params_of: Callable[[str], Any], predict: Predict) -> dict[str, Predictions]:
     """What each network says of validation and test split, with its own best weights.
 
     Args:

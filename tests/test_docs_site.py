@@ -22,10 +22,13 @@ def pages():
     sys.path.remove(str(ROOT / "docs"))
 
 
-def test_every_document_is_in_the_navigation():
+def test_the_navigation_names_documents_that_are_there(pages):
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    named = set(re.findall(r"[\w/]+\.md", text.partition("\nnav:")[2]))
-    assert named - {"api/index.md"} == {path.name for path in (ROOT / "docs").glob("*.md")}
+    named = re.findall(r"[\w/]+\.md", text.partition("\nnav:")[2])
+    assert len(named) > 8
+    assert len(set(named)) == len(named)
+    assert set(named) - {"api/index.md"} <= set(pages.find_documents(ROOT / "docs"))
+    assert list(pages.find_listed([{"Start": "a.md"}, {"More": ["b.md", {"c": ["d.md"]}]}])) == ["a.md", "b.md", "d.md"]
 
 
 def test_the_api_has_every_module_once(pages):
@@ -36,8 +39,21 @@ def test_the_api_has_every_module_once(pages):
     assert len({pages.page_of(module) for module in modules}) == len(modules)
     assert pages.group_of("stepcot_jax.chain") == "stepcot_jax"
     assert pages.group_of("stepcot_jax.data.sources.csv_table") == "stepcot_jax.data"
+    assert pages.on_page_markdown("see [a](../b/c.py) and [d](e.md)") == "see a (`b/c.py`) and [d](e.md)"
     index = pages.write_index({"stepcot_jax": ["stepcot_jax.chain"]}, {"stepcot_jax.chain": "a|b"})
-    assert "| [stepcot_jax.chain](stepcot_jax.chain.md) | a\\|b |" in index
+    assert "| [`stepcot_jax.chain`](stepcot_jax.chain.md) | a\\|b |" in index
+
+
+def test_docstrings_become_markdown(pages):
+    pytest.importorskip("griffe")
+    from docstrings import to_markdown
+
+    text = "One.\n\n>>> f([1][0])\n[2] [3]\n\nTwo [a] [b] `[c] [d]`\n    [e] [f]\n\n    [g] [h]\n"
+    assert to_markdown(text).splitlines() == [
+        *("One.", "", "", "```pycon", ">>> f([1][0])", "[2] [3]", "```", ""),
+        *("Two [a] \\[b] `[c] [d]`", "    [e] \\[f]", "", "    [g] [h]"),
+    ]
+    assert to_markdown(">>> 1\n1").splitlines() == ["", "```pycon", ">>> 1", "1", "```"]
 
 
 def test_a_small_site_builds_strictly_and_loads_nothing_from_elsewhere(pages, tmp_path):
@@ -47,6 +63,7 @@ def test_a_small_site_builds_strictly_and_loads_nothing_from_elsewhere(pages, tm
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     (tmp_path / "stepcot_jax").mkdir()
+    (tmp_path / "docs" / "nowhere_named.md").write_text("# Nowhere named\n", encoding="utf-8")
     for name in ("__init__", "chain", "errors"):
         shutil.copy(ROOT / "stepcot_jax" / f"{name}.py", tmp_path / "stepcot_jax")
     environment = {**os.environ, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -59,6 +76,10 @@ def test_a_small_site_builds_strictly_and_loads_nothing_from_elsewhere(pages, tm
     )
     assert done.returncode == 0, done.stderr[-2000:]
     site = tmp_path / "site"
+    assert {page.stem for page in (tmp_path / "docs").glob("*.md")} - {"index"} <= {
+        page.name for page in site.iterdir()
+    }
+    assert "Nowhere named" in (site / "index.html").read_text(encoding="utf-8")
     chain = (site / "api" / "stepcot_jax.chain" / "index.html").read_text(encoding="utf-8")
     assert "read_answer" in chain
     assert "The answers without letter prefixes" in chain.replace("the answers", "The answers")

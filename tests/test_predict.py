@@ -93,23 +93,42 @@ def test_what_is_no_image_is_refused(student, image, words):
 def test_a_correction_is_followed(teacher, images):
     path = images / "b.png"
     plain = teacher.read(path)
-    flipped = {}
-    for step in DEFAULT_CHAIN.steps[:-1]:
-        for option in step.options:
-            corrected = teacher.read(path, given={step.name: option})
-            assert corrected.answers[step.name] == option
-            changed = {name for name, answer in corrected.answers.items() if answer != plain.answers[name]}
-            assert {flip.step for flip in corrected.flipped} == changed - {step.name}
-            for flip in corrected.flipped:
-                assert (flip.before, flip.after) == (plain.answers[flip.step], corrected.answers[flip.step])
-                flipped[flip.step] = corrected
-    assert flipped  # the weights are such that some correction changes something
-    corrected = next(iter(flipped.values()))
-    assert "changed by what was given" in str(corrected)
-    assert "given" in corrected.paragraph
-    place = next(place for place, answer in enumerate(corrected.steps) if answer.given)
-    assert all(answer.answer_set is not None for answer in corrected.steps[:place])
-    assert all(answer.answer_set is None for answer in corrected.steps[place:])
+    assert (plain.flipped, plain.shifted) == ((), ())
+    for option in DEFAULT_CHAIN.steps[2].options:
+        corrected = teacher.read(path, given={"Radiographic pattern": option})
+        assert corrected.answers["Radiographic pattern"] == option
+        assert [shift.step for shift in corrected.shifted] == [step.name for step in DEFAULT_CHAIN.steps[3:]]
+        for shift in corrected.shifted:
+            before, after = plain.probabilities[shift.step], corrected.probabilities[shift.step]
+            assert shift.change == pytest.approx(max(abs(before[each] - after[each]) for each in before))
+            assert shift.change > 0
+        assert all(answer.answer_set is not None for answer in corrected.steps[:2])
+        assert all(answer.answer_set is None for answer in corrected.steps[2:])
+        assert "given" in corrected.paragraph
+
+
+def test_answers_that_a_correction_turned_are_told():
+    def reading(*rows):
+        return Reading(np.zeros((1, 3, 2), np.float32), np.array([rows]), None, None)
+
+    chain = Chain(tuple(Step(name, "?", ("Yes", "No")) for name in ("One", "Two", "Three")))
+    plain, corrected = reading((0.9, 0.1), (0.6, 0.4), (0.7, 0.3)), reading((0.9, 0.1), (0.4, 0.6), (0.6, 0.4))
+    told = make_readings(
+        corrected,
+        chain,
+        sources=["x"],
+        model="teacher",
+        calibration=None,
+        given=np.array([1, -1, -1]),
+        uncorrected=plain,
+    )[0]
+    assert told.answers == {"One": "No", "Two": "No", "Three": "Yes"}
+    assert [(flip.step, flip.before, flip.after) for flip in told.flipped] == [("Two", "Yes", "No")]
+    assert [(shift.step, round(shift.change, 6)) for shift in told.shifted] == [("Two", 0.2), ("Three", 0.1)]
+    assert "changed by what was given: Two: Yes → No" in str(told)
+    assert "20.0 points (Two)" in str(told)
+    assert "<li>changed by what was given: Two: Yes → No</li>" in told._repr_html_()
+    assert told.as_dict()["steps"][0]["given"]
 
 
 def test_steps_and_answers_may_be_abbreviated():
@@ -248,7 +267,7 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     assert "1 files are no PNG" in complained
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
-    assert set(found[0]) == {"image", "model", "calibrated", "coverage", "steps", "flipped", "paragraph"}
+    assert set(found[0]) == {"image", "model", "calibrated", "coverage", "steps", "flipped", "shifted", "paragraph"}
     assert len(found[0]["steps"]) == 7
 
 
@@ -281,6 +300,18 @@ def test_no_image_is_exit_code_1_and_an_unwritable_file_is_bad_input(workdir, im
     assert "found no image" in complained
     with pytest.raises(BadInput, match="cannot be written"):
         predict.main([str(images / "b.png"), f"--checkpoint={workdir}", f"--out={tmp_path / 'no' / 'x'}"])
+
+
+def test_a_damaged_checkpoint_is_one_line(workdir, images, tmp_path):
+    damaged = shutil.copytree(workdir, tmp_path / "damaged")
+    for path in damaged.glob("checkpoints/*/state/ocdbt.process_0/d/*"):
+        path.write_bytes(path.read_bytes()[:50])
+    command = [sys.executable, "-m", "stepcot_jax.predict", str(images / "b.png"), f"--checkpoint={damaged}"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 2
+    assert told.stderr.startswith("error: ")
+    assert "cannot be restored" in told.stderr
+    assert told.stderr.count("\n") == 1
 
 
 def test_help_needs_no_jax():

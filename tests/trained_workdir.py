@@ -1,7 +1,10 @@
 """A workdir as a run leaves it, without the training: random weights, two checkpoints, two networks."""
 
 import contextlib
+import functools
 import pathlib
+import shutil
+import tempfile
 
 import jax
 import numpy as np
@@ -67,10 +70,23 @@ def make_text(settings):
     return encode_prompts(write_prompts(DEFAULT_CHAIN, settings.prompts.template), settings.prompts.width)
 
 
-def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False, **changes):
-    """Its settings, and the parameters by step."""
-    settings = small_settings(**changes)
-    folder.mkdir(parents=True, exist_ok=True)
+_BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-workdir-")
+
+
+def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False):
+    """Its settings, and the parameters by step; built once in a process and copied from then on."""
+    settings, params = _build()
+    shutil.copytree(_BUILT.name, folder)
+    if calibrated:
+        names, num_steps = ("teacher", "student"), DEFAULT_CHAIN.num_steps
+        of_each = [dict.fromkeys(names, (number,) * num_steps) for number in (2.0, 0.7)]
+        write_calibration(folder / "calibration.json", Calibration(0.9, *of_each), DEFAULT_CHAIN)
+    return settings, params
+
+
+@functools.cache
+def _build():
+    settings, folder = small_settings(), pathlib.Path(_BUILT.name)
     write_settings(folder / "settings.json", settings)
     write_reading(folder, DEFAULT_CHAIN, make_text(settings) if settings.teacher.text else None)
     checkpoints = Checkpoints(folder / "checkpoints")
@@ -84,13 +100,4 @@ def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False, **ch
         checkpoints.save(state, {"batches": {}, "plateau": {}, "seconds": 0.0, "data": ""}, kept)
     checkpoints.wait()
     checkpoints.close()
-    if calibrated:
-        names = settings_names(settings)
-        steps = DEFAULT_CHAIN.num_steps
-        calibration = Calibration(0.9, dict.fromkeys(names, (2.0,) * steps), dict.fromkeys(names, (0.7,) * steps))
-        write_calibration(folder / "calibration.json", calibration, DEFAULT_CHAIN)
     return settings, params
-
-
-def settings_names(settings):
-    return ("teacher", "student") if settings.job == "distill" else (settings.job,)

@@ -55,8 +55,7 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
         rf"(?:{_CANNOT}|(?:difficult|hard|impossible) to) (?:\w+ ){{0,2}}?{_DOUBT}",
         r"possib(?:le|ly|ility of)|potential\w*|less likely|question(?:able)?|perhaps|equivocal|differential",
         r"consider(?:ation|ed)?|might|conceivabl[ey]|unclear whether|uncertain whether",
-        r"may(?: \w+)? (?:be|represent|reflect|indicate|relate|have)|can be seen (?:with|in)",
-        r"could(?: \w+)? (?:be|represent|reflect|relate)",
+        r"(?:may|could)(?: \w+)? (?:be|represent|reflect|indicate|relate|have)|can be seen (?:with|in)",
         _GUESS,
         r"concern(?:ing)? for|worrisome for|suspicious for|suspicion (?:of|for)|rais\w+ (?:the )?concern",
         r"borderline(?! (?:\w+ ){0,2}?enlarg)",
@@ -68,8 +67,8 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
         rf" {_CHANGE})",
         rf"without(?! {_CHANGE})|w/o|no(?=(?:focal|acute|evidence|definite|large)\b)",
         r"(?:is|are|was|were|do|does|did|has|have)n't|fail(?:s|ed)? to (?:show|demonstrate|reveal)",
-        r"negative (?:for|XXXX)|free (?:of|from)|clear of|clear (?=air-?space|focal)|absence of|absent|lack(?:s"
-        r"|ing)? (?:of|any)",
+        r"negative (?:for|XXXX)|free (?:of|from)|clear of|clear (?=air-?space|focal)|absence of|absent",
+        r"lack(?:s|ing)? (?:of|any)",
         r"nor|neither|none of|nothing|never|devoid of|rather than|instead of|no longer|non-(?=enlarged|dilated)",
         r"(?:resolution|clearing|removal) of",
     ),
@@ -101,10 +100,9 @@ _BEHIND: dict[Status, tuple[str, ...]] = {
         rf"{_CANNOT} (?:\w+ ){{0,3}}?{_DOUBT}",
         r"(?:is|are|as|remains?) (?:also )?(?:an? )?(?:possible|possibilit\w+|questioned|questionable"
         r"|considered|consideration)",
-        r"(?:should|would|could|may|might) be (?:considered|entertained|included)|not (?:entirely "
-        r"|completely )?excluded",
+        r"(?:should|would|could|may|might) be (?:considered|entertained|included)|not (?:\w+ly )?excluded",
         r"in the differential|less likely|(?:difficult|hard|impossible) to (?:\w+ )?exclude",
-        rf"{_MAY} be (?:\w+ )?{_SEEN}|{_MAY} (?:also |well )?(?:have|give|cause|produce|explain|account for|look|appear)",
+        rf"{_MAY} be (?:\w+ )?{_SEEN}|{_MAY} (?:also |well )?(?:have|give|cause|produce|explain|account|look|appear)",
     ),
     Status.ASKED: (
         rf"(?:may not|might not|could not|can ?not|can) be (?:\w+ )?{_SEEN}(?! (?:with|in)\b)",
@@ -125,8 +123,7 @@ _BEHIND: dict[Status, tuple[str, ...]] = {
 _ANEW = (
     r"(?:there|the|heart(?! failure)|cardiac|cardiomediastinal|lungs?|mild\w*|stable|minimal\w*|unchanged|persist\w+"
     r"|chronic|again|otherwise|old|degenerat\w+|low|calcified|status|elevated|scattered|moderate\w*"
-    r"|borderline|tortuous|small"
-    r"|tiny|trace|probable|possible)"
+    r"|borderline|tortuous|small|tiny|trace|probable|possible|multiple|several|few|prominent|bibasilar)"
 )
 # In "no edema, small effusion, or mass" the list goes on: its last member has an "or" and no verb stands between.
 _CLOSING = (
@@ -135,10 +132,10 @@ _CLOSING = (
 )
 _BARRIER = re.compile(
     r";|:(?! (?:none|no|absent|negative)\b)|\b(?:but|however|although|though|except|aside from|other than"
-    r"|apart from|exception of|which|while"
-    r"|superimposed on|in the setting of)\b"
+    r"|apart from|exception of|which|while|superimposed on|in the setting of)\b"
     r"| with (?=(?:an? )?(?:residual|moderate|new|worsening|increas\w+|resultant|associated|bilateral|left|right)\b)"
-    r"|,? (?:and|with) (?=(?:an? )?(?:there (?:is|are)|stable|mild|minimal|unchanged|persistent|small|tiny|trace)\b)"
+    r"|,? (?:and|with) (?=(?:an? )?(?:there (?:is|are)|stable|mild\w*|minimal|unchanged|persistent|small|tiny|trace"
+    r"|multiple|scattered|calcified|moderate)\b)"
     rf"|, (?:with\b|and the\b|(?={_ANEW}\b(?!{_CLOSING})))",
     re.IGNORECASE,
 )
@@ -146,6 +143,11 @@ _BARRIER = re.compile(
 # "There is no mass and the heart is enlarged": where a clause has its verb already, "and" with a verb begins another.
 _VERB = r"(?:is|are|was|were|has|have|remains?|appears?|shows?|demonstrates?)"
 _AND = re.compile(rf",? and (?=(?:the |an? )?(?:[\w-]+ ){{1,5}}?{_VERB}\b)", re.IGNORECASE)
+# "No mass, or effusion, scattered granulomas": an "or" names the last of what is denied, if none comes behind it.
+_LIST_END = re.compile(
+    r"\bn?or (?:[\w-]+ ){0,4}?[\w-]+(?P<next>, )(?!(?:and|n?or|but|no|nor|without|either)\b)(?![^.;]*\bn?or\b)",
+    re.IGNORECASE,
+)
 _FINITE = re.compile(rf"\b{_VERB}\b", re.IGNORECASE)
 
 
@@ -156,9 +158,8 @@ def _compile(table: dict[Status, tuple[str, ...]]) -> re.Pattern[str]:
 
 _CUE_BEFORE, _CUE_BEHIND = _compile(_BEFORE), _compile(_BEHIND)
 _LIMITED = re.compile(
-    r"\b(?:large|focal|significant\w*|acute|new|definite\w*|lobar|obvious|gross\w*|sizable|sizeable|overt"
-    r"|appreciable|XXXX"
-    r"|left|right|bilateral|upper|lower|worrisome|noncalcified|non-calcified|measurable|pericardial"
+    r"\b(?:large|focal|significant\w*|acute|new|definite\w*|lobar|obvious|gross\w*|size?able|overt"
+    r"|appreciable|XXXX|left|right|bilateral|upper|lower|worrisome|noncalcified|non-calcified|measurable|pericardial"
     r"|other|additional|dense|discrete|displaced|active|suspicious|recurrent|enlarging|residual|further|convincing"
     r"|elsewhere|otherwise|remaining|remainder|contralateral|frank|massive|drainable|layering|loculated|calcified)\b",
     re.IGNORECASE,
@@ -189,6 +190,7 @@ class _Reach:
 def _find_barriers(sentence: str) -> list[tuple[int, int]]:
     """Where a clause of the sentence ends and the next begins."""
     found = [match.span() for match in _BARRIER.finditer(sentence)]
+    found += [match.span("next") for match in _LIST_END.finditer(sentence)]
     for match in _AND.finditer(sentence):
         begin = max((end for _, end in found if end <= match.start()), default=0)
         if _FINITE.search(sentence, begin, match.start()):

@@ -45,7 +45,7 @@ PATTERN_WORDS: dict[str, str] = {
     CAVITY: r"cavit(?:y|ies|ary|ation|ations|ating)|air[- ]fluid level",
     RETICULAR: r"reticul\w+|interstitial|honeycomb\w*",
     LINEAR: r"linear|streak\w*|plate-?like|discoid|band-?like|bands?|sub-?segmental|strand\w*",
-    NODULAR: r"nodular|nodules?|mass(?:es)?|mass-?like|rounded|round",
+    NODULAR: r"(?:fibro|micro)?nodular|nodules?|mass(?:es)?|mass-?like|rounded|round",
     CONSOLIDATION: r"consolidat\w+|air-?\s?space|alveolar|lobar",
 }
 LOCATION_WORDS: dict[str, str] = {
@@ -68,7 +68,10 @@ LOCATION_WORDS: dict[str, str] = {
 MORPHOLOGY_WORDS: dict[str, str] = {
     CALCIFIED: r"(?<!non)(?<!non-)(?<!no )calci\w+|hyperdense|" + match_slips("calcified"),
     SPICULATED: r"spiculat\w+|stellate",
-    ILL_DEFINED: r"(?:ill|poorly)[- ]?(?:defined|marginated|circumscribed|delineated)|indistinct|patchy|hazy|irregular|vague|fluffy|blurred",
+    ILL_DEFINED: (
+        r"(?:ill|poorly)[- ]?(?:defined|marginated|circumscribed|delineated)|indistinct|patchy|hazy|irregular|vague"
+        r"|fluffy|blurred"
+    ),
     SHARP: (
         r"well[- ]?(?:circumscribed|defined|marginated|delineated)|sharply \w+|circumscribed|smooth\w*"
         r"|(?:sharp|distinct) (?:margin|border|edge|contour)s?"
@@ -90,11 +93,11 @@ _TWO_ZONES = re.compile(
 )
 
 
-def names_two_zones(text: str, first: int, last: int) -> bool:
-    """Whether characters `first` to `last` join two zones by "and", a comma or a slash."""
+def names_two_zones(text: str, first: int, last: int, *, about: tuple[int, int]) -> bool:
+    """Whether characters `first` to `last` join two zones by "and", a comma or a slash, at least one in `about`."""
     for match in _TWO_ZONES.finditer(text, first, last):
-        one, two = (_zone_of(match[name]) for name in ("one", "two"))
-        if one != two:
+        is_near = match.start() < about[1] and about[0] < match.end()
+        if is_near and _zone_of(match["one"]) != _zone_of(match["two"]):
             return True
     return False
 

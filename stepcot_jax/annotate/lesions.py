@@ -7,14 +7,23 @@ Impression: pneumonia."), then in the whole sentence.
 
 import collections
 import dataclasses
-import re
 from collections.abc import Iterator
 
 from stepcot_jax.annotate import descriptions, terms
 from stepcot_jax.annotate.assertions import Status
 from stepcot_jax.annotate.descriptions import Describer
+from stepcot_jax.annotate.places import (
+    Place,
+    find_sequels,
+    find_sides,
+    find_site,
+    may_share,
+    names_two_zones,
+    phrase_and_clause,
+    relative_clause,
+    whole_sentence,
+)
 from stepcot_jax.annotate.reading import Mention, Reading
-from stepcot_jax.annotate.sentences import Sentence
 from stepcot_jax.chain import NOT_APPLICABLE
 
 _MOST_MENTIONS = 30
@@ -69,12 +78,13 @@ class Lesion:
         # A sentence that names no other finding is about this one with all its words.
         num_named = collections.Counter(item.number for item in reading.mentions)
         alone = {number for number, count in num_named.items() if count == 1}
-        self._sides = {side for item in own for side in find_sides(item, alone=item.number in alone)}
+        sides = {side for item in own for side in find_sides(item, alone=item.number in alone)}
+        self._is_in_two_places = len(sides) > 1 or any(map(names_two_zones, own))
         self._places = [
-            *(place for item in own for place in (*near(item), *relative(item))),
+            *(place for item in own for place in (*phrase_and_clause(item), *relative_clause(item))),
             *(whole_sentence(item) for item in own if item.number in alone),
             *find_sequels(reading, own),
-            *(place for item in explained for place in near(item)),
+            *(place for item in explained for place in phrase_and_clause(item)),
             *(whole_sentence(item) for item in self.linked if item.number != chief.number),
         ]
 
@@ -84,9 +94,7 @@ class Lesion:
             return self._implied(NOT_APPLICABLE)
         found = [(place, descriptions.DISTRIBUTION.strongest(*place.words)) for place in self._places]
         for place, answer in found:
-            if answer == descriptions.FOCAL and (
-                len(self._sides) > 1 or self._is_strewn(place) or descriptions.names_two_zones(*place.words)
-            ):
+            if answer == descriptions.FOCAL and (self._is_in_two_places or self._is_strewn(place)):
                 return Answer(descriptions.MULTIFOCAL, place.sentence.text)
             diffuse = [other for other, word in found if word == descriptions.DIFFUSE]
             if answer == descriptions.MULTIFOCAL and diffuse:
@@ -158,13 +166,13 @@ def _explained(reading: Reading, chief: Mention) -> list[Mention]:
 
     A granuloma at the place of a nodule is the nodule; what may be at the place of a lesion that is no diagnosis is it.
     """
+    site = find_site(chief)
     if chief.sort == "lesion":
         lesions = [item for item in reading.mentions if item.sort == "lesion" and item.present]
-        return [item for item in lesions if may_share(find_site(item), find_site(chief))]
-    same = [
-        item for item in reading.mentions if item.finding in _CALCIFIED and item.present and find_site(item) == find_site(chief)
-    ]
-    of_nodule = same if chief.finding == terms.NODULE and find_site(chief)[0] else []
+        return [item for item in lesions if may_share(find_site(item), site)]
+    calcified = [item for item in reading.mentions if item.finding in _CALCIFIED and item.present]
+    is_placed_nodule = chief.finding == terms.NODULE and site[0]
+    of_nodule = [item for item in calcified if find_site(item) == site] if is_placed_nodule else []
     return [*_opacities(reading), *of_nodule] if chief.finding in _OF_LUNG else []
 
 

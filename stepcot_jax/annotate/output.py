@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.annotate.annotation import REASONS, Annotation, Report
-from stepcot_jax.locks import LOCK_NAME
 from stepcot_jax.annotate.reports import REPEATED, UNREADABLE, Refused
 from stepcot_jax.annotate.run import Outcome, Provenance
 from stepcot_jax.chain import Chain
@@ -25,6 +24,7 @@ from stepcot_jax.data.cases import Case
 from stepcot_jax.data.record_reader import ImageLocator
 from stepcot_jax.data.records import write_records
 from stepcot_jax.errors import BadInput
+from stepcot_jax.locks import LOCK_NAME
 
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"

@@ -15,7 +15,6 @@ from stepcot_jax.annotate.client import Client
 from stepcot_jax.annotate.endpoint import Endpoint
 from stepcot_jax.annotate.ledger import SUFFIX
 from stepcot_jax.annotate.llm import DEFAULT_NUM_REPAIRS, Interviewer, LlmAnnotator
-from stepcot_jax.locks import lock_folder
 from stepcot_jax.annotate.output import LEDGER_FOLDER, Result, bring_images
 from stepcot_jax.annotate.prompt import Prompt, write_annotation_prompt, write_trust_prompt, write_vote_prompt
 from stepcot_jax.annotate.reports import Refused, locate_images, read_reports
@@ -25,6 +24,7 @@ from stepcot_jax.annotate.voting import QualityAssurance
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
 from stepcot_jax.data import published
 from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.locks import lock_folder
 from stepcot_jax.terminal import Terminal
 
 _Annotate = Callable[[Report], Awaitable[tuple[Annotation, Provenance]]]

@@ -6,7 +6,7 @@ the sentence behind it that goes on about it.
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from stepcot_jax.annotate import descriptions
 from stepcot_jax.annotate.reading import Mention, Reading
@@ -19,17 +19,19 @@ _LEFT, _RIGHT = (
 )
 _SEQUEL = re.compile(
     r"(?:these|this|it|they|both|(?:most )?likely|probabl[ey]|possibly|appears?|measur(?:es?|ing)|represent(?:s|ing)"
-    r"|the (?:calcifications?|margins?|nodul\w+|mass(?:es)?|opacit(?:y|ies)|densit(?:y|ies)|lesions?|findings?|appearance))\b",
+    r"|the (?:calcifications?|margins?|nodul\w+|mass(?:es)?|opacit(?:y|ies)|densit(?:y|ies)|lesions?|findings?"
+    r"|appearance))\b",
     re.IGNORECASE,
 )
 
 # "A nodule which is calcified": what "which" begins is a clause of its own, but about the same lesion.
 _RELATIVE = re.compile(
-    r"which (?:is|are|appears?|has|have|measures?|contains?|demonstrates?|shows?)\b(?:(?! and\b)[^,;.]){0,80}", re.IGNORECASE
+    r"which (?:is|are|appears?|has|have|measures?|contains?|demonstrates?|shows?)\b(?:(?! and\b)[^,;.]){0,80}",
+    re.IGNORECASE,
 )
 
-
 Site = tuple[str | None, frozenset[str]]
+"""A zone and the sides, as far as they are named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +56,23 @@ def may_share(one: Site, two: Site) -> bool:
 
 def find_site(mention: Mention) -> Site:
     """The zone and the sides that the words near a finding name."""
-    *_, clause = near(mention)
+    *_, clause = phrase_and_clause(mention)
     return descriptions.LOCATION.strongest(*clause.words), frozenset(find_sides(mention, alone=False))
 
 
 def find_sides(mention: Mention, *, alone: bool) -> set[str]:
     """The sides on which a sentence puts a finding."""
-    place = whole_sentence(mention) if alone else next(near(mention))
+    place = whole_sentence(mention) if alone else next(phrase_and_clause(mention))
     return {side for side, words in (("left", _LEFT), ("right", _RIGHT)) if words.search(*place.words)}
 
 
-def find_sequels(reading: Reading, own: list[Mention]) -> Iterator[Place]:
+def names_two_zones(mention: Mention) -> bool:
+    """Whether the words about a finding join two zones ("right middle and lower lobe")."""
+    phrase, clause = phrase_and_clause(mention)
+    return descriptions.names_two_zones(*clause.words, about=(phrase.first, phrase.last))
+
+
+def find_sequels(reading: Reading, own: Iterable[Mention]) -> Iterator[Place]:
     """The sentences that go on about a finding ("These most likely represent calcified granulomas.")."""
     for number in dict.fromkeys(item.number + 1 for item in own):
         if number < len(reading.sentences) and _SEQUEL.match(reading.sentences[number].line):
@@ -73,17 +81,18 @@ def find_sequels(reading: Reading, own: list[Mention]) -> Iterator[Place]:
 
 
 def whole_sentence(mention: Mention) -> Place:
+    """All that the sentence of a finding says."""
     return Place(mention.sentence, 0, len(mention.sentence.line), (mention.start, mention.end))
 
 
-def relative(mention: Mention) -> Iterator[Place]:
+def relative_clause(mention: Mention) -> Iterator[Place]:
     """What a relative clause behind the clause of a finding says of it."""
     match = _RELATIVE.match(mention.sentence.line, mention.clause[1])
     if match:
         yield Place(mention.sentence, match.start(), match.end(), (mention.start, mention.end))
 
 
-def near(mention: Mention) -> Iterator[Place]:
+def phrase_and_clause(mention: Mention) -> Iterator[Place]:
     """The phrase of a finding, then its clause."""
     text, (first, last) = mention.sentence.line, mention.clause
     about = (mention.start, mention.end)

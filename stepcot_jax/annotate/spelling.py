@@ -3,8 +3,6 @@
 A report that says "small efusion" means an effusion. Only long words are taken, whose slips are no other words.
 """
 
-import re
-
 _SHORTEST = 6
 _NUM_KEPT = 2
 """First letters that a slip leaves as they are: there, slips are rare and other words near ("infusion")."""
@@ -30,6 +28,7 @@ def find_slips(word: str) -> frozenset[str]:
 def match_slips(*words: str) -> str:
     """A regular expression of the slips of words, in which each letter is looked at once.
 
+    >>> import re
     >>> bool(re.fullmatch(match_slips("effusion"), "efusion"))
     True
     """

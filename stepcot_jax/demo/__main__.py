@@ -22,7 +22,6 @@ def main(arguments: list[str] | None = None) -> int:
         raise BadInput(f"--port: found {options.port}, accepted are 0 (any that is free) to 65535")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.demo.server import import_gradio, serve
-    from stepcot_jax.demo.sessions import warm_up
     from stepcot_jax.explain.saliency import Explainer
     from stepcot_jax.trained import load_trained
 
@@ -30,8 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
     explainer = Explainer(load_trained(options.checkpoint, names=(options.model,)), model=options.model)
     if options.host not in _LOCAL:
         print(f"note: {options.host}: others can reach this page, which asks for no password", file=sys.stderr)
-    print("compiling ...", file=sys.stderr)
-    warm_up(explainer)
     serve(explainer, gradio, host=options.host, port=options.port)
     return 0
 

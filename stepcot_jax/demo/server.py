@@ -3,11 +3,12 @@
 import importlib
 import os
 import socket
+import sys
 import tempfile
 from typing import Any
 
 from stepcot_jax.demo.blocks import make_blocks
-from stepcot_jax.demo.sessions import MAX_MEGABYTES
+from stepcot_jax.demo.sessions import MAX_MEGABYTES, warm_up
 from stepcot_jax.errors import BadInput
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.pages.markup import read_part
@@ -59,6 +60,8 @@ def serve(explainer: Explainer, gradio: Any, *, host: str, port: int) -> None:
 
     with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="stepcot-demo-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
+        print("compiling ...", file=sys.stderr, flush=True)
+        warm_up(explainer)
         found_host, found_port = listening.getsockname()[:2]
         app = _make_app(explainer, gradio, host=found_host, port=found_port)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_FINISH)
@@ -88,7 +91,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _make_app(explainer: Explainer, gradio: Any, *, host: str, port: int) -> Any:
     import fastapi
 
-    no_docs = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    no_docs: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
     app = fastapi.FastAPI(**no_docs)
 
     @app.middleware("http")

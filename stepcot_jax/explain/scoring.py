@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ from stepcot_jax.trained.pictures import to_input
 TRAINED, RANDOM = "trained", "random weights"
 
 _BATCH_SIZE = 8
-_SEED = 0
+_NUM_SHUFFLES = 5
+"""Random models that are averaged: one alone may look at the right place by chance."""
 
 
 def score_network(
@@ -54,7 +56,9 @@ def score_network(
     inside = np.stack([picture.inside for picture in pictures])
     scores = {
         TRAINED: _score(trained, model, pictures),
-        RANDOM: _score(randomise(trained, model, seed=_SEED), model, pictures),
+        RANDOM: _average(
+            [_score(randomise(trained, model, seed=seed), model, pictures) for seed in range(_NUM_SHUFFLES)]
+        ),
         EVEN: score_even_map(inside, num_steps=trained.chain.num_steps),
     }
     found = compare(scores, trained.chain, groups=[picture.patient for picture in pictures])
@@ -86,19 +90,27 @@ def _score(trained: Trained, model: str, pictures: list[BoxedPicture]) -> MapSco
         batch = pictures[start : start + explainer.batch_size]
         explained = explainer.explain(to_input([each.picture for each in batch], trained.preprocessing))
         parts.append(score_maps(explained.maps, np.stack([each.inside for each in batch])))
-    return MapScores(
-        **{
-            field.name: np.concatenate([getattr(part, field.name) for part in parts])
-            for field in dataclasses.fields(MapScores)
-        }
-    )
+    return _join(parts, np.concatenate)
+
+
+def _average(scores: list[MapScores]) -> MapScores:
+    return _join(scores, lambda rows: np.mean(rows, axis=0))
+
+
+def _join(parts: list[MapScores], join: Callable[[list[np.ndarray]], np.ndarray]) -> MapScores:
+    names = [field.name for field in dataclasses.fields(MapScores)]
+    return MapScores(**{name: join([getattr(part, name) for part in parts]) for name in names})
 
 
 def describe_scores(found: dict[str, Any]) -> str:
     """The scores as a table for a person."""
     names = (TRAINED, RANDOM, EVEN)
     width = max(len(entry["step"]) for entry in found["steps"])
-    head = f"{'':<{width}}" + "".join(f"  {name:>22}" for name in names) + "  trained above even [95 %]"
+    head = (
+        f"{'':<{width}}"
+        + "".join(f"  {name:>22}" for name in names)
+        + "  trained above even [95 %]   above random [95 %]"
+    )
     under = f"{'':<{width}}" + "".join(f"  {'energy pointing spread':>22}" for _ in names)
     lines = [f"{found['num_cases']} radiographs with boxes ({found['data']}), {found['model']}", "", head, under]
     for entry in found["steps"]:
@@ -106,18 +118,21 @@ def describe_scores(found: dict[str, Any]) -> str:
             f"  {entry[name]['energy']:>6.1%} {entry[name]['pointing']:>8.1%} {entry[name]['spread']:>6.2f}"
             for name in names
         )
-        above = entry[TRAINED]["energy_above_even"]
-        lines.append(
-            f"{entry['step']:<{width}}{cells}  {above['mean']:+.1%} [{above['low']:+.1%}, {above['high']:+.1%}]"
-        )
+        above = (_interval(entry[TRAINED]["energy_above"][name]) for name in (EVEN, RANDOM))
+        lines.append(f"{entry['step']:<{width}}{cells}  {'  '.join(above)}")
     change = found["spread_change_a_step"][TRAINED]
     lines += [
         "",
         f"spread of the map a step: {change['mean']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]; the focus "
         f"narrows in {found['share_narrowing'][TRAINED]:.0%} of the radiographs",
-        "energy: share of the map inside the boxes; pointing: highest cell inside; spread: entropy, 1 for an even map",
+        "energy: share of the map inside the boxes; pointing: highest cell inside; spread: entropy, 1 for an even map;",
+        f"random weights: the network's own numbers in random order, mean of {_NUM_SHUFFLES} orders",
     ]
     return "\n".join(lines)
+
+
+def _interval(found: dict[str, float]) -> str:
+    return f"{found['mean']:+6.1%} [{found['low']:+6.1%}, {found['high']:+6.1%}]"
 
 
 def write_scores(found: dict[str, Any]) -> bytes:

@@ -161,7 +161,9 @@ def student_objective(
     projected_student = gather(student_projection(student_features))
     projected_teacher = gather(teacher_projection(jax.lax.stop_gradient(teacher_features)))
     gathered_labels = gather(labels)
-    share = len(labels) / len(gathered_labels)  # every part computes the alignment of all cases, and answers for its own
+    share = len(labels) / len(
+        gathered_labels
+    )  # every part computes the alignment of all cases, and answers for its own
 
     def parts_of_step(
         logits: Array,

@@ -52,8 +52,8 @@ class Teacher(nn.Module):
       context_dropout_rate: dropout of the fused context.
       head_dropout_rate: dropout of image projections and step heads.
       memory: False removes the memory node and its GRU (ablation).
-      write_back: False keeps the memory node and writes no answer to it (ablation): it still exchanges with the steps in
-        the graph attention, but what was answered, or given, reaches no later step.
+      write_back: False keeps the memory node and writes no answer to it (ablation): it still
+        exchanges with the steps in the graph attention, but what was answered, or given, reaches no later step.
       text: False puts learned step vectors in the prompts' place (ablation).
       unroll: True compiles the steps one by one instead of as a loop, for a single case or for comparison.
       remat: True keeps only what passes from step to step for the backward pass, and computes the rest again.
@@ -210,9 +210,7 @@ class Teacher(nn.Module):
         attention = jnp.broadcast_to(attention, (num_cases, *attention.shape[-4:]))
         all_but_last = jax.tree.map(lambda leaf: leaf[:-1], inputs)
         scanned = (all_but_last, keeps_of_rest)
-        nodes, outputs = scan_steps(
-            answer_and_attend, shared, nodes, scanned, unroll=self.unroll, remat=self.remat
-        )
+        nodes, outputs = scan_steps(answer_and_attend, shared, nodes, scanned, unroll=self.unroll, remat=self.remat)
         attentions = outputs.pop("attention")
         _, of_last = answer(shared, nodes, jax.tree.map(lambda leaf: leaf[-1], inputs))
         outputs = jax.tree.map(lambda others, one: jnp.concatenate([others, one[None]]), outputs, of_last)

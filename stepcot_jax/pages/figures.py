@@ -83,7 +83,7 @@ def draw_reliability(
       title: above the diagram.
     """
     area = _Area(240, 240, (0.0, 1.0), (0.0, 1.0))
-    parts = [_draw_axes(area, "confidence", "accuracy")]
+    parts: list[Html | None] = [_draw_axes(area, "confidence", "accuracy")]
     parts.append(_path([area.place(0, 0), area.place(1, 1)], "diagonal"))
     parts.append(_path([area.place(x, y) for x, y in zip(confidences, accuracies, strict=True)], "line line-0"))
     most = max(counts, default=1)
@@ -100,7 +100,7 @@ def choose_ticks(low: float, high: float, *, most: int = 6, whole: bool = False)
 
     >>> choose_ticks(0, 1)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    >>> choose_ticks(1, 14, whole=True)
+    >>> choose_ticks(1, 14, most=8, whole=True)
     [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0]
     """
     raw = (high - low) / most
@@ -168,7 +168,7 @@ def _figure(title: str, *children: Html) -> Html:
     return tag("figure", tag("figcaption", title), *children)
 
 
-def _svg(area: _Area, title: str, parts: Sequence[Html]) -> Html:
+def _svg(area: _Area, title: str, parts: Sequence[Html | None]) -> Html:
     box = f"0 0 {area.width:g} {area.height:g}"
     return tag("svg", *parts, viewBox=box, role="img", aria_label=title, class_="chart")
 

@@ -56,6 +56,8 @@ def _write_flips(reading: ChainReading, flipped: dict[str, str]) -> Html | None:
     if not any(answer.given for answer in reading.steps):
         return None
     if not flipped:
-        return tag("p", "The correction changed no other answer.", class_="changes")
+        largest = max((shift.change for shift in reading.shifted), default=0.0)
+        moved = f"no later probability moved by more than {100 * largest:.2g} points"
+        return tag("p", f"The correction changed no other answer; {moved}.", class_="changes")
     changes = "; ".join(f"{flip.step}: {flip.before} → {flip.after}" for flip in reading.flipped)
     return tag("p", f"Changed by the correction: {changes}.", class_="changes")

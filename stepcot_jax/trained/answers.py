@@ -10,49 +10,12 @@ from jaxtyping import Float, Int
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.check_printing import make_printable
+from stepcot_jax.trained.changes import Flip, Shift, StepAnswer, find_flips, measure_shifts
 from stepcot_jax.trained.paragraph import write_paragraph
 from stepcot_jax.trained.reader import NOT_GIVEN, Reading
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
-
-
-@dataclasses.dataclass(frozen=True)
-class StepAnswer:
-    """The answer to one question.
-
-    Attributes:
-      step: the question with its options.
-      label: of the answer: the given one where one was given, else the network's most probable.
-      probabilities: the network's, one an option; also where an answer was given.
-      given: whether a person gave the answer.
-      answer_set: the options that the conformal set holds, most probable first; None where there is none.
-    """
-
-    step: Step
-    label: int
-    probabilities: tuple[float, ...]
-    given: bool
-    answer_set: tuple[str, ...] | None
-
-    @property
-    def answer(self) -> str:
-        """The answer's text."""
-        return self.step.options[self.label]
-
-    @property
-    def probability(self) -> float:
-        """The probability that the network gives to the answer."""
-        return self.probabilities[self.label]
-
-
-@dataclasses.dataclass(frozen=True)
-class Flip:
-    """A later answer that a correction changed."""
-
-    step: str
-    before: str
-    after: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +29,7 @@ class ChainReading:
       coverage: how often an answer set holds the true answer; None where there are no answer sets.
       steps: the answers, in the chain's order.
       flipped: later answers that the given ones changed; empty without given answers.
+      shifted: the change in each later step, of which most turn no answer; empty without given answers.
     """
 
     source: str
@@ -74,6 +38,7 @@ class ChainReading:
     coverage: float | None
     steps: tuple[StepAnswer, ...]
     flipped: tuple[Flip, ...] = ()
+    shifted: tuple[Shift, ...] = ()
 
     @property
     def answers(self) -> dict[str, str]:
@@ -116,6 +81,7 @@ class ChainReading:
             "coverage": self.coverage,
             "steps": steps,
             "flipped": [dataclasses.asdict(flip) for flip in self.flipped],
+            "shifted": [dataclasses.asdict(shift) for shift in self.shifted],
             "paragraph": self.paragraph,
         }
 
@@ -123,9 +89,18 @@ class ChainReading:
         rows = [(each.step.name, each.answer, _describe_certainty(each)) for each in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
-        lines += [f"changed by what was given: {flip.step}: {flip.before} -> {flip.after}" for flip in self.flipped]
+        lines += self._describe_changes()
         text = [self.source, *(f"  {line}" for line in lines), self.paragraph]
         return "\n".join(make_printable(line) for line in text)
+
+    def _describe_changes(self) -> list[str]:
+        """What the given answers changed, in words; nothing without any."""
+        if not self.shifted:
+            return []
+        lines = [f"changed by what was given: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
+        most = max(self.shifted, key=lambda shift: shift.change)
+        lines += [] if self.flipped else ["what was given changed no later answer"]
+        return [*lines, f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"]
 
     def _repr_html_(self) -> str:
         """A table for notebooks; every text is escaped."""
@@ -134,10 +109,8 @@ class ChainReading:
             f"<td>{html.escape(_describe_certainty(each))}</td></tr>"
             for each in self.steps
         )
-        flips = "".join(
-            f"<li>{html.escape(f'{flip.step}: {flip.before} → {flip.after}')}</li>" for flip in self.flipped
-        )
-        changed = f"<p>Changed by what was given:</p><ul>{flips}</ul>" if flips else ""
+        changes = "".join(f"<li>{html.escape(line)}</li>" for line in self._describe_changes())
+        changed = f"<ul>{changes}</ul>" if changes else ""
         head = "<tr><th>Question</th><th>Answer</th><th>Probability</th></tr>"
         return f"<table>{head}{rows}</table>{changed}<p>{html.escape(self.paragraph)}</p>"
 
@@ -180,9 +153,14 @@ def make_readings(
             _answer_step(step, reading.probabilities[case, place], given, place, sets)
             for place, step in enumerate(chain.steps)
         )
-        before = None if uncorrected is None else uncorrected.probabilities[case]
-        flipped = () if before is None else _find_flips(steps, before)
-        readings.append(ChainReading(source, model, calibration is not None, coverage, steps, flipped))
+        flipped: tuple[Flip, ...] = ()
+        shifted: tuple[Shift, ...] = ()
+        if uncorrected is not None:
+            flipped = find_flips(steps, uncorrected.probabilities[case])
+            shifted = measure_shifts(steps, uncorrected.probabilities[case])
+        readings.append(
+            ChainReading(source, model, calibration is not None, coverage, steps, flipped=flipped, shifted=shifted)
+        )
     return readings
 
 
@@ -197,14 +175,3 @@ def _answer_step(
         ordered = np.argsort(-own, kind="stable")
         answer_set = tuple(step.options[option] for option in ordered if sets[place, option])
     return StepAnswer(step, label, tuple(float(share) for share in own), is_given, answer_set)
-
-
-def _find_flips(steps: Sequence[StepAnswer], before: Float[np.ndarray, "step answer"]) -> tuple[Flip, ...]:
-    """The network's answers that are others than without the given ones."""
-    flips = []
-    for place, answer in enumerate(steps):
-        options = answer.step.options
-        without = options[int(before[place, : len(options)].argmax())]
-        if not answer.given and without != answer.answer:
-            flips.append(Flip(answer.step.name, without, answer.answer))
-    return tuple(flips)

@@ -16,8 +16,8 @@ from stepcot_jax.inputs import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.settings import Settings, read_settings
 from stepcot_jax.systems import make_networks
 from stepcot_jax.trained.stored_reading import StoredReading, read_reading
-from stepcot_jax.training.stored_params import read_best, restore_params
 from stepcot_jax.training.state import Networks, Params, init_params
+from stepcot_jax.training.stored_params import read_best, restore_params
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration

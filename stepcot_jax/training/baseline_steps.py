@@ -79,7 +79,7 @@ def start_baseline_state(
 ) -> TrainState:
     """The state before the first batch."""
     states = {NAME: optimizers[NAME].init(params)}
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizers=states, key=key)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizers=states, key=jax.random.key_data(key))
 
 
 def read_as_baseline(

@@ -20,6 +20,7 @@ from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.training.processes import is_first, wait_for_all
 from stepcot_jax.training.state import TrainState
 
+
 @dataclasses.dataclass
 class Best:
     """The best score of a network so far and the step that reached it."""
@@ -59,8 +60,8 @@ def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
     """What to say of a checkpoint that cannot be restored."""
     others = [step for step in saved_steps(checkpoint.parent) if str(step) != checkpoint.name]
     return (
-        f"{checkpoint}: found a checkpoint that cannot be restored ({_in_short(error)}), accepted is a whole one; other "
-        f"checkpoints here: {others or 'none'}"
+        f"{checkpoint}: found a checkpoint that cannot be restored ({_in_short(error)}), accepted is a whole one; "
+        f"other checkpoints here: {others or 'none'}"
     )
 
 
@@ -152,8 +153,8 @@ class Checkpoints:
             return state, progress, self._put_aside(damages, step)
         causes = "; ".join(f"{step}: {_in_short(error)}" for step, error in damages.items())
         raise BadInput(
-            f"{self.folder}: found no checkpoint that can be restored ({causes}), accepted is at least one whole one, or "
-            "a new workdir to start over in; nothing was changed here"
+            f"{self.folder}: found no checkpoint that can be restored ({causes}), accepted is at least one whole one, "
+            "or a new workdir to start over in; nothing was changed here"
         )
 
     def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
@@ -199,8 +200,8 @@ class Checkpoints:
             if is_first():
                 (self.folder / str(step)).rename(aside)
             warnings.append(
-                f"warning: checkpoint {step} cannot be restored ({_in_short(error)}); it was renamed to {aside.name}, and "
-                f"the run goes on from checkpoint {taken}"
+                f"warning: checkpoint {step} cannot be restored ({_in_short(error)}); it was renamed to {aside.name}, "
+                f"and the run goes on from checkpoint {taken}"
             )
         if damages:
             wait_for_all("damaged checkpoints")
@@ -224,7 +225,8 @@ class Checkpoints:
             whole = [step for step in saved_steps(self.folder) if (self.folder / str(step)).is_dir()]
             raise RunStopped(
                 f"{self.folder}: {what} could not be written ({_in_short(error)}); checkpoint "
-                f"{whole[-1] if whole else 'none'} is the last that was saved whole, and the same command goes on from it"
+                f"{whole[-1] if whole else 'none'} is the last that was saved whole, and the same command goes on "
+                "from it"
             ) from error
 
     def close(self) -> None:

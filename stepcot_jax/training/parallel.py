@@ -84,9 +84,6 @@ class Devices:
         return jax.tree.map(self._put_from_each_process, tree)
 
     def _put_from_each_process(self, leaf: Any) -> jax.Array:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            data = self._put_from_each_process(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         return jax.make_array_from_process_local_data(self.whole, np.asarray(leaf), leaf.shape)
 
     def put_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
@@ -101,8 +98,12 @@ class Devices:
         """As `put_rows`, in the form that the compiled training step takes."""
         if not self._is_pmapped:
             return self.put_rows(batch)
-        local = self.num_devices // jax.process_count()
-        return self.put_rows({name: _fold_rows(np.asarray(rows), local) for name, rows in batch.items()})
+        num_local = self.num_devices // jax.process_count()
+        folded = {name: _fold_rows(np.asarray(rows), num_local) for name, rows in batch.items()}
+        # Of several processes each gives `pmap` its own rows alone.
+        local = [device for device in self.devices if device.process_index == jax.process_index()]
+        mesh = jax.sharding.Mesh(np.array(local), (AXIS,))
+        return jax.device_put(folded, NamedSharding(mesh, PartitionSpec(AXIS)))
 
     def compile_step(self, make_step: MakeStep, *, state: Any, batch: dict[str, Any], text_features: Any) -> Any:
         """The training step (state, batch, text features) -> (state, metrics), compiled; the state is donated.
@@ -117,9 +118,9 @@ class Devices:
         if self._is_pmapped:
             batch = {name: self._shape(rows, fold=True) for name, rows in batch.items()}
             # in_axes None: the state is whole on every device, before the step and after it.
-            run = jax.pmap(
-                step, AXIS, in_axes=(None, 0, None), out_axes=None, devices=self.devices, donate_argnums=0
-            )
+            run = jax.pmap(step, AXIS, in_axes=(None, 0, None), out_axes=None, devices=self.devices, donate_argnums=0)
+            if jax.process_count() > 1:
+                return self._whole_after(run)  # compiled at its first call: `lower` wants arrays there
             return run.lower(state, batch, text_features).compile()
         batch = {name: self._shape(rows, fold=False) for name, rows in batch.items()}
         if self.num_devices > 1:
@@ -133,6 +134,22 @@ class Devices:
                 check_vma=False,
             )
         return jax.jit(step, donate_argnums=0).lower(state, batch, text_features).compile()
+
+    def _whole_after(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A pmapped step of several processes, made to give its state as arrays of all devices, as a jitted one does.
+
+        By itself it gives arrays of this process's devices alone.
+        """
+
+        def to_whole(leaf: jax.Array) -> jax.Array:
+            shards = [shard.data for shard in leaf.addressable_shards]
+            return jax.make_array_from_single_device_arrays(leaf.shape, self.whole, shards)
+
+        def step(state: Any, batch: dict[str, jax.Array], text_features: Any) -> tuple[Any, Any]:
+            state, metrics = run(state, batch, text_features)
+            return jax.tree.map(to_whole, state), metrics
+
+        return step
 
     @property
     def _is_pmapped(self) -> bool:

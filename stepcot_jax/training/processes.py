@@ -47,7 +47,7 @@ def join_processes(
             raise BadInput(f"--process_id: found {process_id}, accepted are 0 to {num_processes - 1}")
         if num_processes > 1:
             _initialize(coordinator, num_processes=num_processes, process_id=process_id)
-    elif is_cluster(environment):
+    elif is_cluster(environment) or (num_processes or 1) > 1:  # a TPU VM tells jax by its metadata server alone
         _initialize("the platform's coordinator")
     if num_processes is not None and jax.process_count() != num_processes:
         raise BadInput(
@@ -59,8 +59,10 @@ def join_processes(
 def is_cluster(environment: Mapping[str, str]) -> bool:
     """Whether the platform has started several processes and says so: Slurm, or a pod of TPUs."""
     return (
-        int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1) > 1
-        and "SLURM_PROCID" in environment
+        (
+            int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1) > 1
+            and "SLURM_PROCID" in environment
+        )
         or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
         or "MEGASCALE_COORDINATOR_ADDRESS" in environment
     )

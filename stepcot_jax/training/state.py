@@ -43,13 +43,17 @@ class TrainState(flax.struct.PyTreeNode):
       step: int32 scalar, batches seen since the start of the run.
       params: by part: "teacher", "student", "teacher_projection", "student_projection", "image_encoder" if trained.
       optimizers: optimizer states, "teacher" and "student".
-      key: the run's random key; a step's own keys are folded from it and `step`.
+      key: data of the run's random key, uint32; a step's own keys are folded from it and `step`.
     """
 
     step: Array
     params: Params
     optimizers: dict[str, optax.OptState]
     key: Array
+
+    def key_of_step(self) -> Array:
+        """The random key of the batch to come."""
+        return jax.random.fold_in(jax.random.wrap_key_data(self.key), self.step)
 
 
 def init_params(networks: Networks, *, key: Array, batch: dict[str, Array], text_features: Array | None) -> Params:

@@ -251,7 +251,7 @@ def make_teacher_step(
     """The function of one batch in the teacher's phase: (state, batch, text features) -> (state, metrics)."""
 
     def step(state: TrainState, batch: Batch, text_features: Array | None) -> tuple[TrainState, StepMetrics]:
-        key = jax.random.fold_in(state.key, state.step)
+        key = state.key_of_step()
         parts, _, gradients = teacher_gradients(
             networks, objective, state.params, batch, text_features, key=key, whole=whole
         )
@@ -275,7 +275,7 @@ def make_joint_step(
     """
 
     def step(state: TrainState, batch: Batch, text_features: Array | None) -> tuple[TrainState, StepMetrics]:
-        keys = jax.random.split(jax.random.fold_in(state.key, state.step), 3)
+        keys = jax.random.split(state.key_of_step(), 3)
         teacher_parts, features, teacher_grads = teacher_gradients(
             networks, objective, state.params, batch, text_features, key=keys[0], whole=whole
         )
@@ -319,4 +319,4 @@ def start_state(
         "student": student_part(params, train_teacher_projection=objective.train_teacher_projection),
     }
     states = {name: optimizer.init(parts[name]) for name, optimizer in optimizers.items()}
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizers=states, key=key)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizers=states, key=jax.random.key_data(key))

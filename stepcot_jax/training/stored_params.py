@@ -1,7 +1,11 @@
 """What a checkpoint holds, read without the run that wrote it: the best steps, and parameters alone."""
 
+import contextlib
 import math
 import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,18 +50,39 @@ def restore_params(folder: pathlib.Path, step: int) -> Params:
     try:
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
-            handler.metadata(checkpoint / "state").tree["params"],  # type: ignore[index]
+            handler.metadata(checkpoint / "state").tree["params"],
         )
         _check_bytes(checkpoint, shapes)
         wanted = {"params": shapes}
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
-        params: Params = handler.restore(checkpoint / "state", args=arguments)["params"]
+        with _quiet_if_failing():
+            params: Params = handler.restore(checkpoint / "state", args=arguments)["params"]
     except BadInput:
         raise
     except Exception as error:  # Orbax and TensorStore raise many kinds on damaged files
         raise BadInput(describe_damage(checkpoint, error)) from None
+    finally:
+        handler.close()
     return params
+
+
+@contextlib.contextmanager
+def _quiet_if_failing() -> Iterator[None]:
+    """Let reads that go on after one has failed end without a traceback each.
+
+    TensorStore tells them to an event loop that Orbax has closed by then. The hook stays after a failure, since nobody
+    knows when the last of them ends.
+    """
+    tell = sys.unraisablehook
+
+    def tell_others(found: Any) -> None:
+        if not (isinstance(found.exc_value, RuntimeError) and str(found.exc_value) == "Event loop is closed"):
+            tell(found)
+
+    sys.unraisablehook = tell_others
+    yield
+    sys.unraisablehook = tell
 
 
 def _check_bytes(checkpoint: pathlib.Path, shapes: Params) -> None:

@@ -1,14 +1,17 @@
 """Agreement with the experts' coding: the arithmetic by hand, and the measurement on the real reports."""
 
+import dataclasses
 import math
+import re
 import sys
+import textwrap
 import time
 
 import numpy as np
 import pytest
 
 from stepcot_jax.annotate import coding_agreement
-from stepcot_jax.annotate.annotation import Report
+from stepcot_jax.annotate.annotation import CannotAnnotate, Report
 from stepcot_jax.annotate.coding_agreement import half_of, measure, read_coded_reports
 from stepcot_jax.annotate.rules import annotate_report, describe_report
 from stepcot_jax.chain import NOT_ANNOTATED
@@ -73,7 +76,7 @@ def test_diagnosis_agrees_with_the_experts(reports, half, accuracy, kappa):
     assert agreement.kappa >= kappa
 
 
-@pytest.mark.parametrize(("half", "morphology"), [("tuning", 0.9), ("held out", 0.74)])
+@pytest.mark.parametrize(("half", "morphology"), [("tuning", 0.9), ("held out", 0.8)])
 def test_steps_agree_with_the_experts_over_the_reports_that_carry_them(reports, half, morphology):
     chosen = [(report, mesh) for report, mesh in reports if half_of(report.id) == half and report.text]
     _, distribution, _, location, margins, *_ = measure(chosen, annotate=describe_report)
@@ -81,6 +84,28 @@ def test_steps_agree_with_the_experts_over_the_reports_that_carry_them(reports, 
     assert margins.num_reports == {"tuning": 68, "held out": 71}[half]
     assert min(distribution.kappa, location.kappa) >= 0.85
     assert margins.kappa >= morphology
+
+
+def _wrap(text):
+    return "\n".join(textwrap.wrap(text, 60))
+
+
+def _lose_a_full_stop(text):
+    return re.sub(r"(?<=[a-z])\. (?=(?:The|There|No|Heart|Lungs|Stable|Small|Mild) [a-z])", " ", text, count=1)
+
+
+@pytest.mark.parametrize("edit", [_wrap, _lose_a_full_stop])
+def test_what_leaves_the_meaning_leaves_the_answer(reports, edit):
+    def labels(report):
+        try:
+            return annotate_report(report).labels[-1]
+        except CannotAnnotate as error:
+            return error.reason
+
+    tuning = [report for report, _ in reports if half_of(report.id) == "tuning" and report.text]
+    edited = [dataclasses.replace(report, text=edit(report.text)) for report in tuning]
+    assert sum(one.text != other.text for one, other in zip(tuning, edited, strict=True)) > 600
+    assert sum(labels(one) != labels(other) for one, other in zip(tuning, edited, strict=True)) <= 2
 
 
 def test_the_records_own_steps_agree_on_the_held_out_half(reports):

@@ -144,6 +144,7 @@ def test_which_finding_is_the_diagnosis(text, expected):
         ("INDICATION: pneumonia.", NO_REPORT),
         ("FINDINGS: . IMPRESSION: ", NO_REPORT),
         ("FINDINGS: Calcified granuloma in the left apex. Lungs otherwise clear.", OUTSIDE_TAXONOMY),
+        ("FINDINGS: Clear lungs. Calcified granuloma in the left lung, cholecystectomy.", OUTSIDE_TAXONOMY),
         ("FINDINGS: Clear lungs. Changes of a left lobectomy.", OUTSIDE_TAXONOMY),
         ("FINDINGS: Clear lungs. Free air beneath the diaphragm.", OUTSIDE_TAXONOMY),
         ("FINDINGS: Hyperexpanded clear lungs.", OUTSIDE_TAXONOMY),
@@ -217,6 +218,11 @@ def test_any_text_gives_an_annotation_that_quotes_it_or_a_reason(words):
         "-",
         "no a, small ",
         "nodular opacity a, ",
+        "no mass or a, ",
+        "is a and a ",
+        "mass which is ",
+        "a Right b ",
+        "upper and ",
     ],
 )
 def test_hostile_lengths_take_no_more_than_their_share_of_time(unit):

@@ -49,12 +49,26 @@ def test_a_section_ends_a_sentence_without_a_full_stop():
         ("Seen XXXX. XXXX. Stable. .", ["Seen XXXX.", "XXXX.", "Stable."]),
         ("- Clear lungs\n- Normal heart", ["Clear lungs", "Normal heart"]),
         ("A line that\ngoes on. End", ["A line that\ngoes on.", "End"]),
+        (
+            "No effusion is seen Small nodule in the apex. End.",
+            ["No effusion is seen", "Small nodule in the apex.", "End."],
+        ),
+        ("No effusion\nThe heart is normal", ["No effusion", "The heart is normal"]),
+        ("No focal Right base opacity and no Old scar. See Kerley lines.", 2),
         ("No acute disease vs. scar. End.", ["No acute disease vs. scar.", "End."]),
         ("  \n .", []),
     ],
 )
 def test_sentences(report, expected):
-    assert texts(report) == expected
+    found = texts(report)
+    assert (len(found) if isinstance(expected, int) else found) == expected
+
+
+def test_a_sentence_is_quoted_as_it_is_and_searched_on_one_line():
+    (sentence,) = split_sentences("No free\n  intraperitoneal air.")
+    assert sentence.text == "No free\n  intraperitoneal air."
+    assert sentence.line == "No free intraperitoneal air."
+    assert statuses("The heart is\n  mildly\nenlarged.") == {"Cardiomegaly": STATED}
 
 
 @given(st.text(alphabet="ab1. \n-:;XI<BR>FINDGS", max_size=200))
@@ -138,6 +152,24 @@ ABSENT, ASKED, PAST, POSSIBLE, LIKELY, STATED = Status
         ("Pneumonia should be considered.", "Pneumonia", POSSIBLE),
         ("Pneumonia remains a possibility.", "Pneumonia", POSSIBLE),
         ("Atelectasis is likely.", "Atelectasis", LIKELY),
+        ("New nodule not present previously.", "Nodule", STATED),
+        ("A small effusion may be present.", "Effusion", POSSIBLE),
+        ("An effusion could not be seen.", "Effusion", ASKED),
+        ("Pneumonia is difficult to exclude.", "Pneumonia", POSSIBLE),
+        ("Pneumonia could have this appearance.", "Pneumonia", POSSIBLE),
+        ("This can be seen with pneumonia.", "Pneumonia", POSSIBLE),
+        ("There is no pneumothorax and bibasilar atelectasis is present.", "Atelectasis", STATED),
+        ("There is no pneumothorax and bibasilar atelectasis is present.", "Pneumothorax", ABSENT),
+        ("No pneumothorax and pleural effusion is seen.", "Effusion", ABSENT),
+        ("The heart is normal and effusion is no longer seen.", "Effusion", ABSENT),
+        ("No mass or effusion, scattered granulomas.", "Granuloma", STATED),
+        ("No mass or effusion, granuloma, or edema.", "Granuloma", ABSENT),
+        ("No effusion and multiple nodules.", "Nodule", STATED),
+        ("Pleural effusion - none.", "Effusion", ABSENT),
+        ("Pleural effusion: no change.", "Effusion", STATED),
+        ("Non-enlarged heart.", "Cardiomegaly", ABSENT),
+        ("Negative XXXX pneumothorax.", "Pneumothorax", ABSENT),
+        ("Heart size is above normal.", "Cardiomegaly", STATED),
     ],
 )
 def test_status(sentence, finding, status):
@@ -161,6 +193,9 @@ def test_status(sentence, finding, status):
         ("Air-fluid level in a small hernia.", ["Hernia"]),
         ("Pnuemothorax and effussion.", ["Pneumothorax", "Effusion"]),
         ("Vertebral collapse.", ["Age change of bone"]),
+        ("Calcified aorta.", ["Vessel"]),
+        ("Calcified aortopulmonary node.", ["Calcification"]),
+        ("Increased density with reticular markings.", ["Opacity"]),
     ],
 )
 def test_terms(sentence, findings):

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks import scaling
 from benchmarks.communication import read_collectives, totals
-from benchmarks.scaling_sizes import Traffic, measure_store, read_result, say_bytes, say_seconds
+from benchmarks.scaling_sizes import Traffic, measure_store, read_result, say_bytes, say_number, say_seconds
 from benchmarks.scaling_steps import SIZES, Problem, Size, measure_communication, measure_step
 from benchmarks.scaling_tables import fill, make_tables
 from stepcot_jax.training.global_batch import AXIS, ONE_DEVICE, GlobalBatch
@@ -180,6 +180,13 @@ def test_a_result_is_read_from_its_row(tmp_path):
 
 
 def test_units():
+    assert [say_number(x) for x in (0.01234, 9.996, 99.96, 123.4, 246_412.0)] == [
+        "0.0123",
+        "10",
+        "100",
+        "123",
+        "246,000",
+    ]
     assert [say_bytes(x) for x in (0, 999, 2080, 93.3e6, 2.1e12, 5e15)] == [
         "0 B",
         "999 B",
@@ -188,11 +195,12 @@ def test_units():
         "2.1 TB",
         "5 PB",
     ]
-    assert [say_seconds(x) for x in (4, 240, 7200, 864_000, 24.7e6 * 60)] == [
+    assert [say_seconds(x) for x in (4, 240, 7200, 864_000, 24.7e6, 24.7e6 * 60)] == [
         "4 s",
         "4 min",
         "2 h",
         "10 days",
+        "290 days",
         "47 years",
     ]
 

@@ -6,7 +6,16 @@ import math
 
 import numpy as np
 import pytest
-from experiments.finished_cells import LABELS, NUM_CASES, finish, finish_all, last_step_labels, make_plan, make_split
+from experiments.finished_cells import (
+    CHAIN,
+    LABELS,
+    NUM_CASES,
+    finish,
+    finish_all,
+    last_step_labels,
+    make_plan,
+    make_split,
+)
 
 from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.intervals import Interval
@@ -71,9 +80,9 @@ def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(pla
 
 def test_steps_have_every_model_and_the_constant_answer(plan, written):
     found = rows(written[0], "steps")
-    assert len(found) == 7 * (1 + 3 + 2)
+    assert len(found) == CHAIN.num_steps * (1 + 3 + 2)
     constant = [row for row in found if row["model"] == "most frequent answer"]
-    expected = [np.bincount(LABELS[:, step]).max() / NUM_CASES for step in range(7)]
+    expected = [np.bincount(LABELS[:, step]).max() / NUM_CASES for step in range(CHAIN.num_steps)]
     assert [float(row["accuracy"]) for row in constant] == pytest.approx(expected, rel=1e-5)
     student = next(row for row in found if (row["step"], row["model"]) == ("Diagnosis", "student"))
     shares = [accuracy(plan, plan.main(seed), "student", -1) for seed in (0, 1)]
@@ -103,7 +112,7 @@ def test_components_say_what_helps_and_what_is_not_shown_to(written):
 
 def test_differences_are_paired_and_have_p_values(plan, written):
     found = rows(written[0], "components_differences")
-    assert len(found) == 8 * 7
+    assert len(found) == 8 * CHAIN.num_steps
     first = found[0]
     assert (first["model"], first["less"], first["step"]) == ("teacher without memory", "teacher", "Detection")
     cells = [(plan.ablation("without memory", seed), plan.main(seed)) for seed in (0, 1)]
@@ -243,7 +252,7 @@ def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():
 def test_restricted_predictions_choose_among_what_is_there():
     split = make_split({"teacher": 0.5})
     kept = np.where(np.isin(LABELS, (0, 2)), LABELS, -100)
-    last, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept), make_chain())
+    last, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept), CHAIN)
     answers = restrict(last, chain).predictions.logits["teacher"].argmax(-1)
     assert set(np.unique(answers)) == {0, 2}
     unrestricted = split.predictions.logits["teacher"][:, -1].argmax(-1)
@@ -252,12 +261,6 @@ def test_restricted_predictions_choose_among_what_is_there():
     nothing, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)), chain)
     with pytest.raises(BadInput, match="found no case with an answer to 'Diagnosis'"):
         restrict(nothing, chain)
-
-
-def make_chain():
-    from stepcot_jax.chain import DEFAULT_CHAIN
-
-    return DEFAULT_CHAIN
 
 
 # Answers alone

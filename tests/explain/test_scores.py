@@ -123,7 +123,7 @@ def test_the_comparison_is_with_the_even_map():
     found = compare(scores, DEFAULT_CHAIN, groups=["a", "b"])
     assert found["num_cases"] == 2
     assert found["steps"][6]["step"] == "Diagnosis"
-    assert found["steps"][0]["trained"]["energy_above_even"] == {"mean": 0.75, "low": 0.75, "high": 0.75}
+    assert found["steps"][0]["trained"]["energy_above"] == {EVEN: {"mean": 0.75, "low": 0.75, "high": 0.75}}
     assert found["share_narrowing"] == {"trained": 0.0, EVEN: 0.0}
 
 

@@ -1,85 +1,20 @@
 """One device, several, and several passes: the same losses and the same raw gradients."""
 
-import functools
+import os
+import pathlib
 import re
+import socket
+import subprocess
+import sys
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from oracles.random_params import normal, random_labels, randomise
+from training.parallel_step import CASES, COUNTS, LABELS, run
 
 from stepcot_jax.errors import BadInput
-from stepcot_jax.models.student import Student
-from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.training.global_batch import AXIS
 from stepcot_jax.training.parallel import Devices
-from stepcot_jax.training.state import Networks, init_params
-from stepcot_jax.training.steps import Objective, make_joint_step, start_state
-
-CASES, COUNTS, WIDTH = 32, (3, 2, 4), 8
-TEXT = normal(2, len(COUNTS), WIDTH)
-LABELS = random_labels(3, CASES, COUNTS, missing=0.4)
-LABELS[:4, 1] = -100  # a device that has no annotated case of a step
-LABELS[:, 2] = np.where(np.arange(CASES) == 9, 1, -100)  # a step that one case of the batch has: no alignment
-BATCH = {"images": normal(1, CASES, 8, 8, 3), "labels": LABELS}
-WEIGHTS = np.array([[0.5, 1.5, 1, 0], [0.4, 1.6, 0, 0], [1, 1, 1, 1]], np.float32)
-# What a step of plain descent takes from the parameters is the gradient itself; AdamW would hide a wrong scale.
-DESCENT = {name: optax.sgd(1.0) for name in ("teacher", "student")}
-
-
-class Pooled(nn.Module):
-    """An image encoder that compiles at once."""
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(6)(images.mean(axis=(1, 2)))
-
-
-def make_networks(*, remat=False):
-    return Networks(
-        teacher=Teacher(answers_per_step=COUNTS, width=WIDTH, num_layers=1, num_heads=2, remat=remat),
-        student=Student(answers_per_step=COUNTS, width=5),
-        image_encoder=Pooled(),
-        projection_width=4,
-        remat=remat,
-    )
-
-
-@functools.cache
-def make_params():
-    init = functools.partial(init_params, make_networks(), key=jax.random.key(0))
-    shapes = jax.eval_shape(lambda batch, text: init(batch=batch, text_features=text), BATCH, TEXT)
-    return jax.device_get(randomise(shapes))
-
-
-def start():
-    return start_state(jax.tree.map(jnp.array, make_params()), Objective(), DESCENT, key=jax.random.key(5))
-
-
-@functools.cache
-def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=False):
-    """Gradients and metrics of a joint step, dropout on; and the compiled program."""
-    devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes)
-    devices.check_batch_size(CASES)
-    objective = Objective(answer_weights=jnp.asarray(WEIGHTS) if weighted else None)
-    state, text = devices.put_whole(start()), devices.put_whole(TEXT)
-    step = devices.compile_step(
-        functools.partial(make_joint_step, make_networks(remat=remat), objective, DESCENT),
-        state=state,
-        batch={name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()},
-        text_features=text,
-    )
-    batch = devices.put_training_rows(BATCH)
-    with jax.transfer_guard("disallow"):
-        after, metrics = step(state, batch, text)
-    assert state.step.is_deleted()  # donated
-    assert after.step.sharding == devices.whole
-    gradients = jax.tree.map(lambda old, new: old - new, make_params(), jax.device_get(after.params))
-    return gradients, jax.device_get(metrics), step
-
 
 SPREAD = {
     "pmap": {"num_devices": 8},
@@ -92,18 +27,19 @@ SPREAD = {
 }
 
 
+def assert_same(found, expected):
+    """Leaves of gradients and losses, to 1e-5 of the largest of each."""
+    for leaf, (path, wanted) in zip(found, jax.tree_util.tree_leaves_with_path(expected), strict=True):
+        # The parameters carry a rounding of their own, of which a difference of two has a share.
+        scale = max(np.abs(wanted).max(), 0.05)
+        assert np.abs(leaf - wanted).max() <= 1e-5 * scale, jax.tree_util.keystr(path)
+
+
 @pytest.mark.parametrize("name", SPREAD)
 def test_losses_and_raw_gradients_are_those_of_one_device(name):
     gradients, metrics, _ = run(**SPREAD[name])
     expected, expected_metrics, _ = run(weighted=SPREAD[name].get("weighted", False))
-    for (path, found), wanted in zip(
-        jax.tree_util.tree_leaves_with_path((gradients, metrics)),
-        jax.tree.leaves((expected, expected_metrics)),
-        strict=True,
-    ):
-        # The parameters carry a rounding of their own, of which a difference of two has a share.
-        scale = np.abs(wanted).max()
-        assert np.abs(found - wanted).max() <= 1e-5 * max(scale, 0.05), jax.tree_util.keystr(path)
+    assert_same(jax.tree.leaves((gradients, metrics)), (expected, expected_metrics))
     for part in ("teacher", "student", "image_encoder", "student_projection"):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected[part])) > 1e-3
 
@@ -144,3 +80,32 @@ def test_rows_lie_in_the_order_of_the_batch():
 def test_batches_and_devices_that_do_not_fit_are_refused(settings, batch_size, message):
     with pytest.raises(BadInput, match=message):
         Devices(**settings).check_batch_size(batch_size)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
+def test_two_processes_of_four_devices_find_what_one_device_finds(transform, tmp_path):
+    script, port = pathlib.Path(__file__).with_name("two_processes.py"), free_port()
+    flags = "--xla_force_host_platform_device_count=4 " + " ".join(
+        flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(port), str(index), transform, tmp_path / "found"],
+            env={**os.environ, "XLA_FLAGS": flags},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    expected = run()[:2]
+    for index in range(2):
+        with np.load(tmp_path / f"found.{index}.npz") as found:
+            assert_same([found[name] for name in found.files], expected)

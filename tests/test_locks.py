@@ -5,12 +5,11 @@ import sys
 
 import pytest
 
-from stepcot_jax.locks import LOCK_NAME, lock_folder
 from stepcot_jax.errors import BadInput
+from stepcot_jax.locks import LOCK_NAME, lock_folder
 
 SCRIPT = (
-    "import sys, pathlib; from stepcot_jax.locks import lock_folder\n"
-    "lock_folder(pathlib.Path(sys.argv[1])).__enter__()"
+    "import sys, pathlib; from stepcot_jax.locks import lock_folder\nlock_folder(pathlib.Path(sys.argv[1])).__enter__()"
 )
 
 
