@@ -121,11 +121,15 @@ class Run:
             stack.enter_context(preemption.watch())
             self._check_splits()
             # Compiled before there is a state: a compilation takes more memory than anything else in a run.
-            phases = self._compile_phases()
+            latest = self.checkpoints.latest_step or 0
+            phases = self._compile_phases(latest)
             state, progress = self._start()
+            step = int(jax.device_get(state.step))
+            if step < latest:  # the latest could not be read: phases that seemed to be over may be needed
+                phases = self._compile_phases(step)
             self._write_facts()
             seconds_before = 0.0 if progress is None else progress["seconds"]
-            metrics = MetricsLog(self.workdir, first_step=int(jax.device_get(state.step)), silent=not is_first())
+            metrics = MetricsLog(self.workdir, first_step=step, silent=not is_first())
             stack.callback(metrics.close)
             batches = stack.enter_context(contextlib.closing(self._training_batches()))
             loop = self._make_loop(phases, batches, metrics, preemption, seconds_before)
@@ -200,16 +204,15 @@ class Run:
         num_workers = data.num_workers if self.dataset.features is None else 0
         return iterate(batches, num_threads=data.num_threads, num_workers=num_workers)
 
-    def _compile_phases(self) -> list[Phase]:
-        """The phases of the run; those that are over already are not compiled."""
+    def _compile_phases(self, step: int) -> list[Phase]:
+        """The phases of the run; those that are over at `step` are not compiled."""
         sizes = {name: f"{count_parameters(tree):,}" for name, tree in self.programs.state_shapes.params.items()}
         self.terminal.say(f"cases: {self.dataset.num_cases}; parameters: {sizes}")
         if self.devices.num_devices > 1:
             self.terminal.say(
                 f"devices: {self.devices.num_devices} of {jax.process_count()} processes, by {self.devices.transform}"
             )
-        epochs_done = (self.checkpoints.latest_step or 0) // self._batches_per_epoch
-        return self.programs.compile_phases(epochs_done=epochs_done, say=self.terminal.say)
+        return self.programs.compile_phases(epochs_done=step // self._batches_per_epoch, say=self.terminal.say)
 
     def _make_plateau(self) -> Plateau | None:
         if self.settings.job != "teacher":

@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
 from training.small_run import leaves, small_run
 
 from stepcot_jax import jobs, programs
-from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.errors import BadInput, Preempted, RunStopped
+from stepcot_jax.locks import lock_folder
+from stepcot_jax.training.checkpoints import saved_steps
 
 
 class Killed(Exception):
@@ -83,10 +86,10 @@ def test_report_and_files_are_as_documented(uninterrupted):
     }
 
 
-def test_latest_and_best_checkpoints_are_kept_and_no_others(uninterrupted):
+def test_latest_two_and_best_checkpoints_are_kept_and_no_others(uninterrupted):
     workdir, _, _, best = uninterrupted
     kept = {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()}
-    assert kept == {20, *(entry.step for entry in best.values())}
+    assert kept == {15, 20, *(entry.step for entry in best.values())}
 
 
 def test_best_is_the_highest_validation_score(uninterrupted):
@@ -170,13 +173,121 @@ def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch
         run.execute()
 
 
-def test_a_damaged_checkpoint_is_named(uninterrupted, tmp_path, monkeypatch):
-    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
-    for path in (workdir / "checkpoints" / "20" / "state").rglob("*"):
+def damage(workdir, step, part="state"):
+    """Empty every file of a part of a checkpoint, as a disk that filled up or broke may leave it."""
+    for path in (workdir / "checkpoints" / str(step) / part).rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    with pytest.raises(BadInput, match=r"checkpoints/20: found a checkpoint that cannot be restored"):
+
+
+@pytest.mark.parametrize("part", ["state", "progress"])
+def test_a_damaged_latest_checkpoint_is_put_aside_and_the_one_before_taken(
+    uninterrupted, tmp_path, monkeypatch, capsys, part
+):
+    original, report, state, _ = uninterrupted
+    workdir = shutil.copytree(original, tmp_path / "copy")
+    damage(workdir, 20, part)
+    resumed_report, resumed_state, _ = final_state(small_run(workdir, monkeypatch), monkeypatch)
+    assert "checkpoint 20 cannot be restored" in (printed := capsys.readouterr().err)
+    assert "renamed to damaged-20, and the run goes on from checkpoint 15" in printed
+    assert (workdir / "checkpoints" / "damaged-20").is_dir()
+    assert (workdir / "checkpoints" / "20").is_dir()
+    for found, expected in zip(resumed_state, state, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert resumed_report["test"] == report["test"]
+
+
+def test_with_no_checkpoint_to_restore_the_run_stops_and_changes_nothing(uninterrupted, tmp_path, monkeypatch):
+    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
+    steps = saved_steps(workdir / "checkpoints")
+    for step in steps:
+        damage(workdir, step)
+    with pytest.raises(BadInput, match=r"found no checkpoint that can be restored \(20: .*nothing was changed here"):
         small_run(workdir, monkeypatch).execute()
+    assert saved_steps(workdir / "checkpoints") == steps
+
+
+def test_a_checkpoint_of_other_sizes_is_refused_and_not_put_aside(uninterrupted, tmp_path, monkeypatch):
+    workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
+    run = small_run(workdir, monkeypatch)
+    networks = run.programs.networks
+    run.programs = dataclasses.replace(run.programs, networks=networks.replace(student=networks.student.clone(width=7)))
+    with pytest.raises(BadInput, match=r"checkpoints/20: found params/student/.* of shape .*, accepted is \(7"):
+        run.execute()
+    assert saved_steps(workdir / "checkpoints")[-1] == 20
+
+
+def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterrupted, tmp_path, monkeypatch):
+    _, report, state, _ = uninterrupted
+    first = small_run(tmp_path, monkeypatch)
+    prepare, calls = first.inputs.prepare, []
+
+    def prepare_and_signal(batch):
+        calls.append(1)
+        if len(calls) == 13:  # validation batches count too
+            signal.raise_signal(signal.SIGTERM)
+        return prepare(batch)
+
+    first.inputs = dataclasses.replace(first.inputs, prepare=prepare_and_signal)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Preempted, match=r"step 11: asked to end \(SIGTERM\), saved"):
+        first.execute()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert saved_steps(tmp_path / "checkpoints")[-1] == 11
+    resumed_report, resumed_state, _ = final_state(small_run(tmp_path, monkeypatch), monkeypatch)
+    for found, expected in zip(resumed_state, state, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert resumed_report["test"] == report["test"]
+    for kind in ("train", "val", "test"):
+        assert entries(tmp_path, kind) == entries(uninterrupted[0], kind)
+
+
+def test_sigterm_outside_of_training_ends_at_once(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch)
+    monkeypatch.setattr(run, "_check_splits", lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Preempted, match="while nothing was being trained"):
+        run.execute()
+
+
+def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkeypatch):
+    _, report, state, _ = uninterrupted
+    first = small_run(tmp_path, monkeypatch, training__checkpoint_minutes=1e-9)
+    write, saved = jobs.MetricsLog.write, []
+
+    def die_in_third_epoch(log, kind, *, step, **rest):
+        if step == 14:
+            saved.extend(saved_steps(tmp_path / "checkpoints"))
+            raise Killed
+        write(log, kind, step=step, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs.MetricsLog, "write", die_in_third_epoch)
+        with pytest.raises(Killed):
+            first.execute()
+    assert saved[-1] == 12
+    resumed_report, resumed_state, _ = final_state(small_run(tmp_path, monkeypatch), monkeypatch)
+    for found, expected in zip(resumed_state, state, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert resumed_report["test"] == report["test"]
+
+
+def test_a_workdir_in_use_is_refused(tmp_path, monkeypatch):
+    with lock_folder(tmp_path), pytest.raises(BadInput, match="found it in use by another process"):
+        small_run(tmp_path, monkeypatch)
+
+
+def test_another_number_of_devices_goes_on_where_one_stopped(uninterrupted, tmp_path, monkeypatch):
+    _, _, state, _ = uninterrupted
+    first = small_run(tmp_path, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "_validate", lambda state: (_ for _ in ()).throw(Killed()) if int(state.step) == 15 else
+                      type(first)._validate(first, state))
+        with pytest.raises(Killed):
+            first.execute()
+    assert saved_steps(tmp_path / "checkpoints")[-1] == 10
+    _, resumed, _ = final_state(small_run(tmp_path, monkeypatch, parallel__num_devices=4), monkeypatch)
+    for found, expected in zip(resumed, state, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4)
 
 
 def test_compiled_steps_are_those_of_the_phases_to_come(uninterrupted, tmp_path, monkeypatch):
