@@ -62,6 +62,13 @@ def measure_memory(rounds: int) -> dict[str, float]:
     return measure_memory(rounds)
 
 
+def measure_checkpoints(rounds: int) -> dict[str, float]:
+    """What saving costs a run, see `benchmarks.checkpoints`."""
+    from benchmarks.checkpoints import measure_checkpoints
+
+    return measure_checkpoints(rounds)
+
+
 PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "peak": measure_peak,
     "joint": measure_joint,
@@ -70,6 +77,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "latency": measure_latency,
     "memory": measure_memory,
     "pipeline": measure_pipeline,
+    "checkpoints": measure_checkpoints,
 }
 
 

@@ -132,5 +132,9 @@ def get_config():
     config.evaluation = config_dict.ConfigDict()
     config.evaluation.batch_size = 128  # cases
     config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" of both
+    config.evaluation.num_resamples = 1000  # of the bootstrap by patient behind the intervals; 0 leaves them out
+    config.evaluation.coverage = 0.9  # share of cases whose true answer the answer sets are to hold
+    # "consistent": the most probable chains without a contradiction are reported too; see docs/tables.md
+    config.evaluation.decoding = "independent"
 
     return config

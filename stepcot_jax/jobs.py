@@ -283,7 +283,14 @@ class Run:
         wall_seconds = seconds_before + time.monotonic() - self.started
         report: dict[str, Any] = {}
         if is_first():
-            report = write_results(self.workdir, self.dataset, predictions, best=best, wall_seconds=wall_seconds)
+            report = write_results(
+                self.workdir,
+                self.dataset,
+                predictions,
+                best=best,
+                wall_seconds=wall_seconds,
+                evaluation=self.settings.evaluation,
+            )
             numbers = {f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()}
             metrics.write("test", step=step, epoch=step // self._batches_per_epoch - 1, numbers=numbers)
         wait_for_all("report")

@@ -1,4 +1,4 @@
-"""What a finished run leaves: predictions of its best weights, their calibration, and the report."""
+"""What a finished run leaves: predictions of its best weights, their calibration, the statistics, and the report."""
 
 import dataclasses
 import pathlib
@@ -10,13 +10,19 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation.calibration import fit_calibration, write_calibration
+from stepcot_jax.evaluation.consistency import count_pairs, make_rules
+from stepcot_jax.evaluation.consistency_files import write_pairs
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.summary import describe, summarise
 from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
+from stepcot_jax.setting_sections import EvaluationSettings
 from stepcot_jax.training.checkpoints import Best
 
 PREDICTIONS = "predictions"
 CALIBRATION = "calibration.json"
+PAIRS = "pairs.json"
+STATISTICS = "statistics.json"
 REPORT = "report.json"
 SPLITS = ("val", "test")
 
@@ -63,8 +69,9 @@ def write_results(
     *,
     best: Mapping[str, Best],
     wall_seconds: float,
+    evaluation: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Write predictions, calibration and report, and print the table of the test split.
+    """Write predictions, calibration, statistics and report, and print the table of the test split.
 
     Returns:
       The report.
@@ -72,13 +79,24 @@ def write_results(
     chain: Chain = dataset.chain
     folder = workdir / PREDICTIONS
     folder.mkdir(exist_ok=True)
-    for split, found in predictions.items():
-        write_predictions(folder / f"{split}.npz", with_facts(dataset, split, found), chain)
-    write_calibration(workdir / CALIBRATION, fit_calibration(predictions["val"], chain), chain)
+    splits = {split: with_facts(dataset, split, found) for split, found in predictions.items()}
+    for split, found in splits.items():
+        write_predictions(folder / f"{split}.npz", found, chain)
+    calibration = fit_calibration(predictions["val"], chain, coverage=evaluation.coverage)
+    write_calibration(workdir / CALIBRATION, calibration, chain)
+    counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
+    write_pairs(workdir / PAIRS, counts, chain)
+    rules = make_rules(chain, counts=counts)
+    statistics = summarise(
+        splits["test"], chain, calibration=calibration, rules=rules, num_resamples=evaluation.num_resamples
+    )
+    write_report(workdir / STATISTICS, statistics)
     metrics = evaluate(predictions["test"], chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
     report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
     write_report(workdir / REPORT, report)
     print(format_table(metrics))
+    print()
+    print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report

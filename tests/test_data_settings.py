@@ -7,7 +7,8 @@ from training.small_run import small_settings
 
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
 from stepcot_jax.errors import BadInput
-from stepcot_jax.settings import MAY_CHANGE, DataSettings, changed_keys
+from stepcot_jax.setting_sections import DataSettings
+from stepcot_jax.settings import MAY_CHANGE, changed_keys
 
 
 def test_layouts_are_those_that_are_read():

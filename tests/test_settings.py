@@ -3,6 +3,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import re
 import typing
 
 import pytest
@@ -91,7 +92,10 @@ def test_a_folder_needs_its_root(base):
         ("config.training.bach_size", "config.training.batch_size"),
         ("config.seeed", "config.seed"),
         # The right name in the wrong place:
-        ("config.batch_size", "config.features.batch_size or config.training.batch_size or"),
+        (
+            "config.batch_size",
+            "config.baseline.batch_size or config.features.batch_size or config.training.batch_size or",
+        ),
         ("config.loss.T", "config.loss."),
     ],
 )
@@ -137,7 +141,7 @@ def test_a_shipped_config_makes_settings_and_tells_its_command(path):
     if path.stem == "base":
         assert "configs/quickstart.py" in module.__doc__  # base is not run itself
     else:
-        assert f"python -m stepcot_jax.main --config=configs/{path.name}" in module.__doc__
+        assert re.search(rf"python -m stepcot_jax\.(main|tables all) --config=configs/{path.name}", module.__doc__)
 
 
 def test_resolved_settings_come_back_from_their_file(base, tmp_path):

@@ -34,6 +34,7 @@ def small_settings(**changes):
     config.training.joint_epochs = 3
     config.training.log_every = 2
     config.parallel.num_devices = 1  # the suite has eight
+    config.evaluation.num_resamples = 50
     for name, value in changes.items():
         config.update_from_flattened_dict({name.replace("__", "."): value})
     return make_settings(config)

@@ -86,6 +86,24 @@ def test_report_and_files_are_as_documented(uninterrupted):
     }
 
 
+def test_statistics_are_written_with_intervals(uninterrupted):
+    workdir, report, _, _ = uninterrupted
+    found = json.loads((workdir / "statistics.json").read_text())
+    assert found["num_cases"] == 9
+    for model in ("teacher", "student"):
+        mean = found["models"][model]["intervals"]["mean_accuracy"]
+        assert mean["value"] == pytest.approx(report["test"][model]["mean_accuracy"])
+        assert mean["low"] <= mean["value"] <= mean["high"]
+        assert mean["low"] < mean["high"]
+        steps = found["models"][model]["steps"]
+        assert list(steps) == [step["name"] for step in report["test"][model]["steps"]]
+        assert all(0 <= step["answer_set_coverage"] <= 1 <= step["answer_set_size"] for step in steps.values())
+    origins = [group for group in found["subgroups"] if group["grouping"] == "origin"]
+    assert sum(group["num_cases"] for group in origins) == 9
+    for name in ("pairs.json", "calibration.json", "predictions/val.npz", "predictions/test.npz", "reading/chain.json"):
+        assert (workdir / name).is_file()
+
+
 def test_latest_two_and_best_checkpoints_are_kept_and_no_others(uninterrupted):
     workdir, _, _, best = uninterrupted
     kept = {int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()}
@@ -280,8 +298,13 @@ def test_another_number_of_devices_goes_on_where_one_stopped(uninterrupted, tmp_
     _, _, state, _ = uninterrupted
     first = small_run(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(first, "_validate", lambda state: (_ for _ in ()).throw(Killed()) if int(state.step) == 15 else
-                      type(first)._validate(first, state))
+        patch.setattr(
+            first,
+            "_validate",
+            lambda state: (
+                (_ for _ in ()).throw(Killed()) if int(state.step) == 15 else type(first)._validate(first, state)
+            ),
+        )
         with pytest.raises(Killed):
             first.execute()
     assert saved_steps(tmp_path / "checkpoints")[-1] == 10
