@@ -179,8 +179,11 @@ def test_a_folder_is_searched_and_never_left(images, tmp_path):
     paths, notes = find_images([folder, folder / "c.png", tmp_path / "no.png"], refuse=refused.append)
     names = ["b.png", "below/a.jpg", "c.png"]
     assert paths == [folder / name for name in names] + [tmp_path / "no.png"]
-    assert "2 files" in notes[0]
+    assert "passed over 2" in notes[0]  # notes.txt and link.png
     assert not refused
+    (folder / "broken.JPG").write_bytes(b"no image")
+    (folder / "._b.png").write_bytes(b"no image")
+    assert find_images([folder], refuse=refused.append)[0] == [folder / name for name in ("b.png", "below/a.jpg", "broken.JPG", "c.png")]
     (tmp_path / "empty").mkdir()
     assert find_images([tmp_path / "empty"], refuse=refused.append) == ([], [])
     assert "found no image" in refused[0]
@@ -264,7 +267,7 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     assert code == 1
     assert told == ""
     assert f"{bad}: cannot be decoded" in complained
-    assert "1 files are no PNG" in complained
+    assert "passed over 1 that are no PNG" in complained
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
     assert set(found[0]) == {"image", "model", "calibrated", "coverage", "steps", "flipped", "shifted", "paragraph"}

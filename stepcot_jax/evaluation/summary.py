@@ -82,11 +82,12 @@ def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
             lines.append(f"{model}: mean step accuracy {value} %, 95 % interval by patient {low} to {high}")
         if decoded:
             effect = found["consistent_decoding"]
+            shares = (effect["share_inconsistent"], effect["chain_accuracy_before"], effect["chain_accuracy_after"])
+            inconsistent, whole_before, whole_after = map(_percent, shares)
             lines.append(
-                f"{model}: {_percent(effect['share_inconsistent'])} % of the chains contradict themselves; decoded to "
-                f"the most probable consistent ones, mean step accuracy goes from {_mean(effect['accuracy_before'])} to "
-                f"{_mean(effect['accuracy_after'])} %, whole chains right from "
-                f"{_percent(effect['chain_accuracy_before'])} to {_percent(effect['chain_accuracy_after'])} %"
+                f"{model}: {inconsistent} % of the chains contradict themselves; decoded to the most probable consistent "
+                f"ones, mean step accuracy goes from {_mean(effect['accuracy_before'])} to "
+                f"{_mean(effect['accuracy_after'])} %, whole chains right from {whole_before} to {whole_after} %"
             )
     return lines
 

@@ -11,11 +11,15 @@ from jaxtyping import Float, Int
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.check_printing import make_printable
 from stepcot_jax.trained.changes import Flip, Shift, StepAnswer, find_flips, measure_shifts
-from stepcot_jax.trained.paragraph import write_paragraph
+from stepcot_jax.trained.paragraph import percent, write_paragraph
 from stepcot_jax.trained.reader import NOT_GIVEN, Reading
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
+
+
+_LEAST_SHIFT = 0.001
+"""Change of a probability below which a correction has changed nothing that anybody would see."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +91,19 @@ class ChainReading:
 
     def __str__(self) -> str:
         rows = [(each.step.name, each.answer, _describe_certainty(each)) for each in self.steps]
+        head = f"{self.source} ({self._describe_shares()})"
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
         lines += self._describe_changes()
-        text = [self.source, *(f"  {line}" for line in lines), self.paragraph]
+        text = [head, *(f"  {line}" for line in lines), self.paragraph]
         return "\n".join(make_printable(line) for line in text)
+
+    def _describe_shares(self) -> str:
+        """Who reads, and what the percentages and the further answers beside them are."""
+        text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'as the network gives them'}"
+        if self.coverage is None or all(each.answer_set is None for each in self.steps):
+            return text
+        return f'{text}; "or": answers that cannot be ruled out at {self.coverage:.0%} coverage'
 
     def _describe_changes(self) -> list[str]:
         """What the given answers changed, in words; nothing without any."""
@@ -100,6 +112,8 @@ class ChainReading:
         lines = [f"changed by what was given: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
         most = max(self.shifted, key=lambda shift: shift.change)
         lines += [] if self.flipped else ["what was given changed no later answer"]
+        if most.change < _LEAST_SHIFT:
+            return [*lines, "no later probability changed by 0.1 points: this network hardly uses its earlier answers"]
         return [*lines, f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"]
 
     def _repr_html_(self) -> str:
@@ -112,13 +126,14 @@ class ChainReading:
         changes = "".join(f"<li>{html.escape(line)}</li>" for line in self._describe_changes())
         changed = f"<ul>{changes}</ul>" if changes else ""
         head = "<tr><th>Question</th><th>Answer</th><th>Probability</th></tr>"
-        return f"<table>{head}{rows}</table>{changed}<p>{html.escape(self.paragraph)}</p>"
+        caption = f"<caption>{html.escape(self._describe_shares())}</caption>"
+        return f"<table>{caption}{head}{rows}</table>{changed}<p>{html.escape(self.paragraph)}</p>"
 
 
 def _describe_certainty(answer: StepAnswer) -> str:
     if answer.given:
-        return f"given (network: {answer.probability:.0%})"
-    text = f"{answer.probability:.0%}"
+        return f"given (network: {percent(answer.probability)})"
+    text = percent(answer.probability)
     others = [option for option in answer.answer_set or () if option != answer.answer]
     return f"{text} or {', '.join(others)}" if others else text
 

@@ -43,7 +43,7 @@ def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
     absent: list[str] = []
     for step, label, probability in answers:
         answer = step.options[label]
-        how = " (given)" if probability is None else f" ({_percent(probability)})"
+        how = " (given)" if probability is None else f" ({percent(probability)})"
         name = fold(step.name)
         if fold(answer) == fold(NOT_APPLICABLE):
             absent.append(f"{_soften(step.name)}{how}")
@@ -61,14 +61,14 @@ def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
     return " ".join(f"{_capitalise(sentence)}." for sentence in sentences if sentence)
 
 
+def percent(share: float) -> str:
+    """A share in whole percent, but never as certain as no network is."""
+    whole = round(100 * share)
+    return "more than 99 %" if whole == 100 else "less than 1 %" if whole == 0 else f"{whole} %"
+
+
 def _join(clauses: list[str]) -> str:
     return ", ".join(clauses)
-
-
-def _percent(share: float) -> str:
-    """A share in whole percent, but never as certain as no network is."""
-    percent = round(100 * share)
-    return "more than 99 %" if percent == 100 else "less than 1 %" if percent == 0 else f"{percent} %"
 
 
 def _soften(text: str) -> str:

@@ -15,6 +15,7 @@ from stepcot_jax.errors import BadInput
 
 _SIGNS = ((0, b"\x89PNG\r\n\x1a\n"), (0, b"\xff\xd8\xff"), (128, b"DICM"))
 _NUM_SIGN_BYTES = 132
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 
 Pixels = UInt8[np.ndarray, "size size 3"]
 
@@ -26,7 +27,8 @@ def find_images(
 
     Args:
       paths: files and folders. In folders PNG, JPEG and DICOM files are known by their first bytes, and nothing is
-        followed that leads out of the folder.
+        followed that leads out of the folder. A file that is called an image is taken for one, so that reading it
+        tells what is wrong.
       refuse: told of a folder without images.
 
     Returns:
@@ -44,7 +46,7 @@ def find_images(
             refuse(f"{path}: found no image in this folder, accepted are PNG, JPEG and DICOM files")
         elif num_others:
             notes.append(
-                f"note: {path}: {num_others} files are no PNG, JPEG or DICOM by their first bytes, or links out"
+                f"note: {path}: passed over {num_others} that are no PNG, JPEG or DICOM, or links that lead out of it"
             )
     return list(found), notes
 
@@ -64,9 +66,13 @@ def _look_below(folder: pathlib.Path) -> tuple[list[pathlib.Path], int]:
 
 
 def _is_image(path: pathlib.Path) -> bool:
+    """Whether a file is an image by its first bytes, or by its name, which a damaged one keeps."""
     try:
         if not path.is_file():  # to open a pipe would be to wait for ever
             return False
+        # Hidden files of such names are what file systems keep beside the images.
+        if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."):
+            return True
         with path.open("rb") as file:
             start = file.read(_NUM_SIGN_BYTES)
     except OSError:
