@@ -25,6 +25,7 @@ from stepcot_jax.errors import BadInput
 from stepcot_jax.features import encode, fill, importing, transformers_encoder
 from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store, describe_text_store
 from stepcot_jax.features.reading import load_features, open_features
+from stepcot_jax.features.sharing import ALONE, Processes, encode_together
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.settings import Settings
@@ -55,13 +56,16 @@ class Inputs:
     encoder_digest: str = ""
 
 
-def load_inputs(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -> Inputs:
+def load_inputs(
+    settings: Settings, workdir: pathlib.Path, terminal: Terminal, *, processes: Processes = ALONE
+) -> Inputs:
     """Read the data, load the encoders, and make the features that frozen ones need.
 
     Args:
       settings: of the run.
       workdir: of the run; features go below it unless the settings name a folder to share.
       terminal: shows how far it is, and how many images and prompts were encoded or read.
+      processes: of the run; each encodes its share of the images.
 
     Raises:
       BadInput: data, weights or features cannot be used as they are.
@@ -76,7 +80,7 @@ def load_inputs(settings: Settings, workdir: pathlib.Path, terminal: Terminal) -
         terminal.say(f"image encoder: {encoder.name}, {encoder.width} features, frozen")
         encoder_digest = encoder.digest
         if settings.features.store:
-            dataset = _with_stored_features(settings, workdir, terminal, encoder)
+            dataset = _with_stored_features(settings, workdir, terminal, encoder, processes)
             del encoder  # before the text encoder comes: each takes half a gigabyte
             release_freed_memory()
         else:
@@ -148,7 +152,7 @@ def features_folder(settings: Settings, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def _with_stored_features(
-    settings: Settings, workdir: pathlib.Path, terminal: Terminal, encoder: FrozenImageEncoder
+    settings: Settings, workdir: pathlib.Path, terminal: Terminal, encoder: FrozenImageEncoder, processes: Processes
 ) -> Dataset:
     """The cases with the features of a frozen encoder; an image whose feature is stored is hashed, not decoded.
 
@@ -164,10 +168,12 @@ def _with_stored_features(
 
     dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
     keys = fill.image_keys(encoder, _digest_images(dataset, contents))
-    counts = encode.encode_images(
+    counts = encode_together(
         encoder,
-        fill.image_items(dataset, keys),
+        list(fill.image_items(dataset, keys)),
         store,
+        processes,
+        say=terminal.say,
         batch_size=settings.features.batch_size,
         num_threads=settings.data.num_threads,
         progress=terminal.watch,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import pathlib
 import time
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from stepcot_jax.batches import Batches, batches_per_epoch, evaluation_batches, 
 from stepcot_jax.data.dataset import write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.data.splits import check_manifest
-from stepcot_jax.errors import BadInput, make_workdir
+from stepcot_jax.errors import BadInput, RunStopped, make_workdir
 from stepcot_jax.evaluation.evaluator import Predictions, collect, evaluate
+from stepcot_jax.features.sharing import Processes
 from stepcot_jax.inputs import load_inputs
 from stepcot_jax.locks import lock_folder
 from stepcot_jax.process_memory import release_freed_memory
@@ -31,9 +33,25 @@ from stepcot_jax.training.loop import Loop, Phase
 from stepcot_jax.training.optimizers import Plateau
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.preemption import Preemption
-from stepcot_jax.training.processes import is_first, wait_for_all
+from stepcot_jax.training.processes import check_shared, is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, count_parameters
 from stepcot_jax.training.stored_params import restore_params
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}
+
+
+@contextlib.contextmanager
+def _explain_disk(workdir: pathlib.Path) -> Iterator[None]:
+    """Say in a line that a file of a run cannot be written any more."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        raise RunStopped(
+            f"{error.filename or workdir}: cannot be used any more ({error.strerror}), accepted is a disk with room "
+            "that can be written to; the checkpoints stay, and the same command goes on from the latest"
+        ) from error
 
 
 class Run:
@@ -46,7 +64,15 @@ class Run:
 
     def __init__(self, settings: Settings, workdir: pathlib.Path) -> None:
         self.settings, self.workdir, self.terminal = settings, workdir, Terminal(silent=not is_first())
+        self.preemption = Preemption()
+        with self.preemption.watch():  # of several processes jax itself would take the signal, and go on
+            self._load()
+
+    def _load(self) -> None:
+        """Everything that a run needs before it has the workdir to itself."""
+        settings, workdir = self.settings, self.workdir
         make_workdir(workdir)
+        check_shared(workdir)
         if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
             # A second start finds its programs compiled.
             jax.config.update("jax_compilation_cache_dir", str((workdir / "compilation_cache").resolve()))
@@ -59,13 +85,14 @@ class Run:
             transform=parallel.transform, num_devices=parallel.num_devices, num_passes=parallel.num_passes
         )
         self.devices.check_batch_size(settings.training.batch_size)
-        self.inputs = load_inputs(settings, workdir, self.terminal)
+        processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
+        self.inputs = load_inputs(settings, workdir, self.terminal, processes=processes)
+        wait_for_all("inputs")
         self.dataset = self.inputs.dataset
         self._check_annotated()
         networks = make_networks(settings, self.dataset.chain, self.inputs.image_encoder)
         self.programs = Programs(settings, networks, make_objective(settings, self.dataset), self.inputs, self.devices)
         self.predict = make_predict(networks, self.programs.text_features, self.names, whole=self.devices.whole)
-        self.checkpoints = Checkpoints(workdir / "checkpoints")
 
     def _lock(self) -> contextlib.AbstractContextManager[None]:
         """Keep other runs out of the workdir; of several processes of this one the first does it for all."""
@@ -113,17 +140,22 @@ class Run:
           RunStopped: training cannot go on; the last good state is kept.
           Preempted: the run was asked to end, and has saved.
         """
-        preemption = Preemption()
+        preemption = self.preemption
         with contextlib.ExitStack() as stack:
+            stack.enter_context(preemption.watch())
+            stack.enter_context(_explain_disk(self.workdir))
+            stack.enter_context(self._lock())
+            self._check_earlier_run()  # another run may have had the workdir since this one looked
+            # Not before the lock: it removes what is half written, which another run may be writing.
+            self.checkpoints = Checkpoints(self.workdir / "checkpoints")
             # Its threads would outlive the program and complain.
             stack.callback(self.checkpoints.close)
-            stack.enter_context(self._lock())
-            stack.enter_context(preemption.watch())
             self._check_splits()
             # Compiled before there is a state: a compilation takes more memory than anything else in a run.
             latest = self.checkpoints.latest_step or 0
             phases = self._compile_phases(latest)
             state, progress = self._start()
+            wait_for_all("programs")
             step = int(jax.device_get(state.step))
             if step < latest:  # the latest could not be read: phases that seemed to be over may be needed
                 phases = self._compile_phases(step)

@@ -43,7 +43,7 @@ class ImageReader:
         from stepcot_jax.trained import Reader
 
         self.trained, self.model = trained, model
-        self._reader = Reader(trained, model=model, batch_size=batch_size)
+        self._reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False)
         self._max_pixels = int(trained.settings.data.max_megapixels * 1e6)
 
     def read(self, image: Any, *, given: Mapping[str, str] | None = None) -> "ChainReading":

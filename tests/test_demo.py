@@ -40,7 +40,7 @@ class Served:
 
     def __init__(self, workdir, temporary):
         self.temporary = temporary
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "TMPDIR": str(temporary)}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(temporary)}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", TINY_DEMO, f"--checkpoint={workdir}", "--port=0"],

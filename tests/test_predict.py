@@ -14,6 +14,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.phantom import draw_case
 from stepcot_jax.errors import BadInput
 from stepcot_jax.trained.answers import make_readings
+from stepcot_jax.trained.changes import Shift, describe_shifts
 from stepcot_jax.trained.corrections import label_corrections, read_corrections
 from stepcot_jax.trained.paragraph import write_paragraph
 from stepcot_jax.trained.pictures import find_images, read_picture
@@ -183,7 +184,9 @@ def test_a_folder_is_searched_and_never_left(images, tmp_path):
     assert not refused
     (folder / "broken.JPG").write_bytes(b"no image")
     (folder / "._b.png").write_bytes(b"no image")
-    assert find_images([folder], refuse=refused.append)[0] == [folder / name for name in ("b.png", "below/a.jpg", "broken.JPG", "c.png")]
+    assert find_images([folder], refuse=refused.append)[0] == [
+        folder / name for name in ("b.png", "below/a.jpg", "broken.JPG", "c.png")
+    ]
     (tmp_path / "empty").mkdir()
     assert find_images([tmp_path / "empty"], refuse=refused.append) == ([], [])
     assert "found no image" in refused[0]
@@ -215,6 +218,12 @@ def test_pictures_become_the_encoders_size(images, student):
     picture = read_picture(images / "b.png", student.trained.preprocessing)
     assert picture.shape == (32, 32, 3)
     assert picture.dtype == np.uint8
+
+
+def test_a_correction_that_nothing_follows_is_said_to_be_one():
+    assert describe_shifts([]) == ""
+    assert "hardly uses its earlier answers" in describe_shifts([Shift("Two", 0.0009), Shift("Three", 0.0)])
+    assert describe_shifts([Shift("Two", 0.001), Shift("Three", 0.25)]).endswith("25.0 points (Three)")
 
 
 STRANGE = Chain((Step("<b>One</b>", "Is <script>?", ("<i>", "\x1b[2J")), Step("Two", "And?", ("A & B", "N/A"))))
@@ -281,7 +290,8 @@ def test_the_tool_prints_a_table(workdir, images, capsys):
     )
     assert (code, complained) == (0, "")
     lines = told.splitlines()
-    assert lines[0] == str(images / "b.png")
+    of_sets = '"or": answers that cannot be ruled out at 90 % coverage'
+    assert lines[0] == f"{images / 'b.png'} (teacher; probabilities calibrated; {of_sets})"
     assert [line.split("  ")[1] for line in lines[1:8]] == [step.name for step in DEFAULT_CHAIN.steps]
     assert "Lower lung zone" in lines[4]
     assert "given (network: " in lines[4]

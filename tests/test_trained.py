@@ -13,6 +13,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.errors import BadInput
 from stepcot_jax.systems import make_predict
 from stepcot_jax.trained import Reader, load_trained, write_reading
+from stepcot_jax.trained import reader as reader_module
 from stepcot_jax.trained.stored_reading import read_reading
 
 
@@ -74,6 +75,22 @@ def test_a_reader_computes_what_evaluation_computes(trained, teacher, student):
         np.testing.assert_allclose(found.logits[:, own], expected[:, own], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(found.probabilities.sum(axis=-1), 1, atol=1e-6)
         assert (found.probabilities[:, ~own] == 0).all()
+
+
+def test_large_heads_are_read_where_they_lie(trained, teacher, monkeypatch):
+    monkeypatch.setattr(reader_module, "SPLIT_FROM", 0)
+    split = Reader(trained, model="teacher", batch_size=2)
+    given = np.full((3, 7), -1)
+    given[1, 3] = 2
+    found, expected = split.read(IMAGES, given), teacher.read(IMAGES, given)
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.attention, expected.attention, atol=1e-5)
+    plain = Reader(trained, model="teacher", batch_size=2, with_attention=False).read(IMAGES, given)
+    np.testing.assert_allclose(plain.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    assert plain.attention is None
+    assert isinstance(split._laid_out["teacher"]["heads"], tuple)
+    assert isinstance(teacher._laid_out["teacher"]["heads"], dict)
+    assert Reader(trained, model="student")._laid_out.keys() == {"student", "image_encoder"}
 
 
 def test_a_given_answer_changes_later_steps_alone(teacher):

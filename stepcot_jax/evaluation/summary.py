@@ -85,8 +85,8 @@ def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
             shares = (effect["share_inconsistent"], effect["chain_accuracy_before"], effect["chain_accuracy_after"])
             inconsistent, whole_before, whole_after = map(_percent, shares)
             lines.append(
-                f"{model}: {inconsistent} % of the chains contradict themselves; decoded to the most probable consistent "
-                f"ones, mean step accuracy goes from {_mean(effect['accuracy_before'])} to "
+                f"{model}: {inconsistent} % of the chains contradict themselves; decoded to the most probable "
+                f"consistent ones, mean step accuracy goes from {_mean(effect['accuracy_before'])} to "
                 f"{_mean(effect['accuracy_after'])} %, whole chains right from {whole_before} to {whole_after} %"
             )
     return lines

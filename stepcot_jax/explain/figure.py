@@ -20,6 +20,7 @@ from stepcot_jax.explain.focus import change_a_step, describe_change, spread
 from stepcot_jax.explain.geometry import smooth
 from stepcot_jax.explain.graph import node_names
 from stepcot_jax.trained.answers import ChainReading
+from stepcot_jax.trained.paragraph import percent
 
 _COLUMNS = 4
 _DPI = 130
@@ -47,14 +48,15 @@ def draw_explanation(
         for place, answer in enumerate(reading.steps):
             _show_map(axes[place], picture, maps[place])
             axes[place].set_title(_wrap(f"{place + 1}. {answer.step.question}", 36), fontsize=9, loc="left")
-            how = "given" if answer.given else f"{answer.probability:.0%}"
+            how = "given" if answer.given else percent(answer.probability)
             below = f"{_wrap(answer.answer, 30)} ({how})\nspread of the map {spreads[place]:.2f}"
             axes[place].set_xlabel(below, fontsize=9, fontweight="bold")
         _show_spreads(axes[num_steps], spreads)
         for empty in axes[num_steps + 1 :]:
             empty.set_axis_off()
         name = make_printable(pathlib.PurePath(reading.source).name)[:80]
-        figure.suptitle(f"{name}: what each answer of the {reading.model} rests on", fontsize=11)
+        title = f"{name}: what in the picture speaks for each answer of the {reading.model} (bright), for research only"
+        figure.suptitle(title, fontsize=11)
     return figure
 
 
@@ -96,8 +98,13 @@ def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Fig
         for (row, column), weight in np.ndenumerate(weights):
             colour = "white" if weight > 0.6 * most else "black"
             axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=colour)
-        axes.set_ylabel("step that is read")
-        axes.set_title("Attention of each step, last layer, mean of the heads", fontsize=10)
+        axes.set_ylabel("step that is answered")
+        even = 1 / weights.shape[1]
+        axes.set_title(
+            "What each step (row) takes from every step and from the memory (column)\n"
+            f"share of its attention in the last layer, mean of the heads; {even:.3f} everywhere: no preference",
+            fontsize=9,
+        )
     return figure
 
 

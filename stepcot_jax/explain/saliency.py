@@ -71,7 +71,7 @@ class Explainer:
         self, trained: Trained, *, model: str = "student", batch_size: int = 1, least_rows: int = LEAST_ROWS
     ) -> None:
         self.trained, self.model, self.batch_size, self._least_rows = trained, model, batch_size, least_rows
-        self.reader = Reader(trained, model=model, batch_size=batch_size)
+        self.reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False)
         self._network, self._encoder_params = self.reader.image_network
 
     def explain(

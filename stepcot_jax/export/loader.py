@@ -7,6 +7,9 @@
 
 `python load.py` answers the question whether this machine computes what the machine of the export did.
 
+One file, since an export takes it along: what a model is, then how files are read and checked, then the part of
+FlatBuffers that jax.export needs and jax does not bring, then the check of this machine.
+
 Every file is compared with SHA256SUMS before it is used. That finds damage and changes; whoever can change both can
 hide a change, so take an export only from where you would take a program.
 """

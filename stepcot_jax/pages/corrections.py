@@ -89,9 +89,11 @@ def _summarise(corrections: Corrections) -> str:
     num_cases, num_flips = flipped.shape[1], int(flipped.sum())
     touched = int(flipped.any(axis=(0, 2)).sum())
     if not num_flips:
+        hardly = ": this teacher reads each step from the picture, and hardly from its earlier answers"
         return (
             f"In none of {num_cases} cases did a later answer change when the truth of earlier steps was given, and no "
-            f"later probability moved by more than {100 * corrections.largest_shift:.2g} percentage points."
+            f"later probability moved by more than {100 * corrections.largest_shift:.2g} percentage points"
+            f"{hardly if corrections.largest_shift < 0.01 else ''}."
         )
     return (
         f"In {touched} of {num_cases} cases a later answer changed when the truth of earlier steps was given: "

@@ -8,6 +8,7 @@ from jaxtyping import Float, UInt8
 from stepcot_jax.pages.markup import Html, join, tag
 from stepcot_jax.pages.pictures import write_overlay, write_picture
 from stepcot_jax.trained.answers import ChainReading, StepAnswer
+from stepcot_jax.trained.changes import describe_shifts
 
 
 def write_reading_view(
@@ -33,6 +34,7 @@ def write_reading_view(
         tag("p", reading.paragraph, class_="paragraph"),
         _write_flips(reading, flipped),
         tag("div", whole, *panels, class_="panels"),
+        tag("p", "Bright: what in the picture speaks for the answer of that step.", class_="legend"),
         class_="reading",
     )
 
@@ -56,8 +58,7 @@ def _write_flips(reading: ChainReading, flipped: dict[str, str]) -> Html | None:
     if not any(answer.given for answer in reading.steps):
         return None
     if not flipped:
-        largest = max((shift.change for shift in reading.shifted), default=0.0)
-        moved = f"no later probability moved by more than {100 * largest:.2g} points"
-        return tag("p", f"The correction changed no other answer; {moved}.", class_="changes")
+        moved = describe_shifts(reading.shifted)
+        return tag("p", f"The correction changed no other answer{moved and '; '}{moved}.", class_="changes")
     changes = "; ".join(f"{flip.step}: {flip.before} → {flip.after}" for flip in reading.flipped)
     return tag("p", f"Changed by the correction: {changes}.", class_="changes")

@@ -10,16 +10,12 @@ from jaxtyping import Float, Int
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.check_printing import make_printable
-from stepcot_jax.trained.changes import Flip, Shift, StepAnswer, find_flips, measure_shifts
+from stepcot_jax.trained.changes import Flip, Shift, StepAnswer, describe_shifts, find_flips, measure_shifts
 from stepcot_jax.trained.paragraph import percent, write_paragraph
 from stepcot_jax.trained.reader import NOT_GIVEN, Reading
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
-
-
-_LEAST_SHIFT = 0.001
-"""Change of a probability below which a correction has changed nothing that anybody would see."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,18 +99,15 @@ class ChainReading:
         text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'as the network gives them'}"
         if self.coverage is None or all(each.answer_set is None for each in self.steps):
             return text
-        return f'{text}; "or": answers that cannot be ruled out at {self.coverage:.0%} coverage'
+        return f'{text}; "or": answers that cannot be ruled out at {100 * self.coverage:.0f} % coverage'
 
     def _describe_changes(self) -> list[str]:
         """What the given answers changed, in words; nothing without any."""
         if not self.shifted:
             return []
         lines = [f"changed by what was given: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
-        most = max(self.shifted, key=lambda shift: shift.change)
         lines += [] if self.flipped else ["what was given changed no later answer"]
-        if most.change < _LEAST_SHIFT:
-            return [*lines, "no later probability changed by 0.1 points: this network hardly uses its earlier answers"]
-        return [*lines, f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"]
+        return [*lines, describe_shifts(self.shifted)]
 
     def _repr_html_(self) -> str:
         """A table for notebooks; every text is escaped."""

@@ -55,6 +55,10 @@ class Shift:
     change: float
 
 
+_LEAST_SHIFT = 0.001
+"""Below this change of a probability nobody would see a difference."""
+
+
 def find_flips(steps: Sequence[StepAnswer], before: Float[np.ndarray, "step answer"]) -> tuple[Flip, ...]:
     """The network's answers that are others than without the given ones.
 
@@ -80,3 +84,13 @@ def measure_shifts(steps: Sequence[StepAnswer], before: Float[np.ndarray, "step 
             change = np.abs(np.asarray(answer.probabilities) - row[: answer.step.num_answers]).max()
             shifts.append(Shift(answer.step.name, float(change)))
     return tuple(shifts)
+
+
+def describe_shifts(shifts: Sequence[Shift]) -> str:
+    """How far later probabilities moved at most, in words; nothing where no step is later."""
+    if not shifts:
+        return ""
+    most = max(shifts, key=lambda shift: shift.change)
+    if most.change < _LEAST_SHIFT:
+        return "no later probability moved by 0.1 points: this network hardly uses its earlier answers"
+    return f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"

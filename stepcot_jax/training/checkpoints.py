@@ -6,47 +6,26 @@ there and cannot be read is put aside under another name, and the one before it 
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo as CheckpointInfo
-from orbax.checkpoint.checkpoint_managers import PreservationContext, PreservationPolicy
 
 from stepcot_jax.errors import BadInput, RunStopped
 from stepcot_jax.process_memory import release_freed_memory
-from stepcot_jax.training.processes import is_first, wait_for_all
+from stepcot_jax.training.processes import all_agree, is_first, wait_for_all
+from stepcot_jax.training.retention import Best, LatestAndBest, forget_lost
 from stepcot_jax.training.state import TrainState
 
+__all__ = ["Best", "Checkpoints", "describe_damage", "saved_steps", "to_shapes"]
 
-@dataclasses.dataclass
-class Best:
-    """The best score of a network so far and the step that reached it."""
-
-    score: float
-    step: int
-
-
-class _LatestAndBest(PreservationPolicy):
-    """Keeps the latest two steps and the best step of each network.
-
-    Two, so that a run can go on from the one before when the latest turns out to be damaged. `best_fn` with
-    `max_to_keep` would delete the latest step as soon as it is not among the best.
-    """
-
-    def __init__(self) -> None:
-        self.best_steps: set[int] = set()
-
-    def should_preserve(
-        self,
-        checkpoints: Sequence[CheckpointInfo],
-        *,
-        context: PreservationContext,  # noqa: ARG002
-    ) -> Sequence[bool]:
-        latest = sorted(info.step for info in checkpoints)[-2:]
-        return [info.step in latest or info.step in self.best_steps for info in checkpoints]
+_LOOKS = 60
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
@@ -66,7 +45,9 @@ def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
 
 
 def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:200]}"
+    line = next(iter(str(error).strip().splitlines()), "")
+    # The cause is at the end of what TensorStore says, after long paths.
+    return f"{type(error).__name__}: {line if len(line) <= 200 else f'{line[:80]} ... {line[-115:]}'}"
 
 
 def to_shapes(state: TrainState) -> TrainState:
@@ -87,11 +68,25 @@ class Checkpoints:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder.resolve()
-        self._policy = _LatestAndBest()
+        self._policy = LatestAndBest()
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(preservation_policy=self._policy, cleanup_tmp_directories=True),
         )
+        self._agree_on_steps()
+
+    def _agree_on_steps(self) -> None:
+        """Wait until all processes see the same checkpoints; file systems over the network may be late."""
+        looks = 0
+        while not all_agree(zlib.crc32(repr(sorted(self._manager.all_steps())).encode()) >> 1):
+            looks += 1
+            if looks > _LOOKS:
+                raise BadInput(
+                    f"{self.folder}: found {sorted(self._manager.all_steps())}, which other processes do not see so, "
+                    "accepted is a folder on a file system that all processes share"
+                )
+            time.sleep(1)
+            self._manager.reload()
 
     @property
     def latest_step(self) -> int | None:
@@ -105,10 +100,12 @@ class Checkpoints:
           RunStopped: it cannot be written; what was saved before stays.
         """
         step = int(jax.device_get(state.step))
-        self._policy.best_steps = {entry.step for entry in best.values()}
+        self._policy.save({entry.step for entry in best.values()})
         progress = {**progress, "best": {name: dataclasses.asdict(entry) for name, entry in best.items()}}
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
         with self._explain_failure(f"step {step}"):
+            if is_first():  # where Orbax cannot make a folder, its threads keep the program from ending for minutes
+                tempfile.TemporaryFile(dir=self.folder).close()
             self._manager.save(step, args=arguments)
         if jax.default_backend() == "cpu":
             # There what is being written and what training goes on with share one memory, twice the state and more.
@@ -150,7 +147,13 @@ class Checkpoints:
             except _Damaged as damage:
                 damages[step] = damage.error
                 continue
-            return state, progress, self._put_aside(damages, step)
+            if not all_agree(step):
+                raise BadInput(
+                    f"{self.folder / str(step)}: other processes cannot restore it, accepted are disks that work"
+                )
+            warnings = self._put_aside(damages, step)
+            warnings += forget_lost(progress["best"], self._manager.all_steps())
+            return state, progress, warnings
         causes = "; ".join(f"{step}: {_in_short(error)}" for step, error in damages.items())
         raise BadInput(
             f"{self.folder}: found no checkpoint that can be restored ({causes}), accepted is at least one whole one, "
@@ -168,7 +171,7 @@ class Checkpoints:
             best_steps = {entry["step"] for entry in progress["best"].values()}
         except Exception as error:  # Orbax and TensorStore raise many kinds on damaged files
             raise _Damaged(error) from None
-        self._policy.best_steps = best_steps
+        self._policy.start(best_steps)
         return restored.state, progress
 
     def _check_shapes(self, target: TrainState, step: int) -> None:
@@ -192,11 +195,8 @@ class Checkpoints:
     def _put_aside(self, damages: dict[int, Exception], taken: int) -> list[str]:
         warnings = []
         for step, error in damages.items():
-            aside = self.folder / f"damaged-{step}"
-            number = 1
-            while aside.exists():
-                number += 1
-                aside = self.folder / f"damaged-{step}-{number}"
+            names = itertools.chain([f"damaged-{step}"], (f"damaged-{step}-{number}" for number in itertools.count(2)))
+            aside = next(path for path in map(self.folder.joinpath, names) if not path.exists())
             if is_first():
                 (self.folder / str(step)).rename(aside)
             warnings.append(
@@ -222,11 +222,11 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # TensorStore says "No space left on device" in a ValueError
-            whole = [step for step in saved_steps(self.folder) if (self.folder / str(step)).is_dir()]
+            whole = saved_steps(self.folder)
             raise RunStopped(
-                f"{self.folder}: {what} could not be written ({_in_short(error)}); checkpoint "
-                f"{whole[-1] if whole else 'none'} is the last that was saved whole, and the same command goes on "
-                "from it"
+                f"{self.folder}: {what} could not be written ({_in_short(error)}); "
+                + (f"checkpoint {whole[-1]} is the last that was saved whole" if whole else "none was saved before")
+                + ", and the same command goes on from there"
             ) from error
 
     def close(self) -> None:

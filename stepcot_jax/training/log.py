@@ -1,11 +1,18 @@
 """The numbers of a run: metrics.jsonl and TensorBoard event files in the workdir."""
 
+import contextlib
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+
+from stepcot_jax.errors import RunStopped
 
 METRICS_FILE = "metrics.jsonl"
+BOARD_FOLDER = "tensorboard"
+
+_FLUSH_SECONDS = 30.0
 
 
 class MetricsLog:
@@ -21,36 +28,83 @@ class MetricsLog:
         self._silent = silent
         if silent:
             return
-        import tensorboardX
-
         self._path = workdir / METRICS_FILE
-        if self._path.exists():
-            # What was found on the test split is found again at the end of this start.
-            kept = [
-                line
-                for line in self._path.read_text().splitlines()
-                if _step_of(line) <= first_step and '"kind": "test"' not in line
-            ]
-            partial = self._path.with_name(METRICS_FILE + ".partial")
-            partial.write_text("".join(line + "\n" for line in kept))
-            partial.replace(self._path)
-        self._file = self._path.open("a", buffering=1)
-        self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1)
+        with self._explain_failure():
+            if self._path.exists():
+                # What was found on the test split is found again at the end of this start.
+                kept = [
+                    line
+                    for line in self._path.read_text().splitlines()
+                    if _step_of(line) <= first_step and '"kind": "test"' not in line
+                ]
+                partial = self._path.with_name(METRICS_FILE + ".partial")
+                partial.write_text("".join(line + "\n" for line in kept))
+                partial.replace(self._path)
+            self._file = self._path.open("a", buffering=1)
+            self._board = _Board(workdir / BOARD_FOLDER, first_step=first_step)
 
     def write(self, kind: str, *, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Append an entry; `kind` is "train", "val" or "test"."""
+        """Append an entry; `kind` is "train", "val" or "test".
+
+        Raises:
+          RunStopped: it cannot be written.
+        """
         if self._silent:
             return
         defined = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-        self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **defined}) + "\n")
-        for name, number in numbers.items():
-            self._board.add_scalar(f"{kind}/{name}".replace(" ", "_"), number, step)
+        with self._explain_failure():
+            self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **defined}) + "\n")
+            for name, number in numbers.items():
+                self._board.add(f"{kind}/{name}".replace(" ", "_"), number, step)
+
+    @contextlib.contextmanager
+    def _explain_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunStopped(
+                f"{error.filename or self._path}: numbers cannot be written ({error.strerror}), accepted is a workdir "
+                "with room that can be written to; the checkpoints stay, and the same command goes on from the latest"
+            ) from error
 
     def close(self) -> None:
         """Flush and close both."""
-        if not self._silent:
-            self._file.close()
-            self._board.close()
+        if self._silent:
+            return
+        for each in (self._file, self._board):
+            with contextlib.suppress(OSError):  # what could not be written was said when it was
+                each.close()
+
+
+class _Board:
+    """Numbers in a TensorBoard event file.
+
+    Written as they come: the thread of tensorboardX's own writer ends at a full disk, and whoever hands it numbers
+    would wait for it for ever.
+    """
+
+    def __init__(self, folder: pathlib.Path, *, first_step: int) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
+
+        folder.mkdir(exist_ok=True)
+        self._make_event, self._make_scalar = Event, scalar
+        self._writer = EventsWriter(str(folder / "events"))
+        start = SessionLog(status=SessionLog.START)  # hides what a start that was cut off has left of later steps
+        self._writer.write_event(Event(wall_time=time.time(), step=first_step + 1, session_log=start))
+        self._writer.flush()
+        self._flushed_at = time.monotonic()
+
+    def add(self, name: str, number: float, step: int) -> None:
+        summary = self._make_scalar(name, number)
+        self._writer.write_event(self._make_event(wall_time=time.time(), step=step, summary=summary))
+        if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
+            self._writer.flush()
+            self._flushed_at = time.monotonic()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def _step_of(line: str) -> float:

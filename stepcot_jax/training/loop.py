@@ -130,6 +130,7 @@ class Loop:
             state = self._run_epoch(state, phase, epoch, done if epoch == first_epoch else 0)
             state = self._finish_epoch(state, phase, epoch)
         self.checkpoints.wait()
+        self._end_if_asked(int(jax.device_get(state.step)))  # whoever asked after the last look
         return state, self._best
 
     def _epochs(self) -> Iterator[Phase]:

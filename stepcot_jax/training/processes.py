@@ -1,17 +1,26 @@
 """Several processes in one run: joining, and agreeing on what one of them knows."""
 
-import contextlib
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+import pathlib
+import secrets
+import time
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
 
 from stepcot_jax.errors import BadInput
 
 JOIN_SECONDS = 300
 """How long a process waits for the others at the start."""
+
+_MOST_SECONDS = 7 * 24 * 3600
+_NUM_WAITS = itertools.count()
+_LOOKS = 30
+"""A file system over the network may show a new file half a minute late."""
 
 
 def join_processes(
@@ -104,16 +113,48 @@ def any_process(condition: bool) -> bool:
 
 
 def wait_for_all(name: str) -> None:
-    """Go on when every process is here."""
+    """Go on when every process is here, however long that takes; what comes next may be computed by all of them.
+
+    Between devices processes wait for one another half a minute at first (Gloo), and not much longer later on.
+    """
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
+        multihost.get_barrier_sync_fn()(key=f"{name}-{next(_NUM_WAITS)}", timeout_ms=1000 * _MOST_SECONDS)
 
 
-@contextlib.contextmanager
-def first_before_others(name: str) -> Iterator[None]:
-    """Let process 0 do something before the others do it."""
-    if not is_first():
-        wait_for_all(name)
-    yield
+def all_agree(number: int) -> bool:
+    """Whether all processes have the same number, 0 to 2^31 - 1; all of them must ask."""
+    if jax.process_count() == 1:
+        return True
+    return len(np.unique(multihost_utils.process_allgather(np.array(number, np.int32)))) == 1
+
+
+def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
+    """Refuse a folder that is not the same in all processes; all of them must ask.
+
+    Args:
+      folder: that can be written to.
+      num_looks: how often a process looks, once a second, for what process 0 has written.
+
+    Raises:
+      BadInput: a process does not see what process 0 writes there.
+    """
+    if jax.process_count() == 1:
+        return
+    wait_for_all("processes")
+    token = multihost_utils.broadcast_one_to_all(np.array(secrets.randbits(31), np.int32))
+    mark = folder / f".shared-{int(token)}"
     if is_first():
-        wait_for_all(name)
+        mark.touch()
+    wait_for_all("workdir")
+    looks = 0
+    while not (is_seen := mark.exists()) and looks < num_looks:
+        looks += 1
+        time.sleep(1)
+    sees = multihost_utils.process_allgather(np.array(is_seen))
+    if is_first():
+        mark.unlink(missing_ok=True)
+    if not sees.all():
+        raise BadInput(
+            f"{folder}: processes {np.flatnonzero(~sees).tolist()} do not find what process 0 writes there, accepted "
+            "is a folder on a file system that all processes share"
+        )

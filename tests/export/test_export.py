@@ -27,7 +27,7 @@ from stepcot_jax.export.program import PLATFORMS, make_program, serialise
 from stepcot_jax.interop.torch_reference import from_torch_networks
 from tests.export import random_run
 
-COUNTS = {"student": (1, 3, 8), "teacher": (3,)}  # each number of images is compiled anew
+COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compiled anew
 
 READ_ALONE = """
 import importlib.machinery, pathlib, sys
@@ -48,7 +48,7 @@ from load import load
 
 images = np.load(sys.argv[2])
 found = {}
-for name, counts in (("student", (1, 3, 8)), ("teacher", (3,))):
+for name, counts in (("student", (1, 3)), ("teacher", (3,))):
     model = load(folder, name)
     for count in counts:
         found[f"{name}/{count}"] = model.logits(images[:count])
@@ -99,7 +99,7 @@ def images():
 def test_another_process_with_jax_and_numpy_alone_gives_the_same_logits(run, exported, images, tmp_path):
     np.save(tmp_path / "images.npy", images)
     arguments = [str(exported), str(tmp_path / "images.npy"), str(tmp_path / "found.npz")]
-    environment = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = {name: os.environ[name] for name in ("PATH", "XLA_FLAGS")} | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-I", "-B", "-c", READ_ALONE, *arguments],
         capture_output=True,

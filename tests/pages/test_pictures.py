@@ -90,7 +90,7 @@ def test_a_correction_shows_what_it_changed():
     assert plain.count("<figure") == 8
     assert "correction" not in plain
     nothing = write_reading_view(grey(32), maps, make_reading(0, ()))
-    assert "The correction changed no other answer; no later probability moved by more than 25 points." in nothing
+    assert "The correction changed no other answer; largest change of a later probability: 25.0 points (" in nothing
     assert nothing.count('class="given"') == 1
     flipped = write_reading_view(grey(32), maps, make_reading(0, (Flip("Diagnosis", "<Normal>", "Nodule"),)))
     assert "Changed by the correction: Diagnosis: &lt;Normal&gt; → Nodule." in flipped

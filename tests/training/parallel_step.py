@@ -34,10 +34,10 @@ class Pooled(nn.Module):
         return nn.Dense(6)(images.mean(axis=(1, 2)))
 
 
-def make_networks(*, remat=False):
+def make_networks(*, remat=False, dtype=jnp.float32):
     return Networks(
-        teacher=Teacher(answers_per_step=COUNTS, width=WIDTH, num_layers=1, num_heads=2, remat=remat),
-        student=Student(answers_per_step=COUNTS, width=5),
+        teacher=Teacher(answers_per_step=COUNTS, width=WIDTH, num_layers=1, num_heads=2, remat=remat, dtype=dtype),
+        student=Student(answers_per_step=COUNTS, width=5, dtype=dtype),
         image_encoder=Pooled(),
         projection_width=4,
         remat=remat,
@@ -56,14 +56,19 @@ def start():
 
 
 @functools.cache
-def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=False):
+def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=False, bfloat16=False):
     """Gradients and metrics of a joint step, dropout on; and the compiled program."""
     devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes)
     devices.check_batch_size(CASES)
     objective = Objective(answer_weights=jnp.asarray(WEIGHTS) if weighted else None)
     state, text = devices.put_whole(start()), devices.put_whole(TEXT)
     step = devices.compile_step(
-        functools.partial(make_joint_step, make_networks(remat=remat), objective, DESCENT),
+        functools.partial(
+            make_joint_step,
+            make_networks(remat=remat, dtype=jnp.bfloat16 if bfloat16 else jnp.float32),
+            objective,
+            DESCENT,
+        ),
         state=state,
         batch={name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()},
         text_features=text,

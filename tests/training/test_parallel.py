@@ -109,3 +109,14 @@ def test_two_processes_of_four_devices_find_what_one_device_finds(transform, tmp
     for index in range(2):
         with np.load(tmp_path / f"found.{index}.npz") as found:
             assert_same([found[name] for name in found.files], expected)
+
+
+def test_bfloat16_compute_keeps_parameters_and_losses_in_float32():
+    gradients, metrics, _ = run(bfloat16=True)
+    expected, expected_metrics, _ = run()
+    assert {leaf.dtype for leaf in jax.tree.leaves((gradients, metrics))} == {np.dtype(np.float32)}
+    assert metrics.student.total == pytest.approx(float(expected_metrics.student.total), rel=0.05)
+    found, wanted = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in (gradients, expected))
+    assert not np.array_equal(found, wanted)
+    cosine = found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)
+    assert cosine > 0.98

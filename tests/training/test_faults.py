@@ -1,0 +1,118 @@
+"""What else happens to a run: a signal at a bad moment, another run in its workdir, a disk that cannot be written."""
+
+import errno
+import signal
+
+import pytest
+from training.small_run import small_run, small_settings
+
+from stepcot_jax import jobs
+from stepcot_jax.errors import BadInput, Preempted, RunStopped
+from stepcot_jax.training.checkpoints import saved_steps
+from stepcot_jax.training.loop import Loop
+
+SHORT = {"training__joint_epochs": 0}
+
+
+def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "load_inputs", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Preempted, match="while nothing was being trained"):
+        jobs.Run(small_settings(**SHORT), tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkeypatch):
+    end_if_asked = Loop._end_if_asked
+
+    def signal_after(loop, step):
+        end_if_asked(loop, step)
+        signal.raise_signal(signal.SIGTERM)
+
+    run = small_run(tmp_path, monkeypatch, **SHORT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_end_if_asked", signal_after)
+        with pytest.raises(Preempted, match=r"step 5: asked to end \(SIGTERM\), saved"):
+            run.execute()
+    assert not (tmp_path / "report.json").exists()
+    assert small_run(tmp_path, monkeypatch, **SHORT).execute()["best"]["teacher"]["step"] == 5
+
+
+def test_a_second_sigterm_while_ending_changes_nothing(tmp_path, monkeypatch):
+    close, validate = jobs.Checkpoints.close, jobs.Run._validate
+
+    def signal_and_close(checkpoints):
+        signal.raise_signal(signal.SIGTERM)
+        close(checkpoints)
+
+    def signal_and_validate(run, state):
+        signal.raise_signal(signal.SIGTERM)
+        return validate(run, state)
+
+    monkeypatch.setattr(jobs.Checkpoints, "close", signal_and_close)
+    monkeypatch.setattr(jobs.Run, "_validate", signal_and_validate)
+    with pytest.raises(Preempted):
+        small_run(tmp_path, monkeypatch, **SHORT).execute()
+    assert saved_steps(tmp_path / "checkpoints") == [5]
+
+
+def test_a_run_that_waited_while_another_had_the_workdir_looks_again(tmp_path, monkeypatch):
+    late = small_run(tmp_path, monkeypatch, **SHORT, loss__temperature=3.0)
+    small_run(tmp_path, monkeypatch, **SHORT).execute()
+    with pytest.raises(BadInput, match=r"found other values than now for config\.loss\.temperature"):
+        late.execute()
+
+
+def test_a_run_that_is_refused_leaves_what_another_is_writing(tmp_path, monkeypatch):
+    late = small_run(tmp_path, monkeypatch, **SHORT)
+    half = tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp"
+    half.mkdir(parents=True)
+    with jobs.lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
+        late.execute()
+    assert half.is_dir()
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "No space left"), (errno.EROFS, "Read-only file system")])
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, number, words):
+    def fail(path, *_):
+        raise OSError(number, words, str(path))
+
+    monkeypatch.setattr(jobs, "write_settings", fail)
+    with pytest.raises(RunStopped, match=rf"settings\.json: cannot be used any more \({words}\).* the same command"):
+        small_run(tmp_path, monkeypatch, **SHORT).execute()
+
+
+def test_other_errors_stay_what_they_are(tmp_path, monkeypatch):
+    def fail(*_):
+        raise FileNotFoundError(errno.ENOENT, "no such file", "x")
+
+    monkeypatch.setattr(jobs, "write_settings", fail)
+    with pytest.raises(FileNotFoundError):
+        small_run(tmp_path, monkeypatch, **SHORT).execute()
+
+
+def test_a_checkpoint_that_cannot_be_written_says_what_is_left(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, **SHORT)
+
+    def fail(*_, **__):
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing " + 300 * "x" + ": No space left on device")
+
+    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", fail)
+    with pytest.raises(RunStopped, match=r"step 5 could not be written .*No space left on device\); none was saved"):
+        run.execute()
+
+
+def test_a_folder_that_is_gone_is_told_before_orbax_is_asked(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, **SHORT)
+    validate, asked = run._validate, []
+
+    def validate_and_lose(state):
+        scores = validate(state)
+        (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+        return scores
+
+    monkeypatch.setattr(run, "_validate", validate_and_lose)
+    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", lambda *_, **__: asked.append(1))
+    with pytest.raises(RunStopped, match=r"step 5 could not be written \(FileNotFoundError"):
+        run.execute()
+    assert not asked

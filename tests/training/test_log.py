@@ -1,0 +1,73 @@
+"""The log of a run: cut at a resumed step, and no wait and no traceback where the disk is full."""
+
+import errno
+import json
+
+import pytest
+
+from stepcot_jax.errors import RunStopped
+from stepcot_jax.training.log import MetricsLog
+
+
+def read(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def scalars(workdir):
+    """(tag, step, number) of each scalar, and the step from which on older ones are hidden, by file."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for path in (workdir / "tensorboard").iterdir():
+        content, place, events = path.read_bytes(), 0, []
+        while place < len(content):
+            size = int.from_bytes(content[place : place + 8], "little")
+            events.append(Event.FromString(content[place + 12 : place + 12 + size]))
+            place += size + 16
+        numbers = [(one.tag, event.step, one.simple_value) for event in events for one in event.summary.value]
+        starts = [event.step for event in events if event.HasField("session_log")]
+        found[path] = (numbers, starts)
+    return found
+
+
+def test_entries_go_to_both_and_those_after_the_first_step_are_removed(tmp_path):
+    log = MetricsLog(tmp_path, first_step=0)
+    for step in (1, 2, 3):
+        log.write("train", step=step, epoch=0, numbers={"teacher/total loss": step / 2})
+    log.write("test", step=2, epoch=0, numbers={"teacher": float("nan")})
+    log.close()
+    ((numbers, starts),) = scalars(tmp_path).values()
+    assert starts == [1]
+    assert numbers[:3] == [("train/teacher/total_loss", step, step / 2) for step in (1, 2, 3)]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # cut off by a kill
+    MetricsLog(tmp_path, first_step=2).close()
+    assert [(entry["kind"], entry["step"]) for entry in read(tmp_path)] == [("train", 1), ("train", 2)]
+
+
+def test_a_full_disk_stops_the_run_at_once(tmp_path, monkeypatch):
+    log = MetricsLog(tmp_path, first_step=0)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = log._board._writer
+    monkeypatch.setattr(writer, "write_event", fail)
+    for step in range(1, 30):  # tensorboardX's own writer would wait for ever at the eleventh number
+        with pytest.raises(RunStopped, match=r"metrics\.jsonl: numbers cannot be written \(No space left on device\)"):
+            log.write("train", step=step, epoch=0, numbers={"a": 1.0})
+    monkeypatch.setattr(writer, "close", fail)
+    log.close()
+
+
+def test_a_log_that_cannot_be_opened_names_its_file(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunStopped, match=r"metrics\.jsonl: numbers cannot be written \(Is a directory\)"):
+        MetricsLog(tmp_path, first_step=0)
+
+
+def test_a_silent_log_writes_nothing(tmp_path):
+    log = MetricsLog(tmp_path, first_step=0, silent=True)
+    log.write("train", step=1, epoch=0, numbers={"a": 1.0})
+    log.close()
+    assert not list(tmp_path.iterdir())
