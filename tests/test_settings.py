@@ -94,7 +94,7 @@ def test_a_folder_needs_its_root(base):
         # The right name in the wrong place:
         (
             "config.batch_size",
-            "config.baseline.batch_size or config.features.batch_size or config.training.batch_size or",
+            "config.features.batch_size or config.baseline.batch_size or config.training.batch_size or",
         ),
         ("config.loss.T", "config.loss."),
     ],
