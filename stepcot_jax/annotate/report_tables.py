@@ -85,7 +85,10 @@ def _csv_rows(reader: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
     while True:
         line = getattr(reader, "line_num", 0) + 1
         try:
-            yield next(rows)
+            row = next(rows)
+            if any(len(field) > _MAX_LINE for field in row):  # where another reader has raised the limit further
+                raise csv.Error(f"field larger than field limit ({_MAX_LINE})")
+            yield row
         except StopIteration:
             if line == 1:
                 raise BadInput(f"{path}: found an empty file, {ACCEPTED}") from None
