@@ -13,8 +13,8 @@ from stepcot_jax.data.images import Preprocessing, normalise, resize_image
 from stepcot_jax.models.single_reading import join_heads, split_heads
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.training.gradients import read_as_teacher
 from stepcot_jax.training.state import Networks, init_params
-from stepcot_jax.training.steps import read_as_teacher
 
 RADIOGRAPH_SIZE = 1024
 

@@ -36,31 +36,8 @@
 # Exit code of `watch`: that of the program, where it ended by itself with another than 75.
 set -euo pipefail
 
-fail() {
-  echo "error: ${0##*/}: $1" >&2
-  exit 2
-}
-
-show() { # a command, so that it could be pasted
-  local word line='' plain='^[-A-Za-z0-9_./:=@%+,]+$'
-  for word; do
-    [[ $word =~ $plain ]] || word=${word@Q}
-    line+="$word "
-  done
-  printf '%s' "${line% }"
-}
-
-dry_run=0
-case ${1:-} in
-  -h | --help)
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 0
-    ;;
-  --dry-run)
-    dry_run=1
-    shift
-    ;;
-esac
+# shellcheck source=launch/options.sh
+source "$(dirname "${BASH_SOURCE[0]}")/options.sh"
 action=${1:-}
 [[ " create install run status logs watch stop delete " == *" $action "* && -n $action ]] ||
   fail "found '$action', accepted are create, install, run, status, logs, watch, stop, delete (see --help)"

@@ -26,16 +26,10 @@ from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.training.gradients import Objective, read_as_teacher, student_gradients, teacher_gradients
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Networks, Params, TrainState
-from stepcot_jax.training.steps import (
-    Objective,
-    make_joint_step,
-    read_as_teacher,
-    start_state,
-    student_gradients,
-    teacher_gradients,
-)
+from stepcot_jax.training.steps import make_joint_step, start_state
 
 FORWARD, LOSSES, TRAINED = 2e-5, 1e-4, 2e-3
 """Tolerances of forward passes and gradients, of losses, and of weights after training."""

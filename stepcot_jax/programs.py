@@ -17,11 +17,12 @@ from stepcot_jax.training.baseline_steps import (
     make_baseline_step,
     start_baseline_state,
 )
+from stepcot_jax.training.gradients import Objective
 from stepcot_jax.training.loop import Phase
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import Networks, TrainState, init_params
-from stepcot_jax.training.steps import Objective, make_joint_step, make_teacher_step, start_state
+from stepcot_jax.training.steps import make_joint_step, make_teacher_step, start_state
 
 
 @dataclasses.dataclass(frozen=True)

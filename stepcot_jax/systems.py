@@ -16,8 +16,8 @@ from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings import Settings
 from stepcot_jax.training.baseline_steps import read_as_baseline
+from stepcot_jax.training.gradients import Objective, encode_images, read_as_teacher
 from stepcot_jax.training.state import Networks
-from stepcot_jax.training.steps import Objective, encode_images, read_as_teacher
 
 Predict = Callable[[Any, dict[str, Any]], dict[str, jax.Array]]
 

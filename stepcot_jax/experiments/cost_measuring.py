@@ -100,8 +100,8 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     from stepcot_jax.experiments.weights import load_weights
     from stepcot_jax.inputs import load_frozen_encoder
     from stepcot_jax.systems import make_predict
+    from stepcot_jax.training.gradients import encode_images
     from stepcot_jax.training.state import count_parameters
-    from stepcot_jax.training.steps import encode_images
 
     name = "teacher" if what == "encoder" else what
     trained = load_weights(folder, (name,))

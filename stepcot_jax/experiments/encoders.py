@@ -113,7 +113,7 @@ def make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> Non
     from stepcot_jax.features.importing import import_features
     from stepcot_jax.inputs import trained_preprocessing
     from stepcot_jax.terminal import Terminal
-    from stepcot_jax.training.steps import encode_images
+    from stepcot_jax.training.gradients import encode_images
 
     trained = load_weights(cells.folder(main), ("teacher",))
     dataset = load_dataset(main.settings, preprocessing=trained_preprocessing(main.settings), progress=Terminal().watch)

@@ -16,7 +16,7 @@ from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.experiments.weights import Weights
 from stepcot_jax.inputs import Inputs
 from stepcot_jax.results import with_facts
-from stepcot_jax.training.steps import encode_images
+from stepcot_jax.training.gradients import encode_images
 
 Predict = Callable[[dict[str, Any]], Mapping[str, Any]]
 

@@ -14,7 +14,7 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.errors import BadInput
 from stepcot_jax.interop.torch_reference import flatten
 from stepcot_jax.trained import Trained
-from stepcot_jax.training.steps import read_as_teacher
+from stepcot_jax.training.gradients import read_as_teacher
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 PROMPTS = "prompts"

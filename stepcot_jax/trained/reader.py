@@ -14,8 +14,8 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.errors import BadInput
 from stepcot_jax.models.single_reading import join_heads, split_heads
 from stepcot_jax.trained.loading import Trained
+from stepcot_jax.training.gradients import encode_images
 from stepcot_jax.training.state import Networks, Params
-from stepcot_jax.training.steps import encode_images
 
 NOT_GIVEN = -1
 """In `given_answers`: the step is answered by the network."""

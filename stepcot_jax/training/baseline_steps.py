@@ -10,16 +10,10 @@ from jaxtyping import Array
 from stepcot_jax.losses.objective import LossParts, teacher_objective
 from stepcot_jax.models.baseline import Baseline
 from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.gradients import Batch, Objective, differentiate_batch, encode_images
 from stepcot_jax.training.optimizers import global_norm, make_optimizer
 from stepcot_jax.training.state import Networks, Params, TrainState
-from stepcot_jax.training.steps import (
-    Batch,
-    Objective,
-    StepFunction,
-    StepMetrics,
-    differentiate_batch,
-    encode_images,
-)
+from stepcot_jax.training.steps import StepFunction, StepMetrics
 
 NAME = "baseline"
 """Of the network in parameters, optimizers, predictions and reports."""

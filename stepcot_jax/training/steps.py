@@ -3,7 +3,6 @@
 Every function here is one device's; `training.global_batch` says how the devices' shares come together.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,40 +12,21 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from stepcot_jax.losses.channel_alignment import Normaliser
-from stepcot_jax.losses.objective import GradientOf, LinearMap, LossParts, student_objective, teacher_objective
-from stepcot_jax.models.teacher import TeacherReading
+from stepcot_jax.losses.objective import LossParts
 from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.gradients import (
+    Batch,
+    Objective,
+    read_as_teacher,
+    student_gradients,
+    student_part,
+    teacher_gradients,
+    teacher_part,
+)
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Networks, Params, TrainState
 
-Batch = dict[str, Array]
 StepFunction = Callable[[TrainState, Batch, Array | None], tuple[TrainState, "StepMetrics"]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """How the losses are put together; defaults as in the paper, see docs/departures.md.
-
-    Attributes:
-      temperature: of distillation and channel alignment.
-      soft_label_scale: weight of distillation (alpha_KD).
-      channel_alignment_scale: weight of channel alignment (alpha_CH).
-      normaliser: of w_fw, "cka" or "trace".
-      alignment_gradient: what channel alignment trains, "features" or "projection".
-      train_teacher_projection: train the teacher's projection with the student.
-      target_dropout: dropout active in the forward pass that makes the teacher's targets.
-      answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
-    """
-
-    temperature: float = 2.0
-    soft_label_scale: float = 0.5
-    channel_alignment_scale: float = 1.0
-    normaliser: Normaliser = "cka"
-    alignment_gradient: GradientOf = "features"
-    train_teacher_projection: bool = False
-    target_dropout: bool = False
-    answer_weights: Array | None = None
 
 
 class StepMetrics(flax.struct.PyTreeNode):
@@ -63,183 +43,6 @@ class StepMetrics(flax.struct.PyTreeNode):
     student: LossParts | None
     gradient_norms: dict[str, Array]
     baseline: LossParts | None = None
-
-
-def teacher_part(params: Params) -> Params:
-    """The parameters that the teacher's optimizer updates."""
-    return {name: params[name] for name in ("teacher", "image_encoder") if name in params}
-
-
-def student_part(params: Params, *, train_teacher_projection: bool) -> Params:
-    """The parameters that the student's optimizer updates."""
-    names = ["student", "student_projection"] + ["teacher_projection"] * train_teacher_projection
-    return {name: params[name] for name in names}
-
-
-def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
-    """Image features [case, width] of a batch that carries images, or features made before."""
-    if networks.image_encoder is None:
-        return batch["image_features"]
-    encode = networks.image_encoder.apply
-    if networks.remat:
-        encode = jax.checkpoint(encode)
-    return encode({"params": params["image_encoder"]}, batch["images"]).astype(jnp.float32)
-
-
-def teacher_gradients(
-    networks: Networks,
-    objective: Objective,
-    params: Params,
-    batch: Batch,
-    text_features: Array | None,
-    *,
-    key: Array | None,
-    whole: GlobalBatch = ONE_DEVICE,
-) -> tuple[LossParts, Array, Params]:
-    """Loss parts, image features and gradients of the teacher's part of `params`.
-
-    Args:
-      networks: the modules.
-      objective: how the losses are put together.
-      params: all parameters.
-      batch: "image_features" or "images", and "labels" int [case, step].
-      text_features: [step, width] or [case, step, width].
-      key: random key of the dropout; None switches dropout off.
-      whole: the batch that the rows are a part of.
-
-    Returns:
-      Loss parts and gradients of the whole batch, and between them the image features of the rows at hand.
-    """
-    totals = whole.totals(batch["labels"], objective.answer_weights)
-
-    def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
-        features = encode_images(networks, trained, rows)
-        reading = read_as_teacher(networks, trained["teacher"], features, text_features, key=key, first_case=first_case)
-        parts = teacher_objective(
-            logits=reading.logits, labels=rows["labels"], answer_weights=objective.answer_weights, totals=totals
-        )
-        return parts.total, (parts, features)
-
-    return differentiate_batch(loss, teacher_part(params), batch, whole)
-
-
-def differentiate_batch(
-    loss: Callable[..., Any], trained: Params, batch: Batch, whole: GlobalBatch
-) -> tuple[LossParts, Array, Params]:
-    """Loss parts of the whole batch, image features of the rows at hand, and gradients of the whole batch.
-
-    Args:
-      loss: (parameters, rows, position of the first row in the batch) -> (this part's share of the loss, (loss parts,
-        image features)).
-      trained: the parameters to differentiate with respect to.
-      batch: the rows at hand.
-      whole: the batch that they are a part of.
-    """
-    differentiate = jax.grad(loss, has_aux=True)
-    if whole.num_passes == 1:
-        first_case = whole.first_case(len(batch["labels"]))
-        gradients, (parts, features) = differentiate(trained, batch, first_case)
-    else:
-        gradients, parts, features = _pass_after_pass(differentiate, trained, *whole.split(batch))
-    parts, gradients = whole.add_up((parts, gradients))
-    return parts, jax.lax.stop_gradient(features), gradients
-
-
-def _pass_after_pass(
-    differentiate: Callable[..., Any], trained: Params, rows: Batch, first_cases: Array
-) -> tuple[Params, LossParts, Array]:
-    """Gradients and loss parts added up over the passes, and the image features of all of them."""
-    shapes = jax.eval_shape(differentiate, trained, jax.tree.map(lambda each: each[0], rows), first_cases[0])
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes[0], shapes[1][0]))
-
-    def one_pass(sums: Any, one: Any) -> tuple[Any, Array]:
-        gradients, (parts, features) = differentiate(trained, *one)
-        return jax.tree.map(jnp.add, sums, (gradients, parts)), features
-
-    (gradients, parts), features = jax.lax.scan(one_pass, zeros, (rows, first_cases))
-    return gradients, parts, features.reshape(-1, features.shape[-1])
-
-
-def student_gradients(
-    networks: Networks,
-    objective: Objective,
-    params: Params,
-    batch: Batch,
-    *,
-    image_features: Array,
-    targets: TeacherReading,
-    key: Array | None,
-    whole: GlobalBatch = ONE_DEVICE,
-) -> tuple[LossParts, Params]:
-    """Loss parts and gradients of the student's part of `params`, for targets that a teacher has made.
-
-    Args:
-      networks: the modules.
-      objective: how the losses are put together.
-      params: all parameters.
-      batch: "labels" int [case, step].
-      image_features: [case, width]; constant.
-      targets: the teacher's reading of the batch; constant.
-      key: random key of the dropout; None switches dropout off.
-      whole: the batch that the rows are a part of.
-
-    Returns:
-      Loss parts and gradients of the whole batch.
-    """
-    totals = whole.totals(batch["labels"], objective.answer_weights)
-    first_case = whole.first_case(len(batch["labels"]))
-
-    def loss(trained: Params) -> tuple[Array, LossParts]:
-        everything = {**params, **trained}
-        reading = networks.student.apply(
-            {"params": trained["student"]},
-            image_features=image_features,
-            deterministic=key is None,
-            rngs=None if key is None else {"dropout": key},
-            first_case=first_case,
-        )
-        parts = student_objective(
-            student_logits=reading.logits,
-            student_features=reading.image_features,
-            teacher_logits=targets.logits,
-            teacher_features=targets.image_features,
-            labels=batch["labels"],
-            student_projection=LinearMap(**everything["student_projection"]),
-            teacher_projection=LinearMap(**everything["teacher_projection"]),
-            soft_label_scale=objective.soft_label_scale,
-            channel_alignment_scale=objective.channel_alignment_scale,
-            temperature=objective.temperature,
-            normaliser=objective.normaliser,
-            alignment_gradient=objective.alignment_gradient,
-            answer_weights=objective.answer_weights,
-            totals=totals,
-            gather=whole.gather,
-        )
-        return parts.total, parts
-
-    trained = student_part(params, train_teacher_projection=objective.train_teacher_projection)
-    gradients, parts = jax.grad(loss, has_aux=True)(trained)
-    return whole.add_up((parts, gradients))
-
-
-def read_as_teacher(
-    networks: Networks,
-    teacher_params: Params,
-    image_features: Array,
-    text_features: Array | None,
-    *,
-    key: Array | None,
-    first_case: Any = 0,
-) -> TeacherReading:
-    """The teacher's reading of image features; dropout is on where a `key` is given."""
-    return networks.teacher.apply(
-        {"params": teacher_params},
-        image_features=image_features,
-        text_features=text_features,
-        deterministic=key is None,
-        rngs=None if key is None else {"dropout": key},
-        first_case=first_case,
-    )
 
 
 def make_teacher_step(

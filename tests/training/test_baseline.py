@@ -23,8 +23,8 @@ from stepcot_jax.training.baseline_steps import (
     start_baseline_state,
 )
 from stepcot_jax.training.global_batch import GlobalBatch
+from stepcot_jax.training.gradients import Objective
 from stepcot_jax.training.state import Networks
-from stepcot_jax.training.steps import Objective
 from stepcot_jax.training.stored_params import restore_params
 
 COUNTS, RATE = (3, 2), 0.1

@@ -1,0 +1,29 @@
+# shellcheck shell=bash disable=SC2034
+# Sourced by the scripts here: how they fail, show a command, and take --help and --dry-run as the first argument.
+# The help is the comment at the script's head. (slurm.sbatch has its own: Slurm runs a copy of it from elsewhere.)
+
+fail() {
+  echo "error: ${0##*/}: $1" >&2
+  exit 2
+}
+
+show() { # a command, so that it could be pasted
+  local word line='' plain='^[-A-Za-z0-9_./:=@%+,]+$'
+  for word; do
+    [[ $word =~ $plain ]] || word=${word@Q}
+    line+="$word "
+  done
+  printf '%s' "${line% }"
+}
+
+dry_run=0
+case ${1:-} in
+  -h | --help)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+  --dry-run)
+    dry_run=1
+    shift
+    ;;
+esac
