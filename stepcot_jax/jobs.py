@@ -2,32 +2,35 @@
 
 import contextlib
 import dataclasses
-import errno
 import pathlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
-from stepcot_jax.batches import Batches, batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.dataset import write_account
 from stepcot_jax.data.reading_ahead import ReadAhead
-from stepcot_jax.data.splits import check_manifest
-from stepcot_jax.errors import BadInput, RunStopped, make_workdir
-from stepcot_jax.evaluation.evaluator import Predictions, collect, evaluate
+from stepcot_jax.errors import make_workdir
+from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.features.sharing import Processes
+from stepcot_jax.feeding import Feed
 from stepcot_jax.inputs import load_inputs
 from stepcot_jax.locks import lock_folder
 from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.programs import Programs
 from stepcot_jax.results import predict_splits, write_results
-from stepcot_jax.settings import Settings, changed_keys, read_settings, write_settings
+from stepcot_jax.run_checks import (
+    check_annotated,
+    check_earlier_run,
+    check_same_data,
+    check_same_splits,
+    explain_disk,
+)
+from stepcot_jax.settings import Settings, write_settings
 from stepcot_jax.systems import make_networks, make_objective, make_predict
 from stepcot_jax.terminal import Terminal
 from stepcot_jax.trained.stored_reading import write_reading
-from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps
+from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loop import Loop, Phase
 from stepcot_jax.training.optimizers import Plateau
@@ -36,22 +39,6 @@ from stepcot_jax.training.preemption import Preemption
 from stepcot_jax.training.processes import check_shared, is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, count_parameters
 from stepcot_jax.training.stored_params import restore_params
-
-_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}
-
-
-@contextlib.contextmanager
-def _explain_disk(workdir: pathlib.Path) -> Iterator[None]:
-    """Say in a line that a file of a run cannot be written any more."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _OF_THE_DISK:
-            raise
-        raise RunStopped(
-            f"{error.filename or workdir}: cannot be used any more ({error.strerror}), accepted is a disk with room "
-            "that can be written to; the checkpoints stay, and the same command goes on from the latest"
-        ) from error
 
 
 class Run:
@@ -78,7 +65,7 @@ class Run:
             jax.config.update("jax_compilation_cache_dir", str((workdir / "compilation_cache").resolve()))
         self.names = ("teacher", "student") if settings.job == "distill" else (settings.job,)
         with self._lock():  # a run that has the workdir is told of before anything is loaded
-            self._check_earlier_run()
+            check_earlier_run(settings, workdir)
         self.started = time.monotonic()
         parallel = settings.parallel
         self.devices = Devices(
@@ -89,7 +76,9 @@ class Run:
         self.inputs = load_inputs(settings, workdir, self.terminal, processes=processes)
         wait_for_all("inputs")
         self.dataset = self.inputs.dataset
-        self._check_annotated()
+        self.feed = Feed(settings, self.inputs, self.devices)
+        for note in check_annotated(self.dataset):
+            self.terminal.say(note)
         networks = make_networks(settings, self.dataset.chain, self.inputs.image_encoder)
         self.programs = Programs(settings, networks, make_objective(settings, self.dataset), self.inputs, self.devices)
         self.predict = make_predict(networks, self.programs.text_features, self.names, whole=self.devices.whole)
@@ -97,38 +86,6 @@ class Run:
     def _lock(self) -> contextlib.AbstractContextManager[None]:
         """Keep other runs out of the workdir; of several processes of this one the first does it for all."""
         return lock_folder(self.workdir) if is_first() else contextlib.nullcontext()
-
-    def _check_earlier_run(self) -> None:
-        if not saved_steps(self.workdir / "checkpoints"):
-            return
-        if not self.settings.resume:
-            raise BadInput(
-                f"{self.workdir}: found checkpoints of an earlier run, accepted are a new workdir or config.resume=True"
-            )
-        path = self.workdir / "settings.json"
-        changed = changed_keys(read_settings(path), self.settings)
-        if changed:
-            raise BadInput(
-                f"{path}: found other values than now for {', '.join(changed)}; accepted are the same settings as when "
-                "the run started (or a new workdir)"
-            )
-
-    def _check_annotated(self) -> None:
-        """Refuse data that nothing can be learned from or chosen by; name the steps that are never trained."""
-        labels = self.dataset.labels
-        counts = {
-            name: (labels[np.asarray(indices, int)] >= 0).sum(axis=0)
-            for name, indices in self.dataset.splits.by_name().items()
-        }
-        for name in ("train", "val"):
-            if not counts[name].any():
-                raise BadInput(
-                    f"{self.dataset.splits_source}: found no annotated answer in the {name} split, accepted is at "
-                    "least one"
-                )
-        for step, num_train in zip(self.dataset.chain.steps, counts["train"], strict=True):
-            if not num_train:
-                self.terminal.say(f"note: nobody answered {step.name!r} in the train split; it is not trained")
 
     def execute(self) -> dict[str, Any]:
         """Train (or go on training), evaluate the best weights on the test split, and write `report.json`.
@@ -143,14 +100,15 @@ class Run:
         preemption = self.preemption
         with contextlib.ExitStack() as stack:
             stack.enter_context(preemption.watch())
-            stack.enter_context(_explain_disk(self.workdir))
+            stack.enter_context(explain_disk(self.workdir))
             stack.enter_context(self._lock())
-            self._check_earlier_run()  # another run may have had the workdir since this one looked
+            check_earlier_run(self.settings, self.workdir)  # another run may have had the workdir since this one looked
             # Not before the lock: it removes what is half written, which another run may be writing.
             self.checkpoints = Checkpoints(self.workdir / "checkpoints")
             # Its threads would outlive the program and complain.
             stack.callback(self.checkpoints.close)
-            self._check_splits()
+            if self.checkpoints.latest_step is not None:
+                check_same_splits(self.dataset, self.workdir)
             # Compiled before there is a state: a compilation takes more memory than anything else in a run.
             latest = self.checkpoints.latest_step or 0
             phases = self._compile_phases(latest)
@@ -163,7 +121,7 @@ class Run:
             seconds_before = 0.0 if progress is None else progress["seconds"]
             metrics = MetricsLog(self.workdir, first_step=step, silent=not is_first())
             stack.callback(metrics.close)
-            batches = stack.enter_context(contextlib.closing(self._training_batches()))
+            batches = stack.enter_context(contextlib.closing(self.feed.training_batches()))
             loop = self._make_loop(phases, batches, metrics, preemption, seconds_before)
             with preemption.patience():
                 state, best = loop.run(state, progress)
@@ -195,8 +153,8 @@ class Run:
         return Loop(
             phases=phases,
             batches=batches,
-            batches_per_epoch=self._batches_per_epoch,
-            prepare=lambda batch: self.devices.put_training_rows(self.inputs.prepare(batch)),
+            batches_per_epoch=self.feed.batches_per_epoch,
+            prepare=self.feed.put_training_batch,
             text_features=self.programs.text_features,
             validate=self._validate,
             checkpoints=self.checkpoints,
@@ -214,28 +172,6 @@ class Run:
             keep={"settings": dataclasses.asdict(self.settings)},
         )
 
-    @property
-    def _batches_per_epoch(self) -> int:
-        return batches_per_epoch(self.dataset, self.settings.training.batch_size)
-
-    def _training_batches(self) -> ReadAhead:
-        batches = training_batches(
-            self.dataset,
-            batch_size=self.settings.training.batch_size,
-            seed=self.settings.seed,
-            sampling=self.settings.data.sampling,
-            augment=self.settings.data.augment == "light",
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        )
-        return self._iterate(batches)
-
-    def _iterate(self, batches: Batches) -> ReadAhead:
-        """Workers read what is decoded; features made ahead are only looked up, which threads do at once."""
-        data = self.settings.data
-        num_workers = data.num_workers if self.dataset.features is None else 0
-        return iterate(batches, num_threads=data.num_threads, num_workers=num_workers)
-
     def _compile_phases(self, step: int) -> list[Phase]:
         """The phases of the run; those that are over at `step` are not compiled."""
         sizes = {name: f"{count_parameters(tree):,}" for name, tree in self.programs.state_shapes.params.items()}
@@ -244,20 +180,13 @@ class Run:
             self.terminal.say(
                 f"devices: {self.devices.num_devices} of {jax.process_count()} processes, by {self.devices.transform}"
             )
-        return self.programs.compile_phases(epochs_done=step // self._batches_per_epoch, say=self.terminal.say)
+        return self.programs.compile_phases(epochs_done=step // self.feed.batches_per_epoch, say=self.terminal.say)
 
     def _make_plateau(self) -> Plateau | None:
         if self.settings.job != "teacher":
             return None
         training = self.settings.training
         return Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
-
-    def _check_splits(self) -> None:
-        """Refuse to go on with other splits than the run began with."""
-        if self.checkpoints.latest_step is not None:
-            check_manifest(
-                self.workdir / "splits.json", self.dataset.splits, self.dataset.cases, set_aside=self.dataset.set_aside
-            )
 
     def _start(self) -> tuple[TrainState, dict[str, Any] | None]:
         """The state to start from: the latest checkpoint's, or a new one."""
@@ -266,33 +195,12 @@ class Run:
         state, progress, warnings = self.checkpoints.restore_latest(self.programs.state_shapes)
         for warning in warnings:
             self.terminal.say(warning)
-        if progress["data"] != self.dataset.digest:
-            raise BadInput(
-                f"{self.workdir}: found other cases, labels or splits than when the run started, accepted are the same "
-                f"(splits.json there says which they were) or a new workdir"
-            )
+        check_same_data(self.dataset, progress["data"], self.workdir)
         self.terminal.say(f"going on from step {int(jax.device_get(state.step))}")
         return state, progress
 
     def _predictions(self, params: Any, split: str) -> Predictions:
-        """What the networks say of a split; every process reads its rows, and all of them know all answers."""
-        batches = evaluation_batches(
-            self.dataset,
-            split,
-            batch_size=self.settings.evaluation.batch_size,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-            multiple_of=self.devices.num_devices,
-        )
-
-        def answered(read: ReadAhead) -> Iterator[dict[str, Any]]:
-            for batch in read:
-                logits = self.predict(params, self.devices.put_rows(self.inputs.prepare(batch)))
-                facts = {name: batch[name] for name in ("labels", "present", "index")}
-                yield {**self.devices.gather_rows(facts), "logits": logits}
-
-        with contextlib.closing(self._iterate(batches)) as read:
-            return collect(lambda batch: batch["logits"], answered(read))
+        return self.feed.answer(lambda batch: self.predict(params, batch), split)
 
     def _validate(self, state: TrainState) -> dict[str, float]:
         metrics = evaluate(self._predictions(state.params, "val"), self.dataset.chain)
@@ -324,6 +232,6 @@ class Run:
                 evaluation=self.settings.evaluation,
             )
             numbers = {f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()}
-            metrics.write("test", step=step, epoch=step // self._batches_per_epoch - 1, numbers=numbers)
+            metrics.write("test", step=step, epoch=step // self.feed.batches_per_epoch - 1, numbers=numbers)
         wait_for_all("report")
         return report

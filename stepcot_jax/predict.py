@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.files import writing_whole
 
 if TYPE_CHECKING:
     from stepcot_jax.trained import Trained
@@ -193,16 +194,25 @@ def main(arguments: list[str] | None = None) -> int:
     reader = load(options.checkpoint, model=options.model, batch_size=min(BATCH_SIZE, len(paths)))
     reader.label(given)  # a wrong one before the first image is read
 
-    def write(file: Any) -> None:
-        for number, reading in enumerate(reader.read_files(paths, given=given, refuse=refuse)):
-            text = json.dumps(reading.as_dict()) if options.json else "\n" * bool(number) + str(reading)
-            print(text, file=file, flush=file is sys.stdout)
-
-    if options.out is None:
-        write(sys.stdout)
-    else:
-        _write_whole(options.out, write)
+    readings = reader.read_files(paths, given=given, refuse=refuse)
+    _write((_as_text(reading, options.json, number) for number, reading in enumerate(readings)), options.out)
     return EXIT_UNREADABLE if refused else 0
+
+
+def _as_text(reading: "ChainReading", as_json: bool, number: int) -> str:
+    return json.dumps(reading.as_dict()) if as_json else "\n" * bool(number) + str(reading)
+
+
+def _write(texts: Iterable[str], out: pathlib.Path | None) -> None:
+    if out is None:
+        for text in texts:
+            print(text, flush=True)
+        return
+    try:
+        with writing_whole(out) as file:
+            file.writelines(f"{text}\n".encode() for text in texts)
+    except OSError as error:
+        raise BadInput(f"--out: {out} cannot be written ({error.strerror}), accepted is a file that can") from None
 
 
 def _quieten() -> None:
@@ -216,19 +226,6 @@ def _complain(line: str) -> None:
     from stepcot_jax.data.check_printing import make_printable
 
     print(make_printable(line), file=sys.stderr, flush=True)
-
-
-def _write_whole(path: pathlib.Path, write: Any) -> None:
-    """Write a file that appears when it is complete."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            write(file)
-        partial.replace(path)
-    except OSError as error:
-        raise BadInput(f"--out: {path} cannot be written ({error.strerror}), accepted is a file that can") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.num_cases < 1:
         raise BadInput(f"--num-cases: found {options.num_cases}, accepted are whole numbers from 1")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.data.published import write_whole
+    from stepcot_jax.files import write_whole
     from stepcot_jax.pages.assembly import assemble
     from stepcot_jax.pages.finished_run import read_run
     from stepcot_jax.terminal import Terminal

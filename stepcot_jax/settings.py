@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import write_whole
 from stepcot_jax.setting_checks import make, seed
 from stepcot_jax.setting_sections import (
     BaselineSettings,
@@ -89,9 +90,7 @@ def make_settings(config: Mapping[str, Any]) -> Settings:
 
 def write_settings(path: pathlib.Path, settings: Settings) -> None:
     """Write the resolved settings as JSON, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(dataclasses.asdict(settings), indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, (json.dumps(dataclasses.asdict(settings), indent=2) + "\n").encode())
 
 
 MAY_CHANGE = frozenset(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from training.small_run import small_run, small_settings
 
-from stepcot_jax import inputs, jobs
+from stepcot_jax import feeding, inputs
 from stepcot_jax.batches import evaluation_batches, iterate, training_batches
 from stepcot_jax.data.__main__ import main as data_main
 from stepcot_jax.data.images import Preprocessing, normalise
@@ -207,13 +207,13 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
         asked.append((num_threads, num_workers))
         return iterate(batches, num_threads=num_threads)
 
-    monkeypatch.setattr(jobs, "iterate", iterate_here)
+    monkeypatch.setattr(feeding, "iterate", iterate_here)
     changes = {"data__source": "folder", "data__root": str(folder), "data__num_workers": 3, "data__num_threads": 1}
     changes |= {"data__augment": "light", "data__sampling": "inverse_frequency"}
     run = small_run(tmp_path, monkeypatch, **changes)
     expected = training_batches(run.dataset, batch_size=8, seed=0, sampling="inverse_frequency", augment=True)
-    np.testing.assert_array_equal(next(run._training_batches())["images"], expected[0]["images"])
-    monkeypatch.setattr(jobs, "collect", lambda predict, batches: list(batches))
+    np.testing.assert_array_equal(next(run.feed.training_batches())["images"], expected[0]["images"])
+    monkeypatch.setattr(feeding, "collect", lambda predict, batches: list(batches))
     plain = evaluation_batches(run.dataset, "val", batch_size=128)[0]
     seen = []
     run.predict = lambda params, batch: seen.append(np.asarray(batch["images"]))

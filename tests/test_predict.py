@@ -312,7 +312,7 @@ def test_no_image_is_exit_code_1_and_an_unwritable_file_is_bad_input(workdir, im
     assert code == 1
     assert "found no image" in complained
     with pytest.raises(BadInput, match="cannot be written"):
-        predict.main([str(images / "b.png"), f"--checkpoint={workdir}", f"--out={tmp_path / 'no' / 'x'}"])
+        predict.main([str(images / "b.png"), f"--checkpoint={workdir}", f"--out={images / 'b.png' / 'x'}"])
 
 
 def test_a_damaged_checkpoint_is_one_line(workdir, images, tmp_path):

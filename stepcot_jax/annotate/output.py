@@ -24,6 +24,7 @@ from stepcot_jax.data.cases import Case
 from stepcot_jax.data.record_reader import ImageLocator
 from stepcot_jax.data.records import write_records
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import write_whole
 from stepcot_jax.locks import LOCK_NAME
 
 SET_ASIDE_NAME = "set_aside.jsonl"
@@ -80,9 +81,9 @@ class Result:
             raise AssertionError(f"{self.num_collected} reports became {self.num_kept} and {len(self.set_aside)}")
         funnel = self.funnel()
         lines = msgspec.json.Encoder().encode_lines([dataclasses.asdict(aside) for aside in self.set_aside])
-        published.write_whole(folder / SET_ASIDE_NAME, lines)
-        published.write_whole(folder / FUNNEL_NAME, _as_csv(funnel).encode())
-        published.write_whole((folder / FUNNEL_NAME).with_suffix(".md"), as_markdown(funnel).encode())
+        write_whole(folder / SET_ASIDE_NAME, lines)
+        write_whole(folder / FUNNEL_NAME, _as_csv(funnel).encode())
+        write_whole((folder / FUNNEL_NAME).with_suffix(".md"), as_markdown(funnel).encode())
         if not self.cases:
             reasons = ", ".join(f"{reason}: {number}" for stage, reason, number in funnel if stage == "set aside")
             raise BadInput(

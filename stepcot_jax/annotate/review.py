@@ -21,6 +21,7 @@ from stepcot_jax.data import published
 from stepcot_jax.data.cases import Case
 from stepcot_jax.data.records import write_records
 from stepcot_jax.errors import BadInput, make_workdir
+from stepcot_jax.files import write_whole
 
 CONFIRMED = "ok"
 
@@ -65,7 +66,7 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
     units = _choose(aligned, every=every)
     rows = ([*row, *("" for _ in _TO_FILL)] for row in _fixed_rows(aligned, units))
     make_workdir(path.parent)
-    published.write_whole(path, encode_rows([[*_fixed_names(aligned), *_TO_FILL], *rows]))
+    write_whole(path, encode_rows([[*_fixed_names(aligned), *_TO_FILL], *rows]))
     return len(units)
 
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from stepcot_jax.data.record_reader import ImageLocator
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_file
 
 _BYTES_A_PIXEL = 8
 _METADATA_BYTES = 16 * 2**20
@@ -79,27 +79,6 @@ def most_bytes(max_pixels: int) -> int:
     what is larger than that and a generous room for metadata is no image that would be accepted.
     """
     return _BYTES_A_PIXEL * max_pixels + _METADATA_BYTES
-
-
-def read_file(path: Path, *, max_bytes: int) -> bytes:
-    """The content of an ordinary file.
-
-    Args:
-      path: the file.
-      max_bytes: a larger file is refused before it is read.
-
-    Raises:
-      BadInput: it is no ordinary file, or too large.
-      OSError: it cannot be read.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise BadInput(f"{path}: found no ordinary file, accepted is an image file")
-    if status.st_size > max_bytes:
-        raise BadInput(f"{path}: found a file of {status.st_size} bytes, accepted are at most {max_bytes}")
-    with path.open("rb") as file:
-        # One more byte than there was, and no more: a file that grows meanwhile is noticed by its decoder.
-        return file.read(status.st_size + 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from stepcot_jax.data.cases import Case
 from stepcot_jax.data.image_check import record_numbers
 from stepcot_jax.data.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_json
 
 INDEX_NAME = "image_shards.json"
 
@@ -76,12 +77,7 @@ def read_index(root: Path) -> ShardIndex:
     """
     path = Path(root) / INDEX_NAME
     accepted = "accepted is an index as `python -m stepcot_jax.data shards` writes it"
-    try:
-        index = msgspec.json.decode(path.read_bytes(), type=ShardIndex)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {accepted}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}; {accepted}") from None
+    index = read_json(path, ShardIndex, accepted=accepted)
     if index.version != _VERSION:
         raise BadInput(f"{path}: found version {index.version}, accepted is {_VERSION}; make the shards anew")
     seen: set[str] = set()

@@ -9,8 +9,9 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from stepcot_jax.data.image_decoding import ACCEPTED, MAX_PIXELS, decode_picture
-from stepcot_jax.data.image_files import most_bytes, read_file
+from stepcot_jax.data.image_files import most_bytes
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_file
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)

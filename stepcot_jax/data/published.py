@@ -6,7 +6,6 @@ entry a step: step, question, options, answer, reasoning (authors' dataset card)
 """
 
 import codecs
-import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -159,17 +158,3 @@ def identify(raw: bytes) -> tuple[str, str]:
 def encode_records(records: Iterable[PublishedRecord]) -> bytes:
     """Records as the bytes of a `data.json`, indented for reading."""
     return msgspec.json.format(msgspec.json.encode(list(records)), indent=1) + b"\n"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader finds the old content or the new, never a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

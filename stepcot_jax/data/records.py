@@ -18,6 +18,7 @@ from stepcot_jax.data.published import NOTHING_ADDED, Addition, PublishedBox, Pu
 from stepcot_jax.data.record_agreement import Agreement, describe_disagreement, describe_repetition
 from stepcot_jax.data.record_reader import ReadRecord, RecordReader
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import write_whole
 
 OnBadRecord = Literal["stop", "skip"]
 
@@ -147,7 +148,7 @@ def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
         )
         for case in cases
     ]
-    published.write_whole(Path(root) / published.FILE_NAME, published.encode_records(records))
+    write_whole(Path(root) / published.FILE_NAME, published.encode_records(records))
 
 
 def _addition(case: Case) -> Addition | None:
@@ -164,7 +165,7 @@ def _addition(case: Case) -> Addition | None:
 def write_quarantine(path: Path, set_aside: Sequence[SetAside]) -> None:
     """Writes the records that take no part, one JSON object a line: record, image_path, reason."""
     lines = [{"record": item.record, "image_path": item.image_path, "reason": item.reason} for item in set_aside]
-    published.write_whole(Path(path), msgspec.json.Encoder().encode_lines(lines))
+    write_whole(Path(path), msgspec.json.Encoder().encode_lines(lines))
 
 
 def _part(readable: Sequence[ReadRecord], agreement: Agreement, set_aside: list[SetAside]) -> list[ReadRecord]:

@@ -10,12 +10,13 @@ from typing import Any
 from stepcot_jax.data.commands.reading import add_reading_options, reading_arguments
 from stepcot_jax.data.image_check import folder_files, numbers_by_path
 from stepcot_jax.data.image_shards import INDEX_NAME, ShardIndex, has_shards
-from stepcot_jax.data.published import FILE_NAME, write_whole
+from stepcot_jax.data.published import FILE_NAME
 from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, Collection, SetAside, write_quarantine, write_records
 from stepcot_jax.data.shard_writing import ShardWriter, only_writer, saying_what_fails
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits import SPLIT_NAMES
 from stepcot_jax.errors import BadInput, make_workdir
+from stepcot_jax.files import write_whole
 from stepcot_jax.terminal import Terminal
 
 _QUARANTINE_NAME = "quarantine.jsonl"

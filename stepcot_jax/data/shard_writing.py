@@ -22,9 +22,9 @@ from stepcot_jax.data.image_check import in_threads, numbers_by_path
 from stepcot_jax.data.image_decoding import MAX_PIXELS, decode_picture
 from stepcot_jax.data.image_files import ImageFiles
 from stepcot_jax.data.image_shards import INDEX_NAME, ShardEntry, ShardIndex, check_entry, read_index, shard_name
-from stepcot_jax.data.published import write_whole
 from stepcot_jax.data.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_json, write_whole
 
 Progress = Callable[[Sequence[Case]], Iterable[Case]]
 
@@ -154,10 +154,7 @@ class ShardWriter:
         notes: list[_Note] = []
         first = 0
         while (path := (self.folder / shard_name(len(notes))).with_suffix(".json")).exists():
-            try:
-                note = msgspec.json.decode(path.read_bytes(), type=_Note)
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise BadInput(f"{path}: {error}; accepted is the note as it was written, or none") from None
+            note = read_json(path, _Note, accepted="accepted is the note as it was written, or none")
             self._check_source(note.source)
             covered = self.collection.cases[first : first + note.num_covered]
             paths = [*(note.entry.paths if note.entry else ()), *(place for place, _ in note.set_aside)]

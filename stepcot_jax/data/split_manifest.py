@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.data.cases import Case
-from stepcot_jax.data.published import write_whole
 from stepcot_jax.data.record_reader import normalise_image_path
 from stepcot_jax.data.records import SetAside
 from stepcot_jax.data.split_checks import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_json, write_whole
 
 _ACCEPTED = "accepted is a manifest of splits as the project writes it"
 _NUM_SHOWN = 80
@@ -134,10 +134,7 @@ def check_manifest(path: Path, splits: Splits, cases: Sequence[Case], *, set_asi
 
 
 def _decode(path: Path) -> _Manifest:
-    try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}; {_ACCEPTED}") from error
+    manifest = read_json(path, _Manifest, accepted=_ACCEPTED)
     if sorted(manifest.splits) != sorted(SPLIT_NAMES):
         raise BadInput(f"{path}: found splits {sorted(manifest.splits)[:5]}, accepted are {list(SPLIT_NAMES)}")
     if not manifest.digest:

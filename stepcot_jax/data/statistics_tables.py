@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from stepcot_jax.data.check_printing import make_printable
-from stepcot_jax.data.published import write_whole
 from stepcot_jax.data.split_checks import SPLIT_NAMES
 from stepcot_jax.data.statistics import Statistics
+from stepcot_jax.files import write_whole
 
 Row = Sequence[str | int | float]
 

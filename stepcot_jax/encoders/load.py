@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import logging
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,12 +15,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float32
 
 from stepcot_jax.data.images import Preprocessing
-from stepcot_jax.encoders.architecture import Architecture, count_parameters, describe, feature_width, recognise
-from stepcot_jax.encoders.assignment import assign
+from stepcot_jax.encoders.architecture import describe, feature_width
+from stepcot_jax.encoders.checkpoint import open_checkpoint
 from stepcot_jax.encoders.clip_vision import VisionTransformer
-from stepcot_jax.encoders.sources import resolve
 from stepcot_jax.encoders.tokenizing import Tokenizer, Truncated, load_tokenizer
-from stepcot_jax.encoders.weights import read_tensors, weights_digest
 from stepcot_jax.errors import BadInput
 
 Pooling = Literal["cls", "mean", "projected"]
@@ -177,7 +174,7 @@ def load_image_encoder(source: str, *, dtype: DTypeLike = jnp.float32) -> ImageE
     Raises:
       BadInput: there is no such checkpoint, it has no image encoder, or its tensors do not fit its config.
     """
-    checkpoint = _open(source, dtype, "image")
+    checkpoint = open_checkpoint(source, dtype, "image")
     architecture = checkpoint.architecture
     network: Any = architecture.image
     preprocessing: Any = architecture.preprocessing
@@ -206,7 +203,7 @@ def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens
     """
     if max_tokens < 3:
         raise BadInput(f"{source}: found max_tokens {max_tokens}, accepted are at least 3 (begin, a word, end)")
-    checkpoint = _open(source, dtype, "text")
+    checkpoint = open_checkpoint(source, dtype, "text")
     architecture = checkpoint.architecture
     network: Any = architecture.text
     max_tokens = min(max_tokens, architecture.max_tokens)
@@ -228,73 +225,6 @@ def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens
 def count_published(*encoders: ImageEncoder | TextEncoder, num_trained: int) -> int:
     """Parameters as the paper counts them: whole checkpoints (both towers of CLIP) and what is trained on top."""
     return num_trained + sum(encoder.num_parameters for encoder in encoders)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Checkpoint:
-    """One part of a checkpoint, checked to the last tensor but not kept in memory.
-
-    Attributes:
-      architecture: of the whole checkpoint.
-      path: folder or file.
-      part: "image" or "text".
-      digest: of the part's tensors.
-    """
-
-    architecture: Architecture
-    path: pathlib.Path
-    part: Literal["image", "text"]
-    digest: str
-
-    @property
-    def shapes(self) -> Any:
-        """The part's parameter tree with shapes as leaves."""
-        return self.architecture.shapes()[self.part]
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the whole checkpoint."""
-        return count_parameters(self.architecture.shapes())
-
-    def read_params(self) -> Any:
-        """The part's parameters.
-
-        Raises:
-          BadInput: the checkpoint is no longer what it was when it was opened.
-        """
-        tensors = read_tensors(self.path)
-        params = _assign(self.architecture, tensors, self.path, only=f"{self.part}/")[self.part]
-        if _digest_part(self.architecture, tensors, self.part) != self.digest:
-            raise BadInput(f"{self.path}: found other weights than at the start, accepted are files that stay")
-        return params
-
-
-def _open(source: str, dtype: DTypeLike, part: Literal["image", "text"]) -> _Checkpoint:
-    path = resolve(source)
-    tensors = read_tensors(path)
-    architecture = recognise(path, tensors, jnp.dtype(dtype))
-    if getattr(architecture, part) is None:
-        raise BadInput(
-            f"{path}: found a {architecture.name}, which has no {part} encoder, accepted are models with one"
-        )
-    _assign(architecture, tensors, path, only=None)
-    return _Checkpoint(architecture, path, part, _digest_part(architecture, tensors, part))
-
-
-def _assign(architecture: Architecture, tensors: Any, path: pathlib.Path, *, only: str | None) -> dict[str, Any]:
-    return assign(
-        architecture.table,
-        tensors,
-        shapes=architecture.shapes(),
-        unused=architecture.unused,
-        only=only,
-        source=str(path),
-    )
-
-
-def _digest_part(architecture: Architecture, tensors: Any, part: str) -> str:
-    names = [name for name, place in architecture.table.items() if place.path.startswith(f"{part}/")]
-    return weights_digest(tensors, names)
 
 
 def _join(*parts: str) -> str:

@@ -11,7 +11,6 @@ hospital's cases are not drawn as these were. What the test split shows is the c
 import dataclasses
 import math
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from stepcot_jax.evaluation.distributions import describe_difference, own_logits
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.tables import write_report
 from stepcot_jax.evaluation.temperature import fit_temperature
+from stepcot_jax.files import read_json
 
 _LAYOUT = "stepcot_jax calibration 1"
 _MAX_BYTES = 2**24
@@ -169,16 +169,7 @@ def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
       BadInput: the file is missing, damaged or of another chain.
     """
     accepted = "accepted is a calibration file as a run writes it"
-    try:
-        with pathlib.Path(path).open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise BadInput(f"{path}: found more than {_MAX_BYTES} bytes, {accepted}")
-        found = msgspec.json.decode(content, type=_File)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), {accepted}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}; {accepted}") from None
+    found = read_json(path, _File, accepted=accepted, max_bytes=_MAX_BYTES)
     if found.layout != _LAYOUT:
         raise BadInput(f"{path}: layout: found {found.layout[:80]!r}, accepted is {_LAYOUT!r}")
     for model, steps in found.models.items():

@@ -1,7 +1,6 @@
 """The pairs of answers that training chains have, on disk: rules without the training data."""
 
 import os
-import pathlib
 
 import msgspec
 import numpy as np
@@ -12,6 +11,7 @@ from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.consistency import Pair, pairs_of
 from stepcot_jax.evaluation.distributions import describe_difference
 from stepcot_jax.evaluation.tables import write_report
+from stepcot_jax.files import read_json
 
 _LAYOUT = "stepcot_jax pairs of answers 1"
 _MAX_BYTES = 2**24
@@ -48,16 +48,7 @@ def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDA
       BadInput: the file is missing, damaged or of another chain.
     """
     accepted = "accepted is a file of pairs of answers as a run writes it"
-    try:
-        with pathlib.Path(path).open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise BadInput(f"{path}: found more than {_MAX_BYTES} bytes, {accepted}")
-        found = msgspec.json.decode(content, type=_File)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), {accepted}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}; {accepted}") from None
+    found = read_json(path, _File, accepted=accepted, max_bytes=_MAX_BYTES)
     if found.layout != _LAYOUT:
         raise BadInput(f"{path}: layout: found {found.layout[:80]!r}, accepted is {_LAYOUT!r}")
     difference = describe_difference(found.steps, chain)

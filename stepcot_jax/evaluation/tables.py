@@ -3,13 +3,13 @@
 import json
 import math
 import os
-import pathlib
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from stepcot_jax.evaluation.evaluator import ModelMetrics
 from stepcot_jax.evaluation.metrics import StepMetrics
+from stepcot_jax.files import write_whole
 
 _WIDTH = 110
 _COLUMNS = {
@@ -71,20 +71,13 @@ def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Non
     """Writes a report as strict JSON, whole or not at all.
 
     Args:
-      path: the file, in a folder that exists; an earlier report there is replaced.
+      path: the file; an earlier report there is replaced.
       report: plain types, as `report_dict` makes them.
 
     Raises:
       ValueError: a number is not finite; the earlier report stays.
     """
-    text = json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    target = pathlib.Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
 
 
 def _teacher_first(metrics: Mapping[str, ModelMetrics]) -> dict[str, ModelMetrics]:

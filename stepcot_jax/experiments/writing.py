@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from stepcot_jax.data.published import write_whole
+from stepcot_jax.files import write_whole
 
 Kind = Literal["text", "percent", "points", "number"]
 

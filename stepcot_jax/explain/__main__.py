@@ -88,8 +88,8 @@ def score(options: argparse.Namespace) -> int:
         raise BadInput(f"--num-cases: found {options.num_cases}, accepted are whole numbers from 1")
     if options.boxes is not None and options.data is None:
         raise BadInput("--boxes: found it without --data, accepted is the folder of the boxes' images with it")
-    from stepcot_jax.data.published import write_whole
     from stepcot_jax.explain.scoring import describe_scores, score_network, write_scores
+    from stepcot_jax.files import write_whole
 
     trained = _load(options)
     found = score_network(

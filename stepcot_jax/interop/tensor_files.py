@@ -2,11 +2,12 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import writing_whole
 
 TORCH_SUFFIXES = (".pt", ".pth")
 SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
@@ -50,18 +51,15 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, over
       BadInput: the file is there and `overwrite` is not set, its folder is not, or the suffix is another.
     """
     check_destination(path, overwrite=overwrite)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with writing_whole(path) as file:
         if path.suffix in TORCH_SUFFIXES:
-            _write_torch(partial, tensors)
+            _write_torch(path, file, tensors)
         else:
             import safetensors.numpy
 
             # Exactly contiguous: safetensors writes the memory of a strided array as it lies.
-            safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+            whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+            safetensors.numpy.save_file(whole, file.name)  # through the file itself it would hold all of it twice
 
 
 def check_suffix(path: pathlib.Path) -> None:
@@ -121,7 +119,7 @@ def _flatten_torch(torch: Any, tree: Mapping[Any, Any], prefix: str = "") -> dic
     return leaves
 
 
-def _write_torch(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
+def _write_torch(path: pathlib.Path, file: BinaryIO, tensors: Mapping[str, np.ndarray]) -> None:
     torch = _import_torch(path)
     tree: dict[str, Any] = {}
     for name, array in tensors.items():
@@ -129,7 +127,7 @@ def _write_torch(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
         # Copied: an array from JAX is read-only, which a torch tensor cannot be.
         tensor = torch.from_numpy(np.array(array))
         (tree.setdefault(network, {}) if network else tree)[rest] = tensor
-    torch.save(tree, path)
+    torch.save(tree, file)
 
 
 def _one_line(error: Exception) -> str:

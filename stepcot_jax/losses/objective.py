@@ -158,47 +158,57 @@ def student_objective(
         student_features = jax.lax.stop_gradient(student_features)
     gather = gather or (lambda rows: rows)
     totals = batch_totals(labels, answer_weights) if totals is None else totals
-    projected_student = gather(student_projection(student_features))
-    projected_teacher = gather(teacher_projection(jax.lax.stop_gradient(teacher_features)))
-    gathered_labels = gather(labels)
-    share = len(labels) / len(
-        gathered_labels
-    )  # every part computes the alignment of all cases, and answers for its own
+    alignment, weight = _align(
+        teacher_projection=gather(teacher_projection(jax.lax.stop_gradient(teacher_features))),
+        student_projection=gather(student_projection(student_features)),
+        labels=gather(labels),
+        temperature=temperature,
+        normaliser=normaliser,
+        num_own=len(labels),
+    )
 
-    def parts_of_step(
-        logits: Array,
-        soft: Array,
-        step_labels: Array,
-        weights: Array | None,
-        whole: BatchTotals,
-        teacher_rows: Array,
-        all_labels: Array,
-    ) -> tuple[Array, ...]:
-        alignment = channel_alignment_loss(
-            teacher_projection=teacher_rows,
-            student_projection=projected_student,
-            annotated=all_labels >= 0,
-            temperature=temperature,
-            normaliser=normaliser,
-        )
+    def label_losses(logits: Array, soft: Array, labels: Array, weights: Array | None, whole: BatchTotals) -> Any:
         distilled = soft_label_loss(
             teacher_logits=soft,
             student_logits=logits,
-            annotated=step_labels >= 0,
+            annotated=labels >= 0,
             temperature=temperature,
             whole=whole.cases,
         )
-        hard = _hard_label(logits, step_labels, weights, whole.weights)
-        return hard, distilled, share * alignment.loss, share * alignment.weight
+        return _hard_label(logits, labels, weights, whole.weights), distilled
 
-    axes = (1, 1, 1, None if answer_weights is None else 0, 0, 1, 1)
-    hard, soft, alignment, weight = jax.vmap(parts_of_step, in_axes=axes)(
-        student_logits, teacher_logits, labels, answer_weights, totals, projected_teacher, gathered_labels
-    )
+    axes = (1, 1, 1, None if answer_weights is None else 0, 0)
+    hard, soft = jax.vmap(label_losses, axes)(student_logits, teacher_logits, labels, answer_weights, totals)
     total = jnp.sum(hard) + soft_label_scale * jnp.sum(soft) + channel_alignment_scale * jnp.sum(alignment)
     return LossParts(
         total=total, hard_label=hard, soft_label=soft, channel_alignment=alignment, alignment_weight=weight
     )
+
+
+def _align(
+    *,
+    teacher_projection: Float[Array, "all_cases step projected"],
+    student_projection: Float[Array, "all_cases projected"],
+    labels: Int[Array, "all_cases step"],
+    temperature: float,
+    normaliser: Normaliser,
+    num_own: int,
+) -> tuple[Float[Array, " step"], Float[Array, " step"]]:
+    """CH and w_fw of each step; every part computes them for all cases, and answers for its own `num_own`."""
+
+    def align(teacher: Array, labels: Array) -> tuple[Array, Array]:
+        alignment = channel_alignment_loss(
+            teacher_projection=teacher,
+            student_projection=student_projection,
+            annotated=labels >= 0,
+            temperature=temperature,
+            normaliser=normaliser,
+        )
+        return alignment.loss, alignment.weight
+
+    loss, weight = jax.vmap(align, in_axes=1)(teacher_projection, labels)
+    share = num_own / len(labels)
+    return share * loss, share * weight
 
 
 def _hard_label(logits: Array, labels: Array, weights: Array | None, whole: Array) -> Array:

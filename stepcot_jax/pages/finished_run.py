@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.image_files import read_file
 from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
 from stepcot_jax.evaluation.distributions import own_logits, softmax
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
+from stepcot_jax.files import read_file
 from stepcot_jax.pages.curves import Entry, read_metrics
 from stepcot_jax.settings import Settings, read_settings
 from stepcot_jax.trained.loading import CALIBRATION_FILE

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from stepcot_jax.data.image_decoding import MAX_PIXELS
-from stepcot_jax.data.image_files import most_bytes, read_file
+from stepcot_jax.data.image_files import most_bytes
 from stepcot_jax.data.images import Preprocessing, normalise, prepare_image, repeat_grey, resize_image
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_file
 
 _SIGNS = ((0, b"\x89PNG\r\n\x1a\n"), (0, b"\xff\xd8\xff"), (128, b"DICM"))
 _NUM_SIGN_BYTES = 132

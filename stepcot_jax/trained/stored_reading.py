@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data.image_files import read_file
-from stepcot_jax.data.published import write_whole
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_file, read_json, write_whole
 
 FOLDER = "reading"
 CHAIN_FILE = "chain.json"
@@ -82,12 +81,12 @@ def read_reading(workdir: pathlib.Path) -> StoredReading:
       BadInput: a file is missing, damaged, or does not fit the other.
     """
     path = workdir / FOLDER / CHAIN_FILE
-    content = _read(path, most=_MOST_CHAIN_BYTES)
+    accepted = f"accepted is the file that a run wrote ({_WAY_OUT})"
+    stored = read_json(path, _StoredChain, accepted=accepted, max_bytes=_MOST_CHAIN_BYTES)
     try:
-        stored = msgspec.json.decode(content, type=_StoredChain)
         chain = Chain(tuple(Step(step.name, step.question, step.options) for step in stored.steps))
-    except (msgspec.DecodeError, RecursionError, BadInput) as error:
-        raise BadInput(f"{path}: found {error}, accepted is the file that a run wrote ({_WAY_OUT})") from None
+    except BadInput as error:
+        raise BadInput(f"{path}: found {error}, {accepted}") from None
     text_features = _read_text(path.with_name(TEXT_FILE), chain) if stored.has_text else None
     return StoredReading(chain, text_features, stored.encoder_digest)
 

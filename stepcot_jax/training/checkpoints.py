@@ -26,6 +26,7 @@ from stepcot_jax.training.state import TrainState
 __all__ = ["Best", "Checkpoints", "describe_damage", "saved_steps", "to_shapes"]
 
 _LOOKS = 60
+_SMALL_BYTES = 2**26  # a state that may be in memory twice
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
@@ -103,14 +104,15 @@ class Checkpoints:
         self._policy.save({entry.step for entry in best.values()})
         progress = {**progress, "best": {name: dataclasses.asdict(entry) for name, entry in best.items()}}
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
+        self.wait()
         with self._explain_failure(f"step {step}"):
             if is_first():  # where Orbax cannot make a folder, its threads keep the program from ending for minutes
                 tempfile.TemporaryFile(dir=self.folder).close()
             self._manager.save(step, args=arguments)
-        if jax.default_backend() == "cpu":
+        if jax.default_backend() == "cpu" and sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > _SMALL_BYTES:
             # There what is being written and what training goes on with share one memory, twice the state and more.
             self.wait()
-            release_freed_memory()
+            release_freed_memory(generation=1)
 
     def restore(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
         """The state of a step, with the progress saved beside it.

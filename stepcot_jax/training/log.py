@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from stepcot_jax.errors import RunStopped
+from stepcot_jax.files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 BOARD_FOLDER = "tensorboard"
@@ -37,9 +38,7 @@ class MetricsLog:
                     for line in self._path.read_text().splitlines()
                     if _step_of(line) <= first_step and '"kind": "test"' not in line
                 ]
-                partial = self._path.with_name(METRICS_FILE + ".partial")
-                partial.write_text("".join(line + "\n" for line in kept))
-                partial.replace(self._path)
+                write_whole(self._path, "".join(line + "\n" for line in kept).encode())
             self._file = self._path.open("a", buffering=1)
             self._board = _Board(workdir / BOARD_FOLDER, first_step=first_step)
 

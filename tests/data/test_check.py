@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-import types
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.records import read_records
 from stepcot_jax.data.splits import SPLIT_NAMES, read_splits
 from stepcot_jax.errors import BadInput
-from stepcot_jax.jobs import Run
+from stepcot_jax.run_checks import check_annotated
 from stepcot_jax.settings import make_settings
 from stepcot_jax.terminal import Terminal
 
@@ -68,7 +67,7 @@ def try_run(root, *, require_images=True, on_bad_record="stop"):
         dataset = load_dataset(
             make_settings(config), preprocessing=Preprocessing(size=16), require_images=require_images
         )
-        Run._check_annotated(types.SimpleNamespace(dataset=dataset, terminal=Terminal()))
+        check_annotated(dataset)
     except BadInput as error:
         return str(error)
     return None

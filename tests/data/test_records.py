@@ -446,16 +446,6 @@ def test_quarantine_is_one_json_object_a_line(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["quarantine.jsonl"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "data.json"
-    path.write_text("old")
-    monkeypatch.setattr(published.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        published.write_whole(path, b"new")
-    assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["data.json"]
-
-
 words = st.text(string.ascii_letters + "äß()., 0-9", min_size=2, max_size=12).map(
     lambda text: " ".join(f"o{text}".split())
 )

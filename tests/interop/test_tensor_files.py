@@ -1,4 +1,5 @@
 import builtins
+import pathlib
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     before = path.read_bytes()
 
     def fail(tensors, target):
-        target.write_bytes(b"half")
+        pathlib.Path(target).write_bytes(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(safetensors.numpy, "save_file", fail)

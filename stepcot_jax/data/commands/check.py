@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from stepcot_jax.data.commands.reading import add_reading_options, reading_arguments
-from stepcot_jax.data.published import write_whole
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import write_whole
 
 EXIT_WOULD_STOP = 1
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.data.published import FILE_NAME, write_whole
+from stepcot_jax.data.published import FILE_NAME
 from stepcot_jax.data.records import Collection, SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.data.split_checks import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.data.tfds.gathering import Gathered, hash_file
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_json, write_whole
 
 NAME = "step_cot"
 VERSION = "1.0.0"
@@ -112,12 +113,7 @@ def read_contents(folder: Path) -> Contents:
       BadInput: it is missing or damaged, of another version, or a shard is missing, truncated or too long.
     """
     path = folder / CONTENTS_NAME
-    try:
-        contents = msgspec.json.decode(path.read_bytes(), type=Contents)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {_ACCEPTED}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}; {_ACCEPTED}") from None
+    contents = read_json(path, Contents, accepted=_ACCEPTED)
     if contents.version != VERSION:
         raise BadInput(f"{path}: found version {contents.version[:20]!r}, accepted is {VERSION}: prepare it anew")
     num_cases = len(contents.digests)

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.published import write_whole
 from stepcot_jax.errors import BadInput
+from stepcot_jax.files import read_json, write_whole
 
 KEY_NAME = "key.json"
 IMAGE_FOLDER = "images"
@@ -140,12 +140,7 @@ def read_key(folder: Path) -> Key:
     """
     path = folder / KEY_NAME
     accepted = "accepted is the key as `python -m stepcot_jax.readers sample` writes it"
-    try:
-        key = msgspec.json.decode(path.read_bytes(), type=Key)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), {accepted}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}, {accepted}") from None
+    key = read_json(path, Key, accepted=accepted)
     if key.version != _VERSION:
         raise BadInput(f"{path}: found version {key.version}, accepted is {_VERSION}")
     try:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from stepcot_jax.data.published import write_whole
 from stepcot_jax.errors import BadInput, make_workdir
 from stepcot_jax.experiments.readers.forms import encode_csv_form, encode_html_form
 from stepcot_jax.experiments.readers.key import (
@@ -22,6 +21,7 @@ from stepcot_jax.experiments.readers.key import (
 )
 from stepcot_jax.experiments.readers.selection import choose_stratified, shuffle
 from stepcot_jax.experiments.readers.sources import CaseSource
+from stepcot_jax.files import write_whole
 
 Format = Literal["html", "csv"]
 
