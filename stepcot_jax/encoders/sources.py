@@ -1,5 +1,6 @@
 """Where pretrained weights come from: a local folder or file, or a Hugging Face id."""
 
+import json
 import pathlib
 import re
 from typing import Any
@@ -50,6 +51,18 @@ def resolve(source: str) -> pathlib.Path:
     if not any((folder / name).exists() for name in PREFERRED):
         folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_TORCH))
     return folder
+
+
+def has_text_encoder(path: pathlib.Path) -> bool:
+    """Whether a checkpoint, as `resolve` finds it, has a text encoder beside its image encoder, with a tokenizer."""
+    has_tokenizer = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
+    if (path / "open_clip_config.json").is_file():
+        return has_tokenizer
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):  # a file of torchvision's weights, or what loading refuses with its own words
+        return False
+    return has_tokenizer and isinstance(config, dict) and "text_config" in config
 
 
 def _download(source: str, repository: str, revision: str | None, patterns: tuple[str, ...]) -> pathlib.Path:

@@ -8,33 +8,22 @@ import io
 import json
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.errors import BadInput, make_workdir
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
-from stepcot_jax.settings import Settings, make_settings
+from stepcot_jax.features.keys import digest_file
+from stepcot_jax.files import write_whole
+from stepcot_jax.settings import MAY_CHANGE, Settings, make_settings
 from stepcot_jax.terminal import Terminal
 
-UNIMPORTANT = (
-    "resume",
-    "data.cache_megabytes",
-    "data.check_images",
-    "data.num_threads",
-    "data.num_workers",
-    "features.folder",
-    "features.patches",
-    "features.batch_size",
-    "training.log_every",
-    "training.checkpoint_minutes",
-    "parallel.transform",
-    "parallel.num_devices",
-    "parallel.num_passes",
-    "parallel.remat",
-    "evaluation.batch_size",
-)
+UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE - {"config.training.joint_epochs"}))
 """Keys that change nothing of what a run finds but for rounding: cells that differ in them alone are one cell."""
+
+RECORDS_FILE = "records.sha256"
+_OF_RECORDS = {".json", ".jsonl", ".csv"}
 
 
 def vary(settings: Settings, changes: Mapping[str, Any]) -> Settings:
@@ -111,11 +100,13 @@ class Cells:
         """Run the cells that are not finished, in order, each once; one that was interrupted goes on.
 
         Raises:
-          BadInput: a run refuses its settings or data; names the cell.
+          BadInput: a run refuses its settings or data, or a cell was run on other records; names the cell.
         """
         by_digest = {self.digest(cell): cell for cell in reversed(cells)}  # of equal ones the first stays
         wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
         waiting = [cell for cell in wanted if not self.is_finished(cell)]
+        for cell in wanted:
+            self._check_records(cell)
         self._terminal.say(f"{len(wanted)} cells, {len(wanted) - len(waiting)} of them finished")
         start = time.monotonic()
         for number, cell in enumerate(waiting, start=1):
@@ -126,6 +117,16 @@ class Cells:
                 self._run(cell)
             except BadInput as error:
                 raise BadInput(f"cell {cell.name!r} in {self.folder(cell)}: {error}") from None
+
+    def _check_records(self, cell: Cell) -> None:
+        """Refuse a cell whose records have changed since it was begun: its settings name them and not their content."""
+        path = self.folder(cell) / RECORDS_FILE
+        root = cell.settings.data.root
+        if root and path.is_file() and path.read_text(encoding="utf-8").strip() != digest_records(pathlib.Path(root)):
+            raise BadInput(
+                f"cell {cell.name!r} in {path.parent}: found other records in {root} than it was run on, accepted are "
+                "the same, or a new --workdir"
+            )
 
     def _run(self, cell: Cell) -> None:
         # Imported here: a table of finished cells does not need to train.
@@ -138,6 +139,8 @@ class Cells:
             cell.prepare()
         folder = self.folder(cell)
         make_workdir(folder)
+        if cell.settings.data.root:
+            write_whole(folder / RECORDS_FILE, f"{digest_records(pathlib.Path(cell.settings.data.root))}\n".encode())
         if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
             # Cells that differ in their seed alone are compiled once.
             jax.config.update("jax_compilation_cache_dir", str((self.workdir / "compilation_cache").resolve()))
@@ -181,10 +184,13 @@ class Cells:
         return read_predictions(self.folder(cell) / "predictions" / f"{split}.npz", self.chain(cell))
 
 
-def with_seeds(cells: Iterable[Cell], seeds: Sequence[int]) -> list[Cell]:
-    """Each cell once with each seed: all cells with the first seed, then all with the next."""
-    cells = list(cells)
-    return [dataclasses.replace(cell, settings=vary(cell.settings, {"seed": seed})) for seed in seeds for cell in cells]
+def digest_records(root: pathlib.Path) -> str:
+    """Hex digest of the files with records at the top of a data root: their names and content."""
+    digest = hashlib.sha256()
+    paths = sorted(path for path in root.iterdir() if path.suffix.casefold() in _OF_RECORDS) if root.is_dir() else []
+    for path in paths:
+        digest.update(f"{path.name}\n{digest_file(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def _inside(path: pathlib.Path, folder: pathlib.Path) -> str:

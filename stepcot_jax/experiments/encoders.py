@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stepcot_jax.encoders.sources import has_text_encoder, resolve
 from stepcot_jax.errors import BadInput
 from stepcot_jax.experiments.cells import Cell, Cells
 from stepcot_jax.features.spec import DESCRIPTION_FILE
@@ -82,9 +83,30 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
     for name, weights in named.items():
         if name in {encoder.name for encoder in encoders}:
             raise BadInput(f"--encoders: found {name!r} twice, accepted is each name once")
-        is_imported = (pathlib.Path(weights) / "images" / DESCRIPTION_FILE).is_file()
-        encoders.append(Encoder(name, _imported(weights) if is_imported else _pretrained(weights)))
+        encoders.append(_with_own_text(name, weights, settings))
     return encoders
+
+
+def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
+    """An encoder that a user names: its texts are its own where it has some, and otherwise the config's."""
+    folder = pathlib.Path(weights)
+    prompts: dict[str, Any] = {}
+    if (folder / "images" / DESCRIPTION_FILE).is_file():
+        changes, whose = _imported(folder), "imported with the images' features"
+        if (folder / "prompts" / DESCRIPTION_FILE).is_file():
+            prompts = {"prompts.encoder": "imported", "prompts.weights": ""}
+    else:
+        changes, whose = _pretrained(weights), "by the text encoder of the same checkpoint"
+        if has_text_encoder(resolve(weights)):
+            prompts = {"prompts.encoder": "pretrained", "prompts.weights": weights, "prompts.pooling": "cls"}
+    if not prompts:
+        if settings.prompts.encoder == "imported":
+            raise BadInput(
+                f"--encoders: found {name!r}, which has no text features of its own, with "
+                "config.prompts.encoder='imported', accepted are encoders that have some, or 'hashed' or 'pretrained'"
+            )
+        whose = f"those of the config ({settings.prompts.weights or settings.prompts.encoder})"
+    return Encoder(name, {**changes, **prompts}, note=f"Text vectors of {name}: {whose}.")
 
 
 def _imported(folder: pathlib.Path | str) -> dict[str, Any]:

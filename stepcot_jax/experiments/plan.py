@@ -67,9 +67,10 @@ class Plan:
         """Teacher and student with something taken away."""
         return Cell(name, vary(self.settings, {**ABLATIONS[name], "seed": seed}))
 
-    def encoders(self) -> list[Encoder]:
-        """The encoders that baselines are made of."""
-        return list_encoders(self.settings, self.cells, self.main(self.seeds[0]), self.named_encoders)
+    def encoders(self, seed: int | None = None) -> list[Encoder]:
+        """The encoders that baselines are made of; the one from the teacher is that of this seed, or of the first."""
+        main = self.main(self.seeds[0] if seed is None else seed)
+        return list_encoders(self.settings, self.cells, main, self.named_encoders)
 
     def baseline(self, encoder: Encoder, steps: str, seed: int) -> Cell:
         """A baseline on an encoder, supervised by "all" steps or by the "last" alone."""
@@ -86,4 +87,4 @@ class Plan:
 
     def baselines(self, seed: int, steps: Sequence[str] = ("last", "all")) -> list[Cell]:
         """The baselines on all encoders."""
-        return [self.baseline(encoder, each, seed) for encoder in self.encoders() for each in steps]
+        return [self.baseline(encoder, each, seed) for encoder in self.encoders(seed) for each in steps]

@@ -44,7 +44,7 @@ def _main(plan: Plan, seed: int) -> Cell:
 
 
 def _baseline(plan: Plan, seed: int) -> Cell:
-    cell = plan.baseline(plan.encoders()[0], "all", seed)
+    cell = plan.baseline(plan.encoders(seed)[0], "all", seed)
     changed = vary(cell.settings, {"data.origins": _source(plan)})
     return Cell("baseline of the source, with steps", changed, prepare=cell.prepare)
 

@@ -17,6 +17,8 @@ from experiments.finished_cells import (
     make_split,
 )
 
+from stepcot_jax import jobs
+from stepcot_jax.data.phantom import export_phantom
 from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.experiments import comparing, tables, tables_components, tables_diagnosis, tables_steps
@@ -143,7 +145,8 @@ def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
 def test_a_cell_is_known_by_what_changes_its_results(tmp_path):
     plan = make_plan(tmp_path)
     main = plan.main(0)
-    same = vary(main.settings, {"data.num_threads": 7, "features.folder": "elsewhere", "training.log_every": 3})
+    same = vary(main.settings, {"data.num_threads": 7, "features.folder": "elsewhere", "training.log_every": 3,
+                                 "evaluation.num_resamples": 17, "evaluation.coverage": 0.5})  # fmt: skip
     assert plan.cells.digest(Cell("another name", same)) == plan.cells.digest(main)
     other = [{"seed": 1}, {"training.joint_epochs": 4}, {"data.origins": ("Phantom A",)}, {"teacher.write_back": False}]
     digests = {plan.cells.digest(Cell("x", vary(main.settings, change))) for change in other}
@@ -157,6 +160,36 @@ def test_a_workdir_may_be_moved(tmp_path):
         digests.append([plan.cells.digest(cell) for cell in plan.baselines(0)])
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 6
+
+
+def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
+    root = tmp_path / "data"
+    export_phantom(root, num_cases=12, seed=3, size=16)
+    plan = make_plan(tmp_path / "tables", seeds=(0,))
+    cell = Cell("x", vary(plan.main(0).settings, {"data.source": "folder", "data.root": str(root)}))
+    monkeypatch.setattr(jobs, "Run", lambda settings, folder: Finishing(plan.cells, cell))
+    plan.cells.run([cell])
+    plan.cells.run([cell])
+    records = json.loads((root / "data.json").read_text())
+    (root / "data.json").write_text(json.dumps(records[1:]))
+    with pytest.raises(BadInput, match=r"cell 'x' in .*: found other records in .*data than it was run on"):
+        plan.cells.run([cell])
+
+
+class Finishing:
+    def __init__(self, cells, cell):
+        self.cells, self.cell = cells, cell
+
+    def execute(self):
+        finish(self.cells, self.cell, {"teacher": 0.5, "student": 0.5})
+
+
+def test_the_encoder_from_the_teacher_is_that_of_the_seed(tmp_path):
+    both, second = make_plan(tmp_path, seeds=(0, 1)), make_plan(tmp_path, seeds=(1,))
+    of_both = {seed: [both.cells.digest(cell) for cell in both.baselines(seed)] for seed in (0, 1)}
+    assert of_both[1] == [second.cells.digest(cell) for cell in second.baselines(1)]
+    weights = [both.encoders(seed)[1].changes["image_encoder.weights"] for seed in (0, 1)]
+    assert weights[0] != weights[1]
 
 
 def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_path, monkeypatch, capsys):

@@ -15,6 +15,7 @@ from stepcot_jax.experiments import cost_measuring, tables, tables_cost, tables_
 from stepcot_jax.experiments.cells import Cells, vary
 from stepcot_jax.experiments.encoders import list_encoders, write_random_encoder
 from stepcot_jax.experiments.plan import Plan
+from stepcot_jax.features.spec import DESCRIPTION_FILE
 from stepcot_jax.terminal import Terminal
 
 
@@ -195,14 +196,41 @@ def test_the_cost_table_has_published_columns(made, monkeypatch):
 # Encoders
 
 
-def test_named_encoders_come_after_and_imports_are_told_by_their_files(made):
+def test_named_encoders_come_after_and_imports_are_told_by_their_files(made, random_encoder):
     plan, _, _ = made
     stored = next((plan.workdir / "encoders").glob("teacher-*"))
-    named = {"CLIP": "openai/clip-vit-base-patch32", "made elsewhere": str(stored)}
+    named = {"CLIP": str(random_encoder), "made elsewhere": str(stored)}
     found = list_encoders(plan.settings, plan.cells, plan.main(0), named)
     assert [encoder.name for encoder in found[3:]] == list(named)
     assert [encoder.changes["image_encoder.name"] for encoder in found[3:]] == ["pretrained", "imported"]
+    assert found[3].note == "Text vectors of CLIP: those of the config (hashed)."
     frozen = vary(plan.settings, {"image_encoder.name": "pretrained", "image_encoder.weights": "some/where"})
     assert [encoder.name for encoder in list_encoders(frozen, plan.cells, plan.main(0), {})] == ["where"]
     with pytest.raises(BadInput, match="found 'where' twice"):
         list_encoders(frozen, plan.cells, plan.main(0), {"where": "x"})
+
+
+def test_a_named_encoder_reads_texts_with_its_own_text_encoder(made, tmp_path):
+    plan, _, _ = made
+    clip, imported = tmp_path / "clip", tmp_path / "imported"
+    clip.mkdir()
+    (clip / "config.json").write_text(json.dumps({"model_type": "clip", "text_config": {}}))
+    (clip / "tokenizer.json").write_text("{}")
+    for part in ("images", "prompts"):
+        (imported / part).mkdir(parents=True)
+        (imported / part / DESCRIPTION_FILE).write_text("{}")
+    named = {"CLIP": str(clip), "made elsewhere": str(imported)}
+    found = list_encoders(plan.settings, plan.cells, plan.main(0), named)[3:]
+    cells = [plan.baseline(encoder, "all", 0).settings.prompts for encoder in found]
+    assert [(each.encoder, each.weights) for each in cells] == [("pretrained", str(clip)), ("imported", "")]
+    assert [encoder.note for encoder in found] == [
+        "Text vectors of CLIP: by the text encoder of the same checkpoint.",
+        "Text vectors of made elsewhere: imported with the images' features.",
+    ]
+    (imported / "prompts" / DESCRIPTION_FILE).unlink()
+    all_imported = vary(
+        plan.settings,
+        {"image_encoder.name": "imported", "image_encoder.weights": "x", "prompts.encoder": "imported"},
+    )
+    with pytest.raises(BadInput, match="found 'made elsewhere', which has no text features of its own"):
+        list_encoders(all_imported, plan.cells, plan.main(0), named)
