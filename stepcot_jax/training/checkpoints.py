@@ -21,12 +21,13 @@ from stepcot_jax.errors import BadInput, RunStopped
 from stepcot_jax.process_memory import release_freed_memory
 from stepcot_jax.training.processes import all_agree, is_first, wait_for_all
 from stepcot_jax.training.retention import Best, LatestAndBest, forget_lost
-from stepcot_jax.training.state import TrainState
+from stepcot_jax.training.state import TrainState, shapes_by_name
 
 __all__ = ["Best", "Checkpoints", "describe_damage", "saved_steps", "to_shapes"]
 
 _LOOKS = 60
-_SMALL_BYTES = 2**26  # a state that may be in memory twice
+SMALL_BYTES = 2**26
+"""Largest state that is written while training goes on with another in the same memory, on a CPU."""
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
@@ -109,8 +110,8 @@ class Checkpoints:
             if is_first():  # where Orbax cannot make a folder, its threads keep the program from ending for minutes
                 tempfile.TemporaryFile(dir=self.folder).close()
             self._manager.save(step, args=arguments)
-        if jax.default_backend() == "cpu" and sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > _SMALL_BYTES:
-            # There what is being written and what training goes on with share one memory, twice the state and more.
+        if jax.default_backend() == "cpu" and sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > SMALL_BYTES:
+            # There what is being written and what training goes on with share one memory: twice the state and more.
             self.wait()
             release_freed_memory(generation=1)
 
@@ -180,12 +181,12 @@ class Checkpoints:
         """Refuse a checkpoint of another chain or of other sizes, which is whole and must not be put aside."""
         try:
             metadata = ocp.PyTreeCheckpointHandler().metadata(self.folder / str(step) / "state")
-            found = _shapes_by_name(metadata.tree)
+            found = shapes_by_name(metadata.tree)
         except Exception as error:  # as above
             raise _Damaged(error) from None
         if not found:
             raise _Damaged(FileNotFoundError("it has no arrays"))
-        wanted = _shapes_by_name(target)
+        wanted = shapes_by_name(target)
         for name in sorted(found.keys() | wanted.keys(), key=lambda name: (not name.startswith("params/"), name)):
             if found.get(name) != wanted.get(name):
                 raise BadInput(
@@ -243,13 +244,3 @@ class _Damaged(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-def _shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of the arrays of a state or of a checkpoint's metadata; random keys have none that compare."""
-    found = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
-        if name != "key":
-            found[name] = tuple(leaf.shape)
-    return found

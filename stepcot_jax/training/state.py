@@ -91,3 +91,13 @@ def init_params(networks: Networks, *, key: Array, batch: dict[str, Array], text
 def count_parameters(params: Any) -> int:
     """Number of scalars in a parameter tree."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays of a state or of a checkpoint's metadata; random keys have none that compare."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+        if name != "key":
+            found[name] = tuple(leaf.shape)
+    return found
