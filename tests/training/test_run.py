@@ -134,6 +134,13 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()] == ["5"]
 
 
+def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, training__teacher_learning_rate=1e6)
+    with pytest.raises(RunStopped, match=r"step 2: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
+        run.execute()
+    assert not saved_steps(tmp_path / "checkpoints")
+
+
 def test_a_used_workdir_is_not_overwritten_without_resume(uninterrupted, monkeypatch):
     workdir, *_ = uninterrupted
     with pytest.raises(BadInput, match=r"found checkpoints of an earlier run, accepted are .* config.resume=True"):
