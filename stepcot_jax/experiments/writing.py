@@ -2,9 +2,11 @@
 
 import csv
 import dataclasses
+import decimal
 import io
 import math
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -12,10 +14,13 @@ from stepcot_jax.files import write_whole
 
 Kind = Literal["text", "percent", "points", "number"]
 
+# Underscores within words, and brackets that no link follows, are themselves.
+_MARKUP = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 }  # fmt: skip
 
 
@@ -47,7 +52,7 @@ class Column:
     Attributes:
       name: its heading.
       kind: "percent" and "points" hold shares of 1 and are printed times 100, points with a sign.
-      published: whether its figures are the paper's and not ours.
+      published: whether its figures are the paper's and not ours; they are printed with the digits given.
     """
 
     name: str
@@ -139,7 +144,7 @@ def _plain(entry: Entry, suffix: str) -> str:
         return ""
     if entry is None or (isinstance(entry, float) and math.isnan(entry)):
         return ""
-    return f"{entry:.6g}" if isinstance(entry, float) else " ".join(str(entry).split())
+    return repr(float(entry)) if isinstance(entry, float) else " ".join(str(entry).split())
 
 
 def _defuse(cell: str) -> str:
@@ -176,8 +181,8 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    folded = " ".join(text.split())
-    return folded.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    folded = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return _MARKUP.sub(r"\\\g<0>", folded)
 
 
 def to_latex(table: Table) -> str:
@@ -209,7 +214,10 @@ def to_latex(table: Table) -> str:
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+    escaped = "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+    # Two hyphens would become a dash; and \\ and \toprule take what follows, even in the next line, as an option.
+    escaped = escaped.replace("--", "-{}-").replace("--", "-{}-")
+    return f"{{{escaped[0]}}}{escaped[1:]}" if escaped.startswith(("[", "*")) else escaped
 
 
 def _show(entry: Entry, column: Column) -> str:
@@ -219,7 +227,7 @@ def _show(entry: Entry, column: Column) -> str:
     if isinstance(entry, str):
         return entry
     if not isinstance(entry, Figure):
-        return _number(entry, column.kind)
+        return _number(entry, column.kind, published=column.published)
     shown = _number(entry.value, column.kind)
     if entry.deviation is not None and not math.isnan(entry.deviation):
         shown += f" ± {_number(entry.deviation, 'percent' if column.kind == 'points' else column.kind)}"
@@ -228,11 +236,20 @@ def _show(entry: Entry, column: Column) -> str:
     return shown
 
 
-def _number(value: int | float, kind: Kind) -> str:
+def _number(value: int | float, kind: Kind, *, published: bool = False) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "-"
-    if kind == "percent":
-        return f"{100 * value:.1f}"
-    if kind == "points":
-        return f"{100 * value:+.1f}"
+    if kind in ("percent", "points"):
+        digits = _count_digits(value) if published else 1
+        return f"{100 * value:{'+' if kind == 'points' else ''}.{digits}f}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1 else f"{value:,.2f}"
+
+
+def _count_digits(share: float) -> int:
+    """Digits after the point that a share has as a percentage, at least one.
+
+    >>> _count_digits(0.7212), _count_digits(0.46)
+    (2, 1)
+    """
+    exponent = decimal.Decimal(repr(float(share))).scaleb(2).normalize().as_tuple().exponent
+    return max(1, -exponent) if isinstance(exponent, int) else 1
