@@ -1,8 +1,10 @@
 """Tables 6 and 9: what memory, text, write-back, distillation and channel alignment are worth."""
 
+import math
+
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.experiments.cells import Cell
-from stepcot_jax.experiments.comparing import DIFFERENCES, HIGHER, INTERVALS, LOWER, Comparison, join
+from stepcot_jax.experiments.comparing import CORRECTED, HIGHER, INTERVALS, LOWER, MCNEMAR, TOO_FEW, Comparison, join
 from stepcot_jax.experiments.plan import ABLATIONS, OF_STUDENT, Plan
 from stepcot_jax.experiments.published import COMPONENT_ACCURACY
 from stepcot_jax.experiments.tables_steps import tabulate_steps
@@ -47,13 +49,12 @@ def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
     rows: list[tuple[Entry, ...]] = []
     order = ["teacher", *(name for name, base in variants().items() if base == "teacher")]
     order += ["student", *(name for name, base in variants().items() if base == "student")]
+    verdicts = _judge(comparison)
     for model in order:
         base = variants().get(model)
         difference: Figure | None = None
-        verdict: str | None = None
         if base is not None:
             difference = comparison.difference(model, base, "mean_accuracy")
-            verdict = comparison.verdict(model, base, "mean_accuracy")
         # The paper takes memory and text away from the teacher.
         published = COMPONENT_ACCURACY.get(model.removeprefix("teacher "), {})
         rows.append(
@@ -63,7 +64,7 @@ def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
                 comparison.figure(model, "mean_accuracy"),
                 comparison.figure(model, "chain_accuracy"),
                 difference,
-                verdict,
+                verdicts.get(model),
                 *(published.get(name) for name in published_steps),
             )
         )
@@ -76,45 +77,71 @@ def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
         Column("with it taken away the mean is"),
         *(Column(name, "percent", published=True) for name in published_steps),
     )
-    notes = (f"Accuracy on the test split, seeds {list(plan.seeds)}.", INTERVALS, DIFFERENCES, *conclude(comparison))
+    notes = (f"Accuracy on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, *conclude(comparison))
     return Table("components", "Accuracy with parts taken away", columns, tuple(rows), notes)
+
+
+def _judge(comparison: Comparison) -> dict[str, str]:
+    """By what is taken away, what may be said of the mean accuracy without it."""
+    questions = [(variant, base, "mean_accuracy", None) for variant, base in variants().items()]
+    return dict(zip(variants(), comparison.verdicts(questions), strict=True))
 
 
 def conclude(comparison: Comparison) -> list[str]:
     """What the differences allow to be said of each part, a sentence each."""
     sentences = []
-    for variant, base in variants().items():
-        difference = comparison.difference(variant, base, "mean_accuracy")
-        verdict = comparison.verdict(variant, base, "mean_accuracy")
-        said = {
-            HIGHER: f"the {base} is better without it",
-            LOWER: f"the {base} needs it",
-        }.get(verdict, "no difference is shown")
-        ends = f"[{100 * (difference.low or 0):+.1f}, {100 * (difference.high or 0):+.1f}]"
-        sentences.append(
-            f"{variant[0].upper()}{variant[1:]}: mean accuracy {100 * difference.value:+.1f} {ends} points; {said}."
-        )
+    for (variant, verdict), base in zip(_judge(comparison).items(), variants().values(), strict=True):
+        if verdict.startswith(HIGHER):
+            said = f"the {base} is better without it{verdict.removeprefix(HIGHER)}"
+        elif verdict.startswith(LOWER):
+            said = f"the {base} needs it{verdict.removeprefix(LOWER)}"
+        else:
+            said = "too few patients to tell" if verdict == TOO_FEW else "no difference is shown"
+        difference = _describe(comparison.difference(variant, base, "mean_accuracy"))
+        sentences.append(f"{variant[0].upper()}{variant[1:]}: mean accuracy {difference}; {said}.")
     return sentences
 
 
+def _describe(difference: Figure) -> str:
+    """A difference with its ends, where it has them.
+
+    >>> _describe(Figure(0.012, 0.001, 0.025)), _describe(Figure(0.012, math.nan, math.nan))
+    ('+1.2 [+0.1, +2.5] points', '+1.2 points (there is no interval)')
+    """
+    if math.isnan(difference.value):
+        return "is undefined"
+    value, low, high = difference.value, difference.low, difference.high
+    if low is None or high is None or math.isnan(low + high):
+        return f"{100 * value:+.1f} points (there is no interval)"
+    return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
+
+
 def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
-    rows: list[tuple[Entry, ...]] = []
-    for variant, base in variants().items():
-        for position, step in enumerate(comparison.chain.steps):
-            if not comparison.num_cases(position):
-                continue
-            rows.append(
-                (
-                    variant,
-                    base,
-                    step.name,
-                    comparison.difference(variant, base, "accuracy", position),
-                    comparison.p_value(variant, base, position),
-                    comparison.verdict(variant, base, "accuracy", position),
-                    comparison.difference(variant, base, "auc", position),
-                    comparison.verdict(variant, base, "auc", position),
-                )
-            )
+    """Accuracy and mAUC of every step; all their verdicts are corrected together."""
+    asked = [
+        (variant, base, position)
+        for variant, base in variants().items()
+        for position in range(comparison.chain.num_steps)
+        if comparison.num_cases(position)
+    ]
+    verdicts = iter(
+        comparison.verdicts(
+            [(variant, base, figure, position) for variant, base, position in asked for figure in ("accuracy", "auc")]
+        )
+    )
+    rows: list[tuple[Entry, ...]] = [
+        (
+            variant,
+            base,
+            comparison.chain.steps[position].name,
+            comparison.difference(variant, base, "accuracy", position),
+            comparison.p_value(variant, base, position),
+            next(verdicts),
+            comparison.difference(variant, base, "auc", position),
+            next(verdicts),
+        )
+        for variant, base, position in asked
+    ]
     columns = (
         Column("model"),
         Column("less"),
@@ -125,5 +152,5 @@ def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
         Column("mAUC", "points"),
         Column("mAUC is"),
     )
-    notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", INTERVALS, DIFFERENCES)
+    notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, MCNEMAR)
     return Table("components_differences", "Differences with parts taken away", columns, tuple(rows), notes)
