@@ -16,6 +16,8 @@ from experiments.reader_samples import (
     write_cells,
     write_folder,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, cohen_kappa_score
 
 from stepcot_jax import readers as tool
@@ -24,9 +26,11 @@ from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.intervals import Interval, bootstrap, bootstrap_differences
+from stepcot_jax.evaluation.paired import compare_accuracy
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
 from stepcot_jax.experiments.readers.filled import FilledForm, read_forms
 from stepcot_jax.experiments.readers.scores import compare_readers, read_answers
+from stepcot_jax.experiments.readers.signs import flip_signs
 from stepcot_jax.experiments.readers.tables import tabulate_agreement, tabulate_gains
 
 READERS = ("Ann", "Bo", "Cy")
@@ -326,6 +330,69 @@ def test_a_gain_is_named_only_where_its_interval_excludes_zero(sample, predictio
     assert {row[-1] for row in student} == {"worse"}
 
 
+def test_few_patients_give_no_verdict(sample, predictions):
+    """Where all cases agree the interval has no width, however few they are."""
+    _, key = sample
+    wrong = form_of(key, "Ann", np.where(truth_of(key) == 0, 1, 0))
+    patients = [f"p{place % 9}" for place in range(len(key.cases))]
+    cases = tuple(
+        msgspec.structs.replace(case, patient_id=patient) for case, patient in zip(key.cases, patients, strict=True)
+    )
+    comparison = compare_readers(msgspec.structs.replace(key, cases=cases), [wrong], predictions, num_resamples=50)
+    teacher = comparison.steps[0].gains["teacher"]
+    assert (teacher.low, teacher.high) == (1.0, 1.0)
+    assert comparison.steps[0].num_patients == 9
+    assert {row[-1] for row in tabulate_gains(comparison).rows} == {"too few patients"}
+
+
+def test_two_readers_have_a_fleiss_kappa_of_their_own(sample, answers):
+    """Fleiss' differs from Cohen's in what chance means."""
+    _, key = sample
+    comparison = compare_readers(key, [form_of(key, name, answers[name]) for name in READERS[:2]], num_resamples=5)
+    for place, step in enumerate(comparison.steps):
+        both = np.stack([answers[name][:, place] for name in READERS[:2]])
+        share = np.bincount(both.ravel(), minlength=9) / both.size
+        expected = ((both[0] == both[1]).mean() - (share**2).sum()) / (1 - (share**2).sum())
+        rows = [row for row in tabulate_agreement(comparison).rows if row[0] == step.step]
+        assert [(row[1], row[-1]) for row in rows] == [
+            ("all readers", "Fleiss"),
+            ("reader Ann / reader Bo", "Cohen"),
+        ]
+        assert rows[0][4] == pytest.approx(expected)
+        assert rows[1][4] == pytest.approx(cohen_kappa_score(*both))
+
+
+@given(st.lists(st.integers(-4, 4), max_size=9))
+def test_flipped_signs_are_all_counted(differences):
+    found = np.array(differences, np.int64)
+    sums = [np.dot(signs, found) for signs in itertools.product((-1, 1), repeat=len(found))]
+    assert flip_signs(found) == pytest.approx(np.mean(np.abs(sums) >= abs(found.sum())))
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_flipped_signs_are_mcnemars_test_with_one_reader(more, fewer):
+    found = np.array([1] * more + [-1] * fewer + [0] * 3, np.int64)
+    labels = np.zeros(len(found), int)
+    expected = compare_accuracy(labels=labels, first=found < 0, second=found > 0).exact_p
+    assert flip_signs(found) == pytest.approx(expected)
+
+
+def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, comparison, predictions):
+    _, key = sample
+    truth = truth_of(key)
+    student = read_answers(predictions, key)["student"]
+    for place, step in enumerate(comparison.steps):
+        known = truth[:, place] != NOT_ANNOTATED
+        by_patient = {}
+        for case, patient in enumerate(case.patient_id for case in key.cases):
+            if known[case]:
+                more = 3 * (student[case, place] == truth[case, place])
+                more -= sum(answers[name][case, place] == truth[case, place] for name in READERS)
+                by_patient[patient] = by_patient.get(patient, 0) + int(more)
+        assert step.num_patients == len(by_patient)
+        assert step.p_values["student"] == pytest.approx(flip_signs(np.array([*by_patient.values()], np.int64)))
+
+
 def test_one_reader_and_no_model_are_enough(sample, answers):
     _, key = sample
     comparison = compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=20)
@@ -372,5 +439,9 @@ def test_the_command_writes_every_table_with_published_figures_apart(sample, for
     assert rows["Diagnosis"]["published: clinician"] == ""
     assert float(rows["Detection"]["teacher"]) == 1.0
     assert float(rows["Detection"]["readers low"]) <= float(rows["Detection"]["readers"])
-    assert "72.1" in (out / "readers.md").read_text()
+    published_in_print = (out / "readers.md").read_text()
+    assert all(f"| {shown} |" in published_in_print for shown in ("72.12", "66.02", "66.03", "90.97"))
+    gains = (out / "readers_gains.md").read_text()
+    assert "corrected for the number of the table's comparisons (Holm)" in gains
+    assert "The models are those of one training run" in gains
     assert r"\textit{published: clinician (\%)}" in (out / "readers.tex").read_text()

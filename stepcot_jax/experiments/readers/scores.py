@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, Float64, Int32
 
-from stepcot_jax.annotate.agreement import StepComparison, compare
+from stepcot_jax.annotate.agreement import StepComparison, compare, fleiss_kappa
 from stepcot_jax.annotate.alignment import Aligned, Unit
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.cases import Case
@@ -20,6 +20,7 @@ from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.evaluation.resamples import count_patients, draw_weights
 from stepcot_jax.experiments.readers.filled import FilledForm
 from stepcot_jax.experiments.readers.key import Key
+from stepcot_jax.experiments.readers.signs import compare_signs
 
 ALL_READERS = "readers"
 """Name of all readers taken together: each of their answers counts once."""
@@ -37,7 +38,10 @@ class StepScores:
       num_cases: cases whose right answer is known, the only ones that accuracy counts.
       accuracy: of all readers together, each reader and each model, in 0..1; NaN without such cases.
       gains: each model's accuracy less that of all readers together.
+      num_patients: patients of these cases.
+      p_values: of each gain, by `signs.flip_signs`.
       among_readers: agreement of the readers on all cases; None with one reader.
+      fleiss: kappa of two or more readers; NaN with one, or where it does not exist.
       with_models: agreement of each reader with each model on all cases.
     """
 
@@ -45,7 +49,10 @@ class StepScores:
     num_cases: int
     accuracy: Mapping[str, Interval]
     gains: Mapping[str, Interval]
+    num_patients: int
+    p_values: Mapping[str, float]
     among_readers: StepComparison | None
+    fleiss: float
     with_models: tuple[StepComparison, ...]
 
 
@@ -93,6 +100,7 @@ def compare_readers(
     people = {f"reader {form.reader}": form.labels for form in forms}
     models = {} if predictions is None else read_answers(predictions, key)
     accuracy, gains = _measure(key, people, models, num_resamples=num_resamples, seed=seed)
+    num_patients, p_values = compare_signs(key, people, models)
     among = _agree(people, chain) if len(people) > 1 else None
     pairs = [
         _agree({one: people[one], other: models[other]}, chain) for one, other in itertools.product(people, models)
@@ -103,7 +111,10 @@ def compare_readers(
             num_cases=sum(case.labels[place] != NOT_ANNOTATED for case in key.cases),
             accuracy={name: intervals[place] for name, intervals in accuracy.items()},
             gains={name: intervals[place] for name, intervals in gains.items()},
+            num_patients=num_patients[place],
+            p_values={name: found[place] for name, found in p_values.items()},
             among_readers=among[place] if among is not None else None,
+            fleiss=_fleiss([labels[:, place] for labels in people.values()], step.num_answers),
             with_models=tuple(pair[place] for pair in pairs),
         )
         for place, step in enumerate(chain.steps)
@@ -165,6 +176,15 @@ def _measure(
         for name in models
     }
     return accuracy, gains
+
+
+def _fleiss(answers: Sequence[Int32[np.ndarray, "case"]], num_answers: int) -> float:
+    """Fleiss' kappa of readers at a step, over the cases that all have answered; NaN with one reader."""
+    if len(answers) < 2:
+        return math.nan
+    found = np.stack(answers, axis=1)
+    answered = found[(found != NOT_ANNOTATED).all(axis=1)]
+    return fleiss_kappa((answered[:, :, None] == np.arange(num_answers)).sum(axis=1))
 
 
 def _share(

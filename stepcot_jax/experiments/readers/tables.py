@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepcot_jax.annotate.agreement import StepComparison
 from stepcot_jax.errors import make_workdir
-from stepcot_jax.evaluation.intervals import Interval, is_difference, is_gain
+from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
+from stepcot_jax.experiments.comparing import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
 from stepcot_jax.experiments.published import READER_ACCURACY
-from stepcot_jax.experiments.readers.scores import ALL_READERS, Comparison
+from stepcot_jax.experiments.readers.scores import ALL_READERS, Comparison, StepScores
 from stepcot_jax.experiments.writing import Column, Entry, Figure, Table, write_table
 
 _INTERVALS = (
@@ -18,6 +19,14 @@ _PUBLISHED = (
     "Published figures are the paper's, of other cases and other readers (N = 200): they stand beside ours and are "
     "not compared with them."
 )
+_JUDGED = (
+    f"A model is called better or worse only if {MIN_PATIENTS} patients or more are annotated, the interval excludes 0 "
+    f"and p is below {ALPHA}, corrected for the number of the table's comparisons (Holm). p, as printed, is not "
+    "corrected: an exact test that flips the signs of the patients' differences, which with one reader and one "
+    "radiograph a patient is McNemar's.",
+    "The models are those of one training run: how another run would have done is not in the intervals.",
+)
+_WORDS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not told apart"}
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
@@ -54,25 +63,33 @@ def tabulate_accuracy(comparison: Comparison) -> Table:
 
 
 def tabulate_gains(comparison: Comparison) -> Table:
-    """Each model's accuracy less the readers' a step, and whether the interval lets one speak of a difference."""
-    rows = [
-        (step.step, name, step.num_cases, _figure(step.gains[name]), _judge(step.gains[name]))
-        for step in comparison.steps
-        for name in comparison.models
+    """Each model's accuracy less the readers' a step, and whether one may speak of a difference."""
+    asked = [(step, name) for step in comparison.steps for name in comparison.models]
+    verdicts = decide(
+        [
+            Evidence(_figure(step.gains[name]), (step.gains[name].value,), step.num_patients, step.p_values[name])
+            for step, name in asked
+        ]
+    )
+    rows: list[tuple[Entry, ...]] = [
+        (step.step, name, step.num_cases, _figure(step.gains[name]), step.p_values[name], _WORDS.get(said, said))
+        for (step, name), said in zip(asked, verdicts, strict=True)
     ]
     columns = (
         Column("step"),
         Column("model"),
         Column("cases", "number"),
         Column("model less readers", "points"),
+        Column("p", "number"),
         Column("model is"),
     )
-    return Table("readers_gains", "Models less readers, on the same cases", columns, tuple(rows), (_INTERVALS,))
+    title = "Models less readers, on the same cases"
+    return Table("readers_gains", title, columns, tuple(rows), (_INTERVALS, *_JUDGED))
 
 
 def tabulate_agreement(comparison: Comparison) -> Table:
     """Agreement among readers, and of readers with models, a step."""
-    rows = [row for step in comparison.steps for row in _list_agreement(step.among_readers, step.with_models)]
+    rows = [row for step in comparison.steps for row in _list_agreement(step)]
     columns = (
         Column("step"),
         Column("who"),
@@ -88,22 +105,14 @@ def tabulate_agreement(comparison: Comparison) -> Table:
     return Table("readers_agreement", "Agreement of readers", columns, tuple(rows), notes)
 
 
-def _list_agreement(
-    among: StepComparison | None, with_models: tuple[StepComparison, ...]
-) -> Iterator[tuple[Entry, ...]]:
-    if among is not None and len(among.pairs) > 1:
-        yield among.step, "all readers", among.num_cases, among.agreement, among.kappa, "Fleiss"
-    for comparison in (*([among] if among is not None else []), *with_models):
+def _list_agreement(step: StepScores) -> Iterator[tuple[Entry, ...]]:
+    among = step.among_readers
+    if among is not None:
+        yield among.step, "all readers", among.num_cases, among.agreement, step.fleiss, "Fleiss"
+    for comparison in (*([among] if among is not None else []), *step.with_models):
         for pair in comparison.pairs:
             yield comparison.step, " / ".join(pair.names), pair.num_cases, pair.agreement, pair.kappa, "Cohen"
 
 
 def _figure(interval: Interval) -> Figure:
     return Figure(interval.value, interval.low, interval.high)
-
-
-def _judge(gain: Interval) -> str:
-    """What may be said of a difference: nothing where its interval has zero in it, or does not exist."""
-    if not is_difference(gain):
-        return "not told apart"
-    return "better" if is_gain(gain) else "worse"
