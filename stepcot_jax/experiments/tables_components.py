@@ -4,10 +4,11 @@ import math
 
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.experiments.cells import Cell
-from stepcot_jax.experiments.comparing import CORRECTED, HIGHER, INTERVALS, LOWER, MCNEMAR, TOO_FEW, Comparison, join
+from stepcot_jax.experiments.comparing import INTERVALS, MCNEMAR, Comparison, join
 from stepcot_jax.experiments.plan import ABLATIONS, OF_STUDENT, Plan
 from stepcot_jax.experiments.published import COMPONENT_ACCURACY
 from stepcot_jax.experiments.tables_steps import tabulate_steps
+from stepcot_jax.experiments.verdicts import CORRECTED, HIGHER, LOWER, TOO_FEW
 from stepcot_jax.experiments.writing import Column, Entry, Figure, Table
 
 

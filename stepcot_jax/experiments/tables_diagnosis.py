@@ -1,18 +1,10 @@
 """Table 3: the diagnosis by baselines without and with the intermediate steps, teacher and student."""
 
 from stepcot_jax.experiments.cells import Cell
-from stepcot_jax.experiments.comparing import (
-    CORRECTED,
-    HIGHER,
-    INTERVALS,
-    LOWER,
-    NONE_SHOWN,
-    Comparison,
-    join,
-    last_step_alone,
-)
+from stepcot_jax.experiments.comparing import INTERVALS, Comparison, join, last_step_alone
 from stepcot_jax.experiments.plan import Plan
 from stepcot_jax.experiments.published import DIAGNOSIS_FIGURES
+from stepcot_jax.experiments.verdicts import CORRECTED, HIGHER, LOWER, NONE_SHOWN
 from stepcot_jax.experiments.writing import Column, Entry, Table
 
 METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}

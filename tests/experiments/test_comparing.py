@@ -13,7 +13,8 @@ from scipy import stats
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.paired import compare_accuracy
 from stepcot_jax.experiments import tables_components
-from stepcot_jax.experiments.comparing import Comparison, Evidence, correct, decide
+from stepcot_jax.experiments.comparing import Comparison
+from stepcot_jax.experiments.verdicts import Evidence, correct, decide
 from stepcot_jax.experiments.writing import Figure
 
 

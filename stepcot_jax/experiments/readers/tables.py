@@ -6,9 +6,9 @@ from pathlib import Path
 from stepcot_jax.errors import make_workdir
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
-from stepcot_jax.experiments.comparing import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
 from stepcot_jax.experiments.published import READER_ACCURACY
 from stepcot_jax.experiments.readers.scores import ALL_READERS, Comparison, StepScores
+from stepcot_jax.experiments.verdicts import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
 from stepcot_jax.experiments.writing import Column, Entry, Figure, Table, write_table
 
 _INTERVALS = (
