@@ -1,7 +1,10 @@
 """The map from the paper to the code: all that it names exists, and nothing of the paper is left out."""
 
 import ast
+import collections
 import functools
+import importlib
+import operator
 import re
 from pathlib import Path
 
@@ -20,13 +23,30 @@ CODE = sorted(set(re.findall(r"`([^`]+)`", TEXT)))
 PLACES = [code for code in CODE if re.fullmatch(r"[\w./]+\.(py|md|csv)(::[\w.]+)?", code)]
 TOOLS = [code for code in CODE if code.startswith("python -m ")]
 SETTINGS = [code for code in CODE if code.startswith("config.")]
+UNKNOWN, NO_COMPUTATION, UNCALLED = "not known to us", "no computation", "no table calls it"
+WITHOUT_CODE = ("none: no computation", "none: what it ")
+
+
+def places_in(cell):
+    """(path, name) of every FILE::NAME in a cell."""
+    return re.findall(r"`([\w./]+\.py)::([\w.]+)`", cell)
+
+
+FULL = [row for row in ROWS if row[0] not in ("paper", "what") and not row[1].startswith(WITHOUT_CODE)]
+TESTED = [(row[0], path, name) for row in FULL for path, name in places_in(row[3])]
+NAMED = sorted({place for row in FULL for place in places_in(row[1])})
+
+
+@functools.cache
+def parse(path):
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
 @functools.cache
 def defined_names(path):
     """Functions, classes and names of a module, and methods as Class.method; for tests, all functions."""
     names = set()
-    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+    for node in parse(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
@@ -43,11 +63,24 @@ def test_every_file_and_what_is_named_in_it_exists(place):
     assert (ROOT / path).is_file(), f"docs/paper_map.md names {path}, which does not exist"
     if name:
         assert name in defined_names(path), f"docs/paper_map.md names {name}, which {path} does not define"
+    if path.startswith("tests/") and name:  # what pytest collects: a function of that name in a file of that name
+        assert Path(path).name.startswith("test_")
+        assert name.startswith("test_")
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED)
+def test_what_is_named_can_be_imported(path, name):
+    assert callable(operator.attrgetter(name)(importlib.import_module(path.removesuffix(".py").replace("/", ".")))) or (
+        name.isupper()
+    )
 
 
 @pytest.mark.parametrize("command", TOOLS)
 def test_every_tool_exists_and_knows_what_is_asked_of_it(command):
     tool, *words = command.removeprefix("python -m ").split()
+    if tool.startswith("benchmarks."):
+        assert callable(importlib.import_module(tool).main)
+        return
     name = tool.removeprefix("stepcot_jax.")
     assert name in find_tools()
     here = ROOT / "stepcot_jax"
@@ -82,24 +115,173 @@ def walk(tree, path=()):
             yield (*path, key), value
 
 
-def test_every_equation_table_and_figure_is_there():
-    named = " ".join(row[0] for row in ROWS)
-    equations = set()
-    for first, last in re.findall(r"Eq\. (\d+)(?: to (\d+))?", named):
-        equations |= set(range(int(first), int(last or first) + 1))
-    assert equations == set(range(17, 25))
-    assert {int(number) for number in re.findall(r"Table (\d+)", named)} >= {3, 4, 5, 6, 8, 9, 10, 11}
-    assert {int(number) for number in re.findall(r"Figure (\d+)", named)} >= {4, 5}
-    assert {name for name in ("D.2", "D.3", "D.6", "Section 4.2") if name not in named} == set()
+def test_every_equation_has_exactly_one_row():
+    counts = collections.Counter(number for row in ROWS for number in equations_of(row[0]))
+    assert counts == dict.fromkeys(range(1, 25), 1)
 
 
-def test_every_row_names_code_and_a_test():
+def equations_of(text):
+    """Numbers behind "Eq.": alone, listed, or from one to another."""
+    for listed in re.findall(r"Eq\. (\d+(?:(?:, | and | to )\d+)*)", text):
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
+            yield from range(int(first), int(last or first) + 1)
+
+
+def test_numbers_of_equations_are_read():
+    assert list(equations_of("Eq. 2 to 4, of 7 (Eq. 9, 11 and 12)")) == [2, 3, 4, 9, 11, 12]
+
+
+def test_every_table_and_figure_has_exactly_one_row():
+    for kind, last in (("Table", 11), ("Figure", 5)):
+        counts = collections.Counter(int(n) for row in ROWS for n in re.findall(rf"^{kind} (\d+)\b", row[0]))
+        assert counts == dict.fromkeys(range(1, last + 1), 1)
+    starts = [row[0].split(",")[0] for row in ROWS]
+    assert starts.count("Section 4.2") == 1
+    assert {"D.2", "D.3", "D.6"} <= {start.split()[0] for start in starts if start}
+
+
+def test_every_row_names_code_and_a_test_or_says_that_there_is_none():
     rows = [row for row in ROWS if set(row[0]) - set("-: ") and row[0] not in ("paper", "what")]
     assert len(rows) > 25
     for row in rows:
         assert len(row) == 4, row
-        assert re.search(r"`stepcot_jax/[^`]+::", row[1]), f"{row[0]}: names no function"
+        if row[1].startswith(WITHOUT_CODE):
+            assert row[3] == "none", row
+            assert UNKNOWN in row[1] or NO_COMPUTATION in row[1], row
+            continue
+        assert places_in(row[1]), f"{row[0]}: names no function"
         assert re.search(r"`tests/[^`]+::test_", row[3]), f"{row[0]}: names no test"
+        assert row[2], f"{row[0]}: names no setting or command"
+    assert [row[0].split(",")[0] for row in rows if row[1].startswith(WITHOUT_CODE)] == [
+        "Table 1", "Table 2", "Figure 1", "Figure 3",
+    ]  # fmt: skip
+
+
+# Tests speak of what they are said to test
+
+
+@functools.cache
+def words_of(path):
+    """Names that a file uses, imports or reaches through a dot, and its texts: what it can be about."""
+    words = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Name):
+            words.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            words.add(node.attr)
+        elif isinstance(node, ast.alias):
+            words |= set(node.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            words |= set((node.module or "").split("."))
+    return words
+
+
+@functools.cache
+def words_of_imported(path):
+    """The same of the package's modules that a test imports: what it tests, it tests with its parts."""
+    words = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepcot_jax"):
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            paths = [f"{module.replace('.', '/')}.py" for module in modules]
+            words |= set().union(*(words_of(each) for each in paths if (ROOT / each).is_file()))
+    return words
+
+
+@functools.cache
+def source_of(path, name):
+    source = (ROOT / path).read_text(encoding="utf-8")
+    return next(ast.get_source_segment(source, node) for node in parse(path).body if defines(node, name))
+
+
+def defines(node, name):
+    return isinstance(node, ast.FunctionDef) and node.name == name
+
+
+@pytest.mark.parametrize("row", FULL, ids=lambda row: row[0][:40])
+def test_every_test_speaks_of_its_row(row):
+    """Itself, or through the modules that it imports, of the row's functions, their modules, or the command."""
+    tests = places_in(row[3])
+    tools = {tool.split()[0] for tool in re.findall(r"`python -m stepcot_jax\.([^`]+)`", row[2])}
+    accepted = {place: {place[1].split(".")[-1], Path(place[0]).stem} | tools for place in places_in(row[1])}
+    for test, _ in tests:
+        spoken_of = words_of(test) | words_of_imported(test)
+        assert spoken_of & set().union(*accepted.values()), f"{row[0]}: {test} has nothing to do with it"
+    all_spoken_of = set().union(*(words_of(test) | words_of_imported(test) for test, _ in tests))
+    for place, names in accepted.items():
+        assert names & all_spoken_of, f"{row[0]}: no test named there has to do with {'::'.join(place)}"
+
+
+TABLES = [
+    (row, name)
+    for row in FULL
+    if re.match(r"Table|Section 4\.2", row[0])
+    for name in re.findall(r"`python -m stepcot_jax\.tables (\w+)`", row[2])
+]
+
+
+@pytest.mark.parametrize(("row", "table"), TABLES, ids=lambda value: value if isinstance(value, str) else None)
+def test_every_table_has_a_test_that_reads_it(row, table):
+    """A test of a model that the table asks would pass with any table."""
+    assert any(re.search(rf"[\"_]{table}\b|\b{table}_", source_of(path, name)) for path, name in places_in(row[3])), (
+        f"{row[0]}: no test named there reads the table {table!r}"
+    )
+    assert (ROOT / "stepcot_jax" / "experiments" / f"tables_{table}.py").is_file()
+
+
+def test_every_published_table_of_the_tool_is_among_them():
+    assert {table for _, table in TABLES} == {"diagnosis", "steps", "components", "transfer", "cost", "effect"}
+
+
+# What is said to be called is
+
+
+@functools.cache
+def reached_from(path):
+    """Files of experiments and evaluation that a module imports, at any distance, itself included."""
+    found, waiting = set(), [path]
+    while waiting:
+        here = waiting.pop()
+        if here in found:
+            continue
+        found.add(here)
+        for node in ast.walk(parse(here)):
+            if isinstance(node, ast.ImportFrom) and re.match(
+                r"stepcot_jax\.(experiments|evaluation)", node.module or ""
+            ):
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                paths = (f"{name.replace('.', '/')}.py" for name in names)
+                waiting += [each for each in paths if (ROOT / each).is_file()]
+    return found
+
+
+def is_called(name, paths):
+    """Whether a file reads the name; a definition, an import or a docstring alone is no call."""
+    for path in paths:
+        for node in ast.walk(parse(path)):
+            if (isinstance(node, ast.Name) and node.id == name) or (
+                isinstance(node, ast.Attribute) and node.attr == name
+            ):
+                return True
+    return False
+
+
+BEYOND = [row for row in FULL if row in ROWS[next(k for k, row in enumerate(ROWS) if row[0] == "what") :]]
+
+
+@pytest.mark.parametrize("row", BEYOND, ids=lambda row: row[0][:40])
+def test_tables_call_what_they_are_said_to_and_nothing_they_are_not(row):
+    everything = [str(path.relative_to(ROOT)) for path in (ROOT / "stepcot_jax").rglob("*.py")]
+    names = [name for path, name in places_in(row[1]) if path.startswith("stepcot_jax/")]
+    if UNCALLED in row[2]:
+        assert not any(is_called(name, everything) for name in names), f"{row[0]}: is called, which the map denies"
+        return
+    for tables in re.findall(r"`python -m stepcot_jax\.tables ([\w ]+)`", row[2]):
+        for table in tables.split() if tables != "all" else [table for _, table in TABLES if table != "cost"]:
+            reached = reached_from(f"stepcot_jax/experiments/tables_{table}.py")
+            assert any(is_called(name, reached) for name in names), f"{row[0]}: table {table!r} never calls {names}"
+    for name in names:
+        assert is_called(name.split(".")[-1], everything), f"{row[0]}: nothing in the package calls {name}"
 
 
 def test_the_map_reads_as_a_map():
