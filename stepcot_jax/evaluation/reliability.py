@@ -83,18 +83,44 @@ def reliability(
     bins = _bin(confidence, right, num_bins=num_bins)
     if not len(truth):
         return Reliability(name, 0, bins, math.nan, math.nan, math.nan)
-    true_probability = distributions[np.arange(len(truth)), truth]
-    # A probability that underflowed to 0 counts as the smallest one there is, about 708 nats.
-    log_likelihood = np.log(np.maximum(true_probability, np.finfo(np.float64).tiny))
-    squares = (distributions**2).sum(axis=1) - 2 * true_probability + 1
+    squares, surprises = score_cases(probabilities=distributions, truth=truth)
     return Reliability(
         name=name,
         num_cases=len(truth),
         bins=bins,
         ece=math.fsum(own.num_cases * abs(own.confidence - own.accuracy) for own in bins if own.num_cases) / len(truth),
         brier=float(squares.mean()),
-        nll=float(-log_likelihood.mean()),
+        nll=float(surprises.mean()),
     )
+
+
+def score_cases(
+    *, probabilities: npt.NDArray[np.float64], truth: npt.NDArray[np.integer]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """What each case adds to the Brier score, 0..2, and to the negative log-likelihood, in nats.
+
+    Args:
+      probabilities: [case, answer], each row summing to 1.
+      truth: [case], the true answers; every case is annotated.
+
+    Returns:
+      Two arrays [case].
+    """
+    true_probability = probabilities[np.arange(len(truth)), truth]
+    # A probability that underflowed to 0 counts as the smallest one there is, about 708 nats.
+    log_likelihood = np.log(np.maximum(true_probability, np.finfo(np.float64).tiny))
+    return (probabilities**2).sum(axis=1) - 2 * true_probability + 1, -log_likelihood
+
+
+def place_in_bins(confidence: npt.NDArray[np.float64], *, num_bins: int) -> npt.NDArray[np.intp]:
+    """The bin of each case, from 0, where bins of equal width hold their upper edge and the first one 0 too.
+
+    >>> place_in_bins(np.array([0.0, 0.5, 0.51, 1.0]), num_bins=2)
+    array([0, 0, 1, 1])
+    """
+    edges = np.arange(num_bins + 1) / num_bins
+    # A softmax may sum to a hair over 1; the last bin takes that too.
+    return np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
 
 
 def step_reliability(
@@ -132,8 +158,7 @@ def _bin(
     confidence: npt.NDArray[np.float64], right: npt.NDArray[np.bool_], *, num_bins: int
 ) -> tuple[ReliabilityBin, ...]:
     edges = np.arange(num_bins + 1) / num_bins
-    # A softmax may sum to a hair over 1; the last bin takes that too.
-    place = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
+    place = place_in_bins(confidence, num_bins=num_bins)
     counts = np.bincount(place, minlength=num_bins)
     sums = np.bincount(place, weights=confidence, minlength=num_bins)
     hits = np.bincount(place, weights=right, minlength=num_bins)

@@ -5,20 +5,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities
+from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import Rules, share_inconsistent
 from stepcot_jax.evaluation.decoding import decoding_effect
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.intervals import Interval, ModelIntervals, bootstrap
+from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
-from stepcot_jax.evaluation.reliability import step_reliability
-from stepcot_jax.evaluation.selective import selective_curve
-from stepcot_jax.evaluation.subgroups import score_subgroups
+from stepcot_jax.evaluation.statistics_intervals import (
+    TRUE_CHAINS,
+    ResampledStatistics,
+    decoding_differences,
+    interval_tree,
+    resample_statistics,
+)
+from stepcot_jax.evaluation.step_statistics import StepCases, step_cases, step_statistics
+from stepcot_jax.evaluation.subgroups import Subgroup, score_subgroups
 
-_COVERAGES = (0.5, 0.7, 0.9, 1.0)
+_SEED = 0  # one for all intervals, so that they are about the same resamples
 
 
 def summarise(
@@ -39,36 +42,41 @@ def summarise(
       num_resamples: of the bootstrap, which goes by patient; 0 leaves intervals and subgroups out.
 
     Returns:
-      Plain types by the model's name, shares in 0..1, None where undefined.
+      Plain types by the model's name, shares in 0..1, None where undefined. Figures are numbers; the key `intervals`
+      beside them has for each by its name the number, both ends of the interval and the share of the resamples in
+      which it is undefined.
     """
     predictions = split.predictions
-    found: dict[str, Any] = {"num_cases": len(predictions.labels), "num_resamples": num_resamples}
     known = (predictions.labels != NOT_ANNOTATED).all(axis=1)
-    found["share_of_true_chains_that_break_a_rule"] = (
-        share_inconsistent(predictions.labels[known], rules) if known.any() else math.nan
-    )
+    broken = share_inconsistent(predictions.labels[known], rules) if known.any() else math.nan
     effects = decoding_effect(predictions, chain, rules)
-    before, after = (step_reliability(predictions, chain, calibration=each) for each in (None, calibration))
-    intervals = bootstrap(split, chain, num_resamples=num_resamples) if num_resamples else {}
-    found["models"] = {
-        model: {
-            "intervals": _plain_intervals(intervals[model]) if model in intervals else None,
-            "steps": {
-                step.name: {
-                    "ece": before[model][position].ece,
-                    "ece_calibrated": after[model][position].ece,
-                    "brier": before[model][position].brier,
-                    "nll": before[model][position].nll,
-                    "nll_calibrated": after[model][position].nll,
-                    **_read_surely(predictions, model, position, calibration, chain),
-                }
-                for position, step in enumerate(chain.steps)
-            },
-            "consistent_decoding": dataclasses.asdict(effects[model]),
-        }
-        for model in predictions.logits
+    cases = {model: step_cases(predictions, chain, model=model, calibration=calibration) for model in effects}
+    intervals, resampled = {}, None
+    if num_resamples:
+        intervals = bootstrap(split, chain, num_resamples=num_resamples, seed=_SEED)
+        resampled = resample_statistics(split, chain, cases=cases, rules=rules, num_resamples=num_resamples, seed=_SEED)
+    found = {
+        "num_cases": len(predictions.labels),
+        "num_resamples": num_resamples,
+        TRUE_CHAINS: broken,
+        "intervals": interval_tree({TRUE_CHAINS: broken}, resampled.labels) if resampled is not None else None,
+        "models": {
+            model: {
+                "intervals": _plain_intervals(intervals[model]) if model in intervals else None,
+                "steps": _plain_steps(model, cases[model], resampled),
+                "consistent_decoding": {
+                    **dataclasses.asdict(effect),
+                    "intervals": interval_tree(
+                        {**dataclasses.asdict(effect), **decoding_differences(effect)}, resampled.decoding[model]
+                    )
+                    if resampled is not None
+                    else None,
+                },
+            }
+            for model, effect in effects.items()
+        },
+        "subgroups": _plain_subgroups(split, chain, num_resamples) if num_resamples else None,
     }
-    found["subgroups"] = _plain_subgroups(split, chain, num_resamples) if num_resamples else None
     return _without_nan(found)
 
 
@@ -92,27 +100,13 @@ def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
     return lines
 
 
-def _read_surely(
-    predictions: Predictions, model: str, position: int, calibration: Calibration, chain: Chain
-) -> dict[str, Any]:
-    """Answer sets, and accuracy among the surest cases, of one step."""
-    probabilities = calibrated_probabilities(predictions.logits[model], model, calibration, chain)
-    labels = predictions.labels[:, position]
-    annotated = labels != NOT_ANNOTATED
-    sets = answer_sets(probabilities, model, calibration, chain)[annotated, position]
-    covered = sets[np.arange(len(sets)), labels[annotated]]
-    own = probabilities[:, position, : chain.steps[position].num_answers]
-    curve = selective_curve(probabilities=own, labels=labels)
-    accuracies = {
-        f"{share:.0%}": next((a for a, c in zip(curve.accuracy, curve.coverage, strict=True) if c >= share), math.nan)
-        for share in _COVERAGES
-    }
-    return {
-        "answer_set_coverage": float(covered.mean()) if len(covered) else math.nan,
-        "answer_set_size": float(sets.sum(axis=1).mean()) if len(sets) else math.nan,
-        "accuracy_of_the_surest": accuracies,
-        "selective_area": curve.area,
-    }
+def _plain_steps(model: str, steps: list[StepCases], resampled: ResampledStatistics | None) -> dict[str, Any]:
+    found = {}
+    for position, cases in enumerate(steps):
+        figures = step_statistics(cases)
+        intervals = interval_tree(figures, resampled.steps[model][position]) if resampled is not None else None
+        found[cases.name] = {**figures, "intervals": intervals}
+    return found
 
 
 def _plain_intervals(found: ModelIntervals) -> dict[str, Any]:
@@ -124,21 +118,36 @@ def _plain_intervals(found: ModelIntervals) -> dict[str, Any]:
 
 
 def _plain_subgroups(split: SplitPredictions, chain: Chain, num_resamples: int) -> list[dict[str, Any]]:
-    def accuracy(interval: Interval) -> dict[str, Any]:
-        return dataclasses.asdict(interval)
-
     return [
         {
             "grouping": group.grouping,
             "name": group.name,
             "num_cases": group.num_cases,
             "num_patients": group.num_patients,
-            "mean_accuracy": None
-            if group.models is None
-            else {model: accuracy(found.mean_accuracy) for model, found in group.models.items()},
+            **_plain_scores(group),
         }
-        for group in score_subgroups(split, chain, num_resamples=num_resamples)
+        for group in score_subgroups(split, chain, num_resamples=num_resamples, seed=_SEED)
     ]
+
+
+def _plain_scores(group: Subgroup) -> dict[str, Any]:
+    if group.models is None:
+        return {"mean_accuracy": None, "steps": None}
+    return {
+        "mean_accuracy": {model: dataclasses.asdict(found.mean_accuracy) for model, found in group.models.items()},
+        "steps": {
+            model: {
+                step.name: {
+                    "num_cases": step.num_cases,
+                    "accuracy": dataclasses.asdict(step.accuracy),
+                    "auc": dataclasses.asdict(step.auc),
+                    "share_incomplete": step.share_incomplete,
+                }
+                for step in found.steps
+            }
+            for model, found in group.models.items()
+        },
+    }
 
 
 def _without_nan(tree: Any) -> Any:

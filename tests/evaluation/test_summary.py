@@ -1,0 +1,263 @@
+"""The content of statistics.json: which figures have intervals, that they belong to them, and that it is JSON."""
+
+import dataclasses
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+from evaluation.small_splits import CHAIN, make_split
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.evaluation.calibration import fit_calibration
+from stepcot_jax.evaluation.consistency import count_pairs, make_rules
+from stepcot_jax.evaluation.decoding import decoding_effect
+from stepcot_jax.evaluation.distributions import softmax
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.intervals import bootstrap
+from stepcot_jax.evaluation.metrics import step_metrics
+from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions
+from stepcot_jax.evaluation.reliability import step_reliability
+from stepcot_jax.evaluation.resamples import draw_weights
+from stepcot_jax.evaluation.statistics_intervals import interval_tree, resample_statistics
+from stepcot_jax.evaluation.step_statistics import step_cases
+from stepcot_jax.evaluation.summary import describe, summarise
+
+SPLIT = make_split(3, num_cases=120, num_patients=50)
+CALIBRATION = fit_calibration(make_split(4, num_cases=120).predictions, CHAIN)
+RULES = make_rules(CHAIN)
+RULES.allowed[0, 1][0, 1] = RULES.allowed[0, 2][1, 0] = RULES.allowed[1, 2][2, 3] = False
+TRUE_CHAINS = "share_of_true_chains_that_break_a_rule"
+INTERVAL = {"value", "low", "high", "undefined"}
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return summarise(SPLIT, CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=300)
+
+
+def leaves(tree, path=()):
+    """Every number of a tree with the way to it, sequences by position."""
+    if isinstance(tree, dict | list | tuple):
+        for name, own in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(own, (*path, name))
+    else:
+        yield path, tree
+
+
+def find(tree, path):
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def beside_intervals(tree):
+    """Every mapping that has intervals by its figures' names, with those intervals."""
+    yield {TRUE_CHAINS: tree[TRUE_CHAINS]}, tree["intervals"]
+    for model in tree["models"].values():
+        for own in (*model["steps"].values(), model["consistent_decoding"]):
+            yield {name: value for name, value in own.items() if name != "intervals"}, own["intervals"]
+
+
+def test_every_figure_has_an_interval_of_its_own_value(summary):
+    num_figures = 0
+    for figures, intervals in beside_intervals(summary):
+        for path, value in leaves(figures):
+            interval = find(intervals, path)
+            assert set(interval) == INTERVAL, path
+            assert interval["value"] == value, path
+            assert interval["low"] <= interval["high"], path
+            assert interval["undefined"] == 0, path
+            if path[0] not in ("ece", "ece_calibrated"):  # whose resamples lie above the split, as noise adds to it
+                assert interval["low"] <= value <= interval["high"], path
+            num_figures += 1
+    # Of the labels, and for each of 2 models 3 steps of 8 figures and 4 shares, and decoding of 4 and 2 for 3 steps.
+    assert num_figures == 1 + 2 * (3 * 12 + 4 + 6)
+
+
+def test_values_are_those_of_the_plain_functions(summary):
+    raw = step_reliability(SPLIT.predictions, CHAIN)
+    scaled = step_reliability(SPLIT.predictions, CHAIN, calibration=CALIBRATION)
+    effects = decoding_effect(SPLIT.predictions, CHAIN, RULES)
+    for model, found in summary["models"].items():
+        for position, step in enumerate(found["steps"].values()):
+            for name, expected in (
+                ("ece", raw[model][position].ece),
+                ("ece_calibrated", scaled[model][position].ece),
+                ("brier", raw[model][position].brier),
+                ("nll", raw[model][position].nll),
+                ("nll_calibrated", scaled[model][position].nll),
+            ):
+                assert step[name] == expected
+        assert found["consistent_decoding"]["chain_accuracy_after"] == effects[model].chain_accuracy_after
+        known = SPLIT.predictions.labels[:, 0] != NOT_ANNOTATED
+        right = (SPLIT.predictions.logits[model][:, 0].argmax(axis=1) == SPLIT.predictions.labels[:, 0])[known]
+        assert found["steps"]["Detection"]["accuracy_of_the_surest"]["100%"] == right.mean()
+
+
+def test_they_are_the_resamples_of_the_metrics(summary):
+    """The accuracy before decoding is the metrics' accuracy, by other code: the same interval to the last digits."""
+    metrics = bootstrap(SPLIT, CHAIN, num_resamples=300)
+    for model, found in summary["models"].items():
+        decoding = found["consistent_decoding"]["intervals"]
+        pairs = [
+            (decoding["mean_accuracy_before"], metrics[model].mean_accuracy),
+            (decoding["chain_accuracy_before"], metrics[model].chain_accuracy),
+            *zip(decoding["accuracy_before"], (step.accuracy for step in metrics[model].steps), strict=True),
+            *(
+                (step["intervals"]["accuracy_of_the_surest"]["100%"], own.accuracy)
+                for step, own in zip(found["steps"].values(), metrics[model].steps, strict=True)
+            ),
+        ]
+        for interval, expected in pairs:
+            assert interval == pytest.approx(dataclasses.asdict(expected))
+
+
+def test_differences_of_decoding_are_paired(summary):
+    for model in summary["models"].values():
+        effect = model["consistent_decoding"]
+        for kind in ("mean_accuracy", "chain_accuracy"):
+            difference, before, after = (
+                effect["intervals"][f"{kind}_{name}"] for name in ("difference", "before", "after")
+            )
+            assert difference["value"] == pytest.approx(after["value"] - before["value"])
+            assert difference["low"] <= difference["value"] <= difference["high"]
+        for position, difference in enumerate(effect["intervals"]["accuracy_difference"]):
+            assert difference["value"] == effect["accuracy_after"][position] - effect["accuracy_before"][position]
+
+
+def test_a_difference_has_the_same_resamples_on_both_sides():
+    nothing, little = make_rules(CHAIN), make_rules(CHAIN)
+    little.allowed[0, 2][0, 3] = False
+    split = dataclasses.replace(
+        SPLIT,
+        predictions=dataclasses.replace(SPLIT.predictions, logits={"teacher": SPLIT.predictions.logits["teacher"]}),
+    )
+    same, near = (
+        summarise(split, CHAIN, calibration=CALIBRATION, rules=rules, num_resamples=100)["models"]["teacher"][
+            "consistent_decoding"
+        ]
+        for rules in (nothing, little)
+    )
+    zero = {"value": 0.0, "low": 0.0, "high": 0.0, "undefined": 0.0}
+    for kind in ("mean_accuracy", "chain_accuracy"):
+        assert same["intervals"][f"{kind}_difference"] == zero
+        width, *apart = (
+            near["intervals"][f"{kind}_{name}"]["high"] - near["intervals"][f"{kind}_{name}"]["low"]
+            for name in ("difference", "before", "after")
+        )
+        assert 0 < width < 0.7 * math.hypot(*apart)  # what it would be if each had resamples of its own
+    assert same["intervals"]["accuracy_difference"] == [zero] * 3
+    assert near["share_changed"] > 0
+
+
+def test_blocks_are_put_together_in_order(monkeypatch):
+    cases = {"teacher": step_cases(SPLIT.predictions, CHAIN, model="teacher", calibration=CALIBRATION)}
+
+    def resample():
+        return resample_statistics(SPLIT, CHAIN, cases=cases, rules=RULES, num_resamples=20, seed=5)
+
+    whole = resample()
+    monkeypatch.setattr(
+        "stepcot_jax.evaluation.statistics_intervals.draw_weights",
+        lambda patients, **options: draw_weights(patients, **options, num_at_once=7 * 120),
+    )
+    parts = resample()
+    for (path, one), (_, other) in zip(
+        leaves(dataclasses.asdict(whole)), leaves(dataclasses.asdict(parts)), strict=True
+    ):
+        assert len(one) == 20, path
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_subgroups_have_accuracy_and_auc_of_each_step(summary):
+    scored = [group for group in summary["subgroups"] if group["mean_accuracy"] is not None]
+    wards = {group["name"]: group for group in scored if group["grouping"] == "origin"}
+    assert set(wards) == {"Ward A", "Ward B"}
+    chosen = SPLIT.facts["origin"] == "Ward A"
+    for model, steps in wards["Ward A"]["steps"].items():
+        assert list(steps) == [step.name for step in CHAIN.steps]
+        answers = SPLIT.predictions.logits[model].argmax(axis=2)
+        for position, step in enumerate(steps.values()):
+            labels = SPLIT.predictions.labels[chosen, position]
+            known = labels != NOT_ANNOTATED
+            assert step["num_cases"] == known.sum()
+            assert step["accuracy"]["value"] == (answers[chosen, position] == labels)[known].mean()
+            logits = SPLIT.predictions.logits[model][chosen, position, : CHAIN.steps[position].num_answers]
+            expected = step_metrics(
+                step=CHAIN.steps[position], probabilities=softmax(logits.astype(float)), labels=labels
+            )
+            assert step["auc"]["value"] == expected.auc
+            for figure in ("accuracy", "auc"):
+                assert step[figure]["low"] <= step[figure]["value"] <= step[figure]["high"]
+    few = [group for group in summary["subgroups"] if group["mean_accuracy"] is None]
+    assert all(group["steps"] is None and group["num_patients"] < 10 for group in few)
+    assert few
+
+
+def test_no_resamples_leave_the_figures_and_no_intervals(summary):
+    plain = summarise(SPLIT, CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=0)
+    assert plain["subgroups"] is None
+    assert plain["intervals"] is None
+    for model, found in plain["models"].items():
+        assert found["intervals"] is None
+        for name, step in found["steps"].items():
+            assert step == {**summary["models"][model]["steps"][name], "intervals": None}
+        assert found["consistent_decoding"]["intervals"] is None
+    assert [line.count("%") for line in describe(plain, decoded=True)] == [3, 3]
+    assert len(describe(summary, decoded=True)) == 4
+
+
+@pytest.mark.parametrize("num_cases", [0, 4])
+def test_fewer_than_two_patients_have_figures_without_ends(num_cases):
+    split = make_split(6, num_cases=num_cases, num_patients=1, missing=0)
+    found = summarise(split, CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=10)
+    for figures, intervals in beside_intervals(found):
+        for path, value in leaves(figures):
+            assert find(intervals, path) == {"value": value, "low": None, "high": None, "undefined": 1.0}
+            assert (value is None) == (num_cases == 0)
+    json.dumps(found, allow_nan=False)
+
+
+def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
+    labels = SPLIT.predictions.labels.copy()
+    labels[:, 1] = NOT_ANNOTATED
+    split = dataclasses.replace(SPLIT, predictions=dataclasses.replace(SPLIT.predictions, labels=labels))
+    found = summarise(split, CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=20)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    step = found["models"]["student"]["steps"]["Distribution"]
+    assert step["ece"] is None
+    assert step["intervals"]["ece"] == {"value": None, "low": None, "high": None, "undefined": 1.0}
+    assert step["intervals"]["accuracy_of_the_surest"]["50%"]["low"] is None
+    decoding = found["models"]["student"]["consistent_decoding"]["intervals"]
+    assert decoding["accuracy_difference"][1]["high"] is None
+    assert decoding["mean_accuracy_difference"]["high"] is not None
+    assert found["intervals"][TRUE_CHAINS]["value"] is None
+
+
+def test_numbers_outside_are_refused():
+    with pytest.raises(ValueError, match="num_resamples: found 0, accepted is 1 or more"):
+        resample_statistics(SPLIT, CHAIN, cases={}, rules=RULES, num_resamples=0)
+    with pytest.raises(ValueError, match=r"level: found 1\.0"):
+        interval_tree({}, {}, level=1.0)
+    with pytest.raises(ValueError, match="zip"):
+        interval_tree({"accuracy": (0.5, 0.5)}, {"accuracy": np.zeros((3, 3))})
+
+
+def test_a_large_test_split_takes_seconds():
+    rng = np.random.default_rng(0)
+    labels = np.stack([rng.integers(0, step.num_answers, 1500) for step in DEFAULT_CHAIN.steps], axis=1)
+    logits = {model: rng.normal(0, 1, (1500, 7, 9)).astype(np.float32) for model in ("teacher", "student")}
+    split = SplitPredictions(
+        Predictions(np.arange(1500, dtype=np.int32), labels.astype(np.int32), logits),
+        {**{fact: np.array([""] * 1500) for fact in FACTS}, "patient_id": rng.integers(0, 1200, 1500).astype(np.str_)},
+    )
+    rules = make_rules(DEFAULT_CHAIN, counts=count_pairs(labels, DEFAULT_CHAIN))
+    calibration = fit_calibration(split.predictions, DEFAULT_CHAIN)
+    cases = {
+        model: step_cases(split.predictions, DEFAULT_CHAIN, model=model, calibration=calibration) for model in logits
+    }
+    started = time.process_time()
+    resample_statistics(split, DEFAULT_CHAIN, cases=cases, rules=rules, num_resamples=1000)
+    assert time.process_time() - started < 20  # 1.2 s where nothing else runs

@@ -1,0 +1,180 @@
+"""Statistics of weighted cases against the plain functions on the cases repeated by their weights."""
+
+import dataclasses
+import math
+import warnings
+
+import numpy as np
+import pytest
+from evaluation.small_splits import CHAIN, draw_labels, draw_logits, make_split
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation.calibration import fit_calibration
+from stepcot_jax.evaluation.consistency import make_rules, share_inconsistent
+from stepcot_jax.evaluation.decoding import decode_consistent, decoding_effect
+from stepcot_jax.evaluation.distributions import log_softmax, own_logits
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.reliability import reliability
+from stepcot_jax.evaluation.selective import selective_curve
+from stepcot_jax.evaluation.statistics_intervals import decoding_differences
+from stepcot_jax.evaluation.step_statistics import COVERAGES, step_cases, step_statistics, weigh_step
+from stepcot_jax.evaluation.weighted_statistics import weigh_decoding, weigh_ece, weigh_means, weigh_surest
+
+SHARES = (0.001, 1 / 3, 0.5, 0.7, 0.9, 1.0)
+
+
+def draw_rules(rng: np.random.Generator):
+    """Rules that some chain keeps (the one of first answers), the other pairs forbidden at random."""
+    rules = make_rules(CHAIN)
+    allowed = {pair: rng.random(own.shape) < 0.6 for pair, own in rules.allowed.items()}
+    for own in allowed.values():
+        own[0, 0] = True
+    return dataclasses.replace(rules, allowed=allowed)
+
+
+def draw_step(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights, distributions in coarse steps with ties and bin edges, and labels of which some are missing.
+
+    The first weights are of nobody, the second of everybody once; the third leave out every case of answer 0.
+    """
+    rng = np.random.default_rng(seed)
+    shares = rng.integers(0, 4, (num_cases, num_answers)) + 1e-300
+    labels = rng.integers(0, rng.integers(1, num_answers + 1), num_cases)
+    labels[rng.random(num_cases) < 0.25] = NOT_ANNOTATED
+    weights = rng.integers(0, 4, (6, num_cases))
+    weights[0], weights[1] = 0, 1
+    weights[2, labels == 0] = 0
+    return weights, shares / shares.sum(axis=1, keepdims=True), labels
+
+
+def accuracy_of_the_surest(curve, share: float) -> float:
+    pairs = zip(curve.accuracy, curve.coverage, strict=True)
+    return next((accuracy for accuracy, coverage in pairs if coverage >= share), math.nan)
+
+
+steps = st.builds(draw_step, st.integers(0, 2**32 - 1), st.integers(0, 40), st.integers(2, 6))
+
+
+@pytest.fixture(autouse=True)
+def refuse_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@given(steps, st.sampled_from([1, 4, 15]))
+def test_calibration_errors_are_those_of_the_repeated_cases(drawn, num_bins):
+    weights, probabilities, labels = drawn
+    found = weigh_ece(weights, probabilities=probabilities, labels=labels, num_bins=num_bins)
+    for own, ece in zip(weights, found, strict=True):
+        repeated = reliability(
+            probabilities=np.repeat(probabilities, own, axis=0), labels=np.repeat(labels, own), num_bins=num_bins
+        )
+        assert ece == pytest.approx(repeated.ece, abs=1e-12, nan_ok=True)
+
+
+@given(steps)
+def test_selective_reading_is_that_of_the_repeated_cases(drawn):
+    weights, probabilities, labels = drawn
+    accuracies, areas = weigh_surest(weights, probabilities=probabilities, labels=labels, shares=SHARES)
+    assert accuracies.shape == (len(weights), len(SHARES))
+    for own, read, area in zip(weights, accuracies, areas, strict=True):
+        curve = selective_curve(probabilities=np.repeat(probabilities, own, axis=0), labels=np.repeat(labels, own))
+        # Both divide the same whole numbers, so that not even the last bit differs.
+        np.testing.assert_array_equal(read, [accuracy_of_the_surest(curve, share) for share in SHARES])
+        assert area == pytest.approx(curve.area, abs=1e-12, nan_ok=True)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 20))
+def test_means_are_those_of_the_repeated_cases_that_count(seed, num_cases):
+    rng = np.random.default_rng(seed)
+    counted = rng.random((num_cases, 3)) < 0.6
+    values = np.where(counted, rng.normal(0, 1, (num_cases, 3)), np.nan)
+    weights = rng.integers(0, 3, (4, num_cases))
+    found = weigh_means(weights, values=values, counted=counted)
+    for own, means in zip(weights, found, strict=True):
+        for column, mean in enumerate(means):
+            kept = np.repeat(values[:, column], own)[np.repeat(counted[:, column], own)]
+            assert mean == pytest.approx(kept.mean() if len(kept) else math.nan, abs=1e-12, nan_ok=True)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 25))
+def test_the_effect_of_decoding_is_that_of_the_repeated_cases(seed, num_cases):
+    rng = np.random.default_rng(seed)
+    labels, rules = draw_labels(rng, num_cases, missing=0.4), draw_rules(rng)
+    logits = draw_logits(rng, labels)
+    scores = tuple(log_softmax(own) for own in own_logits(logits, chain=CHAIN))
+    before, after = np.stack([own.argmax(axis=1) for own in scores], axis=1), decode_consistent(scores, rules)
+    weights = rng.integers(0, 3, (5, num_cases))
+    weights[0], weights[1] = 0, 1
+    weights[2, labels[:, 1] == NOT_ANNOTATED] = 1
+    weights[3, labels[:, 1] != NOT_ANNOTATED] = 0
+    found = weigh_decoding(weights, before=before, after=after, labels=labels, rules=rules)
+    for number, own in enumerate(weights):
+        cases = np.repeat(np.arange(num_cases), own)
+        repeated = Predictions(np.arange(len(cases), dtype=np.int32), labels[cases], {"model": logits[cases]})
+        effect = decoding_effect(repeated, CHAIN, rules)["model"]
+        expected = {**dataclasses.asdict(effect), **decoding_differences(effect)}
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name][number], value, atol=1e-12, err_msg=name)
+        inconsistent = share_inconsistent(before[cases], rules)
+        assert found["share_inconsistent"][number] == pytest.approx(inconsistent, nan_ok=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_figure_of_a_step_is_that_of_the_repeated_cases(seed):
+    split = make_split(seed, num_cases=80, missing=0.3)
+    calibration = fit_calibration(make_split(seed + 100, num_cases=80).predictions, CHAIN, coverage=0.7)
+    weights = np.random.default_rng(seed).integers(0, 3, (5, 80))
+    weights[0], weights[1] = 0, 1
+    weights[2, split.predictions.labels[:, 2] == 1] = 0
+    for cases in step_cases(split.predictions, CHAIN, model="student", calibration=calibration):
+        found = weigh_step(weights, cases)
+        for number, own in enumerate(weights):
+            repeated = dataclasses.replace(
+                cases,
+                **{
+                    name: np.repeat(getattr(cases, name), own, axis=0)
+                    for name in ("labels", "raw", "calibrated", "sets")
+                },
+            )
+            expected = step_statistics(repeated)
+            assert list(found) == list(expected)
+            assert list(expected["accuracy_of_the_surest"]) == [f"{share:.0%}" for share in COVERAGES]
+            for name, value in expected.items():
+                numbers = list(value.values()) if isinstance(value, dict) else value
+                np.testing.assert_allclose(found[name][number], numbers, atol=1e-12, err_msg=name)
+
+
+def test_a_resample_without_the_sure_cases_reads_the_next_ones():
+    """Two sure and right, two unsure and wrong; equal ones go together, so that a quarter of four is half of them."""
+    probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
+    weights = np.array([[1, 1, 1, 1], [0, 0, 3, 1], [1, 0, 3, 0], [0, 0, 0, 0]])
+    accuracies, _ = weigh_surest(
+        weights, probabilities=probabilities, labels=np.array([0, 0, 1, 1]), shares=(0.25, 0.5, 0.75)
+    )
+    np.testing.assert_array_equal(accuracies, [[1, 1, 0.5], [0, 0, 0], [1, 0.25, 0.25], [math.nan] * 3])
+
+
+def test_what_does_not_fit_is_refused():
+    ones, halves, labels = np.ones((2, 3), int), np.full((3, 2), 0.5), np.zeros(3, int)
+    counted = np.ones((3, 2), bool)
+    for weights, values in ((ones[:, :2], halves), (ones, halves[:, :1])):
+        with pytest.raises(ValueError, match=r"accepted are \[resample, case\], \[case, figure\]"):
+            weigh_means(weights, values=values, counted=counted)
+    for weights, given_labels in ((ones[:, :2], labels), (ones, labels[:2])):
+        with pytest.raises(ValueError, match=r"accepted are \[resample, case\], \[case, answer\]"):
+            weigh_ece(weights, probabilities=halves, labels=given_labels)
+        with pytest.raises(ValueError, match=r"accepted are \[resample, case\], \[case, answer\]"):
+            weigh_surest(weights, probabilities=halves, labels=given_labels, shares=(1.0,))
+    with pytest.raises(ValueError, match="num_bins: found 0, accepted is 1 or more"):
+        weigh_ece(ones, probabilities=halves, labels=labels, num_bins=0)
+    for share in (0.0, 1.1, math.nan):
+        with pytest.raises(ValueError, match="above 0 and up to 1"):
+            weigh_surest(ones, probabilities=halves, labels=labels, shares=(share,))
+    answers = np.zeros((3, 3), int)
+    with pytest.raises(ValueError, match=r"accepted is one shape \[case, step\]"):
+        weigh_decoding(ones, before=answers, after=answers[:2], labels=answers, rules=make_rules(CHAIN))
