@@ -228,7 +228,7 @@ def _summarise(
         value = getattr(found if position is None else found.steps[position], name)
         if subtracted is not None:
             value -= getattr(subtracted if position is None else subtracted.steps[position], name)
-        return _percentiles(value, values, level=level)
+        return percentiles(value, values, level=level)
 
     return ModelIntervals(
         mean_accuracy=summarise("mean_accuracy", resampled.mean_accuracy),
@@ -248,7 +248,8 @@ def _summarise(
     )
 
 
-def _percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: float) -> Interval:
+def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: float) -> Interval:
+    """The interval of a figure; resamples in which it is undefined take no part and are counted."""
     defined = resampled[~np.isnan(resampled)]
     undefined = 1 - len(defined) / len(resampled)
     if not len(defined) or math.isnan(value):

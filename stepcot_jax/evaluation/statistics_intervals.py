@@ -6,7 +6,6 @@ from: its interval lies high, and where the split's own error is small it may li
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from stepcot_jax.evaluation.consistency import Rules, inconsistent
 from stepcot_jax.evaluation.decoding import DecodingEffect, decode_consistent
 from stepcot_jax.evaluation.distributions import log_softmax, own_logits
 from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.intervals import percentiles
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.evaluation.resamples import count_patients, draw_weights
 from stepcot_jax.evaluation.step_statistics import StepCases, weigh_step
@@ -127,7 +126,7 @@ def interval_tree(values: Mapping[str, Any], resampled: Resampled, *, level: flo
             return dict(zip(value, describe(list(value.values()), figures), strict=True))
         if isinstance(value, Sequence):
             return [describe(own, column) for own, column in zip(value, figures.T, strict=True)]
-        return dataclasses.asdict(_percentiles(value, figures, level=level))
+        return dataclasses.asdict(percentiles(value, figures, level=level))
 
     return {name: describe(values[name], figures) for name, figures in resampled.items()}
 
@@ -163,13 +162,3 @@ def _decode(
 
 def _concatenate(parts: Sequence[Resampled]) -> Resampled:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: float) -> Interval:
-    """As `intervals` has them: undefined resamples take no part and are counted."""
-    defined = resampled[~np.isnan(resampled)]
-    undefined = 1 - len(defined) / len(resampled)
-    if not len(defined) or math.isnan(value):
-        return Interval(value, math.nan, math.nan, undefined)
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, float(low), float(high), undefined)

@@ -39,11 +39,11 @@ def weighted_figures(
     )
     return np.stack(
         [
-            _divide(right.sum(axis=1), total[:, 0]),
+            divide(right.sum(axis=1), total[:, 0]),
             _macro(areas, contrasted),
-            _macro(_divide(right, positive), occurs),
-            _macro(_divide(negative - (answered - right), negative), contrasted),
-            _macro(_divide(2 * right, positive + answered), occurs),
+            _macro(divide(right, positive), occurs),
+            _macro(divide(negative - (answered - right), negative), contrasted),
+            _macro(divide(2 * right, positive + answered), occurs),
             _macro(right / np.maximum(answered, 1), occurs),
         ],
         axis=1,
@@ -78,14 +78,14 @@ def _weigh_auc(
     above = np.add.reduceat(ordered * positive[order], starts, axis=1)
     below = np.add.reduceat(ordered * ~positive[order], starts, axis=1)
     won = (above * (np.cumsum(below, axis=1) - below / 2)).sum(axis=1)
-    return _divide(won, above.sum(axis=1) * below.sum(axis=1))
+    return divide(won, above.sum(axis=1) * below.sum(axis=1))
 
 
 def _macro(values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """Mean over the last axis of what counts."""
-    return _divide(np.where(counted, values, 0).sum(axis=-1), counted.sum(axis=-1))
+    return divide(np.where(counted, values, 0).sum(axis=-1), counted.sum(axis=-1))
 
 
-def _divide(part: npt.NDArray, whole: npt.NDArray) -> npt.NDArray[np.float64]:
+def divide(part: npt.NDArray, whole: npt.NDArray) -> npt.NDArray[np.float64]:
     """Quotient, NaN where the divisor is 0."""
     return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole != 0)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.consistency import Rules, inconsistent
 from stepcot_jax.evaluation.reliability import NUM_BINS, place_in_bins
-from stepcot_jax.evaluation.weighted_metrics import mean_defined
+from stepcot_jax.evaluation.weighted_metrics import divide, mean_defined
 
 
 def weigh_means(
@@ -38,7 +38,7 @@ def weigh_means(
             "accepted are [resample, case], [case, figure] and [case, figure]"
         )
     times = weights.astype(np.float64)
-    return _divide(times @ np.where(counted, values, 0.0), times @ counted.astype(np.float64))
+    return divide(times @ np.where(counted, values, 0.0), times @ counted.astype(np.float64))
 
 
 def weigh_ece(
@@ -73,7 +73,7 @@ def weigh_ece(
     columns[annotated, place_in_bins(confidence, num_bins=num_bins)] = confidence - right
     columns[annotated, num_bins] = 1
     sums = weights.astype(np.float64) @ columns
-    return _divide(abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
+    return divide(abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
 
 
 def weigh_surest(
@@ -118,7 +118,7 @@ def weigh_surest(
     for column, share in enumerate(shares):
         # In a resample without cases no level suffices; the first one stands for it and gives NaN all the same.
         place = (coverage >= share).argmax(axis=1)
-        accuracies[:, column] = _divide(num_right[rows, place], num_read[rows, place])
+        accuracies[:, column] = divide(num_right[rows, place], num_read[rows, place])
     return accuracies, _area(num_read, num_right)
 
 
@@ -177,7 +177,7 @@ def _area(num_read: npt.NDArray[np.int64], num_right: npt.NDArray[np.int64]) -> 
     # sum up to the right ones of the level and the offset times the sum of 1 / cases.
     slope = (num_right - earlier_right) / np.maximum(num_read - earlier, 1)
     curved = (earlier_right - slope * earlier) * (harmonic[num_read] - harmonic[earlier])
-    return _divide(num_right[:, -1] + curved.sum(axis=1), total)
+    return divide(num_right[:, -1] + curved.sum(axis=1), total)
 
 
 def _check(weights: npt.NDArray, probabilities: npt.NDArray, labels: npt.NDArray) -> None:
@@ -186,8 +186,3 @@ def _check(weights: npt.NDArray, probabilities: npt.NDArray, labels: npt.NDArray
             f"found weights {weights.shape}, probabilities {probabilities.shape} and labels {labels.shape}, "
             "accepted are [resample, case], [case, answer] and [case]"
         )
-
-
-def _divide(part: npt.NDArray, whole: npt.NDArray) -> npt.NDArray[np.float64]:
-    """Quotient, NaN where the divisor is 0."""
-    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole != 0)
