@@ -7,8 +7,9 @@ import numpy as np
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.experiments.answers_alone import accuracies_from_answers
 from stepcot_jax.experiments.cells import Cell, vary
-from stepcot_jax.experiments.comparing import DIFFERENCES, INTERVALS, Comparison
+from stepcot_jax.experiments.comparing import INTERVALS, Comparison
 from stepcot_jax.experiments.plan import Plan
+from stepcot_jax.experiments.verdicts import DIFFERENCES
 from stepcot_jax.experiments.writing import Column, Entry, Figure, Table
 from stepcot_jax.terminal import Terminal
 
