@@ -43,6 +43,42 @@ COMPONENT_ACCURACY: dict[str, dict[str, float]] = {
 }
 """Tables 6 and 9: accuracy by step with parts of the model taken away."""
 
+
+def step_figures(model: str, step: str) -> dict[str, float]:
+    """Figures of a model at a step, by the metric's name: of Tables 6 and 9, and at the diagnosis of Table 3.
+
+    Args:
+      model: as tables name it: "teacher", "student", "teacher without memory", or "ENCODER, with steps".
+      step: its name.
+
+    >>> step_figures("teacher", "Detection"), step_figures("student", "Morphologic feature")
+    ({'accuracy': 0.918}, {})
+    """
+    name = model.removeprefix(f"{TEACHER} ").casefold()
+    accuracy = {known.casefold(): of_steps for known, of_steps in COMPONENT_ACCURACY.items()}.get(name, {}).get(step)
+    figures = {} if accuracy is None else {"accuracy": accuracy}
+    if step == DIAGNOSIS:
+        diagnosis = {known.casefold(): found for known, found in DIAGNOSIS_FIGURES.items()}.get(name)
+        figures |= {} if diagnosis is None else dataclasses.asdict(diagnosis)
+    return figures
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferSample:
+    """What Table 4 reads without fine-tuning.
+
+    Attributes:
+      num_cases: with a single label.
+      num_classes: that they have.
+    """
+
+    num_cases: int
+    num_classes: int
+
+
+TRANSFER_SAMPLES: dict[str, TransferSample] = {"NIH ChestX-ray8": TransferSample(985, 8)}
+"""Table 4, by the origin of the cases; its scores are not among the facts that we have."""
+
 READER_ACCURACY: dict[str, dict[str, float]] = {
     "clinician": {DETECTION: 0.7212, DISTRIBUTION: 0.6602, LOCATION: 0.6603, SECONDARY_EFFECTS: 0.9097},
     TEACHER: {DETECTION: 0.8851, SECONDARY_EFFECTS: 0.7524},

@@ -4,6 +4,7 @@ from stepcot_jax.evaluation.resamples import FIGURES
 from stepcot_jax.experiments.cells import Cell
 from stepcot_jax.experiments.comparing import INTERVALS, Comparison, join
 from stepcot_jax.experiments.plan import Plan
+from stepcot_jax.experiments.published import step_figures
 from stepcot_jax.experiments.writing import Column, Entry, Table
 
 HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURES}
@@ -31,21 +32,29 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[str], seeds: tuple[int, ...]) -> Table:
-    """All figures of each model and step, with the answer that is always the same as the first model."""
+    """All figures of each model and step beside published ones; the first model always gives the same answer."""
+    found = [step_figures(model, step.name) for step in comparison.chain.steps for model in models]
+    shown = [figure for figure in FIGURES if any(figure in figures for figures in found)]
     rows: list[tuple[Entry, ...]] = []
     for position, step in enumerate(comparison.chain.steps):
         labels = comparison.splits[0].predictions.labels[:, position]
         known = labels[labels >= 0]
         num_cases = len(known)
         constant = max(((known == label).sum() / num_cases for label in set(known.tolist())), default=float("nan"))
-        rows.append((step.name, "most frequent answer", num_cases, float(constant), *[None] * (len(FIGURES) - 1)))
+        nothing = [None] * (len(FIGURES) - 1 + len(shown))
+        rows.append((step.name, "most frequent answer", num_cases, float(constant), *nothing))
         for model in models:
             figures = (comparison.figure(model, figure, position) for figure in FIGURES)
-            rows.append((step.name, model, num_cases, *figures))
+            published = step_figures(model, step.name)
+            rows.append((step.name, model, num_cases, *figures, *(published.get(figure) for figure in shown)))
     columns = (
         Column("step"),
         Column("model"),
         Column("cases", "number"),
         *(Column(heading, "percent") for heading in HEADINGS.values()),
+        *(Column(HEADINGS[figure], "percent", published=True) for figure in shown),
     )
-    return Table(name, title, columns, tuple(rows), (f"Test split, seeds {list(seeds)}.", INTERVALS))
+    notes = [f"Test split, seeds {list(seeds)}.", INTERVALS]
+    if shown:
+        notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are not known here.")
+    return Table(name, title, columns, tuple(rows), tuple(notes))

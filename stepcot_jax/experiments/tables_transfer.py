@@ -12,7 +12,9 @@ from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.experiments.cells import Cell, vary
 from stepcot_jax.experiments.comparing import INTERVALS, Comparison, last_step_alone
 from stepcot_jax.experiments.plan import Plan
+from stepcot_jax.experiments.published import TRANSFER_SAMPLES, TransferSample
 from stepcot_jax.experiments.tables_diagnosis import METRICS
+from stepcot_jax.experiments.targets import LeftOut, check_target, relabel_last_step
 from stepcot_jax.experiments.writing import Column, Entry, Table
 from stepcot_jax.models.student import ABSENT_LOGIT
 from stepcot_jax.settings import Settings
@@ -20,7 +22,12 @@ from stepcot_jax.terminal import Terminal
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Teacher, student and a baseline on the same encoder, of the source alone."""
+    """Teacher, student and a baseline on the same encoder, of the source alone.
+
+    Raises:
+      BadInput: the data to read share patients or images with what is trained on, or no answer.
+    """
+    _check_targets(plan)
     return [cell for seed in plan.seeds for cell in (_main(plan, seed), _baseline(plan, seed))]
 
 
@@ -36,6 +43,14 @@ def _source(plan: Plan) -> tuple[str, ...]:
     from stepcot_jax.data.phantom import ORIGINS
 
     return ORIGINS[:1]
+
+
+def _check_targets(plan: Plan) -> None:
+    """Refuse a target that cannot be read without fine-tuning; no patient of the phantom has two styles."""
+    if plan.target is not None:
+        source = _main(plan, plan.seeds[0]).settings
+        for name, settings in _targets(plan, source).items():
+            check_target(source, settings, name=name)
 
 
 def _main(plan: Plan, seed: int) -> Cell:
@@ -63,39 +78,61 @@ def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """The table of finished cells; their networks read the targets now."""
+    _check_targets(plan)
     by_data: dict[str, list[SplitPredictions]] = {}
+    left_out: dict[str, LeftOut] = {}
     chain = plan.cells.chain(_main(plan, plan.seeds[0]))
     for seed in plan.seeds:
         main, baseline = _main(plan, seed), _baseline(plan, seed)
         found = _join(plan.cells.predictions(main), plan.cells.predictions(baseline))
         by_data.setdefault("the source's test split", []).append(found)
         of_main, of_baseline = _read(plan, main, ("teacher", "student")), _read(plan, baseline, ("baseline",))
-        for name, split in of_main.items():
-            by_data.setdefault(name, []).append(_join(split, of_baseline[name]))
+        for name, (split, left_out[name]) in of_main.items():
+            by_data.setdefault(name, []).append(_join(split, of_baseline[name][0]))
+    source = ", ".join(_source(plan)) or "the config's data"
+    notes = [
+        f"{chain.steps[-1].name}; trained on {source}, read without fine-tuning; answers that no case of what is read "
+        f"has are left out of the choice. Seeds {list(plan.seeds)}."
+    ]
     rows: list[tuple[Entry, ...]] = []
-    notes = []
+    waiting = dict(TRANSFER_SAMPLES)
     for name, splits in by_data.items():
         restricted = [restrict(*last_step_alone(split, chain)) for split in splits]
         comparison = Comparison(restricted, Chain(chain.steps[-1:]), plan.num_resamples)
         answers = np.unique(restricted[0].predictions.labels)
         named = [chain.steps[-1].options[label] for label in answers.tolist() if label >= 0]
-        notes.append(f"{name}: {len(named)} classes ({', '.join(named)}).")
+        missing = left_out[name].describe() if name in left_out else ""
+        notes.append(f"{name}: {len(named)} classes ({', '.join(named)}). {missing}".rstrip())
+        published = waiting.pop(_origin(splits[0]), None) if name in left_out else None
         for model in ("baseline", "teacher", "student"):
             figures = (comparison.figure(model, metric, 0) for metric in METRICS)
-            rows.append((name, model, comparison.num_cases(0), len(named), *figures))
-    columns = (
+            rows.append((name, model, comparison.num_cases(0), len(named), *figures, *_published(published)))
+    nothing = [None] * (len(METRICS) + 3)
+    rows += [(name, *nothing, *_published(sample)) for name, sample in waiting.items()]
+    notes += [INTERVALS, "Published: which cases Table 4 reads; its scores are not known here."]
+    return [Table("transfer", "Another source without fine-tuning", _columns(), tuple(rows), tuple(notes))]
+
+
+def _columns() -> tuple[Column, ...]:
+    return (
         Column("read"),
         Column("model"),
         Column("cases", "number"),
         Column("classes", "number"),
         *(Column(heading, "percent") for heading in METRICS.values()),
+        Column("cases", "number", published=True),
+        Column("classes", "number", published=True),
     )
-    source = ", ".join(_source(plan)) or "the config's data"
-    first = (
-        f"{chain.steps[-1].name}; trained on {source}, read without fine-tuning; answers that no case of what is read "
-        f"has are left out of the choice. Seeds {list(plan.seeds)}."
-    )
-    return [Table("transfer", "Another source without fine-tuning", columns, tuple(rows), (first, *notes, INTERVALS))]
+
+
+def _origin(split: SplitPredictions) -> str:
+    """The origin that all cases have; "" where they have several."""
+    origins = set(split.facts["origin"].tolist())
+    return str(origins.pop()) if len(origins) == 1 else ""
+
+
+def _published(sample: TransferSample | None) -> tuple[Entry, ...]:
+    return (None, None) if sample is None else (sample.num_cases, sample.num_classes)
 
 
 def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
@@ -116,9 +153,8 @@ def _join(first: SplitPredictions, second: SplitPredictions) -> SplitPredictions
     return join({name: (part, name) for name, part in parts})
 
 
-def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, SplitPredictions]:
-    """What a cell's networks say of every case of each target."""
-    from stepcot_jax.evaluation.distributions import describe_difference
+def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, LeftOut]]:
+    """What a cell's networks say of the cases of each target, and what of these is left out."""
     from stepcot_jax.experiments.reading import read_cases
     from stepcot_jax.experiments.weights import load_weights
     from stepcot_jax.inputs import load_inputs
@@ -130,16 +166,17 @@ def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, SplitP
     compiled = {model: make_predict(trained.networks, trained.text_features, (model,)) for model in names}
     for name, settings in _targets(plan, cell.settings).items():
         features = settings.features.folder or str(plan.workdir / "features")
-        settings = vary(settings, {"features.folder": features})
+        # The networks bring the prompts' vectors that they were trained with: these need no text encoder.
+        prompts = {"prompts.encoder": "hashed", "prompts.weights": ""}
+        settings = vary(settings, {"features.folder": features, **prompts})
         inputs = load_inputs(settings, folder, Terminal())
-        steps = [(step.name, step.options) for step in inputs.dataset.chain.steps]
-        if difference := describe_difference(steps, trained.chain):
-            raise BadInput(f"{name}: data of another chain than the networks were trained on, {difference}")
-        found[name] = read_cases(
+        dataset, left_out = relabel_last_step(inputs.dataset, trained.chain, name=name)
+        split = read_cases(
             lambda batch: {model: predict(trained.params[model], batch)[model] for model, predict in compiled.items()},
-            inputs,
+            dataclasses.replace(inputs, dataset=dataset),
             "all",
             batch_size=settings.evaluation.batch_size,
             num_threads=settings.data.num_threads,
         )
+        found[name] = split, left_out
     return found

@@ -89,8 +89,10 @@ def test_transfer_reads_every_case_of_the_styles_that_were_held_out(made):
     plan, folder, _ = made
     found = rows(folder, "transfer")
     assert [row["read"] for row in found] == [
-        name for name in ("the source's test split", "Phantom B", "Phantom C") for _ in range(3)
+        *(name for name in ("the source's test split", "Phantom B", "Phantom C") for _ in range(3)),
+        "NIH ChestX-ray8",
     ]
+    assert [row["published: cases"] for row in found] == [""] * 9 + ["985"]
     dataset = inputs.load_inputs(plan.settings, plan.workdir, Terminal()).dataset
     for origin in ("Phantom B", "Phantom C"):
         cases = {int(row["cases"]) for row in found if row["read"] == origin}
@@ -110,8 +112,9 @@ def test_another_config_says_what_transfer_reads(made, tmp_path):
         plan.cells.digest(cell) for cell in (plan.main(0), plan.baselines(0, ("all",))[0])
     ]
     (table,) = tables_transfer.make_tables(aimed)
-    assert [row[0] for row in table.rows] == ["the source's test split"] * 3 + ["phantom"] * 3
-    assert {row[2] for row in table.rows[3:]} == {60}
+    assert [row[0] for row in table.rows[:-1]] == ["the source's test split"] * 3 + ["phantom"] * 3
+    assert {row[2] for row in table.rows[3:6]} == {60}
+    assert table.rows[-1] == ("NIH ChestX-ray8", *[None] * 7, 985, 8)
 
 
 def test_other_data_need_a_target(tmp_path):
