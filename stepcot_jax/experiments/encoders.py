@@ -13,6 +13,7 @@ from stepcot_jax.encoders.sources import has_text_encoder, resolve
 from stepcot_jax.errors import BadInput
 from stepcot_jax.experiments.cells import Cell, Cells
 from stepcot_jax.features.spec import DESCRIPTION_FILE
+from stepcot_jax.features.transformers_encoder import PREFIX
 from stepcot_jax.settings import Settings
 
 TRAINED_ALONG, OF_TEACHER, RANDOM = "trained along", "from the teacher, frozen", "random ViT, frozen"
@@ -97,7 +98,7 @@ def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
             prompts = {"prompts.encoder": "imported", "prompts.weights": ""}
     else:
         changes, whose = _pretrained(weights), "by the text encoder of the same checkpoint"
-        if has_text_encoder(resolve(weights)):
+        if not weights.startswith(PREFIX) and has_text_encoder(resolve(weights)):
             prompts = {"prompts.encoder": "pretrained", "prompts.weights": weights, "prompts.pooling": "cls"}
     if not prompts:
         if settings.prompts.encoder == "imported":

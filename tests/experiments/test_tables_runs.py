@@ -223,7 +223,8 @@ def test_a_named_encoder_reads_texts_with_its_own_text_encoder(made, tmp_path):
         (imported / part).mkdir(parents=True)
         (imported / part / DESCRIPTION_FILE).write_text("{}")
     named = {"CLIP": str(clip), "made elsewhere": str(imported)}
-    found = list_encoders(plan.settings, plan.cells, plan.main(0), named)[3:]
+    found = list_encoders(plan.settings, plan.cells, plan.main(0), named | {"BLIP": "transformers:some/blip"})[3:]
+    assert found.pop().note == "Text vectors of BLIP: those of the config (hashed)."
     cells = [plan.baseline(encoder, "all", 0).settings.prompts for encoder in found]
     assert [(each.encoder, each.weights) for each in cells] == [("pretrained", str(clip)), ("imported", "")]
     assert [encoder.note for encoder in found] == [
