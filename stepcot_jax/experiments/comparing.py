@@ -101,10 +101,6 @@ class Comparison:
             ]
         return summarise([_pick(found, figure, step) for found in self._differences[first, second]])
 
-    def verdict(self, first: str, second: str, figure: str, step: int | None = None) -> str:
-        """What `verdicts` says of one question, which is then not corrected for the number of others."""
-        return self.verdicts([(first, second, figure, step)])[0]
-
     def verdicts(self, questions: Sequence[tuple[str, str, str, int | None]]) -> list[str]:
         """What `decide` says of the questions of a table together, worded for the number of training runs.
 

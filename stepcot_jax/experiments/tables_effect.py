@@ -9,7 +9,7 @@ from stepcot_jax.experiments.answers_alone import accuracies_from_answers
 from stepcot_jax.experiments.cells import Cell, vary
 from stepcot_jax.experiments.comparing import INTERVALS, Comparison
 from stepcot_jax.experiments.plan import Plan
-from stepcot_jax.experiments.verdicts import DIFFERENCES
+from stepcot_jax.experiments.verdicts import CORRECTED
 from stepcot_jax.experiments.writing import Column, Entry, Figure, Table
 from stepcot_jax.terminal import Terminal
 
@@ -29,14 +29,26 @@ def make_tables(plan: Plan) -> list[Table]:
         alone.append(of_answers)
     comparison = Comparison(splits, chain, plan.num_resamples)
     of_answers = np.mean(alone, axis=0)
-    rows: list[tuple[Entry, ...]] = []
-    for position, step in enumerate(chain.steps):
-        if not comparison.num_cases(position):
-            continue
-        rows += [
-            (step.name, count, *_entries(comparison, count, position), float(of_answers[position]))
-            for count in range(position + 1)
-        ]
+    asked = [
+        (position, count)
+        for position in range(chain.num_steps)
+        if comparison.num_cases(position)
+        for count in range(position + 1)
+    ]
+    with_answers = [place for place in asked if place[1]]
+    found = comparison.verdicts([_question(count, position) for position, count in with_answers])
+    verdicts = dict(zip(with_answers, found, strict=True))
+    rows: list[tuple[Entry, ...]] = [
+        (
+            chain.steps[position].name,
+            count,
+            comparison.figure(f"{count} given", "accuracy", position),
+            comparison.difference(*_question(count, position)) if count else None,
+            verdicts.get((position, count)),
+            float(of_answers[position]),
+        )
+        for position, count in asked
+    ]
     columns = (
         Column("step"),
         Column("answers given", "number"),
@@ -49,7 +61,7 @@ def make_tables(plan: Plan) -> list[Table]:
         f"The teacher on the test split with the true answers of the first steps written to its memory, seeds "
         f"{list(plan.seeds)}.",
         INTERVALS,
-        DIFFERENCES,
+        CORRECTED,
         "The last column is what the most frequent answer of training cases with the same earlier answers reaches: how "
         "far the true earlier answers alone, without the image, tell the step.",
     )
@@ -57,13 +69,9 @@ def make_tables(plan: Plan) -> list[Table]:
     return [Table("effect", "What given answers change in later steps", columns, tuple(rows), notes, pictures)]
 
 
-def _entries(comparison: Comparison, count: int, position: int) -> tuple[Entry, ...]:
-    model = f"{count} given"
-    figure = comparison.figure(model, "accuracy", position)
-    if not count:
-        return figure, None, None
-    difference = comparison.difference(model, "0 given", "accuracy", position)
-    return figure, difference, comparison.verdict(model, "0 given", "accuracy", position)
+def _question(count: int, position: int) -> tuple[str, str, str, int]:
+    """Is a step's accuracy another with so many answers given than with none?"""
+    return f"{count} given", "0 given", "accuracy", position
 
 
 def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, list[float]]:

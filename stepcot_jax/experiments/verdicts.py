@@ -17,15 +17,14 @@ ALPHA = 0.05
 MIN_RUNS = 3
 """Training runs from which on their own spread is believed; two give a t interval too wide for any use."""
 
-_RULE = (
+CORRECTED = (
     f"A difference is called higher or lower only if {MIN_PATIENTS} patients or more are annotated, its paired "
     f"interval excludes 0 and its p is below {ALPHA}: the p of a normal distribution with an interval of that width, "
     "or the exact McNemar test's where that is larger (accuracy of a step). One training run, or two that must both "
     "have the sign, are spoken of as these runs; from three on p is Student's t, with an error that adds what other "
-    "patients and what other training runs would change."
+    "patients and what other training runs would change. The verdicts of this table are corrected for their number "
+    "(Holm)."
 )
-DIFFERENCES = f"{_RULE} The verdicts are not corrected for their number."
-CORRECTED = f"{_RULE} The verdicts of this table are corrected for their number (Holm)."
 _NORMAL = statistics.NormalDist().inv_cdf(0.975)
 
 

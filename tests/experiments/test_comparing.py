@@ -126,18 +126,20 @@ def test_two_patients_give_no_verdict_however_narrow_their_interval():
     assert (found.value, found.low, found.high) == (1, 1, 1)
     assert comparison.p_value("right", "wrong", 0) == 0.5
     assert comparison.num_patients("accuracy", 0) == 2
-    assert comparison.verdict("right", "wrong", "accuracy", 0) == "too few patients"
-    assert comparison.verdict("right", "wrong", "auc", 0) == "too few patients"
+    assert comparison.verdicts([("right", "wrong", "accuracy", 0)]) == ["too few patients"]
+    assert comparison.verdicts([("right", "wrong", "auc", 0)]) == ["too few patients"]
     # The mean counts that step as much as any other, a whole chain does not.
-    assert comparison.verdict("right", "wrong", "mean_accuracy") == "too few patients"
-    assert comparison.verdict("right", "wrong", "chain_accuracy") == "higher in this run"
+    assert comparison.verdicts([("right", "wrong", "mean_accuracy", None)]) == ["too few patients"]
+    assert comparison.verdicts([("right", "wrong", "chain_accuracy", None)]) == ["higher in this run"]
     assert comparison.num_patients("chain_accuracy") == NUM_CASES // 2
 
 
 def test_verdicts_are_worded_for_the_training_runs():
     qualities = {"better": 0.9, "worse": 0.3}
     splits = [make_split(qualities, seed=seed) for seed in range(3)]
-    said = [Comparison(splits[:count], CHAIN, 60).verdict("worse", "better", "accuracy", 1) for count in (1, 2, 3)]
+    said = [
+        Comparison(splits[:count], CHAIN, 60).verdicts([("worse", "better", "accuracy", 1)])[0] for count in (1, 2, 3)
+    ]
     assert said == ["lower in this run", "lower in both runs", "lower"]
 
 
