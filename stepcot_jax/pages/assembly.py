@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from stepcot_jax.evaluation.evaluator import evaluate
-from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, bootstrap_difference
+from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, bootstrap_difference, is_difference
+from stepcot_jax.evaluation.resamples import count_patients
+from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
 from stepcot_jax.pages.cases import write_cases
 from stepcot_jax.pages.confidence import write_confidence
 from stepcot_jax.pages.corrections import write_corrections
@@ -101,8 +103,10 @@ def _write_difference(run: FinishedRun, num_resamples: int) -> Html | None:
         run.split, run.chain, first="student", second="teacher", num_resamples=num_resamples, level=_LEVEL
     )
     points = f"{100 * found.value:+.1f} points ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-    verdict = "a difference that other patients would not explain"
-    if not found.low > 0 and not found.high < 0:
+    verdict = "a difference between these two networks that other patients would not explain"
+    if count_patients(run.split.facts["patient_id"]) < MIN_PATIENTS:
+        verdict = "of too few patients to tell"  # few who are alike give an interval without width
+    elif not is_difference(found):
         verdict = "no difference that these cases can show"
     return tag("p", f"Mean accuracy, student less teacher: {points}, {verdict}.")
 

@@ -15,7 +15,7 @@ from stepcot_jax.data.phantom import export_phantom
 from stepcot_jax.data.records import read_records
 from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.evaluator import evaluate
-from stepcot_jax.evaluation.prediction_files import read_predictions
+from stepcot_jax.evaluation.prediction_files import read_predictions, write_predictions
 from stepcot_jax.report import main
 from stepcot_jax.settings import read_settings, write_settings
 
@@ -83,6 +83,20 @@ def test_figures_are_the_evaluators(page, workdir):
     confusion = re.search(r'<section id="confusion".*?</section>', page, re.DOTALL)[0]
     counts = [int(count) for count in re.findall(r'<td class="heat[^>]*>(\d+)</td>', confusion)]
     assert sum(counts) == 2 * 7 * NUM_TEST
+
+
+@pytest.mark.parametrize(
+    ("num_patients", "words"), [(9, "of too few patients to tell"), (10, "between these two networks|cases can show")]
+)
+def test_the_difference_of_the_networks_is_not_told_from_few_patients(workdir, tmp_path, num_patients, words):
+    run = shutil.copytree(workdir, tmp_path / "run")
+    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
+    patients = np.array([f"p{min(case, num_patients - 1)}" for case in range(NUM_TEST)])
+    changed = dataclasses.replace(split, facts={**split.facts, "patient_id": patients})
+    write_predictions(run / "predictions" / "test.npz", changed, DEFAULT_CHAIN)
+    assert main([str(run), "--without-data"]) == 0
+    said = re.search(r"Mean accuracy, student less teacher: .*?</p>", (run / "report.html").read_text())[0]
+    assert re.search(words, said)
 
 
 def test_the_model_can_be_chosen_and_things_left_out(workdir, tmp_path):
