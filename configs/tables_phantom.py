@@ -2,7 +2,7 @@
 
 python -m stepcot_jax.tables all --config=configs/tables_phantom.py --workdir=runs/tables --out=docs/results
 
-Hardware and time: 2 CPU cores, under 30 min for one seed. docs/results/ has what it made, with the command.
+Hardware and time: 2 CPU cores, 16 min for one seed. docs/results/ has what it made, with the commands.
 """
 
 from configs import quickstart
