@@ -5,8 +5,8 @@ The image encoder is a small residual network trained along with the teacher, th
 python -m stepcot_jax.main --config=configs/step_cot.py --config.data.root=FOLDER --workdir=runs/step_cot
 
 Hardware and time: 2 CPU cores, 130 s for 589 radiographs (150 s beside other programs). Expected on a sample of NIH
-ChestX-ray8 (85 test cases): detection 69 % (teacher) and 74 % (student), majority class 62 %; another random stream gave
-74 and 69 %: with so few cases that is the noise.
+ChestX-ray8 (85 test cases): detection 69 % (teacher) and 74 % (student), majority class 62 %; another random stream
+gave 74 and 69 %: with so few cases that is the noise.
 """
 
 from configs import base
