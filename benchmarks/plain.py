@@ -65,7 +65,12 @@ class PlainTeacher(nn.Module):
 
     @nn.compact
     def __call__(
-        self, *, image_features: Float[Array, "case width"], text_features: Any, deterministic: bool
+        self,
+        *,
+        image_features: Float[Array, "case width"],
+        text_features: Any,
+        deterministic: bool,
+        first_case: Any = 0,  # noqa: ARG002 - its masks are those of the batch, whoever else has a part of it
     ) -> TeacherReading:
         """Read a batch; see `Teacher`."""
         num_cases, num_steps = image_features.shape[0], len(self.answers_per_step)

@@ -6,7 +6,12 @@ import numpy as np
 from oracles.random_params import assert_close, assert_logits, declare, normal, randomise
 
 from benchmarks.plain import PlainTeacher
+from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.training.gradients import Objective
+from stepcot_jax.training.optimizers import make_optimizer
+from stepcot_jax.training.state import Networks, init_params
+from stepcot_jax.training.steps import make_joint_step, start_state
 
 ANSWERS, WIDTH, HEADS = (4, 3, 5), 8, 2
 INPUTS = {"image_features": jnp.asarray(normal(1, 4, 6)), "text_features": jnp.asarray(normal(2, 3, WIDTH))}
@@ -56,3 +61,22 @@ def test_plain_teacher_drops():
         for seed in (0, 1)
     ]
     assert np.abs(readings[0] - readings[1]).max() > 1e-2
+
+
+def test_the_joint_step_takes_the_plain_teacher():
+    """Traced, not run: what the benchmark of compile times compares itself with."""
+    plain = PlainTeacher(ANSWERS, width=WIDTH, num_heads=HEADS)
+    networks = Networks(teacher=plain, student=Student(ANSWERS, width=WIDTH))
+    features = INPUTS["image_features"]
+    batch = {"image_features": features, "labels": jnp.zeros((len(features), len(ANSWERS)), int)}
+    optimizers = {name: make_optimizer(learning_rate=1e-3) for name in ("teacher", "student")}
+
+    def run_step(key):
+        params = init_params(networks, key=key, batch=batch, text_features=INPUTS["text_features"])
+        state = start_state(params, Objective(), optimizers, key=key)
+        return make_joint_step(networks, Objective(), optimizers)(state, batch, INPUTS["text_features"])
+
+    with jax.numpy_dtype_promotion("standard"):  # optax is not clean under the strict one
+        state, metrics = jax.eval_shape(run_step, jax.random.key(0))
+    assert metrics.teacher.hard_label.shape == (len(ANSWERS),)
+    assert state.params["teacher"].keys() >= {"memory_start", "step_0"}
