@@ -208,7 +208,11 @@ def end_while_writing(step):
     return np.int64(step)
 
 
-def test_a_worker_that_ends_while_it_writes_leaves_nobody_waiting(monkeypatch):
+@pytest.mark.parametrize("delay", [0.0, 0.3])
+def test_a_worker_that_ends_while_it_writes_leaves_nobody_waiting(monkeypatch, delay):
+    find = reading_ahead._Workers._find_processes
+    # However late this process looks for its workers, also when one is gone by then.
+    monkeypatch.setattr(reading_ahead._Workers, "_find_processes", lambda self: (time.sleep(delay), find(self)))
     monkeypatch.setattr(reading_ahead, "_GRACE_SECONDS", 1.0)
     items = grain.MapDataset.range(10).map(end_while_writing)
     # No threads in the worker: the writing must happen below the function whose frame has the pipe.

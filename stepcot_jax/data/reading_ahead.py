@@ -4,14 +4,17 @@ The position is the number of the next item, whatever reads ahead: a run may go 
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import queue
 import signal
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grain
@@ -23,6 +26,7 @@ Finish = Callable[[Any], Any]
 
 _WORKER_NAME = "grain-process-prefetch"
 _POLL_SECONDS = 1.0
+_LOOK_SECONDS = 0.02
 _GRACE_SECONDS = 5.0
 _BUFFER = 2
 _INLINE_BYTES = 2048  # smaller arrays travel in the message; the others in shared memory
@@ -109,12 +113,15 @@ class _Workers:
         self._num_workers = num_workers
         self._others = {process.pid for process in multiprocessing.active_children()}
         self._processes: dict[int | None, Any] = {}
+        # Python forgets a process that ended before anybody asked for it, and nobody would notice. So each worker waits
+        # here for a file with its process number before it reads, or until the folder is gone.
+        self._known = tempfile.TemporaryDirectory(prefix="stepcot-workers-", ignore_cleanup_errors=True)
         options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
         read = grain.experimental.WithOptionsIterDataset(
             items.to_iter_dataset(options), grain.experimental.DatasetOptions(min_shm_size=_INLINE_BYTES)
         ).mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=_BUFFER),
-            worker_init_fn=_start_worker,
+            worker_init_fn=functools.partial(_start_worker, Path(self._known.name)),
         )
         iterator = iter(read)
         self._finished: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(_BUFFER)
@@ -123,20 +130,22 @@ class _Workers:
             target=_feed, args=(iterator, finish, self._finished, stop), name="stepcot-finish", daemon=True
         )
         # Also at the exit of the interpreter, before the modules that the workers' ends need are gone.
-        self._close = weakref.finalize(self, _shut_down, iterator, self._finished, stop, thread)
+        self._close = weakref.finalize(
+            self, _shut_down, self._known, self._processes, iterator, self._finished, stop, thread
+        )
         thread.start()
 
     def next(self) -> Any:
         ended_at: float | None = None
         while True:
+            all_known = len(self._processes) == self._num_workers
             try:
-                item, error = self._finished.get(timeout=_POLL_SECONDS)
+                item, error = self._finished.get(timeout=_POLL_SECONDS if all_known else _LOOK_SECONDS)
             except queue.Empty:
                 # Grain notices most ends of workers itself; one that ends while it writes leaves it waiting.
                 if ended_at is None and self._describe_ended():
                     ended_at = time.monotonic()
                 if ended_at is not None and time.monotonic() - ended_at > _GRACE_SECONDS:
-                    self._abandon()
                     raise self._stopped("") from None
                 continue
             if error is None:
@@ -149,17 +158,16 @@ class _Workers:
     def close(self) -> None:
         self._close()
 
-    def _abandon(self) -> None:
-        """End the workers without asking Grain, which would wait for the one that cannot answer."""
-        _ABANDONED.append(self._close.detach())  # collecting Grain's iterator would wait as well
-        for process in self._processes.values():
-            process.kill()
-
     def _find_processes(self) -> None:
-        if len(self._processes) < self._num_workers:
-            for process in multiprocessing.active_children():
-                if process.name.startswith(_WORKER_NAME) and process.pid not in self._others:
-                    self._processes[process.pid] = process
+        if len(self._processes) == self._num_workers:
+            return
+        for process in multiprocessing.active_children():
+            if process.name.startswith(_WORKER_NAME) and process.pid not in self._others | self._processes.keys():
+                self._processes[process.pid] = process
+                with contextlib.suppress(FileNotFoundError):  # the folder may be gone, which tells them as much
+                    Path(self._known.name, str(process.pid)).touch()
+        if len(self._processes) == self._num_workers:
+            self._known.cleanup()
 
     def _describe_ended(self) -> str:
         self._find_processes()
@@ -193,7 +201,15 @@ def _feed(iterator: Any, finish: Finish, finished: queue.Queue, stop: threading.
             return
 
 
-def _shut_down(iterator: Any, finished: queue.Queue, stop: threading.Event, thread: threading.Thread) -> None:
+def _shut_down(
+    known: tempfile.TemporaryDirectory,
+    processes: dict[int | None, Any],
+    iterator: Any,
+    finished: queue.Queue,
+    stop: threading.Event,
+    thread: threading.Thread,
+) -> None:
+    known.cleanup()
     stop.set()
     # The thread first: closed under its hands, Grain's iterator might never come back to it.
     deadline = time.monotonic() + _GRACE_SECONDS
@@ -201,7 +217,12 @@ def _shut_down(iterator: Any, finished: queue.Queue, stop: threading.Event, thre
         with contextlib.suppress(queue.Empty):
             finished.get_nowait()
         thread.join(timeout=0.02)
-    iterator.close()
+    if thread.is_alive():  # Grain waits for a worker that may never answer; collecting its iterator would wait as well
+        _ABANDONED.append(iterator)
+        for process in processes.values():
+            process.kill()
+    else:
+        iterator.close()
 
 
 def _describe_exit(code: int) -> str:
@@ -213,8 +234,8 @@ def _describe_exit(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def _start_worker(number: int, num_workers: int) -> None:  # noqa: ARG001 (Grain gives both)
-    """Leave Ctrl-C to the parent, which closes its workers, and end with it even where it had no time to."""
+def _start_worker(known: Path, number: int, num_workers: int) -> None:  # noqa: ARG001 (Grain gives both)
+    """Leave Ctrl-C to the parent, which closes its workers, end with it even where it had no time to; wait for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -223,3 +244,5 @@ def _start_worker(number: int, num_workers: int) -> None:  # noqa: ARG001 (Grain
         os._exit(1)
 
     threading.Thread(target=watch, name="stepcot-watch-parent", daemon=True).start()
+    while known.exists() and not (known / str(os.getpid())).exists():
+        time.sleep(_LOOK_SECONDS)
