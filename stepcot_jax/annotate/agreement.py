@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float64, Int, Real
 
 from stepcot_jax.annotate.alignment import Aligned
 from stepcot_jax.chain import NOT_ANNOTATED
@@ -68,40 +68,52 @@ def compare(aligned: Aligned) -> tuple[StepComparison, ...]:
     )
 
 
-def cohen_kappa(confusion: Int[np.ndarray, "answer answer"]) -> float:
-    """Cohen's kappa of two annotators.
+def cohen_kappa(confusion: Real[np.ndarray, "*resample answer answer"]) -> Float64[np.ndarray, "*resample"]:
+    """Cohen's kappa of two annotators, for one confusion or for many.
 
     Args:
-      confusion: number of cases [answer of one, answer of the other].
+      confusion: number of cases [..., answer of one, answer of the other].
 
-    >>> round(cohen_kappa(np.array([[20, 5], [10, 15]])), 3)
+    Returns:
+      [...]; NaN where it does not exist.
+
+    >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(3).item()
     0.4
     """
-    total = confusion.sum()
-    if not total:
-        return math.nan
-    expected = float(confusion.sum(axis=0) @ confusion.sum(axis=1)) / float(total) ** 2
-    return _chance_corrected(float(np.trace(confusion)) / float(total), expected)
+    found = confusion.astype(np.float64)
+    total = found.sum(axis=(-2, -1))
+    with np.errstate(invalid="ignore"):  # 0 / 0: nothing to agree about
+        expected = (found.sum(axis=-2) * found.sum(axis=-1)).sum(axis=-1) / total**2
+        return _correct_for_chance(np.trace(found, axis1=-2, axis2=-1) / total, expected)
 
 
-def fleiss_kappa(counts: Int[np.ndarray, "case answer"]) -> float:
-    """Fleiss' kappa of two or more annotators.
+def fleiss_kappa(
+    counts: Int[np.ndarray, "case answer"], weights: Real[np.ndarray, "*resample case"] | None = None
+) -> Float64[np.ndarray, "*resample"]:
+    """Fleiss' kappa of two or more annotators, for all cases once or for many weightings of them.
 
     Args:
       counts: number of annotators that gave an answer; the same number of annotators in every case.
+      weights: [..., case], how often a case counts; once by default.
+
+    Returns:
+      [...]; NaN where it does not exist.
 
     Raises:
       ValueError: cases have different numbers of annotators, or fewer than two.
     """
-    if not len(counts):
-        return math.nan
+    weights = np.ones(len(counts)) if weights is None else weights.astype(np.float64)
     raters = counts.sum(axis=1)
+    if not len(counts):
+        return np.full(weights.shape[:-1], np.nan)
     if raters.min() != raters.max() or raters[0] < 2:
         raise ValueError(f"found {raters.min()} to {raters.max()} annotators a case, accepted are the same two or more")
     number = float(raters[0])
     within = ((counts.astype(np.float64) ** 2).sum(axis=1) - number) / (number * (number - 1))
-    shares = counts.sum(axis=0) / (len(counts) * number)
-    return _chance_corrected(float(within.mean()), float(shares @ shares))
+    total = weights.sum(axis=-1)
+    with np.errstate(invalid="ignore"):  # 0 / 0: nothing to agree about
+        shares = weights @ counts / (total * number)[..., None]
+        return _correct_for_chance(weights @ within / total, (shares**2).sum(axis=-1))
 
 
 def as_markdown(comparison: Sequence[StepComparison]) -> str:
@@ -139,7 +151,7 @@ def _compare_step(
     )
     agreement = float((counts == len(names)).any(axis=1).mean()) if len(answered) else math.nan
     # Of two annotators the usual figure is Cohen's; Fleiss' differs from it in what chance means.
-    kappa = pairs[0].kappa if len(pairs) == 1 else fleiss_kappa(counts)
+    kappa = pairs[0].kappa if len(pairs) == 1 else float(fleiss_kappa(counts))
     return StepComparison(name, len(answered), agreement, kappa, pairs)
 
 
@@ -148,8 +160,10 @@ def _compare_pair(labels: Int[np.ndarray, "case 2"], num_answers: int, names: tu
     confusion = np.zeros((num_answers, num_answers), np.int64)
     np.add.at(confusion, (answered[:, 0], answered[:, 1]), 1)
     agreement = float(np.trace(confusion)) / len(answered) if len(answered) else math.nan
-    return Pair(names, len(answered), agreement, cohen_kappa(confusion))
+    return Pair(names, len(answered), agreement, float(cohen_kappa(confusion)))
 
 
-def _chance_corrected(observed: float, expected: float) -> float:
-    return (observed - expected) / (1 - expected) if expected < 1 else math.nan
+def _correct_for_chance(
+    observed: Float64[np.ndarray, "*resample"], expected: Float64[np.ndarray, "*resample"]
+) -> Float64[np.ndarray, "*resample"]:
+    return (observed - expected) / (1 - expected)

@@ -84,6 +84,20 @@ class Comparison:
     def _differences(self) -> dict[tuple[str, str], list[ModelIntervals]]:
         return {}
 
+    @functools.cached_property
+    def _constant(self) -> ModelIntervals:
+        split = self.splits[0]
+        logits = np.zeros_like(next(iter(split.predictions.logits.values())))
+        for step, own in enumerate(split.predictions.labels.T):
+            if (own != NOT_ANNOTATED).any():
+                logits[:, step, np.bincount(own[own != NOT_ANNOTATED]).argmax()] = 1
+        alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits={"": logits}))
+        return bootstrap(alone, self.chain, num_resamples=self.num_resamples)[""]
+
+    def constant(self, step: int) -> Figure:
+        """Accuracy of who always gives the answer that is the most frequent one at a step."""
+        return summarise([self._constant.steps[step].accuracy])
+
     def num_cases(self, step: int) -> int:
         """Annotated cases of a step."""
         return int((self.splits[0].predictions.labels[:, step] != NOT_ANNOTATED).sum())

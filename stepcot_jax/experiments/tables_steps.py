@@ -37,12 +37,9 @@ def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[s
     shown = [figure for figure in FIGURES if any(figure in figures for figures in found)]
     rows: list[tuple[Entry, ...]] = []
     for position, step in enumerate(comparison.chain.steps):
-        labels = comparison.splits[0].predictions.labels[:, position]
-        known = labels[labels >= 0]
-        num_cases = len(known)
-        constant = max(((known == label).sum() / num_cases for label in set(known.tolist())), default=float("nan"))
+        num_cases = comparison.num_cases(position)
         nothing = [None] * (len(FIGURES) - 1 + len(shown))
-        rows.append((step.name, "most frequent answer", num_cases, float(constant), *nothing))
+        rows.append((step.name, "most frequent answer", num_cases, comparison.constant(position), *nothing))
         for model in models:
             figures = (comparison.figure(model, figure, position) for figure in FIGURES)
             published = step_figures(model, step.name)

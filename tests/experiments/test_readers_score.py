@@ -28,6 +28,7 @@ from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.intervals import Interval, bootstrap, bootstrap_differences
 from stepcot_jax.evaluation.paired import compare_accuracy
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
+from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.experiments.readers.filled import FilledForm, read_forms
 from stepcot_jax.experiments.readers.scores import compare_readers, read_answers
 from stepcot_jax.experiments.readers.signs import flip_signs
@@ -299,18 +300,44 @@ def assert_same(found: Interval, expected: Interval):
 
 def test_agreement_is_cohens_of_two_and_fleiss_of_all(answers, comparison, sample, predictions):
     student = read_answers(predictions, sample[1])["student"]
+    pairs = list(itertools.combinations(READERS, 2))
     for place, step in enumerate(comparison.steps):
         labels = {name: found[:, place] for name, found in answers.items()}
         counts = np.stack([sum(found == label for found in labels.values()) for label in range(9)], axis=1)
-        assert step.among_readers.kappa == pytest.approx(fleiss_kappa(counts))
-        pairs = list(itertools.combinations(READERS, 2))
-        assert [pair.names for pair in step.among_readers.pairs] == [(f"reader {a}", f"reader {b}") for a, b in pairs]
-        for (one, other), pair in zip(pairs, step.among_readers.pairs, strict=True):
-            assert pair.kappa == pytest.approx(cohen_kappa_score(labels[one], labels[other]))
+        among, *others = step.agreements
+        assert (among.kind, among.names) == ("Fleiss", tuple(f"reader {name}" for name in READERS))
+        assert among.kappa.value == pytest.approx(fleiss_kappa(counts).item())
+        assert [found.names for found in others[:3]] == [(f"reader {a}", f"reader {b}") for a, b in pairs]
+        for (one, other), pair in zip(pairs, others[:3], strict=True):
+            assert pair.kappa.value == pytest.approx(cohen_kappa_score(labels[one], labels[other]))
+            assert pair.share.value == pytest.approx(np.mean(labels[one] == labels[other]))
             assert pair.num_cases == 24
-        with_student = [each for each in step.with_models if each.pairs[0].names == ("reader Bo", "student")]
-        assert with_student[0].kappa == pytest.approx(cohen_kappa_score(labels["Bo"], student[:, place]))
-        assert len(step.with_models) == 6
+        [with_student] = [found for found in others if found.names == ("reader Bo", "student")]
+        assert with_student.kappa.value == pytest.approx(cohen_kappa_score(labels["Bo"], student[:, place]))
+        assert len(others) == 3 + 6
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning", "ignore:invalid value")
+def test_intervals_of_agreement_are_those_of_the_resampled_cases(answers, comparison, sample):
+    """Each resample written out as cases, patient by patient, and given to scikit-learn and to Fleiss' formula."""
+    _, key = sample
+    patients = np.array([case.patient_id for case in key.cases])
+    weights = np.concatenate(list(draw_weights(patients, num_resamples=300, seed=4)))
+    one, other = READERS[:2]
+    for place, step in enumerate(comparison.steps[:2]):
+        cohens, fleiss = [], []
+        for counts in weights:
+            drawn = {name: np.repeat(found[:, place], counts) for name, found in answers.items()}
+            cohens.append(cohen_kappa_score(drawn[one], drawn[other]))
+            ratings = np.stack([sum(found == label for found in drawn.values()) for label in range(9)], axis=1)
+            share = (ratings.sum(axis=0) / ratings.sum()) ** 2
+            agree = (ratings * (ratings - 1)).sum(axis=1) / (len(READERS) * (len(READERS) - 1))
+            fleiss.append((agree.mean() - share.sum()) / (1 - share.sum()))
+        for found, expected in zip(step.agreements, (fleiss, cohens), strict=False):
+            low, high = np.nanquantile(expected, [0.025, 0.975])
+            assert (found.kappa.low, found.kappa.high) == (pytest.approx(low), pytest.approx(high))
+            assert low < found.kappa.value < high
+            assert found.share.low < found.share.value < found.share.high
 
 
 def form_of(key, name, labels):
@@ -358,8 +385,8 @@ def test_two_readers_have_a_fleiss_kappa_of_their_own(sample, answers):
             ("all readers", "Fleiss"),
             ("reader Ann / reader Bo", "Cohen"),
         ]
-        assert rows[0][4] == pytest.approx(expected)
-        assert rows[1][4] == pytest.approx(cohen_kappa_score(*both))
+        assert rows[0][4].value == pytest.approx(expected)
+        assert rows[1][4].value == pytest.approx(cohen_kappa_score(*both))
 
 
 @given(st.lists(st.integers(-4, 4), max_size=9))
@@ -397,7 +424,7 @@ def test_one_reader_and_no_model_are_enough(sample, answers):
     _, key = sample
     comparison = compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=20)
     assert comparison.models == ()
-    assert comparison.steps[0].among_readers is None
+    assert comparison.steps[0].agreements == ()
     assert comparison.steps[0].accuracy["readers"] == comparison.steps[0].accuracy["reader Ann"]
     assert tabulate_agreement(comparison).rows == ()
     with pytest.raises(BadInput, match="--num-resamples: found 0"):

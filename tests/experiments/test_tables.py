@@ -21,6 +21,7 @@ from stepcot_jax import jobs
 from stepcot_jax.data.phantom import export_phantom
 from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.experiments import comparing, tables, tables_components, tables_diagnosis, tables_steps
 from stepcot_jax.experiments.answers_alone import accuracies_from_answers, predict_from_answers
 from stepcot_jax.experiments.cells import Cell, Cells, vary
@@ -87,6 +88,12 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
     constant = [row for row in found if row["model"] == "most frequent answer"]
     expected = [np.bincount(LABELS[:, step]).max() / NUM_CASES for step in range(CHAIN.num_steps)]
     assert [float(row["accuracy"]) for row in constant] == pytest.approx(expected, rel=1e-5)
+    patients = np.array([f"P{case // 2}" for case in range(NUM_CASES)])
+    weights = np.concatenate(list(draw_weights(patients, num_resamples=60, seed=0)))
+    for step, row in enumerate(constant):
+        right = LABELS[:, step] == np.bincount(LABELS[:, step]).argmax()
+        ends = np.quantile([np.repeat(right, counts).mean() for counts in weights], [0.025, 0.975])
+        assert [float(row[f"accuracy {end}"]) for end in ("low", "high")] == pytest.approx(ends, rel=1e-5)
     student = next(row for row in found if (row["step"], row["model"]) == ("Diagnosis", "student"))
     shares = [accuracy(plan, plan.main(seed), "student", -1) for seed in (0, 1)]
     assert float(student["accuracy"]) == pytest.approx(np.mean(shares), rel=1e-5)

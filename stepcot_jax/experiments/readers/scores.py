@@ -1,23 +1,19 @@
 """Readers, teacher and student on the same cases: accuracy a step with intervals, and who agrees with whom."""
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32
 
-from stepcot_jax.annotate.agreement import StepComparison, compare, fleiss_kappa
-from stepcot_jax.annotate.alignment import Aligned, Unit
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.records import Collection
 from stepcot_jax.errors import BadInput
-from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.intervals import Interval, percentiles
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.evaluation.resamples import count_patients, draw_weights
+from stepcot_jax.evaluation.weighted_metrics import divide
+from stepcot_jax.experiments.readers.agreements import LEVEL, Agreement, measure_agreements
 from stepcot_jax.experiments.readers.filled import FilledForm
 from stepcot_jax.experiments.readers.key import Key
 from stepcot_jax.experiments.readers.signs import compare_signs
@@ -25,7 +21,6 @@ from stepcot_jax.experiments.readers.signs import compare_signs
 ALL_READERS = "readers"
 """Name of all readers taken together: each of their answers counts once."""
 
-_PERCENTILES = (0.025, 0.975)
 _NUM_SHOWN = 80
 
 
@@ -40,9 +35,7 @@ class StepScores:
       gains: each model's accuracy less that of all readers together.
       num_patients: patients of these cases.
       p_values: of each gain, by `signs.flip_signs`.
-      among_readers: agreement of the readers on all cases; None with one reader.
-      fleiss: kappa of two or more readers; NaN with one, or where it does not exist.
-      with_models: agreement of each reader with each model on all cases.
+      agreements: of all readers, of each two, and of each reader with each model, on all cases.
     """
 
     step: str
@@ -51,9 +44,7 @@ class StepScores:
     gains: Mapping[str, Interval]
     num_patients: int
     p_values: Mapping[str, float]
-    among_readers: StepComparison | None
-    fleiss: float
-    with_models: tuple[StepComparison, ...]
+    agreements: tuple[Agreement, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +90,10 @@ def compare_readers(
     chain = key.chain
     people = {f"reader {form.reader}": form.labels for form in forms}
     models = {} if predictions is None else read_answers(predictions, key)
-    accuracy, gains = _measure(key, people, models, num_resamples=num_resamples, seed=seed)
+    weights = _draw(key, num_resamples=num_resamples, seed=seed)
+    accuracy, gains = _measure(key, people, models, weights)
     num_patients, p_values = compare_signs(key, people, models)
-    among = _agree(people, chain) if len(people) > 1 else None
-    pairs = [
-        _agree({one: people[one], other: models[other]}, chain) for one, other in itertools.product(people, models)
-    ]
+    agreements = measure_agreements(people, models, chain, weights)
     steps = tuple(
         StepScores(
             step=step.name,
@@ -113,9 +102,7 @@ def compare_readers(
             gains={name: intervals[place] for name, intervals in gains.items()},
             num_patients=num_patients[place],
             p_values={name: found[place] for name, found in p_values.items()},
-            among_readers=among[place] if among is not None else None,
-            fleiss=_fleiss([labels[:, place] for labels in people.values()], step.num_answers),
-            with_models=tuple(pair[place] for pair in pairs),
+            agreements=agreements[place],
         )
         for place, step in enumerate(chain.steps)
     )
@@ -148,26 +135,27 @@ def _answer(logits: Float32[np.ndarray, "case step answer"], chain: Chain) -> In
     return np.stack(own, axis=1).astype(np.int32)
 
 
+def _draw(key: Key, *, num_resamples: int, seed: int) -> Float64[np.ndarray, "resample case"]:
+    """How often a case counts in each resample; never, with one patient, whose resamples would all be alike."""
+    patients = np.array([case.patient_id for case in key.cases], np.str_)
+    if count_patients(patients) < 2:
+        return np.zeros((1, len(patients)))
+    return np.concatenate(list(draw_weights(patients, num_resamples=num_resamples, seed=seed))).astype(np.float64)
+
+
 def _measure(
     key: Key,
     people: Mapping[str, Int32[np.ndarray, "case step"]],
     models: Mapping[str, Int32[np.ndarray, "case step"]],
-    *,
-    num_resamples: int,
-    seed: int,
+    weights: Float64[np.ndarray, "resample case"],
 ) -> tuple[dict[str, list[Interval]], dict[str, list[Interval]]]:
     """Accuracy of everyone and gain of each model over the readers, by step; all in the same resamples."""
     truth = np.array([case.labels for case in key.cases], np.int32)
-    patients = np.array([case.patient_id for case in key.cases], np.str_)
     known = (truth != NOT_ANNOTATED).astype(np.float64)
     right = {name: (answers == truth) * known for name, answers in people.items()}
     everyone = {ALL_READERS: np.mean(list(right.values()), axis=0), **right}
     everyone |= {name: (answers == truth) * known for name, answers in models.items()}
     whole = np.ones((1, len(truth)))
-    if count_patients(patients) < 2:  # whose resamples would all be alike
-        weights = np.zeros((1, len(truth)))
-    else:
-        weights = np.concatenate(list(draw_weights(patients, num_resamples=num_resamples, seed=seed))).astype(float)
     values = {name: _share(whole, counted, known)[0] for name, counted in everyone.items()}
     resampled = {name: _share(weights, counted, known) for name, counted in everyone.items()}
     accuracy = {name: _intervals(values[name], resampled[name]) for name in everyone}
@@ -178,40 +166,14 @@ def _measure(
     return accuracy, gains
 
 
-def _fleiss(answers: Sequence[Int32[np.ndarray, "case"]], num_answers: int) -> float:
-    """Fleiss' kappa of readers at a step, over the cases that all have answered; NaN with one reader."""
-    if len(answers) < 2:
-        return math.nan
-    found = np.stack(answers, axis=1)
-    answered = found[(found != NOT_ANNOTATED).all(axis=1)]
-    return fleiss_kappa((answered[:, :, None] == np.arange(num_answers)).sum(axis=1))
-
-
 def _share(
     weights: Float64[np.ndarray, "resample case"],
     right: Float64[np.ndarray, "case step"],
     known: Float64[np.ndarray, "case step"],
 ) -> Float64[np.ndarray, "resample step"]:
     """Share of the known cases that are right; NaN where none is known."""
-    counted = weights @ known
-    return np.divide(weights @ right, counted, out=np.full(counted.shape, math.nan), where=counted > 0)
+    return divide(weights @ right, weights @ known)
 
 
 def _intervals(values: Float64[np.ndarray, "step"], resampled: Float64[np.ndarray, "resample step"]) -> list[Interval]:
-    found = []
-    for value, drawn in zip(values.tolist(), resampled.T, strict=True):
-        defined = drawn[~np.isnan(drawn)]
-        low, high = np.quantile(defined, _PERCENTILES).tolist() if len(defined) else (math.nan, math.nan)
-        found.append(Interval(value, low, high, 1 - len(defined) / len(drawn)))
-    return found
-
-
-def _agree(answers: Mapping[str, Int32[np.ndarray, "case step"]], chain: Chain) -> tuple[StepComparison, ...]:
-    """Agreement of two or more on all cases, step by step, as that of annotators."""
-    nothing = ("",) * chain.num_steps
-    units = tuple(
-        Unit(tuple(Case("", "", "", "", tuple(labels.tolist()), nothing) for labels in of_case), ())
-        for of_case in zip(*answers.values(), strict=True)
-    )
-    collections = tuple(Collection(Path(), chain, (), ()) for _ in answers)
-    return compare(Aligned(tuple(answers), collections, units, (0,) * len(answers)))
+    return [percentiles(value, drawn, level=LEVEL) for value, drawn in zip(values.tolist(), resampled.T, strict=True)]

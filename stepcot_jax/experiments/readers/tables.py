@@ -100,18 +100,16 @@ def tabulate_agreement(comparison: Comparison) -> Table:
     )
     notes = (
         "Agreement counts all cases of the sample, whether or not the right answer is known; kappa does not exist "
-        "where there was one answer only.",
+        "where there was one answer only, and resamples with one take no part in its interval.",
+        _INTERVALS,
     )
     return Table("readers_agreement", "Agreement of readers", columns, tuple(rows), notes)
 
 
 def _list_agreement(step: StepScores) -> Iterator[tuple[Entry, ...]]:
-    among = step.among_readers
-    if among is not None:
-        yield among.step, "all readers", among.num_cases, among.agreement, step.fleiss, "Fleiss"
-    for comparison in (*([among] if among is not None else []), *step.with_models):
-        for pair in comparison.pairs:
-            yield comparison.step, " / ".join(pair.names), pair.num_cases, pair.agreement, pair.kappa, "Cohen"
+    for found in step.agreements:
+        who = "all readers" if found.kind == "Fleiss" else " / ".join(found.names)
+        yield step.step, who, found.num_cases, _figure(found.share), _figure(found.kappa), found.kind
 
 
 def _figure(interval: Interval) -> Figure:
