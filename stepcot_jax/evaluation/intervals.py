@@ -194,17 +194,12 @@ def bootstrap_difference(
     return getattr(found if step is None else found.steps[names.index(step)], figure)
 
 
-def is_gain(interval: Interval) -> bool:
-    """Whether a difference is above 0 by more than other patients would explain.
-
-    >>> is_gain(Interval(0.02, 0.01, 0.03)), is_gain(Interval(0.02, -0.01, 0.05)), is_gain(Interval(0.1, 0.0, 0.2))
-    (True, False, False)
-    """
-    return interval.low > 0
-
-
 def is_difference(interval: Interval) -> bool:
-    """Whether a difference excludes 0, on either side."""
+    """Whether a difference excludes 0, on either side.
+
+    >>> is_difference(Interval(-0.02, -0.03, -0.01)), is_difference(Interval(0.1, 0.0, 0.2))
+    (True, False)
+    """
     return interval.low > 0 or interval.high < 0
 
 
