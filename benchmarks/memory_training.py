@@ -3,14 +3,14 @@
 `python -m benchmarks.memory_training WORKDIR [--epochs 30] [--seeds 0 1 2]` trains new teachers of the run's sizes on
 the image features of its encoder, by cross-entropy alone: one that writes its own predictions to memory, as published,
 and one that is given the true answers to write (teacher forcing). Prints a Markdown table: accuracy on the test split
-by what was written in training and in reading.
+by what was written in training and in reading; and how alike the nodes are.
 
-If the given answers raise the accuracy, the graph attention lets answers through to the later steps, and a teacher that
-ignores its memory lacks a reason to read it; if not, what is written does not arrive.
+If a teacher that learned with true answers is the better for them, what is written to memory reaches the later steps,
+and one that ignores it had no reason to read it.
 """
 
 import argparse
-import functools
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.memory_use import OF_ANOTHER, OWN, TRUE, make_answers, read_split
+from benchmarks.memory_use import (
+    OF_ANOTHER,
+    OWN,
+    TRUE,
+    MemoryUse,
+    load_with_memory,
+    make_answers,
+    measure,
+    read_split,
+)
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.errors import run_tool
-from stepcot_jax.evaluation.evaluator import Predictions, evaluate
-from stepcot_jax.experiments.weights import Weights, load_weights
-from stepcot_jax.inputs import load_inputs
+from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.experiments.weights import Weights
 from stepcot_jax.losses.hard_label import hard_label_loss
-from stepcot_jax.terminal import Terminal
 from stepcot_jax.training.optimizers import make_optimizer
 
 Split = tuple[np.ndarray, np.ndarray]
@@ -39,6 +45,8 @@ def train(weights: Weights, split: Split, given: np.ndarray, *, num_epochs: int,
     """Parameters of a new teacher after training with these answers given, `NOT_GIVEN` for its own."""
     teacher, settings = weights.networks.teacher, weights.settings.training
     features, labels, given = (jnp.asarray(part) for part in (*split, given))
+    if len(labels) < settings.batch_size:
+        raise BadInput(f"train split: found {len(labels)} cases, accepted are {settings.batch_size}, a batch, or more")
     optimizer = make_optimizer(learning_rate=settings.teacher_learning_rate)
 
     def loss(params: Any, rows: jax.Array, key: jax.Array) -> jax.Array:
@@ -76,56 +84,58 @@ def _draw(num_cases: int, batch_size: int, *, num_epochs: int, seed: int) -> Ite
         yield from generator.permutation(num_cases)[: num_cases // batch_size * batch_size].reshape(-1, batch_size)
 
 
-def compare(
-    weights: Weights, *, training: Split, test: Split, num_epochs: int, seed: int
-) -> dict[tuple[str, str], np.ndarray]:
-    """Accuracy [step] on the test cases by what was written in training and in reading."""
+def compare(weights: Weights, *, training: Split, test: Split, num_epochs: int, seed: int) -> dict[str, MemoryUse]:
+    """What memory does for the test cases, by what was written to it in training."""
     features, labels = test
-    read = jax.jit(
-        functools.partial(weights.networks.teacher.apply, text_features=weights.text_features, deterministic=True)
-    )
-    to_train, to_read = (make_answers(known, weights.chain, seed=seed) for known in (training[1], labels))
+    answers = make_answers(training[1], weights.chain, seed=seed)
     found = {}
-    for trained_with in (OWN, TRUE):
-        params = train(weights, training, to_train[trained_with], num_epochs=num_epochs, seed=seed)
-        for read_with in (OWN, TRUE, OF_ANOTHER):
-            given = jnp.asarray(to_read[read_with])
-            logits = read({"params": params}, image_features=jnp.asarray(features), given_answers=given).logits
-            predictions = Predictions(np.arange(len(labels), dtype=np.int32), labels, {"": np.asarray(logits)})
-            steps = evaluate(predictions, weights.chain)[""].steps
-            found[trained_with, read_with] = np.array([step.accuracy for step in steps])
-        print(f"seed {seed}: trained with {trained_with} answers", file=sys.stderr)
+    for name in (OWN, TRUE):
+        params = train(weights, training, answers[name], num_epochs=num_epochs, seed=seed)
+        trained = dataclasses.replace(weights, params={"teacher": {"teacher": params}})
+        found[name] = measure(trained, features=features, labels=labels, seed=seed)
+        print(f"seed {seed}: trained with {name} answers", file=sys.stderr)
     return found
 
 
-def format_table(found: Sequence[dict[tuple[str, str], np.ndarray]], chain: Chain) -> str:
+def format_table(found: Sequence[dict[str, MemoryUse]], chain: Chain) -> str:
     """The Markdown table: means in percent, with the sample deviation over two seeds or more."""
     rows = [["written in training", "written in reading", *(step.name for step in chain.steps)]]
     rows += [["---", "---", *["---:"] * chain.num_steps]]
-    for names in found[0]:
-        values = 100 * np.stack([one[names] for one in found])
-        cells = [f"{mean:.1f}" for mean in values.mean(axis=0)]
-        if len(values) > 1:
-            cells = [f"{cell} ± {own:.1f}" for cell, own in zip(cells, values.std(axis=0, ddof=1), strict=True)]
-        rows.append([*names, *cells])
+    for trained_with in (OWN, TRUE):
+        for read_with in (OWN, TRUE, OF_ANOTHER):
+            values = np.array([uses[trained_with].accuracy[read_with] for uses in found])
+            rows.append([trained_with, read_with, *(_format(100 * own, 1) for own in values.T)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def format_cosines(found: Sequence[dict[str, MemoryUse]]) -> str:
+    """How alike the nodes of a case are after a pass of the graph attention, mean of the steps from the second on."""
+    cosines = {name: [float(np.mean(uses[name].cosine_after[1:])) for uses in found] for name in (OWN, TRUE)}
+    shown = ", ".join(f"{_format(values, 4)} ({name})" for name, values in cosines.items())
+    return f"Mean cosine between nodes after the graph attention, by what was written in training: {shown}."
+
+
+def _format(values: Sequence[float], digits: int) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the table of a run."""
     parser = argparse.ArgumentParser(prog="benchmarks.memory_training", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("workdir", type=pathlib.Path, help="of a run that trained a teacher and its image encoder")
-    parser.add_argument("--epochs", type=int, default=30, help="of each training, default 30")
+    parser.add_argument("--epochs", type=int, default=30, help="of each training, from 1, default 30")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the trainings, default 0 1 2")
     options = parser.parse_args(arguments)
-    weights = load_weights(options.workdir, ("teacher",))
-    inputs = load_inputs(weights.settings, options.workdir, Terminal())
+    if options.epochs < 1:
+        raise BadInput(f"--epochs: found {options.epochs}, accepted are whole numbers from 1")
+    weights, inputs = load_with_memory(options.workdir)
     training, test = (read_split(weights, inputs, split) for split in ("train", "test"))
     found = [
         compare(weights, training=training, test=test, num_epochs=options.epochs, seed=seed) for seed in options.seeds
     ]
     print(f"{len(training[1])} cases, {options.epochs} epochs, seeds {options.seeds}\n")
-    print(format_table(found, weights.chain))
+    print(format_table(found, weights.chain), format_cosines(found), sep="\n\n")
 
 
 if __name__ == "__main__":

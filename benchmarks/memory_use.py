@@ -76,6 +76,20 @@ def make_answers(labels: Int[np.ndarray, "case step"], chain: Chain, *, seed: in
     return {OWN: np.full_like(true, NOT_GIVEN), TRUE: true, RANDOM: random, OF_ANOTHER: another}
 
 
+def load_with_memory(workdir: pathlib.Path) -> tuple[Weights, Inputs]:
+    """A run's teacher, which must have a memory that answers are written to, and its data.
+
+    Raises:
+      BadInput: it has none, or the run cannot be used.
+    """
+    weights = load_weights(workdir, ("teacher",))
+    teacher = weights.settings.teacher
+    if not (teacher.memory and teacher.write_back):
+        found = f"config.teacher.memory={teacher.memory} and write_back={teacher.write_back}"
+        raise BadInput(f"{workdir}: found {found}, accepted is a teacher with both")
+    return weights, load_inputs(weights.settings, workdir, Terminal())
+
+
 def read_split(weights: Weights, inputs: Inputs, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Image features [case, width] and labels [case, step] of a split, in its order."""
 
@@ -184,12 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--split", default="test", choices=("train", "val", "test"))
     parser.add_argument("--seed", type=int, default=0, help="of the random answers, default 0")
     options = parser.parse_args(arguments)
-    weights = load_weights(options.workdir, ("teacher",))
-    teacher = weights.settings.teacher
-    if not (teacher.memory and teacher.write_back):
-        found = f"config.teacher.memory={teacher.memory} and write_back={teacher.write_back}"
-        raise BadInput(f"{options.workdir}: found {found}, accepted is a teacher with both")
-    inputs = load_inputs(weights.settings, options.workdir, Terminal())
+    weights, inputs = load_with_memory(options.workdir)
     features, labels = read_split(weights, inputs, options.split)
     use = measure(weights, features=features, labels=labels, seed=options.seed)
     print(f"{use.num_cases} cases of the split {options.split!r}, random answers of seed {options.seed}\n")

@@ -1,6 +1,7 @@
 """Batches: a function of seed and step; every case exactly once in evaluation."""
 
 import collections
+import functools
 import multiprocessing
 import os
 import pickle
@@ -15,7 +16,7 @@ import pytest
 
 from stepcot_jax.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data import reading_ahead
+from stepcot_jax.data import reading_ahead, roll_call
 from stepcot_jax.data.cases import Case
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images import Preprocessing, normalise
@@ -195,9 +196,10 @@ def test_what_a_worker_refuses_arrives_as_it_is():
     assert not multiprocessing.active_children()
 
 
-def end_while_writing(step):
-    """The third batch's worker announces a message, writes a part of it, and is no more."""
-    if step == 2:
+def end_while_writing(marks, at, step):
+    """A worker that has come to a batch announces a message, writes a part of it, and is no more."""
+    (marks / str(step)).touch()
+    if step == at:
         frame = sys._getframe()
         while frame is not None and frame.f_code.co_name != "_put_dataset_elements_in_buffer":
             frame = frame.f_back
@@ -208,19 +210,62 @@ def end_while_writing(step):
     return np.int64(step)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.3])
-def test_a_worker_that_ends_while_it_writes_leaves_nobody_waiting(monkeypatch, delay):
-    find = reading_ahead._Workers._find_processes
-    # However late this process looks for its workers, also when one is gone by then.
-    monkeypatch.setattr(reading_ahead._Workers, "_find_processes", lambda self: (time.sleep(delay), find(self)))
+def reader_that_ends(monkeypatch, marks, *, at, num_workers=1):
     monkeypatch.setattr(reading_ahead, "_GRACE_SECONDS", 1.0)
-    items = grain.MapDataset.range(10).map(end_while_writing)
+    items = grain.MapDataset.range(10).map(functools.partial(end_while_writing, marks, at))
     # No threads in the worker: the writing must happen below the function whose frame has the pipe.
-    iterator = reading_ahead.ReadAhead(items, int, num_threads=0, num_workers=1)
-    num_before = len(reading_ahead._ABANDONED)
+    return reading_ahead.ReadAhead(items, int, num_threads=0, num_workers=num_workers)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_worker_that_ends_while_it_writes_leaves_nobody_waiting(monkeypatch, tmp_path, at):
+    iterator = reader_that_ends(monkeypatch, tmp_path, at=at)
     with pytest.raises(RunStopped, match="SIGKILL"):
         take(iterator, 10)
-    assert len(reading_ahead._ABANDONED) == num_before + 1
+    assert not multiprocessing.active_children()
+
+
+def test_no_worker_reads_before_it_is_known(monkeypatch, tmp_path):
+    """However late this process looks for its workers: one that had read and ended by then would be forgotten."""
+    look, reported = roll_call.RollCall.look, []
+
+    def look_late(roll):
+        if not reported:
+            wait_for(lambda: len(list(roll.waiting.iterdir())) == 1)
+            time.sleep(1.0)
+            reported.extend(path.name for path in roll.waiting.iterdir())
+            assert not list(tmp_path.iterdir())
+        look(roll)
+
+    monkeypatch.setattr(roll_call.RollCall, "look", look_late)
+    iterator = reader_that_ends(monkeypatch, tmp_path, at=2)
+    assert next(iterator) == 0
+    with pytest.raises(RunStopped, match=f"process {reported[0]} was ended by SIGKILL"):
+        take(iterator, 10)
+
+
+def test_closing_waits_for_no_worker_that_is_gone_or_hangs(monkeypatch, tmp_path):
+    iterator = reader_that_ends(monkeypatch, tmp_path, at=5, num_workers=2)
+    assert next(iterator) == 0
+    wait_for((tmp_path / "5").exists)
+    start = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - start < 20
+    assert not multiprocessing.active_children()
+    iterator = reader_that_ends(monkeypatch, tmp_path, at=None)
+    assert next(iterator) == 0
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGSTOP)
+    start = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - start < 20
+    assert not multiprocessing.active_children()
 
 
 def test_processes_share_each_batch_and_read_no_more():

@@ -5,11 +5,7 @@ The position is the number of the next item, whatever reads ahead: a run may go 
 
 import contextlib
 import functools
-import multiprocessing
-import os
 import queue
-import signal
-import tempfile
 import threading
 import time
 import weakref
@@ -20,18 +16,16 @@ from typing import Any
 import grain
 from absl import flags
 
+from stepcot_jax.data.roll_call import LOOK_SECONDS, RollCall, report
 from stepcot_jax.errors import RunStopped
 
 Finish = Callable[[Any], Any]
 
-_WORKER_NAME = "grain-process-prefetch"
 _POLL_SECONDS = 1.0
-_LOOK_SECONDS = 0.02
 _GRACE_SECONDS = 5.0
 _BUFFER = 2
 _INLINE_BYTES = 2048  # smaller arrays travel in the message; the others in shared memory
 _GRAIN_SAYS = "terminated unexpectedly"
-_ABANDONED: list[Any] = []
 
 
 class ReadAhead(Iterator[Any]):
@@ -111,45 +105,39 @@ class _Workers:
             # have their defaults then, which is all that this says.
             flags.FLAGS.mark_as_parsed()
         self._num_workers = num_workers
-        self._others = {process.pid for process in multiprocessing.active_children()}
-        self._processes: dict[int | None, Any] = {}
-        # Python forgets a process that ended before anybody asked for it, and nobody would notice. So each worker waits
-        # here for a file with its process number before it reads, or until the folder is gone.
-        self._known = tempfile.TemporaryDirectory(prefix="stepcot-workers-", ignore_cleanup_errors=True)
+        self._roll = RollCall()
         options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
         read = grain.experimental.WithOptionsIterDataset(
             items.to_iter_dataset(options), grain.experimental.DatasetOptions(min_shm_size=_INLINE_BYTES)
         ).mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=_BUFFER),
-            worker_init_fn=functools.partial(_start_worker, Path(self._known.name)),
+            worker_init_fn=functools.partial(_start_worker, self._roll.waiting),
         )
-        iterator = iter(read)
         self._finished: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(_BUFFER)
         stop = threading.Event()
         thread = threading.Thread(
-            target=_feed, args=(iterator, finish, self._finished, stop), name="stepcot-finish", daemon=True
+            target=_feed, args=(iter(read), finish, self._finished, stop), name="stepcot-finish", daemon=True
         )
         # Also at the exit of the interpreter, before the modules that the workers' ends need are gone.
-        self._close = weakref.finalize(
-            self, _shut_down, self._known, self._processes, iterator, self._finished, stop, thread
-        )
+        self._close = weakref.finalize(self, _shut_down, self._roll, self._finished, stop, thread)
         thread.start()
 
     def next(self) -> Any:
         ended_at: float | None = None
         while True:
-            all_known = len(self._processes) == self._num_workers
+            all_known = len(self._roll.processes) == self._num_workers
+            if not all_known:
+                self._roll.look()
             try:
-                item, error = self._finished.get(timeout=_POLL_SECONDS if all_known else _LOOK_SECONDS)
+                item, error = self._finished.get(timeout=_POLL_SECONDS if all_known else LOOK_SECONDS)
             except queue.Empty:
                 # Grain notices most ends of workers itself; one that ends while it writes leaves it waiting.
-                if ended_at is None and self._describe_ended():
+                if ended_at is None and self._roll.describe_ended():
                     ended_at = time.monotonic()
                 if ended_at is not None and time.monotonic() - ended_at > _GRACE_SECONDS:
                     raise self._stopped("") from None
                 continue
             if error is None:
-                self._find_processes()
                 return item
             if type(error) is RuntimeError and _GRAIN_SAYS in str(error):
                 raise self._stopped(str(error).partition(". ")[0]) from None
@@ -158,24 +146,8 @@ class _Workers:
     def close(self) -> None:
         self._close()
 
-    def _find_processes(self) -> None:
-        if len(self._processes) == self._num_workers:
-            return
-        for process in multiprocessing.active_children():
-            if process.name.startswith(_WORKER_NAME) and process.pid not in self._others | self._processes.keys():
-                self._processes[process.pid] = process
-                with contextlib.suppress(FileNotFoundError):  # the folder may be gone, which tells them as much
-                    Path(self._known.name, str(process.pid)).touch()
-        if len(self._processes) == self._num_workers:
-            self._known.cleanup()
-
-    def _describe_ended(self) -> str:
-        self._find_processes()
-        ended = {pid: process.exitcode for pid, process in self._processes.items() if process.exitcode}
-        return ", ".join(f"process {pid} {_describe_exit(code)}" for pid, code in ended.items())
-
     def _stopped(self, otherwise: str) -> RunStopped:
-        which = self._describe_ended() or otherwise
+        which = self._roll.describe_ended() or otherwise
         return RunStopped(
             f"one of the {self._num_workers} worker processes that read images is gone: {which}; SIGKILL is most often "
             "too little memory, SIGBUS too little /dev/shm; config.data.num_workers may be lower, or 0 to read without"
@@ -183,66 +155,46 @@ class _Workers:
 
 
 def _feed(iterator: Any, finish: Finish, finished: queue.Queue, stop: threading.Event) -> None:
-    """Put every finished item, and at last what ended them, into the queue, until told to stop."""
+    """Put every finished item, and at last what ended them, into the queue, until told to stop; then end the workers.
+
+    Nobody else touches the iterator: closed under the hands of who waits for it, it might never come back.
+    """
     error: BaseException | None = None
-    while not stop.is_set():
+    while not stop.is_set() and error is None:
         item = None
         try:
             item = finish(next(iterator))
         except BaseException as raised:  # all of it goes to the thread that asks for items
             error = raised
         while not stop.is_set():
-            try:
+            with contextlib.suppress(queue.Full):
                 finished.put((item, error), timeout=_POLL_SECONDS)
                 break
-            except queue.Full:
-                continue
-        if error is not None:
-            return
+    iterator.close()
 
 
-def _shut_down(
-    known: tempfile.TemporaryDirectory,
-    processes: dict[int | None, Any],
-    iterator: Any,
-    finished: queue.Queue,
-    stop: threading.Event,
-    thread: threading.Thread,
-) -> None:
-    known.cleanup()
+def _shut_down(roll: RollCall, finished: queue.Queue, stop: threading.Event, thread: threading.Thread) -> None:
+    """End the thread, and with it the workers: those that do not end by themselves, and at once where one is gone."""
     stop.set()
-    # The thread first: closed under its hands, Grain's iterator might never come back to it.
+    roll.look()
+    roll.close()
+    if roll.describe_ended() or not _await(thread, finished):
+        roll.kill()
+        # A thread that waits for the rest of a message of one that was killed never ends; it has nothing and does
+        # nothing, and is left alone.
+        _await(thread, finished)
+
+
+def _await(thread: threading.Thread, finished: queue.Queue) -> bool:
+    """Whether the thread ends within the time of grace; what it has finished is dropped."""
     deadline = time.monotonic() + _GRACE_SECONDS
     while thread.is_alive() and time.monotonic() < deadline:
         with contextlib.suppress(queue.Empty):
             finished.get_nowait()
-        thread.join(timeout=0.02)
-    if thread.is_alive():  # Grain waits for a worker that may never answer; collecting its iterator would wait as well
-        _ABANDONED.append(iterator)
-        for process in processes.values():
-            process.kill()
-    else:
-        iterator.close()
+        thread.join(timeout=LOOK_SECONDS)
+    return not thread.is_alive()
 
 
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
-def _start_worker(known: Path, number: int, num_workers: int) -> None:  # noqa: ARG001 (Grain gives both)
-    """Leave Ctrl-C to the parent, which closes its workers, end with it even where it had no time to; wait for it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        parent.join()  # type: ignore[union-attr]
-        os._exit(1)
-
-    threading.Thread(target=watch, name="stepcot-watch-parent", daemon=True).start()
-    while known.exists() and not (known / str(os.getpid())).exists():
-        time.sleep(_LOOK_SECONDS)
+def _start_worker(waiting: Path, number: int, num_workers: int) -> None:  # noqa: ARG001 (Grain gives both)
+    """What Grain has a worker do before it reads."""
+    report(waiting)

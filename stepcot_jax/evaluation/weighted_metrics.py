@@ -26,7 +26,7 @@ def weighted_figures(
       [resample, figure] in the order of `FIGURES`; NaN where a figure is undefined in the resample.
     """
     num_answers = probabilities.shape[1]
-    confusion = _weigh_confusion(weights, truth=truth, answers=probabilities.argmax(axis=1), num_answers=num_answers)
+    confusion = weigh_confusion(weights, truth=truth, answers=probabilities.argmax(axis=1), num_answers=num_answers)
     positive = confusion.sum(axis=2)
     answered = confusion.sum(axis=1)
     right = np.diagonal(confusion, axis1=1, axis2=2)
@@ -55,10 +55,20 @@ def mean_defined(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return _macro(values, ~np.isnan(values))
 
 
-def _weigh_confusion(
+def weigh_confusion(
     weights: npt.NDArray[np.int64], *, truth: npt.NDArray[np.integer], answers: npt.NDArray[np.intp], num_answers: int
 ) -> npt.NDArray[np.float64]:
-    """Weight of the cases [resample, truth, answer]."""
+    """How often each answer meets each truth in each resample.
+
+    Args:
+      weights: [resample, case], how often a case counts.
+      truth: [case].
+      answers: [case].
+      num_answers: of the step.
+
+    Returns:
+      [resample, truth, answer].
+    """
     cells = np.zeros((len(truth), num_answers**2))
     cells[np.arange(len(truth)), truth * num_answers + answers] = 1
     # Whole numbers far below 2^53: in float64 the product is exact, and it is the fast one.

@@ -52,6 +52,7 @@ def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[s
         *(Column(HEADINGS[figure], "percent", published=True) for figure in shown),
     )
     notes = [f"Test split, seeds {list(seeds)}.", INTERVALS]
+    notes.append("The most frequent answer is that of the whole split, which no model is told; its resamples keep it.")
     if shown:
         notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are not known here.")
     return Table(name, title, columns, tuple(rows), tuple(notes))

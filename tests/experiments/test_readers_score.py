@@ -340,6 +340,17 @@ def test_intervals_of_agreement_are_those_of_the_resampled_cases(answers, compar
             assert found.share.low < found.share.value < found.share.high
 
 
+def test_of_one_patient_there_are_agreements_and_no_intervals(sample, answers):
+    _, key = sample
+    cases = tuple(msgspec.structs.replace(case, patient_id="p") for case in key.cases)
+    one = msgspec.structs.replace(key, cases=cases)
+    forms = [form_of(key, name, answers[name]) for name in READERS]
+    for step, of_many in zip(compare_readers(one, forms).steps, compare_readers(key, forms).steps, strict=True):
+        for found, expected in zip(step.agreements, of_many.agreements, strict=True):
+            assert (found.share.value, found.kappa.value) == (expected.share.value, expected.kappa.value)
+            assert np.isnan([found.share.low, found.share.high, found.kappa.low, found.kappa.high]).all()
+
+
 def form_of(key, name, labels):
     return FilledForm(name, f"{name}.csv", np.asarray(labels, np.int32))
 

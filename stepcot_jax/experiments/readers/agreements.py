@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int32
 from stepcot_jax.annotate.agreement import cohen_kappa, fleiss_kappa
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.intervals import Interval, percentiles
-from stepcot_jax.evaluation.weighted_metrics import divide
+from stepcot_jax.evaluation.weighted_metrics import divide, weigh_confusion
 
 LEVEL = 0.95
 """Share of the resampled figures inside an interval."""
@@ -95,5 +95,5 @@ def _fleiss(
 def _cohen(
     found: Int32[np.ndarray, "case 2"], num_answers: int, weights: Float64[np.ndarray, "resample case"]
 ) -> Float64[np.ndarray, "resample"]:
-    cells = found[:, :1] * num_answers + found[:, 1:] == np.arange(num_answers**2)
-    return cohen_kappa((weights @ cells).reshape(len(weights), num_answers, num_answers))
+    one, other = found.T
+    return cohen_kappa(weigh_confusion(weights, truth=one, answers=other, num_answers=num_answers))
