@@ -204,6 +204,7 @@ def end_while_writing(marks, at, step):
         while frame is not None and frame.f_code.co_name != "_put_dataset_elements_in_buffer":
             frame = frame.f_back
         if frame is not None:
+            time.sleep(0.5)  # for the thread that writes what was read before
             writer = frame.f_locals["buffer"]._writer
             os.write(writer.fileno(), struct.pack("!i", 1000) + b"part")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -253,7 +254,7 @@ def test_no_worker_reads_before_it_is_known(monkeypatch, tmp_path):
 
 def test_closing_waits_for_no_worker_that_is_gone_or_hangs(monkeypatch, tmp_path):
     iterator = reader_that_ends(monkeypatch, tmp_path, at=5, num_workers=2)
-    assert next(iterator) == 0
+    assert take(iterator, 2) == [0, 1]
     wait_for((tmp_path / "5").exists)
     start = time.monotonic()
     iterator.close()
@@ -265,6 +266,52 @@ def test_closing_waits_for_no_worker_that_is_gone_or_hangs(monkeypatch, tmp_path
     start = time.monotonic()
     iterator.close()
     assert time.monotonic() - start < 20
+    assert not multiprocessing.active_children()
+
+
+def read_slowly(step):
+    time.sleep(0.1)
+    return np.int64(step)
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_closing_at_the_start_waits_for_nobody(reported):
+    items = grain.MapDataset.range(10).map(read_slowly)
+    workers = reading_ahead._Workers(items, int, num_threads=0, num_workers=2)
+    wait_for(lambda: len(multiprocessing.active_children()) == 2)
+    if reported:
+        wait_for(lambda: len(list(workers._roll.waiting.iterdir())) == 2)
+    start = time.monotonic()
+    workers.close()
+    assert time.monotonic() - start < 9  # two times of grace are ten seconds
+    assert not multiprocessing.active_children()
+
+
+def test_signals_to_the_whole_group_are_left_to_the_parent():
+    items = grain.MapDataset.range(20).map(read_slowly)
+    workers = reading_ahead._Workers(items, int, num_threads=0, num_workers=2)
+    found = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        wait_for(lambda: len(multiprocessing.active_children()) == 2)  # at first as soon as they are there
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, number)
+            os.kill(process.pid, signal.SIGTERM)
+        found += [workers.next() for _ in range(5)]
+    assert found == list(range(10))
+    workers.close()
+    assert not multiprocessing.active_children()
+
+
+def refuse_oddly(_):
+    error = ValueError("no")
+    error.reason = lambda: "cannot be pickled"
+    raise error
+
+
+def test_an_error_that_cannot_cross_ends_in_a_message():
+    iterator = reading_ahead.ReadAhead(grain.MapDataset.range(9).map(refuse_oddly), int, num_threads=0, num_workers=1)
+    with pytest.raises(RunStopped, match="ended with exit code 1"):
+        next(iterator)
     assert not multiprocessing.active_children()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import grain
 from absl import flags
 
-from stepcot_jax.data.roll_call import LOOK_SECONDS, RollCall, report
+from stepcot_jax.data.roll_call import LOOK_SECONDS, RollCall, hold_signals, report
 from stepcot_jax.errors import RunStopped
 
 Finish = Callable[[Any], Any]
@@ -159,6 +159,7 @@ def _feed(iterator: Any, finish: Finish, finished: queue.Queue, stop: threading.
 
     Nobody else touches the iterator: closed under the hands of who waits for it, it might never come back.
     """
+    hold_signals()
     error: BaseException | None = None
     while not stop.is_set() and error is None:
         item = None
@@ -176,10 +177,15 @@ def _feed(iterator: Any, finish: Finish, finished: queue.Queue, stop: threading.
 def _shut_down(roll: RollCall, finished: queue.Queue, stop: threading.Event, thread: threading.Thread) -> None:
     """End the thread, and with it the workers: those that do not end by themselves, and at once where one is gone."""
     stop.set()
-    roll.look()
-    roll.close()
-    if roll.describe_ended() or not _await(thread, finished):
-        roll.kill()
+    try:
+        roll.look()
+    finally:
+        roll.close()
+    if threading.current_thread() is thread:  # garbage is collected anywhere
+        return
+    ended = not roll.describe_ended() and _await(thread, finished)
+    roll.kill()
+    if not ended:
         # A thread that waits for the rest of a message of one that was killed never ends; it has nothing and does
         # nothing, and is left alone.
         _await(thread, finished)

@@ -12,6 +12,8 @@ import signal
 import tempfile
 import threading
 import time
+import traceback
+from multiprocessing import queues, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -21,6 +23,7 @@ LOOK_SECONDS = 0.02
 """How often a worker that waits, and who waits for workers, look again."""
 
 _KILL_SECONDS = 5.0
+_OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 
 
 class RollCall:
@@ -46,7 +49,7 @@ class RollCall:
         if reported:
             children = {process.pid: process for process in multiprocessing.active_children()}
             self.processes |= {number: children[number] for number in reported if number in children}
-        for number in reported:
+        for number in self.processes.keys() & reported:  # one that Python does not know of yet has to wait
             (self.waiting / str(number)).unlink(missing_ok=True)
 
     def describe_ended(self) -> str:
@@ -62,18 +65,31 @@ class RollCall:
             process.join(_KILL_SECONDS)
 
     def close(self) -> None:
-        """Let everybody go on, also those that have not reported yet."""
-        with contextlib.suppress(FileNotFoundError):  # at once: who looks for a file in it finds none from now on
+        """Send those home that wait, or have not reported yet."""
+        with contextlib.suppress(FileNotFoundError):  # at once, whatever is written to it in the meantime
             self.waiting.rename(self.waiting.with_name("over"))
         self._folder.cleanup()
+
+
+def hold_signals() -> None:
+    """Keep the signals that are the parent's alone from workers that this thread, or one of its threads, starts.
+
+    They are blocked from a worker's first moment, and ignored once it reports.
+    """
+    resource_tracker.ensure_running()  # which would let them through again, were it started later
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
 
 
 def report(waiting: Path) -> None:
     """In a worker: say who one is, wait to be known, and from now on end with the parent.
 
-    Ctrl-C is left to the parent, which closes its workers.
+    Ctrl-C and SIGTERM may reach a whole group of processes; they are left to the parent, which closes its workers.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _OF_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_PARENT)
+    # A message that cannot be pickled would be dropped, and waited for.
+    queues.Queue._on_queue_feeder_error = staticmethod(_end_with)  # type: ignore[attr-defined]
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -87,6 +103,13 @@ def report(waiting: Path) -> None:
         own.touch()
     while own.exists():
         time.sleep(LOOK_SECONDS)
+    if not waiting.exists():  # closed before anything was read
+        os._exit(1)
+
+
+def _end_with(error: BaseException, _: object) -> None:
+    traceback.print_exception(error)
+    os._exit(1)
 
 
 def _describe_exit(code: int) -> str:
