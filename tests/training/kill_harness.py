@@ -1,6 +1,6 @@
 """Kill a run with SIGKILL at random moments until it has ended, and compare it with one that was never killed.
 
-python tests/training/kill_harness.py --kills 100 [--seed 0] [--folder DIR]
+python tests/training/kill_harness.py --kills 100 [--seed 0] [--workers 0] [--folder DIR]
 
 A child process is forked for each start, once everything is imported and before jax has made its threads, so that a
 start takes a second or two. The moments are drawn over the whole of a start: while data are made, while the program is
@@ -29,7 +29,7 @@ LONG = {"training__joint_epochs": 10, "training__log_every": 1, "training__check
 """Many short epochs and a checkpoint every 0.3 s, so that much of the time is a save."""
 
 
-def start(workdir: pathlib.Path, log: pathlib.Path) -> int:
+def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
     """Fork a child that trains; its process id."""
     child = os.fork()
     if child:
@@ -40,7 +40,7 @@ def start(workdir: pathlib.Path, log: pathlib.Path) -> int:
         os.dup2(output, 1)
         os.dup2(output, 2)
         inputs.make_resnet = lambda name: LinearEncoder()
-        jobs.Run(small_settings(**LONG), workdir).execute()
+        jobs.Run(small_settings(**LONG, data__num_workers=num_workers), workdir).execute()
         code = 0
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)
@@ -48,9 +48,9 @@ def start(workdir: pathlib.Path, log: pathlib.Path) -> int:
         os._exit(code)
 
 
-def run_once(workdir: pathlib.Path, log: pathlib.Path, *, kill_after: float | None) -> str:
+def run_once(workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill_after: float | None) -> str:
     """How a start ended: "finished", "killed", "killed while saving" or "failed"."""
-    child, deadline = start(workdir, log), None if kill_after is None else time.monotonic() + kill_after
+    child, deadline = start(workdir, log, num_workers), None if kill_after is None else time.monotonic() + kill_after
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
@@ -81,6 +81,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="processes that read; each takes seconds to start")
     parser.add_argument("--folder", type=pathlib.Path, default=None)
     options = parser.parse_args()
     folder = options.folder or pathlib.Path(tempfile.mkdtemp(prefix="stepcot-kills-"))
@@ -88,7 +89,7 @@ def main() -> int:
     moments = random.Random(options.seed)  # noqa: S311 - not for secrets
     log = folder / "log"
     begin = time.monotonic()
-    assert run_once(folder / "whole", log, kill_after=None) == "finished", log.read_text()[-2000:]
+    assert run_once(folder / "whole", log, options.workers, kill_after=None) == "finished", log.read_text()[-2000:]
     longest = time.monotonic() - begin
     counts: dict[str, int] = {"finished": 0, "killed": 0, "killed while saving": 0, "failed": 0}
     runs, lost = 0, []
@@ -98,7 +99,7 @@ def main() -> int:
             # A run that is killed too early every time would never end: later starts get more time.
             tries += 1
             seconds = moments.uniform(0, longest) if tries % 8 else None
-            ended = run_once(workdir, log, kill_after=seconds)
+            ended = run_once(workdir, log, options.workers, kill_after=seconds)
             counts[ended] += 1
             if ended == "failed":
                 print(log.read_text()[-3000:], file=sys.stderr)
