@@ -13,7 +13,7 @@ from stepcot_jax.evaluation.intervals import Interval, percentiles
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.evaluation.resamples import count_patients, draw_weights
 from stepcot_jax.evaluation.weighted_metrics import divide
-from stepcot_jax.experiments.readers.agreements import LEVEL, Agreement, measure_agreements
+from stepcot_jax.experiments.readers.agreements import LEVEL, Agreement, Answers, measure_agreements
 from stepcot_jax.experiments.readers.filled import FilledForm
 from stepcot_jax.experiments.readers.key import Key
 from stepcot_jax.experiments.readers.signs import compare_signs
@@ -145,8 +145,8 @@ def _draw(key: Key, *, num_resamples: int, seed: int) -> Float64[np.ndarray, "re
 
 def _measure(
     key: Key,
-    people: Mapping[str, Int32[np.ndarray, "case step"]],
-    models: Mapping[str, Int32[np.ndarray, "case step"]],
+    people: Answers,
+    models: Answers,
     weights: Float64[np.ndarray, "resample case"],
 ) -> tuple[dict[str, list[Interval]], dict[str, list[Interval]]]:
     """Accuracy of everyone and gain of each model over the readers, by step; all in the same resamples."""
