@@ -15,11 +15,11 @@ from unittest import mock
 import numpy as np
 
 from configs import base, quickstart
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.features.importing import import_features
-from stepcot_jax.jobs import Run
-from stepcot_jax.settings import make_settings
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.settings.run_settings import make_settings
 from stepcot_jax.training import checkpoints
 from stepcot_jax.training.checkpoints import Checkpoints
 from stepcot_jax.training.loop import Loop

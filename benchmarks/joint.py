@@ -15,13 +15,13 @@ import jax.numpy as jnp
 
 from benchmarks.measure import make_sgemm, peak_megabytes, sgemm_gflop, time_in_turn
 from benchmarks.plain import PlainTeacher, make_plain_optimizer
+from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.process_memory import release_freed_memory
-from stepcot_jax.training.gradients import Objective
+from stepcot_jax.systems.gradients import Objective
+from stepcot_jax.systems.updates import make_joint_step, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Networks, init_params
-from stepcot_jax.training.steps import make_joint_step, start_state
 
 ANSWERS = (4, 4, 6, 7, 5, 7, 9)
 IMAGE_WIDTH, TEXT_WIDTH = 512, 768

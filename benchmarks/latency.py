@@ -9,11 +9,11 @@ import numpy as np
 from benchmarks.encoders import make_clip
 from benchmarks.joint import ANSWERS, TEXT_WIDTH, make_batch
 from benchmarks.measure import median_of_ratios, time_in_turn
-from stepcot_jax.data.images import Preprocessing, normalise, resize_image
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
 from stepcot_jax.models.single_reading import join_heads, split_heads
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.training.gradients import read_as_teacher
+from stepcot_jax.systems.gradients import read_as_teacher
 from stepcot_jax.training.state import Networks, init_params
 
 RADIOGRAPH_SIZE = 1024
@@ -25,7 +25,7 @@ def measure_latency(rounds: int) -> dict[str, float]:
     text_features = jax.random.normal(jax.random.key(3), (len(ANSWERS), TEXT_WIDTH))
     init = jax.jit(lambda key: init_params(networks, key=key, batch=make_batch(1), text_features=text_features))
     params = init(jax.random.key(0))
-    split = split_heads(params["teacher"])  # as `stepcot_jax.predict` reads
+    split = split_heads(params["teacher"])  # as `stepcot_jax.predict.__main__` reads
     clip_params, clip = make_clip()
     teacher = jax.jit(
         lambda split, features: read_as_teacher(networks, join_heads(split), features, text_features, key=None).logits

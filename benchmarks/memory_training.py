@@ -32,9 +32,9 @@ from benchmarks.memory_use import (
     read_split,
 )
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.errors import BadInput, run_tool
-from stepcot_jax.experiments.weights import Weights
+from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.losses.hard_label import hard_label_loss
+from stepcot_jax.tables.cell_networks import Weights
 from stepcot_jax.training.optimizers import make_optimizer
 
 Split = tuple[np.ndarray, np.ndarray]

@@ -19,18 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from stepcot_jax.batches import evaluation_batches, iterate
 from stepcot_jax.chain import Chain
-from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.data.batches import evaluation_batches, iterate
 from stepcot_jax.evaluation.distributions import own_logits, softmax
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
-from stepcot_jax.experiments.weights import Weights, load_weights
-from stepcot_jax.inputs import Inputs, load_inputs
+from stepcot_jax.features.inputs import Inputs, load_inputs
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.teacher import TeacherReading
-from stepcot_jax.terminal import Terminal
-from stepcot_jax.trained.reader import NOT_GIVEN
-from stepcot_jax.training.gradients import encode_images
+from stepcot_jax.predict.reader import NOT_GIVEN
+from stepcot_jax.systems.gradients import encode_images
+from stepcot_jax.tables.cell_networks import Weights, load_weights
 
 OWN, TRUE, RANDOM, OF_ANOTHER = "own", "true", "random", "another case's"
 

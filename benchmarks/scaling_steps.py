@@ -12,12 +12,12 @@ from benchmarks.communication import read_collectives, totals
 from benchmarks.measure import make_sgemm, sgemm_gflop, time_in_turn
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.systems.gradients import Objective, student_part, teacher_part
+from stepcot_jax.systems.updates import StepFunction, make_joint_step, start_state
 from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
-from stepcot_jax.training.gradients import Objective, student_part, teacher_part
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.parallel import Devices, Transform
 from stepcot_jax.training.state import Networks, TrainState, count_parameters, init_params
-from stepcot_jax.training.steps import StepFunction, make_joint_step, start_state
 
 
 @dataclasses.dataclass(frozen=True)

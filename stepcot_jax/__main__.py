@@ -7,7 +7,7 @@ import runpy
 import sys
 
 from stepcot_jax import __version__
-from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.host.errors import BadInput, run_tool
 
 
 def find_tools() -> dict[str, str]:

@@ -9,7 +9,7 @@ import re
 import string
 from collections.abc import Sequence
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 NOT_ANNOTATED = -100
 """Label of a question that nobody answered: it takes part in no loss and in no metric."""

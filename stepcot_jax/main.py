@@ -9,9 +9,9 @@ import pathlib
 
 from absl import app, flags, logging
 
-from stepcot_jax.command_line import define_flags, parse
-from stepcot_jax.errors import BadInput, end_process, run_tool
-from stepcot_jax.settings import make_settings
+from stepcot_jax.host.errors import BadInput, end_process, run_tool
+from stepcot_jax.settings.flags import define_flags, parse
+from stepcot_jax.settings.run_settings import make_settings
 
 
 def main(arguments: list[str]) -> None:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
             num_processes=flags.FLAGS.num_processes,
             process_id=flags.FLAGS.process_id,
         )
-        from stepcot_jax.jobs import Run
+        from stepcot_jax.run.training_run import Run
 
         logging.set_verbosity(logging.WARNING)  # Orbax and Grain tell of every file they touch
         Run(settings, pathlib.Path(flags.FLAGS.workdir)).execute()

@@ -16,7 +16,7 @@ from stepcot_jax.chain import (
     fold,
     read_options,
 )
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 PATTERN = Step("Pattern", "Which pattern?", ("Consolidation", "Reticular", "Ill-defined  nodules", "N/A"))
 

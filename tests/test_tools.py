@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from stepcot_jax.errors import run_tool
+from stepcot_jax.host.errors import run_tool
 
 ROOT = pathlib.Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu"}

@@ -12,14 +12,13 @@ import pytest
 
 from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.prompts import write_prompts
 from stepcot_jax.encoders.prompt_vectors import encode_prompts
+from stepcot_jax.encoders.prompts import write_prompts
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.evaluation.calibration import Calibration, write_calibration
-from stepcot_jax.settings import make_settings, write_settings
-from stepcot_jax.systems import make_networks
-from stepcot_jax.trained import loading
-from stepcot_jax.trained.stored_reading import write_reading
+from stepcot_jax.run.stored_reading import write_reading
+from stepcot_jax.settings.run_settings import make_settings, write_settings
+from stepcot_jax.systems.building import make_networks
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.state import TrainState, init_params
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from stepcot_jax.annotate.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
-from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.host.errors import BadInput, run_tool
 
 _VOTER_FIELDS = ("base-url", "key-variable")
 
@@ -25,7 +25,7 @@ def annotate(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.output import as_markdown
     from stepcot_jax.annotate.pipeline import Plan, annotate_source
     from stepcot_jax.chain import DEFAULT_CHAIN
-    from stepcot_jax.terminal import Terminal
+    from stepcot_jax.host.terminal import Terminal
 
     if options.annotator == "llm" and not options.model:
         raise BadInput("--model: found nothing, accepted with --annotator=llm is the name of a model")

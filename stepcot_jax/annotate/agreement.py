@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int, Real
 
 from stepcot_jax.annotate.alignment import Aligned
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)

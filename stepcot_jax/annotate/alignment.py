@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepcot_jax.chain import Chain, fold
-from stepcot_jax.data import published
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.records import Collection, read_records
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import Collection, read_records
+from stepcot_jax.host.errors import BadInput
 
 _NUM_SHOWN = 80
 
@@ -58,7 +58,7 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
     Raises:
       BadInput: a file cannot be used, chains or reports differ, or there is no record that all have.
     """
-    roots = [path.parent if path.is_file() and path.name == published.FILE_NAME else path for path in paths]
+    roots = [path.parent if path.is_file() and path.name == data_json.FILE_NAME else path for path in paths]
     collections = tuple(map(read_annotator, roots))
     first = collections[0]
     for other in collections[1:]:
@@ -86,7 +86,7 @@ def read_annotator(root: Path) -> Collection:
         return collection
     first, more = collection.set_aside[0], len(collection.set_aside) - 1
     others = f"; {more} more of the {more + 1 + len(collection.cases)} records are bad" if more else ""
-    where = f"{root / published.FILE_NAME}: record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r})"
+    where = f"{root / data_json.FILE_NAME}: record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r})"
     raise BadInput(f"{where}: {first.reason}{others}")
 
 
@@ -120,8 +120,8 @@ def _require_same_chain(first: Collection, other: Collection) -> None:
     if differing:
         step = other.chain.steps[differing[0]]
         raise BadInput(
-            f"{other.root / published.FILE_NAME}: step {differing[0] + 1}: found the options {list(step.options)}, "
-            f"accepted are those of {first.root / published.FILE_NAME}"
+            f"{other.root / data_json.FILE_NAME}: step {differing[0] + 1}: found the options {list(step.options)}, "
+            f"accepted are those of {first.root / data_json.FILE_NAME}"
         )
 
 
@@ -129,7 +129,7 @@ def _require_same_report(cases: Sequence[Case], collections: Sequence[Collection
     for case, collection in zip(cases[1:], collections[1:], strict=True):
         for field in ("patient_id", "report"):
             if getattr(case, field) != getattr(cases[0], field):
-                path, first = (each.root / published.FILE_NAME for each in (collection, collections[0]))
+                path, first = (each.root / data_json.FILE_NAME for each in (collection, collections[0]))
                 raise BadInput(
                     f"{path}: image_path {case.image_path[:_NUM_SHOWN]!r}: field {field}: "
                     f"found another than in {first}, accepted is the same"

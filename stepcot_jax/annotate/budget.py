@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 
 
 class Budget:

@@ -13,7 +13,7 @@ from stepcot_jax.annotate.budget import Budget
 from stepcot_jax.annotate.endpoint import Endpoint, Unreadable, connect, hide_key, read_key
 from stepcot_jax.annotate.prompt import Message
 from stepcot_jax.annotate.replies import Reply, bound_prompt_tokens, read_reply, read_wait
-from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 
 FORMS = ("json_schema", "json_object", "plain")
 """How a JSON answer is asked for, from the strictest; an endpoint that refuses one is asked in the next."""

@@ -30,10 +30,10 @@ from jaxtyping import Int
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Report
 from stepcot_jax.annotate.rules import annotate_report, describe_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.records import SetAside
+from stepcot_jax.data.records.records import SetAside
 from stepcot_jax.data.sources.iu_coding import read_coding
 from stepcot_jax.data.sources.iu_xray import ORIGIN, read_reports
-from stepcot_jax.errors import run_tool
+from stepcot_jax.host.errors import run_tool
 
 Coded = tuple[Report, tuple[str, ...]]
 """A report with the major headings of its coding."""

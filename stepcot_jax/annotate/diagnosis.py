@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from stepcot_jax.annotate import terms
 from stepcot_jax.annotate.annotation import CONFLICTING_FINDINGS, NO_REPORT, OUTSIDE_TAXONOMY, CannotAnnotate
 from stepcot_jax.annotate.assertions import Status
-from stepcot_jax.annotate.reading import Mention, Reading
+from stepcot_jax.annotate.report_reading import Mention, Reading
 
 URGENCY = (
     terms.PNEUMOTHORAX,

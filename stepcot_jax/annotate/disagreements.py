@@ -12,8 +12,8 @@ from typing import Any
 from stepcot_jax.annotate.agreement import StepComparison, as_markdown, show_figure
 from stepcot_jax.annotate.alignment import Aligned, Unit
 from stepcot_jax.chain import NOT_ANNOTATED, Step
-from stepcot_jax.errors import make_workdir
-from stepcot_jax.files import write_whole
+from stepcot_jax.host.errors import make_workdir
+from stepcot_jax.host.files import write_whole
 
 PAGE_NAME = "disagreements.html"
 

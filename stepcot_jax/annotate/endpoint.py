@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import AsyncIterator
 from typing import Any
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"

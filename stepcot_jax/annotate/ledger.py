@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.annotate.prompt import Message
-from stepcot_jax.errors import BadInput, RunStopped, make_workdir
-from stepcot_jax.locks import lock_file
+from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
+from stepcot_jax.host.locks import lock_file
 
 FORMAT = "stepcot_jax ledger 1"
 SUFFIX = ".jsonl"

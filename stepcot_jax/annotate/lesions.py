@@ -23,7 +23,7 @@ from stepcot_jax.annotate.places import (
     relative_clause,
     whole_sentence,
 )
-from stepcot_jax.annotate.reading import Mention, Reading
+from stepcot_jax.annotate.report_reading import Mention, Reading
 from stepcot_jax.chain import NOT_APPLICABLE
 
 _MOST_MENTIONS = 30

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from stepcot_jax.annotate.annotation import NO_ANSWER, Annotation, CannotAnnotate, Report
-from stepcot_jax.annotate.answers import BadAnswer, read_chain_answer
 from stepcot_jax.annotate.budget import Budget
 from stepcot_jax.annotate.client import Client, Reply
 from stepcot_jax.annotate.endpoint import Endpoint
 from stepcot_jax.annotate.ledger import Entry, Identity, Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.model_answers import BadAnswer, read_chain_answer
 from stepcot_jax.annotate.prompt import PROMPT_VERSION, Message, Prompt, write_repair
 from stepcot_jax.chain import Chain
 

@@ -19,19 +19,19 @@ from stepcot_jax.annotate.annotation import REASONS, Annotation, Report
 from stepcot_jax.annotate.reports import REPEATED, UNREADABLE, Refused
 from stepcot_jax.annotate.run import Outcome, Provenance
 from stepcot_jax.chain import Chain
-from stepcot_jax.data import published
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.record_reader import ImageLocator
-from stepcot_jax.data.records import write_records
-from stepcot_jax.errors import BadInput
-from stepcot_jax.files import write_whole
-from stepcot_jax.locks import LOCK_NAME
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.data.records.records import write_records
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.locks import LOCK_NAME
 
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
 LEDGER_FOLDER = "ledger"
 
-_TAKEN = (published.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", LEDGER_FOLDER, LOCK_NAME)
+_TAKEN = (data_json.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", LEDGER_FOLDER, LOCK_NAME)
 _ORDER = (UNREADABLE, REPEATED, *REASONS)
 
 

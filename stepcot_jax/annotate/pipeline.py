@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from stepcot_jax import __version__
-from stepcot_jax.annotate import checks
+from stepcot_jax.annotate import annotation_checks
 from stepcot_jax.annotate.annotation import Annotation, Report
 from stepcot_jax.annotate.budget import Budget, count_spent
 from stepcot_jax.annotate.client import Client
@@ -22,10 +22,10 @@ from stepcot_jax.annotate.rules import annotate_report
 from stepcot_jax.annotate.run import Outcome, Process, Provenance, process_reports
 from stepcot_jax.annotate.voting import QualityAssurance
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain
-from stepcot_jax.data import published
-from stepcot_jax.errors import BadInput, RunStopped
-from stepcot_jax.locks import lock_folder
-from stepcot_jax.terminal import Terminal
+from stepcot_jax.data.records import data_json
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.locks import lock_folder
+from stepcot_jax.host.terminal import Terminal
 
 _Annotate = Callable[[Report], Awaitable[tuple[Annotation, Provenance]]]
 
@@ -128,7 +128,7 @@ def _annotate_into(source: Path, folder: Path, plan: Plan, terminal: Terminal, n
 
 
 def _require_no_result(source: Path, folder: Path, plan: Plan) -> None:
-    path = folder / published.FILE_NAME
+    path = folder / data_json.FILE_NAME
     if path.exists() and (not plan.overwrite or _is_read_from(source, path)):
         raise BadInput(
             f"{path}: found records there, accepted is a folder without (or --overwrite, if they are not the source)"
@@ -137,7 +137,7 @@ def _require_no_result(source: Path, folder: Path, plan: Plan) -> None:
 
 def _is_read_from(source: Path, result_path: Path) -> bool:
     """Whether the reports would be read from the very file that the result replaces."""
-    file = source / published.FILE_NAME if source.is_dir() else source
+    file = source / data_json.FILE_NAME if source.is_dir() else source
     return file.exists() and file.samefile(result_path)
 
 
@@ -210,9 +210,9 @@ def _prepare(folder: Path, plan: Plan, budget: Budget, interviewers: list[Interv
     assurance = QualityAssurance(plan.chain, doubter=doubter, voters=voters)
 
     async def process(report: Report) -> tuple[Annotation, Provenance]:
-        checks.check_report(report)
+        annotation_checks.check_report(report)
         annotation, provenance = await annotate(report)
-        checks.check_annotation(report, annotation, chain=plan.chain)
+        annotation_checks.check_annotation(report, annotation, chain=plan.chain)
         return annotation, provenance + await assurance.examine(report, annotation)
 
     return process

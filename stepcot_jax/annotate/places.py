@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from stepcot_jax.annotate import descriptions
-from stepcot_jax.annotate.reading import Mention, Reading
+from stepcot_jax.annotate.report_reading import Mention, Reading
 from stepcot_jax.annotate.sentences import Sentence
 
 _PHRASE = re.compile(r"[,;:]|\band\b|\bwith\b|\bwithout\b|\bas well as\b|\bversus\b|\bor\b", re.IGNORECASE)

@@ -13,8 +13,8 @@ from typing import BinaryIO
 import msgspec
 
 from stepcot_jax.annotate.annotation import Report
-from stepcot_jax.data.record_reader import ImageLocator, normalise_image_path
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
+from stepcot_jax.host.errors import BadInput
 
 TABLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from stepcot_jax.annotate.annotation import Report
 from stepcot_jax.annotate.report_tables import ACCEPTED, TABLE_SUFFIXES, read_table
-from stepcot_jax.data import published
-from stepcot_jax.data.record_reader import ImageLocator, normalise_image_path
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
+from stepcot_jax.host.errors import BadInput
 
 UNREADABLE = "report that cannot be read"
 REPEATED = "report or image that came before"
@@ -74,9 +74,9 @@ def _choose_reader(source: Path) -> Iterator[Report | Refused]:
         raise BadInput(f"{source}: found nothing there, {ACCEPTED}")
     if source.is_file() and source.suffix.lower() in TABLE_SUFFIXES:
         return read_table(source)
-    if source.is_dir() and (source / published.FILE_NAME).is_file():
+    if source.is_dir() and (source / data_json.FILE_NAME).is_file():
         return _read_published(source)
-    if source.is_file() and source.name == published.FILE_NAME:
+    if source.is_file() and source.name == data_json.FILE_NAME:
         return _read_published(source.parent)
     if is_iu_xray(source):
         return _read_iu_xray(source)
@@ -85,7 +85,7 @@ def _choose_reader(source: Path) -> Iterator[Report | Refused]:
 
 def _read_iu_xray(source: Path) -> Iterator[Report | Refused]:
     """The collection's reports; the one archive has one report a patient, who is named as the report is."""
-    from stepcot_jax.data.records import SetAside
+    from stepcot_jax.data.records.records import SetAside
     from stepcot_jax.data.sources import iu_xray
 
     folder = source if source.is_dir() else source.parent
@@ -104,11 +104,11 @@ def _read_iu_xray(source: Path) -> Iterator[Report | Refused]:
 
 def _read_published(folder: Path) -> Iterator[Report]:
     """The reports of a `data.json`; what its records say of a chain is passed over."""
-    path = folder / published.FILE_NAME
+    path = folder / data_json.FILE_NAME
     locator = ImageLocator(folder, require_images=False)
-    for index, raw in enumerate(published.read_raw_records(path)):
+    for index, raw in enumerate(data_json.read_raw_records(path)):
         try:
-            record = published.decode_record(raw, index=index)
+            record = data_json.decode_record(raw, index=index)
             patient_id = str(record.patient_id).strip()
             if not patient_id:
                 raise BadInput(f"found a blank patient, accepted is an identifier - at `$[{index}].patient_id`")

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from stepcot_jax.annotate.alignment import Aligned, Unit
 from stepcot_jax.annotate.annotation import CannotAnnotate
-from stepcot_jax.annotate.checks import check_consistency
+from stepcot_jax.annotate.annotation_checks import check_consistency
 from stepcot_jax.annotate.disagreements import find_disagreements, show_answer
 from stepcot_jax.annotate.output import bring_images
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data import published
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.records import write_records
-from stepcot_jax.errors import BadInput, make_workdir
-from stepcot_jax.files import write_whole
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import write_records
+from stepcot_jax.host.errors import BadInput, make_workdir
+from stepcot_jax.host.files import write_whole
 
 CONFIRMED = "ok"
 
@@ -86,8 +86,8 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
     """
     if not reviewer.strip() or not reviewer.isprintable() or len(reviewer) > 200:
         raise BadInput(f"--reviewer: found {reviewer[:_NUM_SHOWN]!r}, accepted is a name of one line")
-    if (folder / published.FILE_NAME).exists():
-        raise BadInput(f"{folder / published.FILE_NAME}: found records there, accepted is a folder without")
+    if (folder / data_json.FILE_NAME).exists():
+        raise BadInput(f"{folder / data_json.FILE_NAME}: found records there, accepted is a folder without")
     units = _choose(aligned, every=every)
     verdicts = _read_form(form, aligned, units)
     num_steps = aligned.chain.num_steps

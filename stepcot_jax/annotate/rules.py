@@ -10,9 +10,9 @@ from stepcot_jax.annotate.annotation import Annotation, Report
 from stepcot_jax.annotate.assertions import Status
 from stepcot_jax.annotate.diagnosis import find_diagnosis, is_incidental, rank_first
 from stepcot_jax.annotate.lesions import Answer, Lesion
-from stepcot_jax.annotate.reading import Mention, Reading, read_report
+from stepcot_jax.annotate.report_reading import Mention, Reading, read_report
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 SECONDARY = {
     terms.SHIFT: "Mediastinal shift",

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from stepcot_jax.annotate.annotation import NO_ANSWER, Annotation, CannotAnnotate, Report
 from stepcot_jax.annotate.budget import Budget
 from stepcot_jax.annotate.client import RequestFailed, RequestRefused
-from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 
 Provenance = tuple[tuple[str, str], ...]
 Process = Callable[[Report], Awaitable[tuple[Annotation, Provenance]]]

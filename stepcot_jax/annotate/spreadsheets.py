@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 # What spreadsheets take for the start of a formula, their full-width forms with them.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")

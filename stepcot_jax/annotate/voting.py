@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 
 from stepcot_jax.annotate.annotation import NOT_TRUSTED, VOTED_DOWN, Annotation, CannotAnnotate, Report
-from stepcot_jax.annotate.answers import read_choice, write_chain_answer
 from stepcot_jax.annotate.llm import Interviewer
+from stepcot_jax.annotate.model_answers import read_choice, write_chain_answer
 from stepcot_jax.annotate.prompt import TRUST, VOTES
 from stepcot_jax.chain import Chain
 

@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Int32
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.image_files import ImageFiles
-from stepcot_jax.data.images import Preprocessing
-from stepcot_jax.data.pixels import PixelCache
-from stepcot_jax.data.records import SetAside, write_quarantine
-from stepcot_jax.data.splits import Splits, write_manifest
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.images.image_files import ImageFiles
+from stepcot_jax.data.images.pixels import PixelCache
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import SetAside, write_quarantine
+from stepcot_jax.data.splits.splits import Splits, write_manifest
+from stepcot_jax.host.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)

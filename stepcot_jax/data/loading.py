@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.cases import Case
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.image_check import check_images, folder_files, record_numbers
-from stepcot_jax.data.image_files import ImageFiles, Selection, most_bytes
-from stepcot_jax.data.image_shards import ShardFiles, has_shards, keep_sharded, read_index
-from stepcot_jax.data.images import Preprocessing, decode_image_bytes
-from stepcot_jax.data.near_duplicates import find_near_duplicates, perceptual_hash
-from stepcot_jax.data.phantom import draw_case
-from stepcot_jax.data.pixels import FilePixels, PhantomPixels, PixelCache
-from stepcot_jax.data.records import Collection
+from stepcot_jax.data.images.image_check import check_images, folder_files, record_numbers
+from stepcot_jax.data.images.image_files import ImageFiles, Selection, most_bytes
+from stepcot_jax.data.images.image_shards import ShardFiles, has_shards, keep_sharded, read_index
+from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
+from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
+from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.data.splits import Splits, make_splits, read_splits
-from stepcot_jax.errors import BadInput
-from stepcot_jax.settings import Settings
+from stepcot_jax.data.splits.splits import Splits, make_splits, read_splits
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.settings.run_settings import Settings
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 """Wraps an iterable with a known length and a description, as progress bars do."""

@@ -17,7 +17,7 @@ import grain
 from absl import flags
 
 from stepcot_jax.data.roll_call import LOOK_SECONDS, RollCall, hold_signals, report
-from stepcot_jax.errors import RunStopped
+from stepcot_jax.host.errors import RunStopped
 
 Finish = Callable[[Any], Any]
 

@@ -17,7 +17,7 @@ from multiprocessing import queues, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 LOOK_SECONDS = 0.02
 """How often a worker that waits, and who waits for workers, look again."""

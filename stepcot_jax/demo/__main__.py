@@ -10,7 +10,7 @@ import argparse
 import pathlib
 import sys
 
-from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.host.errors import BadInput, run_tool
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.demo.server import import_gradio, serve
     from stepcot_jax.explain.saliency import Explainer
-    from stepcot_jax.trained import load_trained
+    from stepcot_jax.predict.trained_model import load_trained
 
     gradio = import_gradio()
     explainer = Explainer(load_trained(options.checkpoint, names=(options.model,)), model=options.model)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stepcot_jax.demo.sessions import MAX_MEGABYTES, Session, read_session, take_upload, takes_corrections
-from stepcot_jax.errors import BadInput
 from stepcot_jax.explain.saliency import Explainer
+from stepcot_jax.host.errors import BadInput
 
 _SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
 _SECONDS_KEPT = 1800  # of a radiograph in memory after the last click

@@ -9,9 +9,9 @@ from typing import Any
 
 from stepcot_jax.demo.blocks import make_blocks
 from stepcot_jax.demo.sessions import MAX_MEGABYTES, warm_up
-from stepcot_jax.errors import BadInput
 from stepcot_jax.explain.saliency import Explainer
-from stepcot_jax.pages.markup import read_part
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.report.markup import read_part
 
 # A browser that follows it asks no other host for anything, whatever Gradio's own page names (fonts, scripts).
 _POLICY = (

@@ -7,13 +7,13 @@ import pathlib
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.errors import BadInput
 from stepcot_jax.explain.drawing import explain_pictures
 from stepcot_jax.explain.saliency import Explainer
-from stepcot_jax.files import read_file
-from stepcot_jax.pages.reading_view import write_reading_view
-from stepcot_jax.trained.corrections import label_corrections
-from stepcot_jax.trained.pictures import read_picture
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
+from stepcot_jax.predict.corrections import label_corrections
+from stepcot_jax.predict.radiographs import read_picture
+from stepcot_jax.report.reading_view import write_reading_view
 
 MAX_MEGABYTES = 64
 """Largest upload: the largest detectors write about 50 MB without compression."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from stepcot_jax.data.images import CLIP_MEAN, CLIP_STD, Preprocessing
+from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
 from stepcot_jax.encoders.assignment import Place
 from stepcot_jax.encoders.bert import Bert, bert_table
 from stepcot_jax.encoders.biomedclip import TEXT_PREFIX, biomedclip_table, make_biomedclip
@@ -30,7 +30,7 @@ from stepcot_jax.encoders.config_files import (
 from stepcot_jax.encoders.densenet import DENSENET_CLASSIFIER, FrozenDenseNet, densenet_table
 from stepcot_jax.encoders.torchvision_resnet import RESNET_CLASSIFIER, make_frozen_resnet, resnet_table
 from stepcot_jax.encoders.transformer import TransformerSizes
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 Tensors = Mapping[str, np.ndarray]
 

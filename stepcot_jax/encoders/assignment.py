@@ -8,7 +8,7 @@ from typing import Any
 import flax.traverse_util
 import numpy as np
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 Shape = tuple[int, ...]
 

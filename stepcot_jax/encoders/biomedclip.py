@@ -12,7 +12,7 @@ from stepcot_jax.encoders.assignment import Place
 from stepcot_jax.encoders.bert import Bert, bert_table
 from stepcot_jax.encoders.clip_vision import VisionTransformer, timm_vision_table
 from stepcot_jax.encoders.transformer import TransformerSizes
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 HEAD_WIDTH = 64
 """Width of an attention head in every ViT of timm and every BERT that open_clip's published configs name."""

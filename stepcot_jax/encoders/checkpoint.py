@@ -9,9 +9,9 @@ from jax.typing import DTypeLike
 
 from stepcot_jax.encoders.architecture import Architecture, count_parameters, recognise
 from stepcot_jax.encoders.assignment import assign
-from stepcot_jax.encoders.sources import resolve
+from stepcot_jax.encoders.weight_sources import resolve
 from stepcot_jax.encoders.weights import read_tensors, weights_digest
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)

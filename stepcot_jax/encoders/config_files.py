@@ -5,9 +5,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from stepcot_jax.data.images import CLIP_MEAN, CLIP_STD, Preprocessing
+from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
 from stepcot_jax.encoders.transformer import ACTIVATIONS, TransformerSizes
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

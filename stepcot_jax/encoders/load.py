@@ -14,12 +14,12 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float32
 
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.architecture import describe, feature_width
 from stepcot_jax.encoders.checkpoint import open_checkpoint
 from stepcot_jax.encoders.clip_vision import VisionTransformer
 from stepcot_jax.encoders.tokenizing import Tokenizer, Truncated, load_tokenizer
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 Pooling = Literal["cls", "mean", "projected"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 SHORTEST = 16
 """Texts are padded to this many tokens, or to twice as many, and so on: a few lengths, so a few executables."""

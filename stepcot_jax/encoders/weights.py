@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 INDEX = "model.safetensors.index.json"
 PREFERRED = (

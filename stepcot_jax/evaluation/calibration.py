@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.distributions import describe_difference, own_logits, softmax
 from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.tables import write_report
+from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.evaluation.temperature import fit_temperature
-from stepcot_jax.files import read_json
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
 
 _LAYOUT = "stepcot_jax calibration 1"
 _MAX_BYTES = 2**24

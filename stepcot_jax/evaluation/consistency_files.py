@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.consistency import Pair, pairs_of
 from stepcot_jax.evaluation.distributions import describe_difference
-from stepcot_jax.evaluation.tables import write_report
-from stepcot_jax.files import read_json
+from stepcot_jax.evaluation.report_table import write_report
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
 
 _LAYOUT = "stepcot_jax pairs of answers 1"
 _MAX_BYTES = 2**24

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.consistency import Rules, share_inconsistent
 from stepcot_jax.evaluation.distributions import log_softmax, own_logits
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.metrics import chain_accuracy
+from stepcot_jax.host.errors import BadInput
 
 _LEAST_LOG_PROBABILITY = -1e6  # an answer of probability 0 is still better than a contradiction
 

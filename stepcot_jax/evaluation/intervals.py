@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.evaluator import ModelMetrics, evaluate
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.evaluation.resamples import ResampledFigures, resample
 from stepcot_jax.evaluation.weighted_metrics import FIGURES
+from stepcot_jax.host.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.distributions import describe_difference
 from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.host.errors import BadInput
 
 FACTS = ("case_id", "patient_id", "image_path", "origin", "view", "sex", "age")
 """What is kept of each case, as text: "" where unknown."""

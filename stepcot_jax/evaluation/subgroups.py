@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.evaluation.resamples import count_patients
+from stepcot_jax.host.errors import BadInput
 
 GROUPINGS = ("origin", "view", "sex", "age")
 MIN_PATIENTS = 10

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stepcot_jax.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
 
 if TYPE_CHECKING:
-    from stepcot_jax.trained import Trained
+    from stepcot_jax.predict.trained_model import Trained
 
 EXIT_UNREADABLE = 1
 
@@ -66,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
 def explain(options: argparse.Namespace) -> int:
     """Write a picture and a JSON file for each image."""
     from stepcot_jax.explain.drawing import write_explanations
-    from stepcot_jax.trained.corrections import read_corrections
-    from stepcot_jax.trained.pictures import find_images
+    from stepcot_jax.predict.corrections import read_corrections
+    from stepcot_jax.predict.radiographs import find_images
 
     given = read_corrections(options.given)
     complain, told = _complaints()
@@ -89,7 +89,7 @@ def score(options: argparse.Namespace) -> int:
     if options.boxes is not None and options.data is None:
         raise BadInput("--boxes: found it without --data, accepted is the folder of the boxes' images with it")
     from stepcot_jax.explain.scoring import describe_scores, score_network, write_scores
-    from stepcot_jax.files import write_whole
+    from stepcot_jax.host.files import write_whole
 
     trained = _load(options)
     found = score_network(
@@ -110,7 +110,7 @@ def score(options: argparse.Namespace) -> int:
 
 def _complaints() -> tuple[Callable[[str], None], list[str]]:
     """A function that tells of a file that cannot be used, and the list of what it has told."""
-    from stepcot_jax.data.check_printing import make_printable
+    from stepcot_jax.data.checks.check_printing import make_printable
 
     told: list[str] = []
 
@@ -124,7 +124,7 @@ def _complaints() -> tuple[Callable[[str], None], list[str]]:
 def _load(options: argparse.Namespace) -> "Trained":
     from absl import logging
 
-    from stepcot_jax.trained.loading import load_trained, read_default_model
+    from stepcot_jax.predict.trained_model import load_trained, read_default_model
 
     logging.set_verbosity(logging.ERROR)  # Orbax warns of what reading without writing implies
     options.model = options.model or read_default_model(options.checkpoint)

@@ -6,14 +6,14 @@ import pathlib
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from stepcot_jax.data.cases import Box
-from stepcot_jax.data.images import Preprocessing, decode_image, repeat_grey, resize_image
-from stepcot_jax.data.phantom import draw_case
+from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, repeat_grey, resize_image
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.sources.chestxray8_tables import RELEASED_SIDE, read_box_list
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.errors import BadInput
 from stepcot_jax.explain.geometry import fill_boxes
-from stepcot_jax.settings import Settings
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.settings.run_settings import Settings
 
 _MOST_DRAWN = 100
 """Phantoms drawn for each one with a box before giving up."""

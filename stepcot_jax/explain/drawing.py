@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.errors import BadInput
 from stepcot_jax.explain.figure import draw_attention, draw_explanation, save
 from stepcot_jax.explain.focus import change_a_step, describe_change, spread
 from stepcot_jax.explain.graph import attention_table, step_attention
 from stepcot_jax.explain.saliency import Explainer, Explanation
-from stepcot_jax.files import write_whole
-from stepcot_jax.trained.answers import ChainReading, make_readings
-from stepcot_jax.trained.corrections import label_corrections
-from stepcot_jax.trained.loading import Trained
-from stepcot_jax.trained.pictures import Pixels, read_pictures, to_input
-from stepcot_jax.trained.reader import NOT_GIVEN
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.predict.answers import ChainReading, make_readings
+from stepcot_jax.predict.corrections import label_corrections
+from stepcot_jax.predict.radiographs import Pixels, read_pictures, to_input
+from stepcot_jax.predict.reader import NOT_GIVEN
+from stepcot_jax.predict.trained_model import Trained
 
 BATCH_SIZE = 4
 

@@ -15,12 +15,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.check_printing import make_printable
+from stepcot_jax.data.checks.check_printing import make_printable
 from stepcot_jax.explain.focus import change_a_step, describe_change, spread
 from stepcot_jax.explain.geometry import smooth
 from stepcot_jax.explain.graph import node_names
-from stepcot_jax.trained.answers import ChainReading
-from stepcot_jax.trained.paragraph import percent
+from stepcot_jax.predict.answers import ChainReading
+from stepcot_jax.predict.paragraph import percent
 
 _COLUMNS = 4
 _DPI = 130

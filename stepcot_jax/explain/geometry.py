@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from stepcot_jax.data.cases import Box
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.records.cases import Box
 
 
 def place_box(box: Box, *, width: int, height: int, preprocessing: Preprocessing) -> tuple[float, float, float, float]:

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 MEMORY = "Memory"
 

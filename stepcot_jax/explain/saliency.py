@@ -28,8 +28,8 @@ from stepcot_jax.encoders.densenet import FrozenDenseNet
 from stepcot_jax.encoders.resnet import ResidualBlock
 from stepcot_jax.encoders.torchvision_resnet import FrozenBatchNorm, FrozenBlock
 from stepcot_jax.explain.taps import Side, Taps, find_values, step_gradients
-from stepcot_jax.trained.loading import Trained
-from stepcot_jax.trained.reader import Reader, Reading, read_features
+from stepcot_jax.predict.reader import Reader, Reading, read_features
+from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.training.state import Networks, Params
 
 PREDICTED = -1

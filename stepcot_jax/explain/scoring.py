@@ -13,8 +13,8 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.explain.boxed import BoxedPicture, draw_boxed, read_boxed
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.explain.scores import EVEN, MapScores, compare, score_even_map, score_maps
-from stepcot_jax.trained.loading import Trained
-from stepcot_jax.trained.pictures import to_input
+from stepcot_jax.predict.radiographs import to_input
+from stepcot_jax.predict.trained_model import Trained
 
 TRAINED, RANDOM = "trained", "random weights"
 

@@ -11,7 +11,7 @@ import json
 import pathlib
 import sys
 
-from stepcot_jax.errors import BadInput, run_tool
+from stepcot_jax.host.errors import BadInput, run_tool
 
 MODELS = ("student", "teacher")
 
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = _read_names(flags.model)
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.export.folder import export
-    from stepcot_jax.trained import load_trained
+    from stepcot_jax.predict.trained_model import load_trained
 
     trained = load_trained(flags.checkpoint, names=names)
     found = names or tuple(name for name in MODELS if name in trained.params)

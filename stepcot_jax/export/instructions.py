@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from stepcot_jax.trained import Trained
+from stepcot_jax.predict.trained_model import Trained
 
 _RESIZE = {
     "crop": """\

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcot_jax import __version__
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.export.program import Program
-from stepcot_jax.settings import Settings
-from stepcot_jax.trained import Trained
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.trained_model import Trained
+from stepcot_jax.settings.run_settings import Settings
 
 _INTENDED = """\
 ## Intended use

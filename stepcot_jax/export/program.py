@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
+from stepcot_jax.convert.torch_reference import flatten
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.errors import BadInput
-from stepcot_jax.interop.torch_reference import flatten
-from stepcot_jax.trained import Trained
-from stepcot_jax.training.gradients import read_as_teacher
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.trained_model import Trained
+from stepcot_jax.systems.gradients import read_as_teacher
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 PROMPTS = "prompts"

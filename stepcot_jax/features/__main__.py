@@ -10,13 +10,13 @@ import sys
 
 from absl import app, flags, logging
 
-from stepcot_jax.command_line import define_flags, parse
-from stepcot_jax.data.records import PUBLISHED_STEP_NAMES
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.errors import BadInput, make_workdir, run_tool
 from stepcot_jax.features.importing import import_features
-from stepcot_jax.settings import make_settings
-from stepcot_jax.terminal import Terminal
+from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.settings.flags import define_flags, parse
+from stepcot_jax.settings.run_settings import make_settings
 
 
 def fill(arguments: list[str]) -> None:
@@ -36,7 +36,7 @@ def fill(arguments: list[str]) -> None:
             )
         # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
         from stepcot_jax.data.dataset import write_account
-        from stepcot_jax.inputs import load_inputs
+        from stepcot_jax.features.inputs import load_inputs
 
         logging.set_verbosity(logging.WARNING)
         make_workdir(workdir)

@@ -10,7 +10,7 @@ from typing import IO
 
 import numpy as np
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 MAX_TEXT_BYTES = 256 * 2**20
 """Most that the ids of a file may take in memory."""

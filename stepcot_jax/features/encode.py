@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from stepcot_jax.data.images import normalise
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.images.preprocessing import normalise
 from stepcot_jax.features.keys import prompt_key
 from stepcot_jax.features.protocol import FrozenImageEncoder, FrozenTextEncoder, as_features
 from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.host.errors import BadInput
 
 Progress = Callable[[Sequence["ImageItem"], str], Iterable["ImageItem"]]
 """Wraps a sequence with a description, as progress bars do."""

@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.record_reader import normalise_image_path
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.record_reader import normalise_image_path
 from stepcot_jax.features.arrays import MAX_TEXT_BYTES
+from stepcot_jax.host.errors import BadInput
 
 ID_COLUMNS = ("image_path", "patient_id", "id", "ids")
 

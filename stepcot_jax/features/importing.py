@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepcot_jax.data.cases import Case
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records.cases import Case
 from stepcot_jax.features.arrays import (
     ArrayFile,
     check_features,
@@ -20,6 +19,7 @@ from stepcot_jax.features.ids import match_ids, read_ids
 from stepcot_jax.features.keys import digest_fields, digest_file, imported_image_key, imported_prompt_keys
 from stepcot_jax.features.spec import DESCRIPTION_FILE, Kind, StoreSpec
 from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.host.errors import BadInput
 
 _IMAGES, _PROMPTS = "images", "prompts"
 _NUM_LISTED = 20

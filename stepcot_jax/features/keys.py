@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.data.images import Preprocessing
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.host.errors import BadInput
 
 KEY_BYTES = 32
 

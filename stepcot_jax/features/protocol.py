@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.features.keys import describe_preprocessing
 from stepcot_jax.features.spec import Patches, StoreSpec
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from stepcot_jax.errors import BadInput
 from stepcot_jax.features.keys import digest_fields
 from stepcot_jax.features.shards import PARTIAL_SUFFIX
+from stepcot_jax.host.errors import BadInput
 
 FORMAT_VERSION = 1
 DESCRIPTION_FILE = "store.json"

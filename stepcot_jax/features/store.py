@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stepcot_jax.errors import BadInput
 from stepcot_jax.features.keys import KEY_BYTES
 from stepcot_jax.features.shards import PARTIAL_SUFFIX, SUFFIX, BadShard, Shard, open_shard, write_shard
 from stepcot_jax.features.spec import DESCRIPTION_FILE, StoreSpec, list_fields, read_spec, write_once
+from stepcot_jax.host.errors import BadInput
 
 _LOGGER = logging.getLogger(__name__)
 _BAD_SUFFIX = ".bad"

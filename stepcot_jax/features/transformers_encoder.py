@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stepcot_jax.data.images import Preprocessing
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.host.errors import BadInput
 
 PREFIX = "transformers:"
 """Before a model's id or folder where a setting may also name an encoder of this package."""

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from stepcot_jax.errors import BadInput, RunStopped
-from stepcot_jax.process_memory import release_freed_memory
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.training.processes import all_agree, is_first, wait_for_all
 from stepcot_jax.training.retention import Best, LatestAndBest, forget_lost
 from stepcot_jax.training.state import TrainState, shapes_by_name

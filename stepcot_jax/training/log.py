@@ -7,8 +7,8 @@ import pathlib
 import time
 from collections.abc import Iterator, Mapping
 
-from stepcot_jax.errors import RunStopped
-from stepcot_jax.files import write_whole
+from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.host.files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 BOARD_FOLDER = "tensorboard"

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import jax
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.errors import Preempted, RunStopped
-from stepcot_jax.terminal import Terminal
+from stepcot_jax.host.errors import Preempted, RunStopped
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.systems.updates import StepFunction, StepMetrics
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.numbers import describe_losses, named_numbers
 from stepcot_jax.training.optimizers import Plateau, scale_learning_rate
 from stepcot_jax.training.processes import any_process
 from stepcot_jax.training.state import TrainState
-from stepcot_jax.training.steps import StepFunction, StepMetrics
 
 
 class BatchIterator(Protocol):

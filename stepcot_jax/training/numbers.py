@@ -3,7 +3,7 @@
 import numpy as np
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.training.steps import StepMetrics
+from stepcot_jax.systems.updates import StepMetrics
 
 
 def named_numbers(metrics: StepMetrics, chain: Chain) -> dict[str, float]:

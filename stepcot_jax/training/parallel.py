@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.global_batch import AXIS, GlobalBatch
 
 Transform = Literal["pmap", "shard_map"]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from stepcot_jax.errors import Preempted
+from stepcot_jax.host.errors import Preempted
 
 
 class Preemption:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 JOIN_SECONDS = 300
 """How long a process waits for the others at the start."""

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.checkpoints import Best, describe_damage, saved_steps
 from stepcot_jax.training.state import Params
 

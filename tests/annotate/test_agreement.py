@@ -16,9 +16,9 @@ from stepcot_jax.annotate.agreement import as_markdown, cohen_kappa, compare, fl
 from stepcot_jax.annotate.alignment import align
 from stepcot_jax.annotate.disagreements import PAGE_NAME, find_disagreements, write_agreement
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.records import write_records
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import write_records
+from stepcot_jax.host.errors import BadInput
 
 NORMAL = (0, 3, 5, 6, 4, 6, 0)
 MASS = (1, 0, 2, 0, 2, 6, 7)

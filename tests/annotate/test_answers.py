@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.annotate.annotation import Annotation
-from stepcot_jax.annotate.answers import MAX_REASONING, BadAnswer, read_chain_answer, read_choice, write_chain_answer
+from stepcot_jax.annotate.model_answers import (
+    MAX_REASONING,
+    BadAnswer,
+    read_chain_answer,
+    read_choice,
+    write_chain_answer,
+)
 from stepcot_jax.chain import DEFAULT_CHAIN
 
 CHAIN = DEFAULT_CHAIN

@@ -15,7 +15,7 @@ from stepcot_jax.annotate.annotation import (
     CannotAnnotate,
     Report,
 )
-from stepcot_jax.annotate.checks import check_annotation, check_consistency, check_report
+from stepcot_jax.annotate.annotation_checks import check_annotation, check_consistency, check_report
 from stepcot_jax.annotate.rules import annotate_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 

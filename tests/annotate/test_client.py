@@ -15,7 +15,7 @@ from stepcot_jax.annotate.endpoint import Endpoint, connect, hide_key, read_key
 from stepcot_jax.annotate.prompt import write_annotation_prompt
 from stepcot_jax.annotate.replies import bound_prompt_tokens, read_wait
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 
 pytest.importorskip("openai", reason="the extra annotate")
 

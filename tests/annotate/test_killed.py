@@ -15,7 +15,7 @@ pytest.importorskip("openai", reason="the extra annotate")
 from annotate.kill_harness import CONCURRENCY, NUM_REPORTS
 from annotate.misbehaving_server import MisbehavingServer, read_data
 
-from stepcot_jax.data.records import read_records
+from stepcot_jax.data.records.records import read_records
 
 
 @pytest.fixture(scope="module")

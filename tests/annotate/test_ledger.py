@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.annotate.ledger import Entry, Identity, Ledger, digest_messages, digest_text
-from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 
 IDENTITY = Identity("annotate", "1", "abc", "some/model:7b", (("seed", 0), ("temperature", 0.0)))
 

@@ -21,9 +21,9 @@ from stepcot_jax.annotate import __main__, pipeline
 from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.annotate.prompt import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.records import read_records
-from stepcot_jax.errors import BadInput, RunStopped
-from stepcot_jax.locks import lock_folder
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.locks import lock_folder
 
 pytest.importorskip("openai", reason="the extra annotate")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepcot_jax.annotate.annotation import Report
 from stepcot_jax.annotate.reports import REPEATED, UNREADABLE, Refused, read_reports
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 
 def write(tmp_path, content, name="reports.csv"):

@@ -9,8 +9,8 @@ from annotate.test_agreement import HOSTILE, MASS, NORMAL, make_case, write
 
 from stepcot_jax.annotate.alignment import align
 from stepcot_jax.annotate.review import apply_review, write_review
-from stepcot_jax.data.records import read_records
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.host.errors import BadInput
 
 REPORT = 'FINDINGS: Clear,\r\n"quite".\n\nIMPRESSION:  Größe; normal.'
 

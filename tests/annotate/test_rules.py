@@ -17,8 +17,8 @@ from stepcot_jax.annotate.annotation import (
 )
 from stepcot_jax.annotate.rules import annotate_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.data.phantom import draw_case
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.host.errors import BadInput
 
 
 def report(text):

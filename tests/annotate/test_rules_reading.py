@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.annotate.assertions import Status
-from stepcot_jax.annotate.reading import read_report
+from stepcot_jax.annotate.report_reading import read_report
 from stepcot_jax.annotate.sections import find_sections
 from stepcot_jax.annotate.sentences import split_sentences
 

@@ -9,7 +9,7 @@ from stepcot_jax.annotate.annotation import NOT_TRUSTED, Annotation, CannotAnnot
 from stepcot_jax.annotate.budget import Budget
 from stepcot_jax.annotate.client import RequestFailed, RequestRefused
 from stepcot_jax.annotate.run import MOST_FAILURES_IN_A_ROW, process_reports
-from stepcot_jax.errors import BadInput, RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 
 ANNOTATION = Annotation((0,), ("why",))
 

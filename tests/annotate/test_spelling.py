@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.annotate import terms
-from stepcot_jax.annotate.reading import find_terms
+from stepcot_jax.annotate.report_reading import find_terms
 from stepcot_jax.annotate.spelling import find_slips, match_slips
 
 WORDS = ("pneumothorax", "effusion", "infiltrate", "pneumonia", "atelectasis", "cardiomegaly", "nodule")

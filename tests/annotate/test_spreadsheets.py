@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 

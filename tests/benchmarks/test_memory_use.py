@@ -10,13 +10,12 @@ from oracles import reference_numpy as oracle
 from trained_workdir import BEST, TINY, make_text, make_trained_workdir
 
 from benchmarks import memory_use
-from stepcot_jax import inputs
-from stepcot_jax.batches import evaluation_batches, iterate
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.errors import BadInput
-from stepcot_jax.experiments import weights
-from stepcot_jax.settings import write_settings
-from stepcot_jax.terminal import Terminal
+from stepcot_jax.data.batches import evaluation_batches, iterate
+from stepcot_jax.features import inputs
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.settings.run_settings import write_settings
 from stepcot_jax.training.stored_params import restore_params
 
 ANSWERS = np.array(DEFAULT_CHAIN.answers_per_step)

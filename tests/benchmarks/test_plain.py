@@ -8,10 +8,10 @@ from oracles.random_params import assert_close, assert_logits, declare, normal, 
 from benchmarks.plain import PlainTeacher
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.training.gradients import Objective
+from stepcot_jax.systems.gradients import Objective
+from stepcot_jax.systems.updates import make_joint_step, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Networks, init_params
-from stepcot_jax.training.steps import make_joint_step, start_state
 
 ANSWERS, WIDTH, HEADS = (4, 3, 5), 8, 2
 INPUTS = {"image_features": jnp.asarray(normal(1, 4, 6)), "text_features": jnp.asarray(normal(2, 3, WIDTH))}

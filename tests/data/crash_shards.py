@@ -5,8 +5,8 @@ import pathlib
 import signal
 import sys
 
-from stepcot_jax.data import shard_writing
 from stepcot_jax.data.__main__ import main
+from stepcot_jax.data.images import shard_writing
 
 root, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 left = [steps]

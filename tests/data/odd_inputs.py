@@ -9,9 +9,9 @@ import numpy as np
 import openpyxl
 from PIL import Image
 
-from stepcot_jax.data.phantom import export_phantom
-from stepcot_jax.data.records import read_records
-from stepcot_jax.data.splits import make_splits
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.data.splits.splits import make_splits
 
 NUM_CASES = 15
 

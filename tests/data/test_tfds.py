@@ -16,17 +16,17 @@ import pytest
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.cases import Box
-from stepcot_jax.data.image_files import DigestedFiles, ImageFiles
-from stepcot_jax.data.images import Preprocessing
-from stepcot_jax.data.phantom import export_phantom
-from stepcot_jax.data.pixels import FilePixels
-from stepcot_jax.data.records import read_records, write_records
-from stepcot_jax.data.splits import make_splits, read_splits
+from stepcot_jax.data.images.image_files import DigestedFiles, ImageFiles
+from stepcot_jax.data.images.pixels import FilePixels
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.records.cases import Box
+from stepcot_jax.data.records.records import read_records, write_records
+from stepcot_jax.data.splits.splits import make_splits, read_splits
 from stepcot_jax.data.tfds.__main__ import main
-from stepcot_jax.data.tfds.gathering import Reading
+from stepcot_jax.data.tfds.preparing import Reading
 from stepcot_jax.data.tfds.source import check_prepared_from, open_prepared, prepare
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
 
@@ -155,7 +155,7 @@ parser.parse_args(sys.argv[1:]).build.execute()
 def test_the_package_imports_neither_tensorflow_datasets_nor_its_kin():
     script = """
 import sys
-import stepcot_jax.data.tfds, stepcot_jax.data.tfds.source, stepcot_jax.data.__main__, stepcot_jax.jobs
+import stepcot_jax.data.tfds, stepcot_jax.data.tfds.source, stepcot_jax.data.__main__, stepcot_jax.run.training_run
 print([name for name in sys.modules if name.partition(".")[0] in ("tensorflow", "tensorflow_datasets")])
 """
     done = run(script)
@@ -167,7 +167,7 @@ def test_without_the_library_the_message_says_what_to_install(sources, tmp_path)
 import sys
 sys.modules["tensorflow_datasets"] = None
 from stepcot_jax.data.tfds.__main__ import main
-from stepcot_jax.errors import run_tool
+from stepcot_jax.host.errors import run_tool
 run_tool(lambda: main(sys.argv[1:]))
 """
     done = run(script, sources, tmp_path / "new")

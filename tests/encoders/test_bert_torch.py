@@ -25,7 +25,7 @@ from stepcot_jax.encoders.architecture import recognise
 from stepcot_jax.encoders.assignment import assign
 from stepcot_jax.encoders.load import count_published, load_text_encoder
 from stepcot_jax.encoders.weights import read_tensors
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 
 def network_of(folder):

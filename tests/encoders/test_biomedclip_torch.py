@@ -14,7 +14,7 @@ from encoders.torch_checkpoints import as_torch, largest_difference, pictures, r
 from torch import nn
 
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 
 class Attention(nn.Module):

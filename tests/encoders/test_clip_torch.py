@@ -11,12 +11,12 @@ if not hasattr(transformers, "CLIPModel"):
 
 from encoders.torch_checkpoints import as_torch, largest_difference, make_clip, pictures
 
-from stepcot_jax.data.images import CLIP_MEAN, Preprocessing, normalise, resize_image
+from stepcot_jax.data.images.preprocessing import CLIP_MEAN, Preprocessing, normalise, resize_image
 from stepcot_jax.encoders.architecture import recognise
 from stepcot_jax.encoders.assignment import assign
 from stepcot_jax.encoders.load import count_published, load_image_encoder
 from stepcot_jax.encoders.weights import read_tensors
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 
 @pytest.mark.parametrize(("full", "num_cases"), [(False, 3), (True, 2)])

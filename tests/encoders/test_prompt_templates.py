@@ -3,8 +3,8 @@
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data.prompts import write_prompts
-from stepcot_jax.errors import BadInput
+from stepcot_jax.encoders.prompts import write_prompts
+from stepcot_jax.host.errors import BadInput
 
 CHAIN = Chain((Step("Size", "How large?", ("Small", "Large")), Step("Side", "Which side?", ("Left", "Right", "N/A"))))
 

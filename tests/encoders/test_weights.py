@@ -13,9 +13,9 @@ from stepcot_jax.encoders.architecture import Architecture, count_parameters, re
 from stepcot_jax.encoders.assignment import assign
 from stepcot_jax.encoders.bert import Bert
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
-from stepcot_jax.encoders.sources import resolve
+from stepcot_jax.encoders.weight_sources import resolve
 from stepcot_jax.encoders.weights import read_tensors, weights_digest
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.calibration import (
     Calibration,
     answer_sets,
@@ -22,6 +21,7 @@ from stepcot_jax.evaluation.calibration import (
 )
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.temperature import fit_temperature
+from stepcot_jax.host.errors import BadInput
 
 VAL = make_split(3, num_cases=200, num_patients=120).predictions
 ONE_STEP = Chain((Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nodule")),))

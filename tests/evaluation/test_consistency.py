@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.data.phantom_answers import draw_answers
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.phantom.phantom_answers import draw_answers
 from stepcot_jax.evaluation.consistency import (
     count_broken,
     count_pairs,
@@ -26,6 +25,7 @@ from stepcot_jax.evaluation.consistency import (
 from stepcot_jax.evaluation.consistency_files import read_pairs, write_pairs
 from stepcot_jax.evaluation.decoding import decode_consistent, decoding_effect
 from stepcot_jax.evaluation.distributions import log_softmax
+from stepcot_jax.host.errors import BadInput
 
 NORMAL = [0, 3, 5, 6, 4, 6, 0]
 NODULE = [1, 0, 2, 0, 0, 6, 1]

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.evaluation.intervals import (
     Interval,
@@ -25,6 +24,7 @@ from stepcot_jax.evaluation.metrics import step_metrics
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions
 from stepcot_jax.evaluation.resamples import count_patients, draw_weights, resample
 from stepcot_jax.evaluation.weighted_metrics import FIGURES, weighted_figures
+from stepcot_jax.host.errors import BadInput
 
 SPLIT = make_split()
 YES_NO = Chain((Step("Detection", "Anything?", ("No", "Yes")),))

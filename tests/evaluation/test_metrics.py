@@ -285,5 +285,5 @@ def test_chain_accuracy_refuses_shapes_that_differ():
 
 
 def test_importing_does_not_import_scikit_learn():
-    code = "import sys, stepcot_jax.evaluation.tables; sys.exit('sklearn' in sys.modules)"
+    code = "import sys, stepcot_jax.evaluation.report_table; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,6 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.prediction_files import (
     FACTS,
@@ -20,6 +19,7 @@ from stepcot_jax.evaluation.prediction_files import (
     read_predictions,
     write_predictions,
 )
+from stepcot_jax.host.errors import BadInput
 
 SPLIT = make_split()
 

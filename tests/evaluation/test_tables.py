@@ -8,7 +8,7 @@ import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.evaluator import ModelMetrics, Predictions, evaluate
-from stepcot_jax.evaluation.tables import format_table, report_dict, write_report
+from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
 
 CHAIN = Chain(
     (

@@ -6,11 +6,11 @@ from PIL import Image
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.phantom import draw_case
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.explain.__main__ import main
 from stepcot_jax.explain.drawing import _free_name
 from stepcot_jax.explain.scoring import EVEN, RANDOM, TRAINED
+from stepcot_jax.host.errors import BadInput
 
 
 @pytest.fixture(scope="module", autouse=True)

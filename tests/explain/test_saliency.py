@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from trained_workdir import SIDE, make_trained_workdir, tiny_encoder
 
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.clip_vision import VisionTransformer
 from stepcot_jax.encoders.densenet import FrozenDenseNet
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.torchvision_resnet import FrozenResNet
 from stepcot_jax.encoders.transformer import TransformerSizes
-from stepcot_jax.errors import BadInput
 from stepcot_jax.explain.saliency import Explainer, choose_modules, choose_taps, make_maps, normalise_maps
 from stepcot_jax.explain.taps import find_values, step_gradients
-from stepcot_jax.trained import Reader, load_trained
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.reader import Reader
+from stepcot_jax.predict.trained_model import load_trained
 
 VIT = VisionTransformer(TransformerSizes(8, 2, 2, 16, "quick_gelu", 1e-5, True), 32, 8, projected_width=6)
 IMAGES = jnp.asarray(np.random.default_rng(0).standard_normal((2, SIDE, SIDE, 3)).astype(np.float32))

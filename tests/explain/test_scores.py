@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.cases import Box
-from stepcot_jax.data.images import Preprocessing, resize_image
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
+from stepcot_jax.data.records.cases import Box
 from stepcot_jax.explain.boxed import draw_boxed, read_boxed
 from stepcot_jax.explain.focus import change_a_step, describe_change, spread
 from stepcot_jax.explain.geometry import fill_boxes, place_box, smooth, spread_out
 from stepcot_jax.explain.graph import attention_table, node_names, step_attention
 from stepcot_jax.explain.scores import EVEN, compare, mean_interval, score_even_map, score_maps
+from stepcot_jax.host.errors import BadInput
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(9, 40), st.integers(0, 99))

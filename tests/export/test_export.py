@@ -16,15 +16,15 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
-from stepcot_jax.data.images import Preprocessing, normalise, prepare_image
-from stepcot_jax.errors import BadInput, RunStopped, run_tool
+from stepcot_jax.convert.torch_reference import from_torch_networks
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
 from stepcot_jax.export import __main__ as tool
 from stepcot_jax.export import folder as folder_module
 from stepcot_jax.export import loader
 from stepcot_jax.export.folder import compare, export, write_sums
 from stepcot_jax.export.program import PLATFORMS, make_program, serialise
-from stepcot_jax.interop.torch_reference import from_torch_networks
+from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from tests.export import random_run
 
 COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compiled anew
@@ -362,7 +362,7 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
         wanted.append((workdir, names))
         return run
 
-    monkeypatch.setattr("stepcot_jax.trained.load_trained", load_trained)
+    monkeypatch.setattr("stepcot_jax.predict.load_trained", load_trained)
     out = tmp_path / "deep" / "out"
     assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.errors import BadInput
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
 from stepcot_jax.export.model_card import plain, write_model_card
+from stepcot_jax.host.errors import BadInput
 from tests.export import random_run
 
 

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from stepcot_jax.data.images import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.features.encode import ImageItem
 from stepcot_jax.features.keys import digest_pixels, image_key
 

@@ -9,11 +9,10 @@ import pytest
 from features.fake_encoders import PREPROCESSING, WIDTH, FakeImageEncoder, FakeTextEncoder, draw, make_items
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data.cases import Case
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.pixels import PixelCache
-from stepcot_jax.data.splits import Splits
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.images.pixels import PixelCache
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts, prompt_keys
 from stepcot_jax.features.fill import fill_images
 from stepcot_jax.features.protocol import (
@@ -22,8 +21,9 @@ from stepcot_jax.features.protocol import (
     describe_image_store,
     describe_text_store,
 )
-from stepcot_jax.features.reading import load_features
 from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.stored_features import load_features
+from stepcot_jax.host.errors import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -195,8 +195,8 @@ def test_fill_keys_a_phantom_by_its_pixels_and_files_by_their_bytes(tmp_path):
 
 def test_importing_the_features_imports_no_framework():
     code = (
-        "import sys; import stepcot_jax.features.fill, stepcot_jax.features.reading, stepcot_jax.features.importing, "
-        "stepcot_jax.features.transformers_encoder; "
+        "import sys; import stepcot_jax.features.fill, stepcot_jax.features.stored_features, "
+        "stepcot_jax.features.importing, stepcot_jax.features.transformers_encoder; "
         "print([name for name in ('jax', 'torch', 'transformers', 'tensorflow') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,13 +8,13 @@ import zipfile
 import numpy as np
 import pytest
 
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.records import write_records
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import write_records
 from stepcot_jax.features import arrays
 from stepcot_jax.features.__main__ import main
 from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
-from stepcot_jax.features.reading import load_features
+from stepcot_jax.features.stored_features import load_features
+from stepcot_jax.host.errors import BadInput
 
 PATIENTS = ["p0", "p1", "p2", "p2", *(f"p{k}" for k in range(4, 30))]
 CASES = [Case(patient, f"images/{k}.png", "", "", (0, 1), ("", "")) for k, patient in enumerate(PATIENTS)]

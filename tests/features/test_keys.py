@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from stepcot_jax.data.images import Preprocessing, decode_image, normalise, resize_image
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, normalise, resize_image
 from stepcot_jax.features import keys
 from stepcot_jax.features.keys import (
     DECODING_VERSION,
@@ -21,6 +20,7 @@ from stepcot_jax.features.keys import (
     image_key,
     prompt_key,
 )
+from stepcot_jax.host.errors import BadInput
 
 BASE = Preprocessing(size=224)
 TEXTS = st.text(max_size=8)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from stepcot_jax.errors import BadInput
 from stepcot_jax.features.keys import digest_fields
-from stepcot_jax.features.reading import StoredFeatures, load_features, open_features
 from stepcot_jax.features.spec import StoreSpec
 from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.stored_features import StoredFeatures, load_features, open_features
+from stepcot_jax.host.errors import BadInput
 
 SPEC = StoreSpec(kind="image", encoder="fake", digest="d" * 64, width=5, details={"size": 4, "mean": (0.5, 0.1)})
 KEYS = [digest_fields("test", number=number) for number in range(40)]

@@ -11,12 +11,12 @@ transformers = pytest.importorskip("transformers")
 from features.fake_encoders import make_items
 from PIL import Image
 
-from stepcot_jax.data.images import normalise, resize_image
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.images.preprocessing import normalise, resize_image
 from stepcot_jax.features.encode import encode_images
 from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.features.transformers_encoder import load_transformers_encoder
+from stepcot_jax.host.errors import BadInput
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

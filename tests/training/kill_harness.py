@@ -22,7 +22,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from training.small_run import LinearEncoder, small_settings
 
-from stepcot_jax import inputs, jobs
+from stepcot_jax.features import inputs
+from stepcot_jax.run import training_run
 from stepcot_jax.training.stored_params import restore_params
 
 LONG = {"training__joint_epochs": 10, "training__log_every": 1, "training__checkpoint_minutes": 0.005}
@@ -40,7 +41,7 @@ def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
         os.dup2(output, 1)
         os.dup2(output, 2)
         inputs.make_resnet = lambda name: LinearEncoder()
-        jobs.Run(small_settings(**LONG, data__num_workers=num_workers), workdir).execute()
+        training_run.Run(small_settings(**LONG, data__num_workers=num_workers), workdir).execute()
         code = 0
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)

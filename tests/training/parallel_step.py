@@ -11,10 +11,10 @@ from oracles.random_params import normal, random_labels, randomise
 
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.training.gradients import Objective
+from stepcot_jax.systems.gradients import Objective
+from stepcot_jax.systems.updates import make_joint_step, start_state
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import Networks, init_params
-from stepcot_jax.training.steps import make_joint_step, start_state
 
 CASES, COUNTS, WIDTH = 32, (3, 2, 4), 8
 TEXT = normal(2, len(COUNTS), WIDTH)

@@ -6,8 +6,9 @@ import flax.linen as nn
 import jax
 
 from configs import quickstart
-from stepcot_jax import inputs, jobs
-from stepcot_jax.settings import make_settings
+from stepcot_jax.features import inputs
+from stepcot_jax.run import training_run
+from stepcot_jax.settings.run_settings import make_settings
 
 
 class LinearEncoder(nn.Module):
@@ -42,7 +43,7 @@ def small_settings(**changes):
 
 def small_run(workdir: pathlib.Path, monkeypatch, **changes):
     monkeypatch.setattr(inputs, "make_resnet", lambda name: LinearEncoder())
-    return jobs.Run(small_settings(**changes), workdir)
+    return training_run.Run(small_settings(**changes), workdir)
 
 
 def leaves(tree):

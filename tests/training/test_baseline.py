@@ -11,19 +11,19 @@ from oracles.quick_jit import quick_jit
 from oracles.random_params import normal, random_labels
 from training.small_run import leaves, small_run, small_settings
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.baseline import Baseline
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.training.baseline_steps import (
+from stepcot_jax.systems.baseline_updates import (
     init_baseline_params,
     make_baseline_optimizer,
     make_baseline_step,
     read_as_baseline,
     start_baseline_state,
 )
+from stepcot_jax.systems.gradients import Objective
 from stepcot_jax.training.global_batch import GlobalBatch
-from stepcot_jax.training.gradients import Objective
 from stepcot_jax.training.state import Networks
 from stepcot_jax.training.stored_params import restore_params
 

@@ -6,8 +6,8 @@ import signal
 import pytest
 from training.small_run import small_run, small_settings
 
-from stepcot_jax import jobs
-from stepcot_jax.errors import BadInput, Preempted, RunStopped
+from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
+from stepcot_jax.run import training_run
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.loop import Loop
 
@@ -18,7 +18,7 @@ def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "load_inputs", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Preempted, match="while nothing was being trained"):
-        jobs.Run(small_settings(**SHORT), tmp_path)
+        training_run.Run(small_settings(**SHORT), tmp_path)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -39,7 +39,7 @@ def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkey
 
 
 def test_a_second_sigterm_while_ending_changes_nothing(tmp_path, monkeypatch):
-    close, validate = jobs.Checkpoints.close, jobs.Run._validate
+    close, validate = training_run.Checkpoints.close, training_run.Run._validate
 
     def signal_and_close(checkpoints):
         signal.raise_signal(signal.SIGTERM)
@@ -49,8 +49,8 @@ def test_a_second_sigterm_while_ending_changes_nothing(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         return validate(run, state)
 
-    monkeypatch.setattr(jobs.Checkpoints, "close", signal_and_close)
-    monkeypatch.setattr(jobs.Run, "_validate", signal_and_validate)
+    monkeypatch.setattr(training_run.Checkpoints, "close", signal_and_close)
+    monkeypatch.setattr(training_run.Run, "_validate", signal_and_validate)
     with pytest.raises(Preempted):
         small_run(tmp_path, monkeypatch, **SHORT).execute()
     assert saved_steps(tmp_path / "checkpoints") == [5]
@@ -67,7 +67,7 @@ def test_a_run_that_is_refused_leaves_what_another_is_writing(tmp_path, monkeypa
     late = small_run(tmp_path, monkeypatch, **SHORT)
     half = tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp"
     half.mkdir(parents=True)
-    with jobs.lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
+    with training_run.lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
         late.execute()
     assert half.is_dir()
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from stepcot_jax.errors import RunStopped
+from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.training.log import MetricsLog
 
 

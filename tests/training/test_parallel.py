@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from training.parallel_step import CASES, COUNTS, LABELS, run
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.global_batch import AXIS
 from stepcot_jax.training.parallel import Devices
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from training.small_run import leaves, small_run
 
-from stepcot_jax import jobs, programs
-from stepcot_jax.errors import BadInput, Preempted, RunStopped
-from stepcot_jax.locks import lock_folder
+from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
+from stepcot_jax.host.locks import lock_folder
+from stepcot_jax.run import training_run
+from stepcot_jax.systems import programs
 from stepcot_jax.training.checkpoints import saved_steps
 
 
@@ -22,7 +23,7 @@ class Killed(Exception):
 def final_state(run, monkeypatch):
     """Execute a run and return its last state (params, optimizers, key), fetched."""
     kept = {}
-    run_loop = jobs.Loop.run
+    run_loop = training_run.Loop.run
 
     def remember(loop, state, progress):
         state, best = run_loop(loop, state, progress)
@@ -30,7 +31,7 @@ def final_state(run, monkeypatch):
         return state, best
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs.Loop, "run", remember)
+        patch.setattr(training_run.Loop, "run", remember)
         return run.execute(), kept["state"], kept["best"]
 
 
@@ -277,7 +278,7 @@ def test_sigterm_outside_of_training_ends_at_once(tmp_path, monkeypatch):
 def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkeypatch):
     _, report, state, _ = uninterrupted
     first = small_run(tmp_path, monkeypatch, training__checkpoint_minutes=1e-9)
-    write, saved = jobs.MetricsLog.write, []
+    write, saved = training_run.MetricsLog.write, []
 
     def die_in_third_epoch(log, kind, *, step, **rest):
         if step == 14:
@@ -286,7 +287,7 @@ def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkey
         write(log, kind, step=step, **rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs.MetricsLog, "write", die_in_third_epoch)
+        patch.setattr(training_run.MetricsLog, "write", die_in_third_epoch)
         with pytest.raises(Killed):
             first.execute()
     assert saved == [12]

@@ -15,10 +15,10 @@ from oracles.random_params import assert_close, check_gradients, normal, random_
 
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
-from stepcot_jax.training.gradients import Objective, student_gradients, student_part, teacher_gradients, teacher_part
+from stepcot_jax.systems.gradients import Objective, student_gradients, student_part, teacher_gradients, teacher_part
+from stepcot_jax.systems.updates import make_joint_step, make_teacher_step, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Networks, init_params
-from stepcot_jax.training.steps import make_joint_step, make_teacher_step, start_state
 
 CASES, COUNTS, WIDTH, PROJECTED = 5, (3, 2), 8, 4
 IMAGES, TEXT, LABELS = normal(1, CASES, 6), normal(2, 2, WIDTH), random_labels(3, CASES, COUNTS, missing=0.2)

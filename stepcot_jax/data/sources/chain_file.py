@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 
 from stepcot_jax.chain import Chain, Step, read_options
-from stepcot_jax.data.sources.tables import fold_column
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.sources.delimited import fold_column
+from stepcot_jax.host.errors import BadInput
 
 CHAIN_NAME = "chain.json"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.cases import Box, Case
-from stepcot_jax.data.records import Collection, OnBadRecord
+from stepcot_jax.data.records.cases import Box, Case
+from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.chestxray8_records import ImageRecord, list_box_images, list_entries
 from stepcot_jax.data.sources.chestxray8_tables import (
     BOX_LIST,
@@ -22,9 +22,9 @@ from stepcot_jax.data.sources.chestxray8_tables import (
     read_entries,
 )
 from stepcot_jax.data.sources.findings import DIAGNOSES, Answers, Finding, answer_findings, answer_normal
-from stepcot_jax.data.sources.image_files import ImageFinder, read_image_size
 from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.sources.named_images import ImageFinder, read_image_size
+from stepcot_jax.host.errors import BadInput
 
 LabelsFrom = Literal["auto", "boxes", "entries"]
 

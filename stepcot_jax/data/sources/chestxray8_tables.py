@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stepcot_jax.data.sources.tables import Row, fold_column, read_table
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.sources.delimited import Row, fold_column, read_table
+from stepcot_jax.host.errors import BadInput
 
 BOX_LIST = "BBox_List_2017*.csv"
 ENTRY_TABLE = "Data_Entry_2017*.csv"

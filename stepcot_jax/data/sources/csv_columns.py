@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.sources.tables import fold_column
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.sources.delimited import fold_column
+from stepcot_jax.host.errors import BadInput
 
 IMAGE_COLUMNS = ("image", "image path")
 PATIENT_COLUMN = "patient id"

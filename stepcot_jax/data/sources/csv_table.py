@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.record_reader import ImageLocator, normalise_image_path
-from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.chain_file import CHAIN_NAME, read_chain
 from stepcot_jax.data.sources.csv_columns import (
     IMAGE_COLUMNS,
@@ -21,11 +21,11 @@ from stepcot_jax.data.sources.csv_columns import (
     find_columns,
     known_columns,
 )
+from stepcot_jax.data.sources.delimited import Row, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.layouts import TABLE_NAME
-from stepcot_jax.data.sources.tables import Row, read_table
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 _SEXES = {"": "", "f": "F", "female": "F", "m": "M", "male": "M", "o": "O", "other": "O"}
 _MAX_AGE = 150

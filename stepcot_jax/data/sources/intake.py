@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.records import Collection, OnBadRecord, SetAside, describe_bad_records
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
+from stepcot_jax.host.errors import BadInput
 
 
 class Intake:

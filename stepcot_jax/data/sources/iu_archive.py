@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 MAX_REPORT_BYTES = 1_000_000
 """Largest report file that is read; the released ones have at most 9 thousand bytes."""

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 Projection = Literal["frontal", "lateral", "undecided"]
 DecidedBy = Literal["list", "descriptors", "order", ""]

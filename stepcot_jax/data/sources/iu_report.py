@@ -16,7 +16,7 @@ from stepcot_jax.data.sources.iu_projections import (
     decide_projections,
     name_image,
 )
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 _SECTIONS = ("COMPARISON", "INDICATION", "FINDINGS", "IMPRESSION")
 _TEXTS = {"AbstractText", "major", "automatic", "caption", "url", "figureId", *EVIDENCE}

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.cases import Case
-from stepcot_jax.data.records import Collection, OnBadRecord, SetAside
-from stepcot_jax.data.sources.image_files import ImageFinder
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.iu_archive import iterate_files
 from stepcot_jax.data.sources.iu_projections import LIST_NAME, ProjectionList, read_projection_list
 from stepcot_jax.data.sources.iu_report import IuImage, IuReport, read_report
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.sources.named_images import ImageFinder
+from stepcot_jax.host.errors import BadInput
 
 ORIGIN = "IU X-Ray"
 

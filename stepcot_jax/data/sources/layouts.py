@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data import published
-from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
+from stepcot_jax.host.errors import BadInput
 
 AUTO = "auto"
 TABLE_NAME = "cases.csv"
@@ -137,7 +137,7 @@ def _is_iu_xray(root: Path) -> bool:
 
 
 _SIGNS: dict[str, Callable[[Path], bool]] = {
-    "published": _has(published.FILE_NAME),
+    "published": _has(data_json.FILE_NAME),
     "chestxray8": _has("BBox_List_2017*.csv", "Data_Entry_2017*.csv"),
     "padchest_gr": _has("grounded_reports*.json"),
     "iu_xray": _is_iu_xray,

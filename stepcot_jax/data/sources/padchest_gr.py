@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data import published
-from stepcot_jax.data.cases import Box, Case
-from stepcot_jax.data.records import Collection, OnBadRecord
+from stepcot_jax.data.records import data_json
+from stepcot_jax.data.records.cases import Box, Case
+from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, answer_findings, answer_normal
-from stepcot_jax.data.sources.image_files import ImageFinder, read_image_size
 from stepcot_jax.data.sources.intake import Intake
+from stepcot_jax.data.sources.named_images import ImageFinder, read_image_size
 from stepcot_jax.data.sources.padchest_gr_files import (
     MASTER_TABLE,
     REPORTS,
@@ -25,7 +25,7 @@ from stepcot_jax.data.sources.padchest_gr_files import (
     read_master_table,
 )
 from stepcot_jax.data.sources.padchest_gr_labels import find_findings
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 Readers = Literal["first", "both"]
 
@@ -84,7 +84,7 @@ def read_padchest_gr(
         single_label=single_label,
     )
     intake = Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record)
-    for index, raw in enumerate(published.read_raw_records(path)):
+    for index, raw in enumerate(data_json.read_raw_records(path)):
         try:
             reader.read(decode_study(raw, index=index), index=index, intake=intake)
         except BadInput as error:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.data.sources.tables import fold_column, read_table
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.sources.delimited import fold_column, read_table
+from stepcot_jax.host.errors import BadInput
 
 REPORTS = "grounded_reports*.json"
 MASTER_TABLE = "master_table*.csv"

@@ -4,9 +4,9 @@ import argparse
 import pathlib
 
 from stepcot_jax.data.tfds.contents import QUARANTINE_NAME
-from stepcot_jax.data.tfds.gathering import Reading
+from stepcot_jax.data.tfds.preparing import Reading
 from stepcot_jax.data.tfds.source import open_prepared, prepare
-from stepcot_jax.errors import run_tool
+from stepcot_jax.host.errors import run_tool
 
 
 def main(arguments: list[str] | None = None) -> None:

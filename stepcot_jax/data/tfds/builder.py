@@ -21,9 +21,9 @@ from stepcot_jax.data.tfds.contents import (
     write_contents,
 )
 from stepcot_jax.data.tfds.examples import import_tfds, make_example, make_features
-from stepcot_jax.data.tfds.gathering import Gathered, Reading, gather, identify_source
+from stepcot_jax.data.tfds.preparing import Gathered, Reading, gather, identify_source
 from stepcot_jax.data.tfds.source import check_prepared_from
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 tfds = import_tfds()
 

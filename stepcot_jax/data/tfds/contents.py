@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.data.published import FILE_NAME
-from stepcot_jax.data.records import Collection, SetAside, read_records, write_quarantine, write_records
-from stepcot_jax.data.split_checks import SPLIT_NAMES, Splits, check_splits
-from stepcot_jax.data.tfds.gathering import Gathered, hash_file
-from stepcot_jax.errors import BadInput
-from stepcot_jax.files import read_json, write_whole
+from stepcot_jax.data.records.data_json import FILE_NAME
+from stepcot_jax.data.records.records import Collection, SetAside, read_records, write_quarantine, write_records
+from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits, check_splits
+from stepcot_jax.data.tfds.preparing import Gathered, hash_file
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json, write_whole
 
 NAME = "step_cot"
 VERSION = "1.0.0"

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.data.cases import Case
-from stepcot_jax.errors import BadInput
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.host.errors import BadInput
 
 
 def import_tfds() -> Any:

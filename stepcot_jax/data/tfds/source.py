@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from stepcot_jax.data.image_decoding import MAX_PIXELS
-from stepcot_jax.data.image_files import most_bytes
-from stepcot_jax.data.records import Collection
-from stepcot_jax.data.split_checks import SPLIT_NAMES, Splits
+from stepcot_jax.data.images.decoding import MAX_PIXELS
+from stepcot_jax.data.images.image_files import most_bytes
+from stepcot_jax.data.records.records import Collection
+from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits
 from stepcot_jax.data.tfds.contents import (
     CONTENTS_NAME,
     NAME,
@@ -22,8 +22,8 @@ from stepcot_jax.data.tfds.contents import (
     read_contents,
 )
 from stepcot_jax.data.tfds.examples import import_tfds, make_image_features
-from stepcot_jax.data.tfds.gathering import Reading, identify_source
-from stepcot_jax.errors import BadInput, make_workdir
+from stepcot_jax.data.tfds.preparing import Reading, identify_source
+from stepcot_jax.host.errors import BadInput, make_workdir
 
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _MOST_OPEN = 64

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.records import read_records
+from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.sources.chestxray8 import FINDINGS, BoxListCounts, count_boxes, read_chestxray8
 from stepcot_jax.data.sources.chestxray8_tables import CLASSES, read_entries
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 BOX_HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"
 ENTRY_HEADER = (

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.records import read_records, write_records
+from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.csv_table import read_csv_table
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 SMALL_CHAIN = [
     {"name": "Anything", "question": "Is there anything?", "options": ["A. No", "B. Yes"]},

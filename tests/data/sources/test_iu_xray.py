@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.records import SetAside
+from stepcot_jax.data.records.records import SetAside
 from stepcot_jax.data.sources import iu_archive
 from stepcot_jax.data.sources.iu_archive import iterate_files
 from stepcot_jax.data.sources.iu_projections import decide_projections, name_image, read_projection_list
 from stepcot_jax.data.sources.iu_report import read_report
 from stepcot_jax.data.sources.iu_xray import is_iu_xray, read_iu_xray, read_reports
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 ARCHIVE = "data/iu_xray/NLMCXR_reports_sample.tgz"
 FRONTAL, LATERAL = "f0p0k338", "f0p0k518"

@@ -5,9 +5,9 @@ import json
 import pytest
 from PIL import Image
 
-from stepcot_jax.data.records import PUBLISHED_STEP_NAMES, read_records
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, read_records
 from stepcot_jax.data.sources.layouts import LAYOUTS, detect_layout, read_source
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 FILES = {
     "data.json": "published",

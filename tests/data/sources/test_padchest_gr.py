@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.data.cases import Box
-from stepcot_jax.data.records import read_records, write_records
+from stepcot_jax.data.records.cases import Box
+from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.sources.findings import DIAGNOSES
 from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
 from stepcot_jax.data.sources.padchest_gr_files import read_master_table
 from stepcot_jax.data.sources.padchest_gr_labels import FINDINGS
-from stepcot_jax.errors import BadInput
+from stepcot_jax.host.errors import BadInput
 
 HEADER = (
     "StudyID,ImageID,label,boxes_count,extra_boxes_count,locations,prior_study,progression_status,prior_imageID,"

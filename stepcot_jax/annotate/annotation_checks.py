@@ -1,0 +1,146 @@
+"""What every report and every annotation has to pass, whoever annotated; each failure has a name of `REASONS`.
+
+The checks hold for any chain: a rule about an answer applies where the chain offers that answer.
+"""
+
+import re
+from collections.abc import Sequence
+
+from stepcot_jax.annotate.annotation import (
+    CONFLICTING_FINDINGS,
+    INCONSISTENT_CHAIN,
+    INVALID_STEP,
+    NO_FRONTAL_IMAGE,
+    NO_REPORT,
+    REASONING_NOT_IN_REPORT,
+    Annotation,
+    CannotAnnotate,
+    Report,
+)
+from stepcot_jax.annotate.assertions import Status
+from stepcot_jax.annotate.diagnosis import URGENCY, is_contradicted
+from stepcot_jax.annotate.report_reading import read_report
+from stepcot_jax.annotate.sentences import split_sentences
+from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
+
+_NONE = fold("No abnormality")
+_NORMAL = fold("Normal")
+_SAME_FINDING = {"effusion": "pleural effusion", "pneumothorax": "pneumothorax", "cardiomegaly": "cardiomegaly"}
+"""Diagnoses that are secondary effects too: none is its own effect."""
+
+_DENSE_DIAGNOSES = frozenset(fold(name) for name in URGENCY) - {"pneumothorax"}
+_LUCENT, _DENSE = fold("Decreased opacity"), fold("Increased opacity")
+
+_QUOTED = re.compile(r'"([^"]{1,2000})"')
+_ELLIPSIS = re.compile(r"\s*(?:\.\.\.|\[\.\.\.\])\s*")
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)")
+_STEP_NUMBER = re.compile(r"\bsteps?\s+\d+(?:\s*(?:,|-|to|and|through)\s*\d+)*", re.IGNORECASE)
+_LEFT = re.compile(r"\b(?:left\w*|LUL|LLL|lingul\w+)\b", re.IGNORECASE)
+_RIGHT = re.compile(r"\b(?:right-?(?:sided)?|RUL|RML|RLL)\b", re.IGNORECASE)
+_BOTH = re.compile(r"\b(?:bilateral\w*|both|bi-?(?:bas|apic)\w+|bases|apices|hemidiaphragms)\b", re.IGNORECASE)
+_PLAIN = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2013": "-", "\u2014": "-"})
+
+
+def check_report(report: Report) -> None:
+    """Refuses a report that says nothing, or that no frontal image goes with.
+
+    Raises:
+      CannotAnnotate: `NO_REPORT` or `NO_FRONTAL_IMAGE`.
+    """
+    if not split_sentences(report.text):
+        raise CannotAnnotate(NO_REPORT, "no sentence in findings or impression")
+    if not report.images:
+        raise CannotAnnotate(NO_FRONTAL_IMAGE, "the source names none")
+
+
+def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) -> None:
+    """Refuses an annotation that is incomplete, contradicts itself or does not follow from its report.
+
+    Args:
+      report: what was annotated.
+      annotation: the chain read from it.
+      chain: the questions that were asked.
+
+    Raises:
+      CannotAnnotate: names the first check that failed, in the order of `REASONS`.
+    """
+    answers = _answers(annotation, chain)
+    check_consistency(annotation.labels, chain=chain)
+    words = _plain(report.text)
+    for step, reasoning in zip(chain.steps, annotation.reasoning, strict=True):
+        problem = _find_foreign_words(_plain(reasoning), words)
+        if problem:
+            raise CannotAnnotate(REASONING_NOT_IN_REPORT, f"step {step.name!r}: {problem}")
+    _check_diagnosis(report, answers[-1])
+
+
+def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
+    """Refuses answers that contradict each other; a step that is not annotated contradicts none.
+
+    Args:
+      labels: one for each step, valid or `chain.NOT_ANNOTATED`.
+      chain: the steps.
+
+    Raises:
+      CannotAnnotate: `INCONSISTENT_CHAIN`; says which answers.
+    """
+    answers = [
+        "" if label == NOT_ANNOTATED else fold(step.options[label])
+        for step, label in zip(chain.steps, labels, strict=True)
+    ]
+    detection, between, diagnosis = answers[0], answers[1:-1], answers[-1]
+    offers_none = _NONE in map(fold, chain.steps[0].options)
+    offers_normal = _NORMAL in map(fold, chain.steps[-1].options)
+    is_known = bool(detection and diagnosis)
+    if is_known and offers_none and offers_normal and (detection == _NONE) != (diagnosis == _NORMAL):
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {detection!r} beside the diagnosis {diagnosis!r}")
+    if detection == _NONE or diagnosis == _NORMAL:
+        for step, answer in zip(chain.steps[1:-1], between, strict=True):
+            if fold(NOT_APPLICABLE) in map(fold, step.options) and answer not in ("", fold(NOT_APPLICABLE)):
+                raise CannotAnnotate(INCONSISTENT_CHAIN, f"step {step.name!r}: found {answer!r} in a normal chest")
+    if _SAME_FINDING.get(diagnosis) in between:
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {diagnosis!r} as the diagnosis and as its own effect")
+    lucent = diagnosis == "pneumothorax"
+    if (lucent and detection == _DENSE) or (diagnosis in _DENSE_DIAGNOSES and detection == _LUCENT):
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {detection!r} beside the diagnosis {diagnosis!r}")
+
+
+def _answers(annotation: Annotation, chain: Chain) -> list[str]:
+    if len(annotation.labels) != chain.num_steps:
+        raise CannotAnnotate(INVALID_STEP, f"found {len(annotation.labels)} answers, accepted are {chain.num_steps}")
+    for step, label in zip(chain.steps, annotation.labels, strict=True):
+        if not 0 <= label < step.num_answers:
+            raise CannotAnnotate(INVALID_STEP, f"step {step.name!r}: found the label {label}")
+    return [fold(step.options[label]) for step, label in zip(chain.steps, annotation.labels, strict=True)]
+
+
+def _find_foreign_words(reasoning: str, report: str) -> str:
+    """What a reasoning cites that the report does not have; "" where there is nothing of the kind."""
+    for quote in _QUOTED.findall(reasoning):
+        if not all(part.strip(" .,;:") in report for part in _ELLIPSIS.split(quote)):
+            return "it quotes what the report does not say"
+    told = _STEP_NUMBER.sub(" ", reasoning)
+    numbers = set(_NUMBER.findall(told)) - set(_NUMBER.findall(report))
+    if numbers and told.strip(" .") not in report:
+        return f"it names the number {min(numbers)}, which the report does not"
+    both = _BOTH.search(report) is not None
+    for side, pattern in (("left", _LEFT), ("right", _RIGHT)):
+        if pattern.search(reasoning) and not pattern.search(report) and not both:
+            return f"it names the {side} side, which the report does not"
+    return ""
+
+
+def _check_diagnosis(report: Report, diagnosis: str) -> None:
+    finding = next((name for name in URGENCY if fold(name) == diagnosis), None)
+    if finding is None:
+        return
+    reading = read_report(report.text)
+    named = [mention for mention in reading.mentions if mention.finding == finding]
+    if is_contradicted(reading, finding):
+        raise CannotAnnotate(CONFLICTING_FINDINGS, f"the report asserts and denies {diagnosis}")
+    if any(mention.denied_wholly for mention in named) and all(mention.status == Status.ABSENT for mention in named):
+        raise CannotAnnotate(CONFLICTING_FINDINGS, f"the report denies {diagnosis}")
+
+
+def _plain(text: str) -> str:
+    return fold(text.translate(_PLAIN))

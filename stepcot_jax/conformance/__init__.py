@@ -1,0 +1,1 @@
+"""Compare this machine with golden numbers of the authors' code."""

@@ -1,0 +1,187 @@
+"""Files of golden numbers: weights, inputs and what the authors' code computes from them, read and checked.
+
+The format is an .npz whose `meta` is JSON; its keys are listed in `INPUTS`, `meta_fields` and `expected_names`.
+"""
+
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stepcot_jax.convert.torch_names import NETWORKS
+from stepcot_jax.convert.torch_reference import find_sizes, from_torch_networks
+from stepcot_jax.host.errors import BadInput
+
+VARIANTS = ("reference", "paper", "paper_trace")
+"""Authors' code, the paper's gradient, and the paper's normaliser too."""
+
+STUDENT_LOSS_PARTS = ("ce_per_step", "kd_per_step", "ch_per_step", "w_per_step", "student_total")
+
+_WHOLE = (
+    "batch", "teacher_dim", "student_dim", "image_dim", "gat_heads", "gat_layers", "gat_head_dim", "proj_dim",
+    "train_steps",
+)  # fmt: skip
+_REAL = (
+    "temperature", "alpha_kd", "alpha_ch", "teacher_lr", "student_lr", "weight_decay", "adam_eps", "grad_clip",
+    "negative_slope", "layer_norm_eps",
+)  # fmt: skip
+
+_LAYER_NORM_EPSILON = 1e-5
+
+INPUTS: dict[str, tuple[str, ...]] = {
+    "inputs/image_features": ("batch", "image_dim"),
+    "inputs/text_features": ("batch", "steps", "teacher_dim"),
+    "inputs/labels": ("batch", "steps"),
+    "inputs/valid_mask": ("batch", "steps"),
+    "gat/nodes_in": ("batch", "nodes", "teacher_dim"),
+    "gat/node_mask": ("batch", "nodes"),
+    "gru/x": ("batch", "teacher_dim"),
+    "gru/h": ("batch", "teacher_dim"),
+}
+"""What is fed to the networks -> its axes."""
+
+
+class Golden:
+    """One file of golden numbers.
+
+    Attributes:
+      path: the file.
+      meta: sizes and hyperparameters.
+      arrays: everything in the file, by key.
+      params: Flax parameters of all networks, by our names, float32.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Read a file.
+
+        Args:
+          path: an .npz in the documented format.
+
+        Raises:
+          BadInput: the file is not one, or not whole; the message names what is missing or does not fit.
+        """
+        self.path = path
+        self.arrays = _read_arrays(path)
+        if "meta" not in self.arrays:
+            raise BadInput(f"{path}: found no key 'meta', accepted are files of golden numbers")
+        self.meta = _read_meta(path, self.arrays["meta"])
+        missing = [name for name in (*INPUTS, *_expected_names(self.meta)) if name not in self.arrays]
+        if missing:
+            raise BadInput(f"{path}: found no key {', '.join(missing)}; accepted are files that have them")
+        self._check_inputs()
+        tensors = {network: self.under(f"params/{network}") for network in NETWORKS}
+        try:
+            self.params = from_torch_networks(tensors)
+            self._check_sizes(find_sizes(tensors))
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+
+    def under(self, prefix: str) -> dict[str, np.ndarray]:
+        """The arrays below `prefix/`, by the rest of their names."""
+        return {name[len(prefix) + 1 :]: array for name, array in self.arrays.items() if name.startswith(prefix + "/")}
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """What is fed to the networks, in the dtypes that they take; labels are -100 where not valid."""
+        inputs = {
+            name: self.arrays[name].astype(np.float32)
+            for name in INPUTS
+            if name not in ("inputs/labels", "inputs/valid_mask", "gat/node_mask")
+        }
+        inputs["gat/node_mask"] = self.arrays["gat/node_mask"].astype(bool)
+        valid = self.arrays["inputs/valid_mask"].astype(bool)
+        inputs["inputs/labels"] = np.where(valid, self.arrays["inputs/labels"], -100).astype(np.int32)
+        return inputs
+
+    def _check_inputs(self) -> None:
+        sizes = {name: self.meta[name] for name in _WHOLE}
+        sizes["steps"] = len(self.meta["step_num_classes"])
+        sizes["nodes"] = sizes["steps"] + 1
+        for name, axes in INPUTS.items():
+            expected = tuple(sizes[axis] for axis in axes)
+            found = self.arrays[name]
+            if found.shape != expected or found.dtype.kind not in "fiub":
+                raise BadInput(
+                    f"{self.path}: {name}: found {found.dtype} {list(found.shape)}, accepted are numbers of shape "
+                    f"{list(expected)} as meta says"
+                )
+
+    def _check_sizes(self, found: Mapping[str, int]) -> None:
+        """The sizes that the weights have are those of meta."""
+        meta = self.meta
+        expected = {
+            "teacher_width": meta["teacher_dim"],
+            "student_width": meta["student_dim"],
+            "image_width": meta["image_dim"],
+            "num_heads": meta["gat_heads"],
+            "head_width": meta["gat_head_dim"],
+            "num_layers": meta["gat_layers"],
+            "projection_width": meta["proj_dim"],
+            "num_steps": len(meta["step_num_classes"]),
+            **{f"answers_{step}": answers for step, answers in enumerate(meta["step_num_classes"])},
+        }
+        for name, size in expected.items():
+            if found[name] != size:
+                raise BadInput(f"params: found {name} {found[name]}, accepted is {size} as meta says")
+
+
+def _read_arrays(path: str) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:  # never pickle: such a file could run code
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise BadInput(f"{path}: found a single array, accepted is an .npz of golden numbers")
+            return {name: archive[name] for name in archive.files}
+    except BadInput:
+        raise
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(
+            f"{path}: found no readable golden numbers ({reason}), accepted is a whole .npz without pickled objects"
+        ) from None
+
+
+def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
+    try:
+        meta = json.loads(found.tobytes())
+    except ValueError as error:
+        raise BadInput(f"{path}: meta: found no JSON ({error}), accepted is JSON in uint8") from None
+    if not isinstance(meta, dict):
+        raise BadInput(f"{path}: meta: found {type(meta).__name__}, accepted is a JSON object")
+
+    def require(name: str, accepted: str, good: Any) -> None:
+        if name not in meta:
+            raise BadInput(f"{path}: meta: found no key {name!r}, accepted is {accepted}")
+        if not good(meta[name]):
+            raise BadInput(f"{path}: meta: {name}: found {meta[name]!r}, accepted is {accepted}")
+
+    for name in _WHOLE:
+        require(name, "a whole number of at least 1", _is_count)
+    for name in _REAL:
+        require(name, "a number", lambda value: type(value) in (int, float) and math.isfinite(value))
+    require(
+        "step_num_classes",
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and value and all(map(_is_count, value)),
+    )
+    require("layer_norm_eps", f"{_LAYER_NORM_EPSILON}", lambda value: value == _LAYER_NORM_EPSILON)
+    require("temperature", "a number above 0", lambda value: value > 0)
+    accepted = f"gat_heads * gat_head_dim, {meta['gat_heads']} * {meta['gat_head_dim']}"
+    require("teacher_dim", accepted, lambda value: value == meta["gat_heads"] * meta["gat_head_dim"])
+    return meta
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _expected_names(meta: Mapping[str, Any]) -> list[str]:
+    """Keys of the numbers to agree with, apart from gradients and weights, which follow the weights' names."""
+    steps = range(len(meta["step_num_classes"]))
+    names = ["gat/nodes_out", "gat/attention_layer0", "gat/nodes_out_masked", "gru/out", "student/image_feature"]
+    names += [f"{kind}_{step}" for kind in ("teacher/logits", "teacher/image_feature") for step in steps]
+    names += [f"student/logits_{step}" for step in steps]
+    names += ["loss/teacher_ce", "loss/teacher_ce_per_step", "train/losses"]
+    return names + [f"loss/{variant}/{part}" for variant in VARIANTS for part in STUDENT_LOSS_PARTS]

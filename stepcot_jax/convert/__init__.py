@@ -1,0 +1,1 @@
+"""Checkpoints of other frameworks: names, layouts and conversion both ways."""

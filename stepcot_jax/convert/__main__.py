@@ -1,0 +1,213 @@
+"""Convert parameters between the authors' PyTorch names and layouts and ours, either way.
+
+    python -m stepcot_jax.convert SOURCE DEST --to {jax,torch}
+
+The authors' side is a .safetensors or, where torch is installed, a .pt or .pth: tensors named NETWORK/NAME or
+NETWORK.NAME with NETWORK teacher, student, proj_t or proj_s, nested mappings of them, or the bare state_dict of one
+network with --network. Ours is a .safetensors of '/'-joined Flax paths, such as
+teacher/heads/fusion_0/linear/kernel; with --to torch the workdir of a run serves too, of which the best weights of
+each network are taken.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stepcot_jax.convert.tensor_files import check_destination, read_tensors, write_tensors
+from stepcot_jax.convert.torch_names import NETWORKS
+from stepcot_jax.convert.torch_reference import check_numbers, flatten, from_torch_networks, to_torch_networks
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.training.checkpoints import describe_damage
+
+
+def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
+    """Our tensors from the authors'.
+
+    Args:
+      tensors: NETWORK/NAME or NETWORK.NAME -> arrays, or NAME -> arrays of the one `network`.
+      network: "teacher", "student", "proj_t" or "proj_s" when the names do not say it.
+
+    Returns:
+      '/'-joined paths -> float32 arrays.
+
+    Raises:
+      BadInput: a name belongs to no network, or the tensors are not those of the networks; all of them are listed.
+    """
+    grouped: dict[str, dict[str, Any]] = {}
+    for name, array in tensors.items():
+        owner, rest = (network, name) if network else _split_torch_name(name)
+        if rest in grouped.setdefault(owner, {}):
+            raise BadInput(f"found {owner}/{rest} twice, once as {name}; accepted is one of each")
+        grouped[owner][rest] = array
+    return flatten(from_torch_networks(_some(grouped)))
+
+
+def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
+    """The authors' tensors from ours; the inverse of `to_jax_tensors`.
+
+    Args:
+      tensors: '/'-joined paths -> arrays.
+      network: one of the authors' networks, to leave its name away in the result.
+
+    Returns:
+      NETWORK/NAME -> arrays, or NAME -> arrays of the one `network`.
+
+    Raises:
+      BadInput: a path belongs to no network, or the tensors are not those of the networks; all of them are listed.
+    """
+    check_numbers(tensors)
+    trees: dict[str, dict[str, Any]] = {}
+    unknown = [name for name in tensors if name.partition("/")[0] not in NETWORKS.values()]
+    if unknown:
+        raise BadInput(
+            f"tensors without a place: {', '.join(unknown)}; accepted begin with {_names(NETWORKS.values())}"
+        )
+    for name, array in tensors.items():
+        *path, leaf = name.split("/")
+        node = trees
+        for part in path:
+            node = node.setdefault(part, {})
+        node[leaf] = array
+    found = to_torch_networks(_some(trees))
+    if network is None:
+        return flatten(found)
+    if set(found) != {network}:
+        raise BadInput(f"found networks {_names(found)}, accepted with --network {network} is that one alone")
+    return found[network]
+
+
+def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
+    """The tensors that no prefix names, and how many each prefix took away.
+
+    A prefix is that of a whole name ("teacher/clip_model.") or of a name inside its network ("clip_model.").
+    """
+    kept, counts = {}, dict.fromkeys(prefixes, 0)
+    for name, array in tensors.items():
+        inside = name.partition("/")[2] if "/" in name else name.partition(".")[2]
+        matched = next((prefix for prefix in prefixes if name.startswith(prefix) or inside.startswith(prefix)), None)
+        if matched is None:
+            kept[name] = array
+        else:
+            counts[matched] += 1
+    return kept, counts
+
+
+def read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    """The parameters of a run, of each network from the checkpoint that was best for it.
+
+    Args:
+      workdir: what `stepcot_jax.main` wrote.
+
+    Returns:
+      '/'-joined paths -> arrays, those of an image encoder included.
+
+    Raises:
+      BadInput: there is no checkpoint.
+    """
+    folder = workdir / "checkpoints"
+    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+    if not steps:
+        raise BadInput(f"{workdir}: found no checkpoints, accepted are a run's workdir and .safetensors files")
+    # Imported here: jax takes seconds, and files need none of it.
+    import orbax.checkpoint as ocp
+    from absl import logging
+
+    logging.set_verbosity(logging.ERROR)  # Orbax warns of what reading without writing implies
+    with ocp.CheckpointManager(folder.resolve(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+
+        def restore(step: int) -> Any:
+            arguments = ocp.args.Composite(state=ocp.args.StandardRestore(), progress=ocp.args.JsonRestore())
+            try:
+                return manager.restore(step, args=arguments)
+            except Exception as error:  # Orbax and TensorStore raise many kinds on damaged files
+                raise BadInput(describe_damage(folder / str(step), error)) from None
+
+        latest = restore(steps[-1])
+        best = {name: entry["step"] for name, entry in latest.progress["best"].items()}
+        params = {steps[-1]: latest.state["params"]}
+        tensors = {}
+        for name in latest.state["params"]:
+            step = best.get("student" if name.startswith("student") else "teacher", steps[-1])
+            if step not in params:
+                params[step] = restore(step).state["params"]
+            print(f"{name}: from the checkpoint of step {step}", file=sys.stderr)
+            tensors.update(flatten({name: params[step][name]}))
+    return {name: np.asarray(array) for name, array in tensors.items()}
+
+
+def _split_torch_name(name: str) -> tuple[str, str]:
+    for separator in ("/", "."):
+        network, found, rest = name.partition(separator)
+        if found and network in NETWORKS:
+            return network, rest
+    raise BadInput(
+        f"{name}: found no network in front of the name, accepted are {_names(NETWORKS)} with '/' or '.', or --network "
+        "for a bare state_dict"
+    )
+
+
+def _some(networks: dict[str, Any]) -> dict[str, Any]:
+    if not networks:
+        raise BadInput("found no tensors, accepted is at least one network")
+    return networks
+
+
+def _names(names: Any) -> str:
+    return ", ".join(names)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.convert",
+        description="Convert parameters between the authors' PyTorch names and layouts and ours.",
+    )
+    parser.add_argument("source", type=pathlib.Path, help="file to read; with --to torch also a run's workdir")
+    parser.add_argument("dest", type=pathlib.Path, help="file to write")
+    parser.add_argument("--to", choices=("jax", "torch"), required=True, help="whose names and layouts to write")
+    parser.add_argument(
+        "--network", choices=tuple(NETWORKS), help="the authors' side is this network's bare state_dict"
+    )
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="leave out the source's tensors that begin so, such as those of the frozen encoders; may be repeated",
+    )
+    parser.add_argument("--force", action="store_true", help="replace DEST")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Convert the file named on the command line; prints one JSON line."""
+    flags = _parse(arguments)
+    check_destination(flags.dest, overwrite=flags.force)
+    if flags.to == "jax" and flags.dest.suffix != ".safetensors":
+        raise BadInput(f"{flags.dest}: found suffix {flags.dest.suffix!r}, accepted with --to jax is .safetensors")
+    from_run = flags.to == "torch" and flags.source.is_dir()
+    tensors = read_run(flags.source) if from_run else read_tensors(flags.source)
+    tensors, ignored = drop_ignored(tensors, flags.ignore)
+    convert = to_jax_tensors if flags.to == "jax" else to_torch_tensors
+    try:
+        converted = convert(tensors, network=flags.network)
+    except BadInput as error:
+        raise BadInput(f"{flags.source}: {error}") from None
+    write_tensors(flags.dest, converted, overwrite=flags.force)
+    report = {
+        "file": str(flags.dest),
+        "tensors_read": len(tensors),
+        "tensors_written": len(converted),
+        "numbers": sum(int(array.size) for array in converted.values()),
+        "ignored": ignored,
+    }
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    run_tool(main)

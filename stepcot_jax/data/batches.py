@@ -1,0 +1,238 @@
+"""Grain pipelines: cases -> batches. A training batch is a function of the seed and the step alone."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import grain
+import numpy as np
+from jaxtyping import Int
+
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.images.augmentation import augment_image
+from stepcot_jax.data.images.pixels import CompactPixels, PixelCache
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey
+from stepcot_jax.data.reading_ahead import ReadAhead
+from stepcot_jax.host.errors import BadInput
+
+Batch = dict[str, Any]
+Sampling = Literal["uniform", "inverse_frequency"]
+
+# Kinds of random numbers: none shares a stream with another.
+_SAMPLING, _AUGMENTATION = 1, 2
+_ENDLESS = 2**50
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReadBatch(grain.transforms.MapWithIndex):
+    """Step and positions in a split -> this process's rows of them, with pixels or features; runs in workers.
+
+    It holds what reading needs and no more, since every worker gets a copy. Pixels have one channel where those of the
+    whole batch are grey: a twelfth of what crosses to the parent as normalised images.
+    """
+
+    indices: Sequence[int]
+    pixels: PixelCache
+    features: Any
+    rows: slice
+    augment_seed: int | None
+
+    def map_with_index(self, index: int, element: Int[np.ndarray, " row"]) -> Batch:
+        positions = np.asarray(element, np.int32)
+        own = positions[self.rows]
+        # A short batch may leave a process without a row of its own: it reads one for the shapes.
+        read = own if len(own) else positions[-1:]
+        cases = [self.indices[position] for position in read]
+        places = {"index": read, "num_cases": np.int32(len(own))}
+        if self.features is not None:
+            return {"image_features": np.stack([self.features[case] for case in cases]), **places}
+        images = [self._read(case, step=index, row=self.rows.start + row) for row, case in enumerate(cases)]
+        return {"pixels": _stack(images), **places}
+
+    def _read(self, case: int, *, step: int, row: int) -> CompactPixels:
+        pixels = self.pixels.compact(case)
+        if self.augment_seed is None:
+            return pixels
+        return augment_image(pixels, np.random.default_rng((_AUGMENTATION, self.augment_seed, step, row)))
+
+
+def _stack(images: Sequence[CompactPixels]) -> np.ndarray:
+    """uint8 [case, size, size], or [case, size, size, 3] if any image has colours."""
+    if all(image.ndim == 2 for image in images):
+        return np.stack(images)
+    stacked = np.empty((len(images), *images[0].shape[:2], 3), np.uint8)
+    for row, image in zip(stacked, images, strict=True):
+        row[...] = image[..., None] if image.ndim == 2 else image
+    return stacked
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finish:
+    """Pixels -> normalised images, features as they are; labels; rows that fill up a short batch are marked."""
+
+    preprocessing: Preprocessing
+    labels: Int[np.ndarray, "position step"]
+    num_rows: int
+
+    def __call__(self, read: Batch) -> Batch:
+        batch = dict(read)
+        num_cases = int(batch.pop("num_cases"))
+        batch["index"] = np.array(batch["index"])
+        batch["labels"] = self.labels[batch["index"]]
+        if "pixels" in batch:
+            pixels = batch.pop("pixels")
+            batch["images"] = (normalise_grey if pixels.ndim == 3 else normalise)(pixels, self.preprocessing)
+        num_missing = self.num_rows - len(batch["index"])
+        if num_missing:
+            batch = {name: np.concatenate([rows, np.repeat(rows[-1:], num_missing, 0)]) for name, rows in batch.items()}
+        return {**batch, "present": np.arange(self.num_rows) < num_cases}
+
+
+@dataclasses.dataclass(frozen=True)
+class _DrawRows(grain.transforms.Map):
+    """Step -> positions drawn anew, each answer of the last step as often as any other."""
+
+    cumulative: np.ndarray
+    batch_size: int
+    seed: int
+
+    def map(self, element: int) -> Int[np.ndarray, " row"]:
+        drawn = np.random.default_rng((_SAMPLING, self.seed, element)).random(self.batch_size)
+        return np.searchsorted(self.cumulative, drawn, side="right")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Batches by number, each made in two stages so that the first may run in another process.
+
+    Attributes:
+      read: number -> uint8 pixels or features, and positions.
+      finish: what `read` gives -> the batch.
+    """
+
+    read: grain.MapDataset
+    finish: _Finish
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+    def __getitem__(self, number: int) -> Batch:
+        return self.finish(self.read[number])
+
+
+def batches_per_epoch(dataset: Dataset, batch_size: int) -> int:
+    """Batches that make an epoch: as many as the training cases fill, at least one."""
+    return max(1, len(dataset.splits.train) // batch_size)
+
+
+def training_batches(
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    seed: int,
+    sampling: Sampling = "uniform",
+    augment: bool = False,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Batches:
+    """Endless training batches; item k is the batch of step k, whatever came before and whoever reads it.
+
+    Uniform: every case comes once before any comes again, in a new order each time; cases that do not fill a batch go
+    into the next one, so none is left out. Inverse frequency: each row is drawn anew, first an answer of the last step
+    (a missing one counts as an answer of its own), then a case that has it, each with the same chance.
+
+    Args:
+      dataset: the cases.
+      batch_size: cases in a batch, over all processes.
+      seed: of the order and of the changes of images.
+      sampling: see above.
+      augment: whether images are changed a little, see `data.augmentation`.
+      process_index: which of the processes this is; it gets its rows of every batch and reads no others.
+      process_count: number of processes, a divisor of the batch size.
+
+    Returns:
+      Batches with "images" float32 [case, height, width, 3] or "image_features" float32 [case, width], "labels" int32
+      [case, step], "index" int32 [case] (position in the split) and "present" bool [case].
+
+    Raises:
+      BadInput: the batch cannot be divided among the processes, or features are to be augmented.
+    """
+    if augment and dataset.features is not None:
+        raise BadInput("augment: found features that are made ahead, accepted are cases with images to change")
+    rows = _rows(batch_size, process_index, process_count)
+    indices = dataset.splits.train
+    if sampling == "uniform":
+        order = grain.MapDataset.range(len(indices)).seed(seed).shuffle().repeat()
+        positions = order.batch(batch_size, drop_remainder=True)
+    else:
+        cumulative = np.cumsum(_inverse_frequencies(dataset.labels[list(indices), -1]))
+        cumulative[-1] = 1.0  # so that no draw falls beyond for a rounding
+        positions = grain.MapDataset.range(_ENDLESS).map(_DrawRows(cumulative, batch_size, seed))
+    return _make_batches(dataset, indices, positions, rows, augment_seed=seed if augment else None)
+
+
+def evaluation_batches(
+    dataset: Dataset,
+    split: str,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    multiple_of: int = 1,
+) -> Batches:
+    """The batches of a split in order; the last one is filled up with rows whose "present" is False.
+
+    Args:
+      dataset: the cases.
+      split: "train", "val" or "test".
+      batch_size: cases in a batch, over all processes; a smaller split makes a smaller batch.
+      process_index: see `training_batches`.
+      process_count: see `training_batches`.
+      multiple_of: what the batch size is rounded up to, such as the number of devices.
+
+    Returns:
+      Batches as from `training_batches`, never drawn or changed, every case exactly once over all processes.
+
+    Raises:
+      BadInput: the batch cannot be divided among the processes.
+    """
+    indices = getattr(dataset.splits, split)
+    multiple_of = math.lcm(multiple_of, process_count)
+    batch_size = -(-min(batch_size, len(indices)) // multiple_of) * multiple_of
+    rows = _rows(batch_size, process_index, process_count)
+    positions = grain.MapDataset.range(len(indices)).batch(batch_size, drop_remainder=False)
+    return _make_batches(dataset, indices, positions, rows, augment_seed=None)
+
+
+def _rows(batch_size: int, process_index: int, process_count: int) -> slice:
+    """The rows of a batch that are a process's own."""
+    num_rows, remainder = divmod(batch_size, process_count)
+    if remainder:
+        raise BadInput(f"batch size: found {batch_size} for {process_count} processes, accepted are multiples")
+    return slice(process_index * num_rows, (process_index + 1) * num_rows)
+
+
+def _inverse_frequencies(answers: Int[np.ndarray, " case"]) -> np.ndarray:
+    """Chance of each case, such that every answer comes equally often."""
+    _, answer_of, counts = np.unique(answers, return_inverse=True, return_counts=True)
+    return 1.0 / (len(counts) * counts[answer_of])
+
+
+def _make_batches(
+    dataset: Dataset, indices: Sequence[int], positions: grain.MapDataset, rows: slice, *, augment_seed: int | None
+) -> Batches:
+    read = _ReadBatch(indices, dataset.pixels, dataset.features, rows, augment_seed)
+    labels = dataset.labels[np.asarray(indices, int)]
+    return Batches(positions.map_with_index(read), _Finish(dataset.preprocessing, labels, rows.stop - rows.start))
+
+
+def iterate(batches: Batches, *, num_threads: int, num_workers: int = 0) -> ReadAhead:
+    """An iterator that reads ahead; `get_state` and `set_state` save and restore its position.
+
+    Args:
+      batches: of training or evaluation.
+      num_threads: threads that read, in this process or in each worker.
+      num_workers: processes that read. The batches are the same with any number.
+    """
+    return ReadAhead(batches.read, batches.finish, num_threads=num_threads, num_workers=num_workers)

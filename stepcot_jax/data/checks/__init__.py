@@ -1,0 +1,1 @@
+"""What `data check` reports about a data root."""

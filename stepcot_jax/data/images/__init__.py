@@ -1,0 +1,1 @@
+"""Images: decoding, DICOM, preprocessing, shards and near-duplicates."""

@@ -1,0 +1,253 @@
+"""Radiographs from DICOM files as a workstation shows them, without a word of the patient.
+
+Only the elements that the picture needs are parsed; names, dates and identifiers are passed over unread.
+pydicom's messages, which quote what a file holds, reach no exception, no warning and no log.
+"""
+
+import contextlib
+import dataclasses
+import io
+import logging
+import math
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import numpy as np
+from jaxtyping import UInt8
+
+from stepcot_jax.data.images.dicom_fields import Fields
+from stepcot_jax.data.images.dicom_pixels import PixelFormat, decode_stored
+from stepcot_jax.data.images.dicom_syntaxes import EXTRA, SYNTAXES
+from stepcot_jax.data.images.dicom_tone import make_tone_table
+from stepcot_jax.host.errors import BadInput
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+ACCEPTED = "accepted are DICOM files of one grey or 8-bit RGB picture with 8 to 16 bits"
+
+SpacingSource = Literal["PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", ""]
+
+_PREAMBLE_BYTES, _MAGIC = 128, b"DICM"
+_MAX_SIDE = 65_535
+_FILE_META_GROUP = 2
+_PARSED = (
+    "SOPClassUID",
+    "Modality",
+    "ViewPosition",
+    "PixelSpacing",
+    "ImagerPixelSpacing",
+    "NominalScannedPixelSpacing",
+    "SamplesPerPixel",
+    "PhotometricInterpretation",
+    "PlanarConfiguration",
+    "NumberOfFrames",
+    "Rows",
+    "Columns",
+    "BitsAllocated",
+    "BitsStored",
+    "HighBit",
+    "PixelRepresentation",
+    "PixelPaddingValue",
+    "PixelPaddingRangeLimit",
+    "RescaleIntercept",
+    "RescaleSlope",
+    "ModalityLUTSequence",
+    "WindowCenter",
+    "WindowWidth",
+    "VOILUTFunction",
+    "VOILUTSequence",
+    "PixelData",
+)
+_SPACINGS: tuple[SpacingSource, ...] = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing")
+_QUOTING = r"(pydicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
+_IGNORED = ("ignore", None, Warning, re.compile(_QUOTING), 0)
+_Read = TypeVar("_Read")
+
+
+@dataclasses.dataclass(frozen=True)
+class DicomImage:
+    """A radiograph as a workstation shows it.
+
+    Attributes:
+      pixels: uint8 [height, width], high is bright (dense).
+      pixel_spacing_mm: distance of rows and of columns in millimetres; None where the file has none above 0.
+      spacing_source: element that the spacing comes from. "PixelSpacing" is meant for the patient,
+        "ImagerPixelSpacing" is at the detector, where everything is magnified,
+        "NominalScannedPixelSpacing" is on a scanned film.
+      view: view position such as "PA"; "" where the file has none.
+      modality: such as "DX" or "CR"; "" where the file has none.
+    """
+
+    pixels: UInt8[np.ndarray, "height width"]
+    pixel_spacing_mm: tuple[float, float] | None
+    spacing_source: SpacingSource
+    view: str
+    modality: str
+
+
+def is_dicom(start: bytes) -> bool:
+    """Whether a file that starts so is a DICOM file: "DICM" after a preamble of 128 bytes."""
+    return start[_PREAMBLE_BYTES : _PREAMBLE_BYTES + len(_MAGIC)] == _MAGIC
+
+
+def decode_dicom(content: bytes, *, name: str, max_pixels: int) -> UInt8[np.ndarray, "height width"]:
+    """Pixels of a DICOM file; see `read_dicom`."""
+    return read_dicom(content, name=name, max_pixels=max_pixels).pixels
+
+
+def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
+    """The picture of a DICOM file as a workstation shows it at first.
+
+    Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else
+    the first window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its
+    smallest to its largest value. MONOCHROME1 is inverted. Padding takes no part in the range and is black.
+    RGB becomes grey with ITU-R 601 weights. Overlays and presentation states are not applied.
+
+    Args:
+      content: of the file.
+      name: what messages call it, such as its path.
+      max_pixels: largest accepted rows times columns; checked before pixels are decoded.
+
+    Raises:
+      BadInput: pydicom is missing, or the file is no picture, truncated, corrupt, too large, or of a kind that is
+        not accepted.
+    """
+    _silence_pydicom(name)
+    fields = _read_fields(content, name=name)
+    form = _read_format(fields, max_pixels=max_pixels)
+    stored = decode_stored(fields, form)
+    if form.num_samples == 1:
+        table = make_tone_table(fields, form, stored)
+        pixels = table[stored]
+    else:
+        # Pillow's integers for the same weights, so that a colour picture is as grey here as there.
+        red, green, blue = (stored[..., channel].astype(np.uint32) for channel in range(3))
+        pixels = ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)
+    spacing, source = _read_spacing(fields)
+    return DicomImage(pixels, spacing, source, view=fields.code("ViewPosition"), modality=fields.code("Modality"))
+
+
+def _silence_pydicom(name: str) -> None:
+    found = False
+    with contextlib.suppress(ImportError):
+        import pydicom.pixels  # noqa: F401
+
+        found = True
+    if not found:
+        raise BadInput(f"{name}: found a DICOM file, for which pydicom is needed: {EXTRA}")
+    if _IGNORED not in warnings.filters:
+        warnings.filterwarnings("ignore", module=_QUOTING)
+    for logger_name in list(logging.root.manager.loggerDict):
+        if re.match(_QUOTING, logger_name):
+            logging.getLogger(logger_name).addFilter(_drop)
+
+
+def _drop(_: logging.LogRecord) -> bool:
+    return False
+
+
+def _attempt(read: Callable[[], _Read], *, otherwise: str) -> _Read:
+    """What `read` returns; where it raises, an error without a trace of the first one's text."""
+    with contextlib.suppress(Exception):
+        return read()
+    # Outside of an except block: the first error would come along as this one's context.
+    raise BadInput(otherwise)
+
+
+def _read_fields(content: bytes, *, name: str) -> Fields:
+    if not is_dicom(content[: _PREAMBLE_BYTES + len(_MAGIC)]):
+        raise BadInput(f"{name}: found no DICOM file; {ACCEPTED}")
+    file = io.BytesIO(content)
+    file.seek(_PREAMBLE_BYTES + len(_MAGIC))
+    otherwise = f"{name}: cannot be read as DICOM; {ACCEPTED}"
+    syntax = _attempt(lambda: _read_syntax(file), otherwise=otherwise)
+    if syntax not in SYNTAXES:
+        from pydicom.uid import UID_dictionary
+
+        # A known name only: the element of a corrupt file may hold anything.
+        found = UID_dictionary[syntax][0] if syntax in UID_dictionary else "none that is known"
+        accepted = ", ".join(known.name for known in SYNTAXES.values())
+        raise BadInput(f"{name}: TransferSyntaxUID: found {found}, accepted are {accepted}")
+    dataset = _attempt(lambda: _read_dataset(file, syntax), otherwise=otherwise)
+    return Fields(dataset, name=name, syntax=syntax)
+
+
+def _read_syntax(file: io.BytesIO) -> str:
+    from pydicom.filereader import read_dataset
+
+    start = file.tell()
+    meta = read_dataset(
+        file,
+        is_implicit_VR=False,
+        is_little_endian=True,
+        stop_when=lambda tag, _vr, _length: tag >> 16 != _FILE_META_GROUP,
+    )
+    if file.tell() == start:
+        return ""
+    return str(meta.get("TransferSyntaxUID", ""))
+
+
+def _read_dataset(file: io.BytesIO, syntax: str) -> "Dataset":
+    """The elements that are needed; dcmread would inflate a deflated file first, however large it becomes."""
+    from pydicom.datadict import tag_for_keyword
+    from pydicom.dataset import FileMetaDataset
+    from pydicom.filereader import read_dataset
+    from pydicom.tag import BaseTag, Tag
+    from pydicom.uid import UID
+
+    tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
+    implicit, little_endian = SYNTAXES[syntax].implicit, SYNTAXES[syntax].little_endian
+    dataset = read_dataset(file, implicit, little_endian, specific_tags=tags)
+    dataset.set_original_encoding(implicit, little_endian)
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = UID(syntax)
+    return dataset
+
+
+def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
+    """The pixel format, refused where it is none that is accepted."""
+    if not fields.has("PixelData"):
+        raise fields.refuse(f"found no PixelData ({fields.kind}); {ACCEPTED}")
+    num_frames = fields.integer("NumberOfFrames", default=1)
+    if num_frames != 1:
+        raise fields.refuse(f"NumberOfFrames: found {num_frames}, accepted is 1")
+    form = PixelFormat(
+        num_rows=fields.integer("Rows", least=1, most=_MAX_SIDE),
+        num_columns=fields.integer("Columns", least=1, most=_MAX_SIDE),
+        num_samples=fields.integer("SamplesPerPixel", default=1),
+        bits_allocated=fields.integer("BitsAllocated"),
+        bits_stored=fields.integer("BitsStored"),
+        signed=fields.integer("PixelRepresentation", default=0, least=0, most=1) == 1,
+        photometric=fields.choice("PhotometricInterpretation", ("MONOCHROME1", "MONOCHROME2", "RGB")),
+        planar=fields.integer("PlanarConfiguration", default=0, least=0, most=1) == 1,
+    )
+    if form.num_rows * form.num_columns > max_pixels:
+        raise fields.refuse(
+            f"found {form.num_columns} x {form.num_rows} pixels in its header, accepted are at most {max_pixels}"
+        )
+    colour = form.photometric == "RGB"
+    if form.num_samples != (3 if colour else 1):
+        raise fields.refuse(
+            f"SamplesPerPixel: found {form.num_samples} with {form.photometric}, accepted are 1 for grey and 3 for RGB"
+        )
+    if form.bits_allocated not in ((8,) if colour else (8, 16)) or not 8 <= form.bits_stored <= form.bits_allocated:
+        raise fields.refuse(
+            f"BitsStored: found {form.bits_stored} in BitsAllocated {form.bits_allocated}, accepted are 8 to 16 in 8 "
+            "or 16 (RGB: 8 in 8)"
+        )
+    high_bit = fields.integer("HighBit", default=form.bits_stored - 1)
+    if high_bit != form.bits_stored - 1:
+        raise fields.refuse(f"HighBit: found {high_bit}, accepted is {form.bits_stored - 1}, BitsStored less 1")
+    return form
+
+
+def _read_spacing(fields: Fields) -> tuple[tuple[float, float] | None, SpacingSource]:
+    for source in _SPACINGS:
+        with contextlib.suppress(BadInput):
+            spacing = fields.numbers(source)
+            if len(spacing) == 2 and all(math.isfinite(value) and value > 0 for value in spacing):
+                return (spacing[0], spacing[1]), source
+    return None, ""

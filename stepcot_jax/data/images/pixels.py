@@ -1,0 +1,129 @@
+"""Pixels of cases at the encoder's size: read at each use, or kept in memory as far as a budget goes."""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from stepcot_jax.data.images.image_files import ImageFiles
+from stepcot_jax.data.images.preprocessing import (
+    Preprocessing,
+    drop_equal_channels,
+    prepare_image,
+    repeat_grey,
+    resize_grey,
+)
+from stepcot_jax.data.phantom.phantom import Prevalence, draw_case
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.host.errors import BadInput
+
+Pixels = UInt8[np.ndarray, "size size 3"]
+CompactPixels = UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]
+"""One channel where all three are equal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FilePixels:
+    """Reads, decodes and resizes the image of a case.
+
+    Attributes:
+      images: where the encoded images come from.
+      preprocessing: size and fit.
+      max_pixels: largest accepted width times height.
+      file: with the records, for messages.
+      records: position of each case in that file.
+    """
+
+    images: ImageFiles
+    preprocessing: Preprocessing
+    max_pixels: int
+    file: str
+    records: Sequence[int]
+
+    def __call__(self, index: int) -> CompactPixels:
+        """The pixels of a case.
+
+        Raises:
+          BadInput: the image cannot be read or decoded; names record and file.
+        """
+        try:
+            return prepare_image(
+                self.images.read(index),
+                name=self.images.name(index),
+                preprocessing=self.preprocessing,
+                max_pixels=self.max_pixels,
+            )
+        except BadInput as error:
+            raise BadInput(f"{self.file}: record {self.records[index]}: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class PhantomPixels:
+    """Draws the picture of a phantom case.
+
+    Attributes:
+      seed: of the collection.
+      size: side of the drawn picture.
+      prevalence: of the diagnoses.
+      preprocessing: size and fit.
+    """
+
+    seed: int
+    size: int
+    prevalence: Prevalence
+    preprocessing: Preprocessing
+
+    def draw(self, index: int) -> tuple[Case, CompactPixels]:
+        """A case with its pixels."""
+        drawn = draw_case(index, seed=self.seed, size=self.size, prevalence=self.prevalence)
+        return drawn.case, resize_grey(drawn.image, self.preprocessing)
+
+    def __call__(self, index: int) -> CompactPixels:
+        """The pixels of a case."""
+        return self.draw(index)[1]
+
+
+class PixelCache:
+    """Pixels of cases, kept in memory as far as a budget goes and read again beyond it.
+
+    A copy in another process keeps nothing: what every worker keeps for itself would add up beyond the budget.
+
+    Args:
+      read: case index -> uint8 [size, size, 3], or [size, size] where the channels are equal.
+      budget_bytes: how much may be kept; grey images count a third.
+    """
+
+    def __init__(self, read: Callable[[int], CompactPixels], budget_bytes: float) -> None:
+        self._read = read
+        self._left = budget_bytes
+        self._kept: dict[int, np.ndarray] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_read": self._read}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_read"], 0)
+
+    def put(self, index: int, pixels: CompactPixels) -> None:
+        """Keep the pixels of a case if the budget allows."""
+        kept = drop_equal_channels(pixels)
+        with self._lock:
+            if index not in self._kept and kept.nbytes <= self._left:
+                self._left -= kept.nbytes
+                self._kept[index] = kept
+
+    def compact(self, index: int) -> CompactPixels:
+        """The pixels of a case, with one channel where all three are equal; not to be written to."""
+        kept = self._kept.get(index)
+        if kept is None:
+            kept = drop_equal_channels(self._read(index))
+            self.put(index, kept)
+        return kept
+
+    def __getitem__(self, index: int) -> Pixels:
+        pixels = self.compact(index)
+        return pixels if pixels.ndim == 3 else repeat_grey(pixels)

@@ -1,0 +1,1 @@
+"""Chest phantoms: drawn radiographs with known answers."""

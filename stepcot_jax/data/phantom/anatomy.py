@@ -1,0 +1,243 @@
+"""A schematic frontal chest in attenuation: 0 is air, 1 is what hardly any ray passes.
+
+Lengths are in body coordinates. Nothing but `render_anatomy` depends on the number of pixels, so that a patient
+looks alike at every size.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float32
+
+from stepcot_jax.data.phantom.frame import Frame, Image, smooth_step, stretch
+
+_NUM_COARSE, _NUM_MIDDLE, _NUM_KNOTS = 12, 28, 42
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "midline": (-0.02, 0.02),
+    "right_width": (0.62, 0.74),
+    "left_width": (0.60, 0.72),
+    "apex": (-0.80, -0.70),
+    "base": (0.66, 0.74),
+    "right_dome": (0.40, 0.49),
+    "left_dome": (0.46, 0.54),
+    "dome_curve": (0.50, 0.80),
+    "heart_x": (0.09, 0.14),
+    "heart_y": (0.26, 0.34),
+    "heart_size": (0.235, 0.29),
+    "heart_stretch": (1.15, 1.35),
+    "heart_angle": (0.5, 0.8),
+    "heart_blur": (0.02, 0.03),
+    "mediastinum": (0.085, 0.125),
+    "knob": (0.055, 0.08),
+    "rib_spacing": (0.155, 0.19),
+    "rib_phase": (0.0, 1.0),
+    "rib_density": (0.06, 0.115),
+    "clavicle_y": (-0.62, -0.54),
+    "clavicle_slope": (-0.25, -0.02),
+    "spine_density": (0.03, 0.08),
+    "vessel_density": (0.05, 0.10),
+    "vessel_phase": (0.0, 6.28),
+    "breast_density": (-0.05, 0.07),
+    "soft_tissue": (0.50, 0.60),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Anatomy:
+    """One patient's chest: lengths, shares and densities within `_RANGES`.
+
+    `texture` holds zero-mean, unit-variance values for tissue, lesions and networks; `mediastinal_shift` is how
+    far trachea, great vessels and heart stand to the right of the picture.
+    """
+
+    midline: float
+    right_width: float
+    left_width: float
+    apex: float
+    base: float
+    right_dome: float
+    left_dome: float
+    dome_curve: float
+    heart_x: float
+    heart_y: float
+    heart_size: float
+    heart_stretch: float
+    heart_angle: float
+    heart_blur: float
+    mediastinum: float
+    knob: float
+    rib_spacing: float
+    rib_phase: float
+    rib_density: float
+    clavicle_y: float
+    clavicle_slope: float
+    spine_density: float
+    vessel_density: float
+    vessel_phase: float
+    breast_density: float
+    soft_tissue: float
+    texture: Float32[np.ndarray, "3 knot knot"] = dataclasses.field(repr=False)
+    mediastinal_shift: float = 0.0
+
+    def width(self, side: int) -> float:
+        """Distance of the lung's outermost edge from the midline; side -1 is the patient's right lung."""
+        return self.right_width if side < 0 else self.left_width
+
+    def dome(self, side: int) -> float:
+        """Height (y) of the top of the diaphragm."""
+        return self.right_dome if side < 0 else self.left_dome
+
+
+@dataclasses.dataclass(frozen=True)
+class Chest:
+    """A rendered chest without lesions; every array is [height, width].
+
+    Attributes:
+      attenuation: the sum of all tissues.
+      lungs: the share of aerated lung of the patient's right (-1) and left (1) side.
+      overlaid: the lungs with what heart and mediastinum overlay, where a lesion shows but faintly.
+      heart: the share of heart.
+      vessels: the part of the attenuation that stems from lung vessels.
+      depth: 0 at the lung's apex, 1 at its base.
+      across: 0 at the lung's inner edge, 1 at the chest wall.
+      mottle: texture of lesions.
+      net: texture of networks, finer than the mottle.
+    """
+
+    attenuation: Image
+    lungs: dict[int, Image]
+    overlaid: dict[int, Image]
+    heart: Image
+    vessels: Image
+    depth: Image
+    across: Image
+    mottle: Image
+    net: Image
+
+
+def draw_anatomy(rng: np.random.Generator) -> Anatomy:
+    """A random healthy chest."""
+    texture = rng.standard_normal((3, _NUM_KNOTS, _NUM_KNOTS), dtype=np.float32)
+    return Anatomy(texture=texture, **{name: rng.uniform(*limits) for name, limits in _RANGES.items()})
+
+
+def lung_edges(depth: Image | float) -> tuple[Image, Image]:
+    """Inner and outer edge of a lung of width 1 at a depth of 0 (apex) to 1 (base)."""
+    squeeze = np.clip(1 - depth / 0.8, 0, 1)
+    inner = 0.06 + 0.24 * squeeze * squeeze * squeeze
+    return inner, inner + (1 - inner) * np.sqrt(1 - squeeze * squeeze)
+
+
+def render_anatomy(anatomy: Anatomy, frame: Frame) -> Chest:
+    """The attenuation of a chest and the parts that lesions are placed by.
+
+    Args:
+      anatomy: the patient.
+      frame: the pixels of the picture.
+    """
+    x, y = frame.x - anatomy.midline, frame.y
+    left = x > 0
+    from_midline = np.abs(x)
+    width = np.where(left, np.float32(anatomy.left_width), np.float32(anatomy.right_width))
+    across = from_midline / width
+    depth = (y - anatomy.apex) / (anatomy.base - anatomy.apex)
+    tissue, mottle, net = _textures(anatomy, frame.x.shape[0])
+    lungs, thorax, within = _lung_field(anatomy, frame, across=across, depth=depth, left=left)
+    heart, mediastinum = _mediastinum(anatomy, frame)
+    aerated = lungs * (1 - heart) * (1 - mediastinum)
+    overlaid = lungs * (1 - 0.5 * np.maximum(heart, mediastinum))
+    trunk = frame.ramp(0.30 + 0.68 * smooth_step(y + 0.80, 0.4) - from_midline, 0.06)
+    vessels = _vessels(anatomy, frame, from_midline=from_midline, left=left, tissue=tissue) * aerated
+    tissues = anatomy.soft_tissue - 0.10 * from_midline + 0.02 * tissue + 0.08 * smooth_step(y - 0.5, 0.5)
+    tissues += 0.15 * np.maximum(heart, 0.6 * mediastinum)
+    tissues += _bones(anatomy, frame, ribs_over=thorax * (0.25 + 0.75 * lungs), across=across)
+    tissues += _breasts(anatomy, frame, from_midline)
+    air = 0.33 * aerated * (0.92 + 0.10 * across + 0.05 * mottle) + _trachea_and_stomach(anatomy, frame)
+    return Chest(
+        attenuation=tissues * trunk - air + vessels,
+        lungs={-1: aerated * ~left, 1: aerated * left},
+        overlaid={-1: overlaid * ~left, 1: overlaid * left},
+        heart=heart * (1 - smooth_step(y - (anatomy.left_dome + 0.1), 0.1)),
+        vessels=vessels,
+        depth=depth,
+        across=within,
+        mottle=mottle,
+        net=net,
+    )
+
+
+def _lung_field(
+    anatomy: Anatomy, frame: Frame, *, across: Image, depth: Image, left: Image
+) -> tuple[Image, Image, Image]:
+    inner, outer = lung_edges(depth)
+    thorax = frame.ramp(outer - across, 0.03) * frame.ramp(depth, 0.03)
+    top = np.where(left, np.float32(anatomy.left_dome), np.float32(anatomy.right_dome))
+    dome = top + anatomy.dome_curve * (across - 0.5) * (across - 0.5)
+    lungs = thorax * frame.ramp(across - inner, 0.04) * frame.ramp(dome - frame.y, 0.025)
+    return lungs, thorax, (across - inner) / np.maximum(outer - inner, np.float32(0.05))
+
+
+def _mediastinum(anatomy: Anatomy, frame: Frame) -> tuple[Image, Image]:
+    x, y = frame.x - anatomy.midline - anatomy.mediastinal_shift, frame.y
+    cosine, sine = float(np.cos(anatomy.heart_angle)), float(np.sin(anatomy.heart_angle))
+    along = (cosine * (x - anatomy.heart_x) + sine * (y - anatomy.heart_y)) / anatomy.heart_stretch
+    aside = cosine * (y - anatomy.heart_y) - sine * (x - anatomy.heart_x)
+    left_heart = anatomy.heart_size - np.hypot(along, aside)
+    right_heart = 0.78 * anatomy.heart_size - np.hypot(x - 0.2 * anatomy.heart_x, y - anatomy.heart_y + 0.02)
+    heart = frame.ramp(np.maximum(left_heart, right_heart), anatomy.heart_blur)
+    pedicle = frame.ramp(anatomy.mediastinum + 0.05 * np.abs(y + 0.35) - np.abs(x - 0.01), 0.03)
+    knob = frame.ramp(anatomy.knob - np.hypot(x - 0.10, y + 0.22), 0.02)
+    return heart, np.maximum(pedicle, knob)
+
+
+def _bones(anatomy: Anatomy, frame: Frame, *, ribs_over: Image, across: Image) -> Image:
+    y = frame.y / anatomy.rib_spacing
+    behind = _band(y - 1.6 * across * across + 0.9 * across + anatomy.rib_phase)
+    before = _band(0.8 * y + 2.2 * across + anatomy.rib_phase)
+    ribs = anatomy.rib_density * ribs_over * (behind + 0.55 * before * np.clip(2 * across - 0.4, 0, 1))
+    from_midline = np.abs(frame.x - anatomy.midline)
+    level = anatomy.clavicle_y + anatomy.clavicle_slope * from_midline - 0.06 * np.sin(5 * from_midline)
+    clavicle = frame.ramp(0.03 - np.abs(frame.y - level), 0.02) * smooth_step(from_midline - 0.12, 0.06)
+    spine = smooth_step(0.085 - from_midline, 0.04) * (0.8 + 0.4 * _band(y + anatomy.rib_phase))
+    return ribs + 0.11 * clavicle + anatomy.spine_density * spine
+
+
+def _band(phase: Image) -> Image:
+    # A triangle wave costs a tenth of a cosine and looks the same once squared off.
+    distance = np.abs(phase - np.rint(phase))
+    return smooth_step(0.24 - distance, 0.14)
+
+
+def _vessels(anatomy: Anatomy, frame: Frame, *, from_midline: Image, left: Image, tissue: Image) -> Image:
+    across, down = from_midline - 0.15, frame.y - np.where(left, np.float32(-0.06), np.float32(-0.02))
+    radius = np.hypot(across, down) + 1e-3
+    # Nine branches that split into twice as many: more contrast by the hilum, less at the periphery.
+    angle = np.arctan2(down, across) + 0.35 * np.sin(9 * radius + anatomy.vessel_phase) + 0.05 * tissue
+    branches = np.cos(9 * angle + anatomy.vessel_phase)
+    twigs = np.cos(19 * angle - anatomy.vessel_phase)
+    fan = np.clip(branches, 0, 1) * np.clip(1 - 2.2 * radius, 0, 1)
+    fan += 0.6 * np.clip(twigs, 0, 1) * np.clip(1 - 1.3 * radius, 0, 1)
+    return anatomy.vessel_density * (fan + 1.5 * np.clip(1 - radius / 0.16, 0, 1))
+
+
+def _breasts(anatomy: Anatomy, frame: Frame, from_midline: Image) -> Image:
+    if anatomy.breast_density <= 0:
+        return np.zeros((), np.float32)
+    distance = np.hypot(from_midline - 0.42, frame.y - 0.22)
+    return anatomy.breast_density * frame.ramp(0.36 - distance, 0.05) * smooth_step(frame.y - 0.2, 0.5)
+
+
+def _trachea_and_stomach(anatomy: Anatomy, frame: Frame) -> Image:
+    x = frame.x - anatomy.midline
+    trachea = smooth_step(0.045 - np.abs(x - anatomy.mediastinal_shift), 0.03) * smooth_step(-0.18 - frame.y, 0.06)
+    stomach = smooth_step(1 - np.hypot((x - 0.36) / 0.14, (frame.y - anatomy.left_dome - 0.13) / 0.06), 0.5)
+    return 0.13 * trachea + 0.20 * stomach
+
+
+def _textures(anatomy: Anatomy, size: int) -> Float32[np.ndarray, "3 height width"]:
+    smooth, patchy, fine = (
+        stretch(values[:num_knots, :num_knots], size)
+        for values, num_knots in zip(anatomy.texture, (_NUM_COARSE, _NUM_MIDDLE, _NUM_KNOTS), strict=True)
+    )
+    return np.stack([smooth, 0.7 * (patchy + stretch(anatomy.texture[1][-_NUM_COARSE:, -_NUM_COARSE:], size)), fine])

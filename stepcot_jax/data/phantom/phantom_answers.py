@@ -1,0 +1,175 @@
+"""Consistent answers for phantom chests: the diagnosis first, then the steps that lead to it.
+
+Every step is drawn from a table conditional on the diagnosis, narrowed by the answers already drawn, so
+that no step is settled by the diagnosis alone and later steps depend on earlier ones.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from stepcot_jax.chain import DEFAULT_CHAIN, DETECTION_OPTIONS, DIAGNOSIS_OPTIONS, NOT_APPLICABLE
+from stepcot_jax.host.errors import BadInput
+
+Prevalence: TypeAlias = Literal["published", "flat"]
+
+NUM_PUBLISHED = dict(zip(DIAGNOSIS_OPTIONS, (6787, 851, 731, 723, 440, 276, 131, 88, 41), strict=True))
+"""Cases of each diagnosis in the published train, validation and test sets together."""
+
+_UPPER, _MIDDLE, _LOWER, _HILAR, _PLEURA, _CARDIAC, _ = DEFAULT_CHAIN.steps[3].options
+_WELL, _ILL, _SPICULATED, _CALCIFIED, _ = DEFAULT_CHAIN.steps[4].options
+_LOSS, _SHIFT, _FLUID, _AIR, _BIG_HEART, _NODES, _ = DEFAULT_CHAIN.steps[5].options
+
+_PATTERN: dict[str, dict[str, float]] = {
+    "Nodule": {"Nodular": 85, "Cavity": 15},
+    "Atelectasis": {"Linear": 55, "Consolidation": 35, "Reticular": 10},
+    "Infiltration": {"Reticular": 45, "Nodular": 25, "Linear": 15, "Consolidation": 15},
+    "Effusion": {"N/A": 60, "Consolidation": 25, "Linear": 15},
+    "Pneumonia": {"Consolidation": 70, "Reticular": 15, "Cavity": 15},
+    "Cardiomegaly": {"N/A": 55, "Reticular": 25, "Linear": 20},
+    "Mass": {"Nodular": 60, "Cavity": 25, "Consolidation": 15},
+    "Pneumothorax": {"N/A": 70, "Linear": 30},
+}
+_DISTRIBUTION: dict[str, dict[str, float]] = {
+    "Nodule": {"Focal": 55, "Multifocal": 30, "Diffuse": 15},
+    "Atelectasis": {"Focal": 60, "Multifocal": 40},
+    "Infiltration": {"Focal": 20, "Multifocal": 35, "Diffuse": 45},
+    "Effusion": {"Focal": 60, "Multifocal": 25, "Diffuse": 15},
+    "Pneumonia": {"Focal": 55, "Multifocal": 35, "Diffuse": 10},
+    "Cardiomegaly": {"Multifocal": 30, "Diffuse": 70},
+    "Mass": {"Focal": 85, "Multifocal": 15},
+    "Pneumothorax": {"Focal": 65, "Multifocal": 10, "Diffuse": 25},
+}
+_LOCATION: dict[str, dict[str, float]] = {
+    "Nodule": {_UPPER: 30, _MIDDLE: 25, _LOWER: 25, _HILAR: 10, _PLEURA: 10},
+    "Atelectasis": {_UPPER: 15, _MIDDLE: 25, _LOWER: 50, _HILAR: 10},
+    "Infiltration": {_UPPER: 25, _MIDDLE: 30, _LOWER: 30, _HILAR: 15},
+    "Effusion": {_LOWER: 45, _PLEURA: 55},
+    "Pneumonia": {_UPPER: 20, _MIDDLE: 25, _LOWER: 45, _HILAR: 10},
+    "Cardiomegaly": {_CARDIAC: 75, _HILAR: 25},
+    "Mass": {_UPPER: 30, _MIDDLE: 20, _LOWER: 15, _HILAR: 25, _PLEURA: 10},
+    "Pneumothorax": {_UPPER: 40, _PLEURA: 60},
+}
+_MORPHOLOGY: dict[str, dict[str, float]] = {
+    "Nodule": {_WELL: 35, _ILL: 20, _SPICULATED: 20, _CALCIFIED: 25},
+    "Atelectasis": {_WELL: 35, _ILL: 40, "N/A": 25},
+    "Infiltration": {_ILL: 60, "N/A": 30, _CALCIFIED: 10},
+    "Effusion": {_WELL: 50, _ILL: 40, _CALCIFIED: 10, "N/A": 60},
+    "Pneumonia": {_ILL: 75, _WELL: 15, "N/A": 10},
+    "Cardiomegaly": {"N/A": 70, _ILL: 20, _CALCIFIED: 10},
+    "Mass": {_WELL: 30, _ILL: 20, _SPICULATED: 40, _CALCIFIED: 10},
+    "Pneumothorax": {_WELL: 60, "N/A": 40},
+}
+_SECONDARY: dict[str, dict[str, float]] = {
+    "Nodule": {"N/A": 68, _NODES: 12, _FLUID: 7, _LOSS: 4, _BIG_HEART: 5, _AIR: 4},
+    "Atelectasis": {"N/A": 45, _LOSS: 30, _SHIFT: 12, _FLUID: 10, _BIG_HEART: 3},
+    "Infiltration": {"N/A": 65, _FLUID: 10, _BIG_HEART: 10, _NODES: 10, _LOSS: 5},
+    "Effusion": {"N/A": 48, _SHIFT: 18, _BIG_HEART: 18, _LOSS: 10, _AIR: 6},
+    "Pneumonia": {"N/A": 58, _FLUID: 20, _LOSS: 8, _NODES: 8, _AIR: 6},
+    "Cardiomegaly": {"N/A": 55, _FLUID: 35, _NODES: 4, _LOSS: 6},
+    "Mass": {"N/A": 45, _NODES: 20, _FLUID: 12, _LOSS: 13, _SHIFT: 10},
+    "Pneumothorax": {"N/A": 42, _SHIFT: 24, _LOSS: 18, _FLUID: 16},
+}
+_SIGN_BY_LOCATION: dict[tuple[str, str], float] = {
+    (_HILAR, _NODES): 3.0,
+    (_LOWER, _FLUID): 2.0,
+    (_UPPER, _FLUID): 0.4,
+    (_UPPER, _AIR): 2.0,
+}
+_COLLAPSED_LUNG_SHARE = 0.12
+_EMPHYSEMA_SHARE = 0.05
+_UNLOCALISED_SHARE = 0.4
+
+
+def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published") -> tuple[int, ...]:
+    """Labels of the seven steps of one phantom case, without drawing any pixel.
+
+    Args:
+      index: number of the case, from 0.
+      seed: seed of the collection, from 0.
+      prevalence: "published" for the diagnoses' published shares (67 % Normal), "flat" for equal shares.
+
+    Returns:
+      One label for each step of `DEFAULT_CHAIN`.
+
+    Raises:
+      BadInput: a negative index or seed, or another prevalence.
+
+    >>> len(draw_answers(0, seed=0, prevalence="flat"))
+    7
+    """
+    answers = answer_texts(index, seed=seed, prevalence=prevalence)
+    return tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True))
+
+
+def answer_texts(index: int, *, seed: int, prevalence: Prevalence) -> tuple[str, ...]:
+    """The same answers as `draw_answers`, as option texts."""
+    if prevalence not in get_args(Prevalence):
+        raise BadInput(f"phantom prevalence: found {prevalence!r}, accepted are {', '.join(get_args(Prevalence))}")
+    rng = generator(seed, index, stream=1)
+    shares = NUM_PUBLISHED if prevalence == "published" else dict.fromkeys(DIAGNOSIS_OPTIONS, 1)
+    diagnosis = _draw(rng, shares)
+    if diagnosis == "Normal":
+        return (DETECTION_OPTIONS[0], *[NOT_APPLICABLE] * 5, diagnosis)
+    pattern = _draw(rng, _PATTERN[diagnosis])
+    distribution = _draw_distribution(rng, diagnosis, pattern)
+    location = _draw_location(rng, diagnosis, pattern, distribution)
+    morphology = _draw_morphology(rng, diagnosis, pattern, distribution)
+    shares_of_signs = {
+        sign: share * _SIGN_BY_LOCATION.get((location, sign), 1.0) for sign, share in _SECONDARY[diagnosis].items()
+    }
+    secondary = _draw(rng, shares_of_signs)
+    detection = _detect(rng, diagnosis, pattern, secondary)
+    return detection, distribution, pattern, location, morphology, secondary, diagnosis
+
+
+def generator(seed: int, number: int, *, stream: int) -> np.random.Generator:
+    """A random stream of its own for one purpose (`stream`) of one case or patient (`number`).
+
+    Separate streams keep the answers and the anatomy the same when the number of pixels changes.
+    """
+    if seed < 0 or number < 0:
+        raise BadInput(f"phantom: found seed {seed} and index {number}, accepted are whole numbers from 0")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, number), spawn_key=(stream,))))
+
+
+def _draw(rng: np.random.Generator, shares: Mapping[str, float], *, without: frozenset[str] = frozenset()) -> str:
+    options = [option for option in shares if option not in without]
+    cumulative = np.cumsum([shares[option] for option in options])
+    return options[int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))]
+
+
+def _draw_distribution(rng: np.random.Generator, diagnosis: str, pattern: str) -> str:
+    if diagnosis == "Cardiomegaly" and pattern == NOT_APPLICABLE:
+        return NOT_APPLICABLE  # a large heart before clear lungs: there is no lung lesion to distribute
+    return _draw(rng, _DISTRIBUTION[diagnosis], without=frozenset({"Diffuse"} if pattern == "Cavity" else ()))
+
+
+def _draw_location(rng: np.random.Generator, diagnosis: str, pattern: str, distribution: str) -> str:
+    if distribution == "Diffuse" and diagnosis != "Cardiomegaly" and rng.random() < _UNLOCALISED_SHARE:
+        return NOT_APPLICABLE
+    without = {_PLEURA} if distribution == "Diffuse" and diagnosis == "Nodule" else set()
+    if diagnosis == "Cardiomegaly" and pattern == NOT_APPLICABLE:
+        without.add(_HILAR)
+    return _draw(rng, _LOCATION[diagnosis], without=frozenset(without))
+
+
+def _draw_morphology(rng: np.random.Generator, diagnosis: str, pattern: str, distribution: str) -> str:
+    without: set[str] = set()
+    if pattern == "Cavity":
+        without |= {_CALCIFIED, NOT_APPLICABLE}
+    if distribution == "Diffuse":
+        without |= {_SPICULATED}
+    has_edges = pattern in ("Consolidation", "Nodular", "Cavity") or diagnosis == "Effusion"
+    if has_edges and distribution != "Diffuse":
+        without |= {NOT_APPLICABLE}
+    return _draw(rng, _MORPHOLOGY[diagnosis], without=frozenset(without))
+
+
+def _detect(rng: np.random.Generator, diagnosis: str, pattern: str, secondary: str) -> str:
+    if diagnosis == "Pneumothorax":
+        mixed = rng.random() < _COLLAPSED_LUNG_SHARE or secondary == _FLUID
+        return "Mixed" if mixed else "Decreased opacity"
+    mixed = rng.random() < _EMPHYSEMA_SHARE or pattern == "Cavity" or secondary == _AIR
+    return "Mixed" if mixed else "Increased opacity"

@@ -1,0 +1,1 @@
+"""The core records and the published `data.json` layout."""

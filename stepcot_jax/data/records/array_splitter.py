@@ -1,0 +1,187 @@
+"""A JSON array cut into its elements chunk by chunk: neither the file nor its text is in memory as a whole.
+
+Only the cuts are found here, from quotes, backslashes, brackets and commas; whether an element is JSON is msgspec's to
+say. What lies between a bracket, commas and a bracket and is JSON piece by piece is JSON, so nothing else slips in.
+"""
+
+import codecs
+import re
+
+import msgspec
+import numpy as np
+from jaxtyping import Bool, UInt8
+
+from stepcot_jax.host.errors import BadInput
+
+MAX_RECORD_BYTES = 64_000_000
+"""Largest element that is accepted: ten times the largest report that anyone has tried."""
+
+_WHITE = b" \t\n\r"
+_QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE = b'"\\,{}'
+_LOWER_CASE = 0x20  # turns [ into { and ] into }
+_TYPES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
+_INCOMPLETE = "Input data was truncated"
+_PLACE = re.compile(r"\(byte (\d+)\)")
+
+
+class ArraySplitter:
+    """Cuts one JSON array, given as chunks of bytes of any size, into its elements.
+
+    Args:
+      start: position in the file of the first byte that will be given, for messages.
+      max_record_bytes: largest element that is accepted; no more is kept between chunks.
+    """
+
+    def __init__(self, *, start: int = 0, max_record_bytes: int = MAX_RECORD_BYTES) -> None:
+        self._position = start
+        self._max = max_record_bytes
+        self._half_character = b""
+        self._parts: list[bytes] = []
+        self._num_kept = 0
+        self._num_elements = 0
+        self._depth = 0
+        self._is_in_string = False
+        self._is_escaped = False
+        self._has_ended = False
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The elements that end in this chunk, each valid JSON without white space around it.
+
+        Args:
+          chunk: the next bytes.
+
+        Raises:
+          BadInput: the bytes are not UTF-8, not JSON, not an array, or an element is too large.
+        """
+        self._check_text(chunk)
+        begin, elements = 0, []
+        if not self._depth and not self._has_ended:
+            begin = self._find_array(chunk)
+        if self._depth:
+            for cut in self._find_cuts(chunk, begin):
+                elements += self._take(chunk, begin, cut)
+                begin = cut + 1
+        if self._depth:
+            self._keep(chunk, begin, len(chunk))
+        elif self._has_ended and (rest := chunk[begin:].lstrip(_WHITE)):
+            raise _malformed("trailing characters", self._position + len(chunk) - len(rest))
+        self._position += len(chunk)
+        return elements
+
+    def close(self) -> None:
+        """Takes note that no chunk follows.
+
+        Raises:
+          BadInput: there was nothing, or the array has not ended.
+        """
+        if self._half_character:
+            raise _not_utf8(self._position - len(self._half_character))
+        if self._has_ended:
+            return
+        if not self._depth:
+            raise BadInput("found an empty file")
+        rest = b"".join(self._parts)
+        if rest.strip(_WHITE):
+            self._check_json(rest, self._position - len(rest))  # may find more than that the end is missing
+        raise BadInput(f"not readable as JSON: {_INCOMPLETE} ({self._name(self._position - len(rest))})")
+
+    def _check_text(self, chunk: bytes) -> None:
+        text = self._half_character + chunk
+        try:
+            _, num_read = codecs.utf_8_decode(text, "strict", False)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(self._position - len(self._half_character) + error.start) from None
+        self._half_character = text[num_read:]
+
+    def _find_array(self, chunk: bytes) -> int:
+        """Place after the bracket that begins the array, or after the chunk where it is all white space."""
+        rest = chunk.lstrip(_WHITE)
+        if not rest:
+            return len(chunk)
+        place, first = len(chunk) - len(rest), rest[:1]
+        if first != b"[":
+            if first in _TYPES or first in b"-0123456789":
+                raise BadInput(f"Expected `array`, got `{_TYPES.get(first, 'number')}`")
+            raise _malformed("invalid character", self._position + place)
+        self._depth = 1
+        return place + 1
+
+    def _find_cuts(self, chunk: bytes, begin: int) -> list[int]:
+        """Places of the commas between elements and of the bracket that ends the array."""
+        data = np.frombuffer(chunk, np.uint8)[begin:]
+        if not data.size:
+            return []
+        quotes = np.flatnonzero(self._mark_quotes(data))
+        lower = data | _LOWER_CASE
+        marks = np.flatnonzero((lower == _OPEN) | (lower == _CLOSE) | (data == _COMMA))
+        in_string = (np.searchsorted(quotes, marks) + self._is_in_string) % 2 == 1
+        self._is_in_string = bool((quotes.size + self._is_in_string) % 2)
+        marks = marks[~in_string]
+        kinds = lower[marks]
+        depths = self._depth + np.cumsum((kinds == _OPEN).astype(np.int64) - (kinds == _CLOSE))
+        ends = np.flatnonzero(depths == 0)
+        if ends.size:  # what follows the array is not looked at here
+            marks, kinds, depths = marks[: ends[0] + 1], kinds[: ends[0] + 1], depths[: ends[0] + 1]
+        self._depth = int(depths[-1]) if depths.size else self._depth
+        is_cut = ((kinds == _COMMA) & (depths == 1)) | (depths == 0)
+        return (begin + marks[is_cut]).tolist()
+
+    def _mark_quotes(self, data: UInt8[np.ndarray, " byte"]) -> Bool[np.ndarray, " byte"]:
+        """Where a string begins or ends: quotes without an odd number of backslashes before them."""
+        is_quote = data == _QUOTE
+        backslashes = np.flatnonzero(data == _BACKSLASH)
+        if self._is_escaped:
+            is_quote[0] = False
+            backslashes = backslashes[backslashes > 0]
+        self._is_escaped = False
+        if backslashes.size:
+            gaps = np.flatnonzero(np.diff(backslashes) > 1)
+            starts = backslashes[np.concatenate(([0], gaps + 1))]
+            ends = backslashes[np.concatenate((gaps, [-1]))]
+            escaped = ends[(ends - starts) % 2 == 0] + 1
+            self._is_escaped = bool(escaped.size and escaped[-1] == data.size)
+            is_quote[escaped[: -1 if self._is_escaped else None]] = False
+        return is_quote
+
+    def _take(self, chunk: bytes, begin: int, cut: int) -> list[bytes]:
+        """The element that ends before `cut`; none where an array without elements ends."""
+        self._keep(chunk, begin, cut)
+        place = self._position + cut
+        content = b"".join(self._parts) if len(self._parts) > 1 else self._parts[0]
+        self._parts, self._num_kept = [], 0
+        element = content.strip(_WHITE)
+        closing = chunk[cut : cut + 1]
+        self._has_ended = closing != b","
+        if element:
+            self._check_json(content, place - len(content))
+        elif self._num_elements or not self._has_ended:
+            raise _malformed("found no value between commas", place)
+        if closing not in (b",", b"]"):
+            raise _malformed("expected ',' or ']'", place)
+        self._num_elements += 1
+        return [element] if element else []
+
+    def _keep(self, chunk: bytes, begin: int, end: int) -> None:
+        self._num_kept += end - begin
+        self._parts.append(chunk[begin:end])
+        if self._num_kept > self._max:
+            start = self._position + end - self._num_kept
+            raise BadInput(f"{self._name(start)}: found more than {self._max} bytes, accepted are at most {self._max}")
+
+    def _check_json(self, content: bytes, start: int) -> None:
+        try:
+            msgspec.json.decode(content, type=msgspec.Raw)
+        except (msgspec.DecodeError, RecursionError) as error:
+            found = _PLACE.sub(lambda match: f"(byte {start + int(match[1])})", str(error))
+            raise BadInput(f"not readable as JSON: {found} ({self._name(start)})") from None
+
+    def _name(self, start: int) -> str:
+        return f"record {self._num_elements}, from byte {start}"
+
+
+def _malformed(what: str, place: int) -> BadInput:
+    return BadInput(f"not readable as JSON: JSON is malformed: {what} (byte {place})")
+
+
+def _not_utf8(place: int) -> BadInput:
+    return BadInput(f"found bytes that are not UTF-8 (first at byte {place})")

@@ -1,0 +1,103 @@
+"""Rows of delimited text files, read strictly: what is not a table is refused, not guessed at."""
+
+import codecs
+import csv
+import dataclasses
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from stepcot_jax.host.errors import BadInput
+
+MAX_CELL = 50_000_000
+"""Longest accepted cell in characters; a quotation mark that is never closed ends here at the latest."""
+
+_DELIMITERS = ",;\t"
+_ACCEPTED = "accepted is a table in UTF-8 with a header, separated by comma, semicolon or tab"
+_OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+      number: position in the file, from 1 with the header, as spreadsheets count.
+      cells: its texts without spaces around them.
+    """
+
+    number: int
+    cells: tuple[str, ...]
+
+
+def fold_column(name: str) -> str:
+    """A column's name with letter case, spacing, "_" and "-" made equal.
+
+    >>> fold_column("Patient_ID ") == fold_column("patient-id")
+    True
+    """
+    return " ".join(name.replace("_", " ").replace("-", " ").split()).casefold()
+
+
+def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str, ...], Iterator[Row]]:
+    """Header and rows of a delimited text file; rows without any text are passed over.
+
+    Args:
+      path: the file; UTF-8, with or without a byte order mark; a first line "sep=;" of spreadsheets counts.
+      known_columns: folded names; the separator is the one that shows most of them in the header.
+
+    Returns:
+      The header's cells, and the rows, read as they are asked for.
+
+    Raises:
+      BadInput: the file cannot be read as a table, at once or, from the rows, at the place where that shows.
+    """
+    rows = _read_rows(path, known_columns=known_columns)
+    header = next(rows, None)
+    if header is None:
+        raise BadInput(f"{path}: found an empty file; {_ACCEPTED}")
+    return header.cells, rows
+
+
+def _read_rows(path: Path, *, known_columns: Collection[str]) -> Iterator[Row]:
+    # The limit is one for the whole process: raised for reading and never lowered beneath another reader.
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
+    number, line = 0, 0
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadInput(f"{path}: found no ordinary file; {_ACCEPTED}")  # to open a pipe would be to wait for ever
+        with path.open("rb") as file:
+            if file.read(4).startswith(_OTHER_ENCODINGS):
+                raise BadInput(f"{path}: found UTF-16 or UTF-32 text; {_ACCEPTED}")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            delimiter, num_skipped = _find_delimiter(file, known_columns=known_columns)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            for number, cells in enumerate(reader, start=1 + num_skipped):
+                line = reader.line_num + num_skipped
+                texts = tuple(cell.strip() for cell in cells)
+                if any(texts):
+                    yield Row(number, texts)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: found bytes that are not UTF-8 after row {number}; {_ACCEPTED}") from error
+    except csv.Error as error:
+        raise BadInput(f"{path}: the row that begins in line {line + 1} is no row ({error}); {_ACCEPTED}") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); {_ACCEPTED}") from error
+
+
+def _find_delimiter(file: TextIO, *, known_columns: Collection[str]) -> tuple[str, int]:
+    """The separator and the number of lines before the header; leaves the file at the header."""
+    first = file.readline(MAX_CELL).rstrip("\r\n")
+    if first.startswith("sep=") and len(first) == 5 and first[4] in _DELIMITERS:
+        return first[4], 1
+    num_known = {}
+    for delimiter in _DELIMITERS:
+        file.seek(0)
+        try:
+            header = next(csv.reader(file, delimiter=delimiter, strict=True), [])
+        except csv.Error:
+            header = []
+        num_known[delimiter] = (sum(fold_column(name) in known_columns for name in header), len(header))
+    file.seek(0)
+    return max(_DELIMITERS, key=num_known.__getitem__), 0

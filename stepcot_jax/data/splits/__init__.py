@@ -1,0 +1,1 @@
+"""Train, validation and test splits by patient."""

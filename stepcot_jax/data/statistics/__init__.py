@@ -1,0 +1,1 @@
+"""Counts of a dataset and their pictures."""

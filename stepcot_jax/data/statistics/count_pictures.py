@@ -1,0 +1,200 @@
+"""The counts of a collection as pictures, drawn with matplotlib's objects alone: no state, no window."""
+
+import contextlib
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from stepcot_jax.data.checks.check_printing import make_printable
+from stepcot_jax.data.statistics.answer_flow import draw_flow
+from stepcot_jax.data.statistics.counts import Statistics
+
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+"""Okabe and Ito's colours, which people of all kinds of colour vision tell apart."""
+
+_GREY = "#9A9A9A"
+_GLYPH = re.compile(r"Glyph (\d+) ")
+_FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans", "Arial Unicode MS")
+_MOST_ORIGINS = 7
+_DPI = 150
+
+
+def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str]:
+    """Draws all pictures into a folder, each as PNG and as SVG.
+
+    Returns:
+      The names of the files, and the characters that no font here has: boxes in PNG, sound in SVG.
+    """
+    names: list[str] = []
+    missing: set[str] = set()
+    with _style():
+        pictures = {
+            "origins_diagnoses": draw_origins_diagnoses(statistics),
+            "answers": draw_answers_of_steps(statistics),
+            "reasoning_length": draw_reasoning_length(statistics),
+            "answer_flow": draw_flow(statistics),
+            "answer_flow_rest": draw_flow(statistics, without_usual=True),
+        }
+        for name, figure in pictures.items():
+            if figure is not None:
+                FigureCanvasAgg(figure)
+                missing |= _save(figure, folder / f"{name}.png", dpi=_DPI)
+                missing |= _save(figure, folder / f"{name}.svg", metadata={"Date": None})
+                names += [f"{name}.png", f"{name}.svg"]
+    return names, "".join(sorted(missing))
+
+
+def _save(figure: Figure, path: Path, **how: Any) -> set[str]:
+    """Writes a picture; the characters that its fonts lack."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure.savefig(path, **how)
+    lacking = [_GLYPH.match(str(warning.message)) for warning in caught]
+    return {chr(int(found[1])) for found in lacking if found}
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Text that is neither formulas nor outlines, in fonts that are there."""
+    present = set(font_manager.get_font_names())
+    settings: Any = {
+        "font.family": [font for font in _FONTS if font in present],
+        "text.parse_math": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "stepcot_jax",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def wrap(text: str, width: int) -> str:
+    """Text that is safe to show, in two lines of at most `width` characters."""
+    return "\n".join(textwrap.wrap(make_printable(text), width, max_lines=2, placeholder=" …")) or " "
+
+
+def _title(statistics: Statistics, what: str) -> str:
+    return f"{what}: {statistics.num_cases:,} cases of {statistics.num_patients:,} patients"
+
+
+def _list_origins(statistics: Statistics) -> list[tuple[str, Sequence[int], str]]:
+    """Name, places and colour of the origins that are drawn; those beyond the seventh together."""
+    origins: list[tuple[str, Sequence[int], str]] = []
+    for place, name in enumerate(statistics.origins[:_MOST_ORIGINS]):
+        origins.append((wrap(name, 30), range(place, place + 1), PALETTE[place]))
+    if others := range(_MOST_ORIGINS, len(statistics.origins)):
+        origins.append((f"{len(others)} more", others, _GREY))
+    return origins
+
+
+def draw_origins_diagnoses(statistics: Statistics) -> Figure:
+    """Cases of each origin, and of each diagnosis by origin; logarithmic, since one diagnosis outnumbers the others."""
+    origins = _list_origins(statistics)
+    names = [wrap(name, 24) for name in statistics.answer_names(-1)]
+    counts = statistics.diagnoses
+    shown = [place for place in range(len(names)) if place < len(names) - 1 or counts[place].sum()]
+    figure = Figure(figsize=(13, 1.8 + 0.5 * max(len(shown), len(origins))), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.6))
+    figure.suptitle(_title(statistics, "Origins and diagnoses"))
+    totals = [int(counts[:, places].sum()) for _, places, _ in origins]
+    _draw_bars(left, [name for name, _, _ in origins], totals, [colour for _, _, colour in origins])
+    left.set_xlabel("cases")
+    height = 0.8 / len(origins)
+    for number, (_, places, colour) in enumerate(origins):
+        values = counts[shown][:, places].sum(axis=1)
+        at = np.arange(len(shown)) + (number - (len(origins) - 1) / 2) * height
+        right.barh(at, np.maximum(values - 0.5, 0), height, left=0.5, color=colour)
+    for row, place in enumerate(shown):
+        total = int(counts[place].sum())
+        largest = max(int(counts[place][places].sum()) for _, places, _ in origins)
+        right.text(largest * 1.15 + 1, row, f"{total:,} ({total / statistics.num_cases:.1%})", va="center", fontsize=9)
+    right.set_xscale("log")
+    right.xaxis.set_major_formatter(FuncFormatter(_separate))
+    right.xaxis.set_minor_formatter(NullFormatter())
+    right.set_xlim(0.8, max(10, int(counts.sum(axis=0).max())) * 6)
+    right.set_yticks(range(len(shown)), [names[place] for place in shown])
+    right.invert_yaxis()
+    right.set_xlabel("cases (logarithmic), in the origins' colours; beside the bars all origins together")
+    return figure
+
+
+def _draw_bars(axes: Axes, names: Sequence[str], values: Sequence[int], colours: Sequence[str]) -> None:
+    """Bars with their counts, the first on top."""
+    axes.barh(range(len(names)), values, color=list(colours))
+    largest, total = max(max(values, default=0), 1), max(sum(values), 1)
+    for row, value in enumerate(values):
+        axes.text(value + largest * 0.02, row, f"{value:,} ({value / total:.1%})", va="center", fontsize=8)
+    axes.set_xlim(0, largest * 1.45)
+    axes.set_yticks(range(len(names)), names)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(_separate))
+    axes.invert_yaxis()
+
+
+def _separate(value: float, _: object) -> str:
+    return f"{value:,.0f}"
+
+
+def draw_answers_of_steps(statistics: Statistics) -> Figure:
+    """How often each answer of each step is given."""
+    num_columns = min(4, statistics.chain.num_steps)
+    num_rows = -(-statistics.chain.num_steps // num_columns)
+    most = max(len(counts) for counts in statistics.answers)
+    figure = Figure(figsize=(4.6 * num_columns, (1.2 + 0.34 * most) * num_rows), layout="constrained")
+    figure.suptitle(_title(statistics, "Answers of each step"))
+    for number, (step, counts) in enumerate(zip(statistics.chain.steps, statistics.answers, strict=True)):
+        axes = figure.add_subplot(num_rows, num_columns, number + 1)
+        names = [wrap(name, 22) for name in statistics.answer_names(number)]
+        shown = len(names) if counts[-1] else len(names) - 1
+        colours = [PALETTE[0]] * (len(names) - 1) + [_GREY]
+        _draw_bars(axes, names[:shown], counts[:shown].tolist(), colours[:shown])
+        axes.set_title(wrap(f"{number + 1}. {step.name}", 40), fontsize=11)
+        axes.tick_params(labelsize=8)
+    return figure
+
+
+def draw_reasoning_length(statistics: Statistics) -> Figure | None:
+    """Words of the reasoning of each step by origin: median, quarters, and 5th to 95th percentile."""
+    if not any(words.size for by_origin in statistics.words for words in by_origin):
+        return None
+    origins = _list_origins(statistics)
+    steps = statistics.chain.steps
+    figure = Figure(figsize=(5.0 + 1.5 * len(steps), 5.5), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(origins)
+    for number, (name, places, colour) in enumerate(origins):
+        words = [np.concatenate([by_origin[place] for place in places]) for by_origin in statistics.words]
+        at = [step for step, found in enumerate(words) if found.size]
+        boxes = axes.boxplot(
+            [words[step] for step in at],
+            positions=[step + (number - (len(origins) - 1) / 2) * width for step in at],
+            widths=width * 0.8,
+            whis=(5, 95),
+            showfliers=False,
+            patch_artist=True,
+            manage_ticks=False,
+            medianprops={"color": "black", "linewidth": 3},
+        )
+        for box in boxes["boxes"]:
+            box.set_facecolor(colour)
+        num_texts = sum(found.size for found in words)
+        axes.bar([0], [0], color=colour, label=f"{name} ({num_texts:,} texts)")
+    axes.set_xticks(range(len(steps)), [wrap(step.name, 14) for step in steps])
+    axes.set_xlim(-0.6, len(steps) - 0.4)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("words: median, quarters, 5th to 95th percentile")
+    figure.suptitle(_title(statistics, "Words of the reasoning"))
+    axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure

@@ -1,0 +1,116 @@
+"""What is to be prepared, read from a folder in the published layout: cases, splits, and the images' files."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stepcot_jax.data.images.decoding import MAX_PIXELS
+from stepcot_jax.data.images.image_check import check_images, folder_files
+from stepcot_jax.data.images.image_files import FolderFiles
+from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
+from stepcot_jax.data.records.data_json import FILE_NAME
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
+from stepcot_jax.data.splits.splits import PUBLISHED_FRACTIONS, Splits, find_tables, make_splits, read_splits
+from stepcot_jax.host.errors import BadInput
+
+_CHUNK_BYTES = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a folder is read; what is prepared depends on it.
+
+    Attributes:
+      step_names: name of each step, in order.
+      on_bad_record: "stop" at a bad record or image, or "skip" it: set it aside with its reason.
+      max_pixels: largest accepted width times height of an image.
+      split_seed: of the splits that are made where the folder has no tables.
+      split_fractions: shares of train, val and test then.
+      near_duplicate_radius: images whose hashes differ in at most so many bits come into one split then; 0 for none.
+    """
+
+    step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES
+    on_bad_record: OnBadRecord = "stop"
+    max_pixels: int = MAX_PIXELS
+    split_seed: int = 0
+    split_fractions: tuple[float, float, float] = PUBLISHED_FRACTIONS
+    near_duplicate_radius: int = 0
+
+    def __post_init__(self) -> None:
+        if self.on_bad_record not in ("stop", "skip"):
+            raise BadInput(f"on_bad_record: found {self.on_bad_record!r}, accepted are 'stop' and 'skip'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """What is to be prepared.
+
+    Attributes:
+      collection: the cases with readable images, and what was set aside.
+      splits: indices into the cases.
+      splits_source: where the splits come from, in words.
+      images: the image file of each case.
+    """
+
+    collection: Collection
+    splits: Splits
+    splits_source: str
+    images: FolderFiles
+
+
+def gather(root: Path, reading: Reading) -> Gathered:
+    """Reads the records of a folder, decodes every image once, and reads or makes the splits.
+
+    Raises:
+      BadInput: a record, an image or a split cannot be used and the reading says to stop.
+    """
+    collection = read_records(root, step_names=reading.step_names, on_bad_record=reading.on_bad_record)
+    with_tables = find_tables(root) is not None
+    hashes: list[np.uint64] = []
+    hashing = bool(reading.near_duplicate_radius) and not with_tables
+    collection = check_images(
+        collection,
+        on_bad_record=reading.on_bad_record,
+        max_pixels=reading.max_pixels,
+        visit=(lambda _, pixels: hashes.append(perceptual_hash(pixels))) if hashing else None,
+    )
+    splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
+    source = "the folder's tables"
+    if splits is None:
+        joined = find_near_duplicates(np.array(hashes), radius=reading.near_duplicate_radius) if hashing else ()
+        seed, fractions = reading.split_seed, reading.split_fractions
+        splits = make_splits(collection.cases, seed=seed, fractions=fractions, joined=joined)
+        source = f"made from seed {seed}, {fractions}, near-duplicate radius {reading.near_duplicate_radius}"
+    return Gathered(collection, splits, source, folder_files(collection, max_pixels=reading.max_pixels))
+
+
+def identify_source(root: Path, reading: Reading) -> str:
+    """SHA-256 of the records, the tables and the reading: what tells one source from another.
+
+    Raises:
+      BadInput: the records cannot be read.
+    """
+    digest = hashlib.sha256(msgspec.json.encode(reading))
+    tables = find_tables(root) or {}
+    for path in (root / FILE_NAME, *(tables[name] for name in sorted(tables))):
+        digest.update(hash_file(path).encode())
+    return digest.hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file in hex.
+
+    Raises:
+      BadInput: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}), accepted is an ordinary file") from None
+    return digest.hexdigest()

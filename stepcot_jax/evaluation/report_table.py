@@ -1,0 +1,162 @@
+"""The figures of an evaluation as a table to read and as a report to keep."""
+
+import json
+import math
+import os
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from stepcot_jax.evaluation.evaluator import ModelMetrics
+from stepcot_jax.evaluation.metrics import StepMetrics
+from stepcot_jax.host.files import write_whole
+
+_WIDTH = 110
+_COLUMNS = {
+    "accuracy": "accuracy",
+    "majority_accuracy": "majority",
+    "auc": "AUC",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "f1": "F1",
+    "precision": "precision",
+}
+_SPLITS = ("train", "val", "test")
+
+
+def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
+    """A plain table for each model, in percent, followed by what the averages leave out.
+
+    The mean line averages each column over the steps where it is defined.
+
+    Args:
+      metrics: the figures by the model's name; the teacher comes first, wherever it stands.
+
+    Returns:
+      Lines of at most 110 columns, without a newline at the end.
+    """
+    ordered = _teacher_first(metrics)
+    blocks = [_format_model(name, model) for name, model in ordered.items()]
+    # The models answered the same cases, so that what is left out is said once for all of them.
+    notes = dict.fromkeys(note for model in ordered.values() for step in model.steps for note in _notes(step))
+    if notes:
+        blocks.append("\n".join(textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in notes))
+    return "\n\n".join(blocks)
+
+
+def report_dict(
+    *, metrics: Mapping[str, ModelMetrics], num_cases: Mapping[str, int], wall_seconds: float
+) -> dict[str, Any]:
+    """The content of `report.json`: plain types only, with None where a figure is undefined.
+
+    Args:
+      metrics: the figures on the test split by the model's name.
+      num_cases: number of cases of "train", "val" and "test".
+      wall_seconds: duration of the whole run in seconds.
+
+    Returns:
+      The report, shares in 0..1.
+
+    Raises:
+      KeyError: a split is missing from `num_cases`.
+    """
+    return {
+        "num_cases": {split: int(num_cases[split]) for split in _SPLITS},
+        "wall_seconds": float(wall_seconds),
+        "test": {name: _report_model(model) for name, model in _teacher_first(metrics).items()},
+    }
+
+
+def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> None:
+    """Writes a report as strict JSON, whole or not at all.
+
+    Args:
+      path: the file; an earlier report there is replaced.
+      report: plain types, as `report_dict` makes them.
+
+    Raises:
+      ValueError: a number is not finite; the earlier report stays.
+    """
+    write_whole(path, (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
+
+
+def _teacher_first(metrics: Mapping[str, ModelMetrics]) -> dict[str, ModelMetrics]:
+    """The paper's order, which a dict from a jitted function has lost: JAX sorts its keys."""
+    return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != "teacher")}
+
+
+def _format_model(name: str, model: ModelMetrics) -> str:
+    # Two spaces before each column, and room for a number of cases of nine digits.
+    widths = [11, *(max(len(header), 5) + 2 for header in _COLUMNS.values())]
+    room = _WIDTH - sum(widths)
+    names = [_shorten(label, room) for label in (f"{name} (%)", *(step.name for step in model.steps))]
+    first = max(len(label) for label in (*names, "mean"))
+
+    def line(label: str, cells: list[str]) -> str:
+        return label.ljust(first) + "".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+    rows = [
+        line(label, [str(step.num_cases), *(_percent(getattr(step, column)) for column in _COLUMNS)])
+        for label, step in zip(names[1:], model.steps, strict=True)
+    ]
+    rule = "-" * (first + sum(widths))
+    return "\n".join(
+        [
+            line(names[0], ["cases", *_COLUMNS.values()]),
+            rule,
+            *rows,
+            rule,
+            line("mean", ["", *(_percent(_mean_column(model, column)) for column in _COLUMNS)]),
+            f"all annotated steps of a case right: {_percent(model.chain_accuracy)}",
+        ]
+    )
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _mean_column(model: ModelMetrics, column: str) -> float:
+    if column in ("accuracy", "majority_accuracy"):
+        return float(getattr(model, f"mean_{column}"))
+    defined = [value for step in model.steps if not math.isnan(value := getattr(step, column))]
+    return math.fsum(defined) / len(defined) if defined else math.nan
+
+
+def _notes(step: StepMetrics) -> list[str]:
+    if not step.num_cases:
+        return [f"{step.name}: no annotated case, left out of every average"]
+    notes = []
+    if step.left_out:
+        notes.append(f"{step.name}: left out of the macro averages, as no case has them: {'; '.join(step.left_out)}")
+    if math.isnan(step.auc):
+        notes.append(f"{step.name}: every case has the same answer, AUC and specificity are undefined")
+    return notes
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def _report_model(model: ModelMetrics) -> dict[str, Any]:
+    return {
+        "mean_accuracy": _null_if_nan(model.mean_accuracy),
+        "mean_majority_accuracy": _null_if_nan(model.mean_majority_accuracy),
+        "chain_accuracy": _null_if_nan(model.chain_accuracy),
+        "steps": [_report_step(step) for step in model.steps],
+    }
+
+
+def _report_step(step: StepMetrics) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "num_cases": step.num_cases,
+        **{column: _null_if_nan(getattr(step, column)) for column in _COLUMNS},
+        "confusion": [list(row) for row in step.confusion],
+        "answers": list(step.answers),
+        "left_out": list(step.left_out),
+    }
+
+
+def _null_if_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value

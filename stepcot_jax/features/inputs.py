@@ -1,0 +1,234 @@
+"""What a run feeds its networks: cases, prompt vectors, and image features or an encoder to train along."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.images.image_files import digest_content
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.encoders import prompt_vectors
+from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
+from stepcot_jax.encoders.prompts import write_prompts
+from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.features import encode, fill, importing, transformers_encoder
+from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store, describe_text_store
+from stepcot_jax.features.sharing import ALONE, Processes, encode_together
+from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.features.stored_features import load_features, open_features
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.process_memory import release_freed_memory
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.settings.run_settings import Settings
+
+Prepare = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Data and encoders of a run.
+
+    Attributes:
+      dataset: the cases, with features where a frozen encoder made them ahead.
+      text_features: float32 [step, width]; None without text.
+      image_encoder: module to train along; None where the batches carry features.
+      prepare: a batch of the pipeline -> what a training step takes ("images" or "image_features", and "labels"), not
+        yet on the devices.
+      example: one row of what `prepare` gives, for the shapes.
+      encoder_digest: of the frozen encoder's weights; "" where there is none.
+    """
+
+    dataset: Dataset
+    text_features: jax.Array | None
+    image_encoder: nn.Module | None
+    prepare: Prepare
+    example: dict[str, jax.Array]
+    encoder_digest: str = ""
+
+
+def load_inputs(
+    settings: Settings, workdir: pathlib.Path, terminal: Terminal, *, processes: Processes = ALONE
+) -> Inputs:
+    """Read the data, load the encoders, and make the features that frozen ones need.
+
+    Args:
+      settings: of the run.
+      workdir: of the run; features go below it unless the settings name a folder to share.
+      terminal: shows how far it is, and how many images and prompts were encoded or read.
+      processes: of the run; each encodes its share of the images.
+
+    Raises:
+      BadInput: data, weights or features cannot be used as they are.
+    """
+    image_encoder: nn.Module | None = None
+    encoder_digest = ""
+    prepare: Prepare = _select
+    if settings.image_encoder.name == "imported":
+        dataset = _with_imported_features(settings, terminal)
+    elif settings.image_encoder.name == "pretrained":
+        encoder = load_frozen_encoder(settings)
+        terminal.say(f"image encoder: {encoder.name}, {encoder.width} features, frozen")
+        encoder_digest = encoder.digest
+        if settings.features.store:
+            dataset = _with_stored_features(settings, workdir, terminal, encoder, processes)
+            del encoder  # before the text encoder comes: each takes half a gigabyte
+            release_freed_memory()
+        else:
+            dataset = load_dataset(settings, preprocessing=encoder.preprocessing, progress=terminal.watch)
+            prepare = _encoding(encoder)
+    else:
+        image_encoder = make_resnet(settings.image_encoder.name)
+        preprocessing = trained_preprocessing(settings)
+        dataset = load_dataset(settings, preprocessing=preprocessing, progress=terminal.watch)
+    if settings.data.origins:
+        dataset = dataset.with_origins(settings.data.origins)
+    if settings.job == "baseline" and settings.baseline.steps == "last":
+        dataset = dataset.with_last_step_alone()
+    text_features = None
+    if settings.teacher.text:
+        text_features = jax.device_put(_prompt_features(settings, workdir, terminal, dataset.chain))
+    example = _example(dataset, image_encoder, prepare)
+    return Inputs(dataset, text_features, image_encoder, prepare, example, encoder_digest)
+
+
+def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
+    """The encoder that `image_encoder.weights` names: our own, or any of transformers' in PyTorch.
+
+    Raises:
+      BadInput: there are no such weights, or they are of no image encoder.
+    """
+    weights = settings.image_encoder.weights
+    if weights.startswith(transformers_encoder.PREFIX):
+        return transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
+    return load_image_encoder(weights, dtype=jnp.dtype(settings.image_encoder.dtype))
+
+
+def _select(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: batch[name] for name in ("images", "image_features", "labels") if name in batch}
+
+
+def _encoding(encoder: FrozenImageEncoder) -> Prepare:
+    """Features of each batch anew, once, for images that are not the same every time."""
+
+    def prepare(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"image_features": np.asarray(encoder.encode(batch["images"])), "labels": batch["labels"]}
+
+    return prepare
+
+
+def _example(dataset: Dataset, image_encoder: nn.Module | None, prepare: Prepare) -> dict[str, jax.Array]:
+    labels = dataset.labels[:1]
+    if dataset.features is not None:
+        return {"image_features": jnp.zeros((1, dataset.features.shape[1])), "labels": jnp.asarray(labels)}
+    images = np.zeros((1, *[dataset.preprocessing.size] * 2, 3), np.float32)
+    batch = {"images": images, "labels": labels}
+    return jax.device_put(batch if image_encoder is not None else prepare(batch))
+
+
+def trained_preprocessing(settings: Settings) -> Preprocessing:
+    """What is done to an image before an encoder that is trained along sees it."""
+    encoder = settings.image_encoder
+    return Preprocessing(
+        size=encoder.image_size,
+        mean=encoder.mean,  # type: ignore[arg-type]
+        std=encoder.std,  # type: ignore[arg-type]
+        fit=encoder.fit,
+    )
+
+
+def features_folder(settings: Settings, workdir: pathlib.Path) -> pathlib.Path:
+    """Where the feature stores of a run are."""
+    return pathlib.Path(settings.features.folder) if settings.features.folder else workdir / "features"
+
+
+def _with_stored_features(
+    settings: Settings, workdir: pathlib.Path, terminal: Terminal, encoder: FrozenImageEncoder, processes: Processes
+) -> Dataset:
+    """The cases with the features of a frozen encoder; an image whose feature is stored is hashed, not decoded.
+
+    Where images are not decoded ahead, those without a stored feature are when they are encoded.
+    """
+    spec = describe_image_store(encoder, patches=settings.features.patches)
+    store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
+    contents: dict[str, str] = {}
+
+    def is_known(case: Case, content: bytes) -> bool:
+        contents[case.image_path] = hashlib.sha256(content).hexdigest()
+        return fill.image_keys(encoder, [_file_digest(contents[case.image_path])])[0] in store
+
+    dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
+    keys = fill.image_keys(encoder, _digest_images(dataset, contents))
+    counts = encode_together(
+        encoder,
+        list(fill.image_items(dataset, keys)),
+        store,
+        processes,
+        say=terminal.say,
+        batch_size=settings.features.batch_size,
+        num_threads=settings.data.num_threads,
+        progress=terminal.watch,
+    )
+    terminal.say(counts.describe("images"))
+    return dataclasses.replace(dataset, features=open_features(store, keys))
+
+
+def _digest_images(dataset: Dataset, known: dict[str, str]) -> list[str]:
+    """The digest of each case's image, of those that are not known as their source has it."""
+    if dataset.images is None:
+        return fill.digest_images(dataset, None)
+    return [
+        _file_digest(known.get(case.image_path) or digest_content(dataset.images, index))
+        for index, case in enumerate(dataset.cases)
+    ]
+
+
+def _file_digest(sha256: str) -> str:
+    """As `features.keys.digest_file` writes it: a file has the same features wherever it is kept."""
+    return f"file:{sha256}"
+
+
+def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
+    """The cases with features made elsewhere; their images are not looked at."""
+    dataset = load_dataset(
+        settings,
+        preprocessing=trained_preprocessing(settings),
+        require_images=False,
+        progress=terminal.watch,
+    )
+    store, keys = importing.open_imported_images(pathlib.Path(settings.image_encoder.weights), dataset.cases)
+    terminal.say(f"images: 0 encoded, {len(set(keys))} read from {settings.image_encoder.weights}")
+    return dataclasses.replace(dataset, features=open_features(store, keys))
+
+
+def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
+    """The vector of each step's prompt, float32 [step, width]."""
+    prompts = settings.prompts
+    if prompts.encoder == "imported":
+        folder = pathlib.Path(settings.image_encoder.weights)
+        found = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
+        if found is None:
+            raise BadInput(f"{folder}: found no prompt features, accepted are imports with `prompt_features`")
+        store, keys = found
+        return load_features(store, keys)
+    texts = write_prompts(chain, prompts.template)
+    if prompts.encoder == "hashed":
+        return prompt_vectors.encode_prompts(texts, prompts.width)
+    encoder = load_text_encoder(
+        prompts.weights, dtype=jnp.dtype(settings.image_encoder.dtype), max_tokens=prompts.max_tokens
+    )
+    spec = describe_text_store(encoder, pooling=prompts.pooling)
+    store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
+    counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
+    terminal.say(f"text encoder: {encoder.name}, {encoder.num_parameters:,} parameters, frozen")
+    terminal.say(counts.describe("prompts"))
+    return load_features(store, encode.prompt_keys(encoder, texts, pooling=prompts.pooling))

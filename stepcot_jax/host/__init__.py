@@ -1,0 +1,1 @@
+"""Files, locks, errors, terminal and memory of the machine; no medicine."""

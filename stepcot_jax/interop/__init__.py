@@ -1,1 +1,0 @@
-"""Other frameworks' checkpoints."""

@@ -1,0 +1,1 @@
+"""Compare the models with human readers."""

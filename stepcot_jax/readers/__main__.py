@@ -1,0 +1,137 @@
+"""Draw cases for human readers, give out forms, and compare the answers with the models'.
+
+python -m stepcot_jax.readers sample DATA --readers NAME,NAME --out DIR [--num-cases 200] [--format html|csv]
+python -m stepcot_jax.readers sample --workdir RUN --split test --readers NAME,NAME --out DIR
+python -m stepcot_jax.readers score DIR FORM... --out DIR2 [--predictions RUN/predictions/test.npz]
+"""
+
+import argparse
+import pathlib
+
+from stepcot_jax.host.errors import BadInput, run_tool
+
+_READING = ("layout", "step_names", "on_bad_record", "max_megapixels")
+_MAX_MEGAPIXELS = 64.0
+
+
+def sample(options: argparse.Namespace) -> None:
+    """Write forms, images and the key."""
+    # Imported here, as below: what reads data takes a second to load, and --help should not.
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.readers.key import KEY_NAME, check_names
+    from stepcot_jax.readers.reader_cases import open_data, open_run
+    from stepcot_jax.readers.sampling import write_sample
+
+    readers = [name.strip() for name in options.readers.split(",") if name.strip()]
+    check_names(readers)
+    if options.workdir is not None:
+        _refuse(options, _READING, "without --workdir: a run's data are read as the run did")
+        source = open_run(options.workdir, options.split or "test", root=options.data)
+    else:
+        if options.data is None:
+            raise BadInput("DATA: found nothing, accepted is a data root, or --workdir for the cases of a run")
+        _refuse(options, ("split",), "with --workdir")
+        reading = {name: value for name in _READING if (value := getattr(options, name)) is not None}
+        max_pixels = int(reading.pop("max_megapixels", _MAX_MEGAPIXELS) * 1e6)
+        if "step_names" in reading:
+            reading["step_names"] = tuple(reading["step_names"])
+        source = open_data(options.data, max_pixels=max_pixels, **reading)
+    num_aside = len(source.cases) - len(source.diagnosed)
+    write_sample(
+        options.out,
+        source,
+        readers=readers,
+        num_cases=options.num_cases,
+        seed=options.seed,
+        form=options.format,
+        with_undiagnosed=options.with_undiagnosed,
+        progress=lambda cases: Terminal().watch(cases, "writing images"),
+    )
+    if num_aside and not options.with_undiagnosed:
+        print(f"{num_aside} of {len(source.cases)} cases have no diagnosis and were not drawn from")
+    print(f"{options.num_cases} cases of {source.name} in {options.out}")
+    for name in readers:
+        print(f"for {name}: {options.out / name}")
+    print(f"not for readers: {options.out / KEY_NAME}")
+
+
+def score(options: argparse.Namespace) -> None:
+    """Take forms back and compare."""
+    from stepcot_jax.readers.filled import read_forms
+    from stepcot_jax.readers.key import read_key
+    from stepcot_jax.readers.reader_scores import compare_readers
+    from stepcot_jax.readers.reader_tables import tabulate_accuracy, write_comparison
+    from stepcot_jax.tables.writing import to_markdown
+
+    key = read_key(options.sample)
+    forms = read_forms(key, options.sample, options.forms)
+    comparison = compare_readers(
+        key, forms, options.predictions, num_resamples=options.num_resamples, seed=options.seed
+    )
+    names = write_comparison(options.out, comparison)
+    print(to_markdown(tabulate_accuracy(comparison)), end="")
+    absent = [reader.name for reader in key.readers if reader.name not in {form.reader for form in forms}]
+    if absent:
+        print(f"without the forms of {', '.join(absent)}")
+    print(f"in {options.out}: {', '.join(names)}")
+
+
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], accepted: str) -> None:
+    """Refuse flags that would do nothing, rather than pass over them."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise BadInput(f"--{name.replace('_', '-')}: found {getattr(options, name)!r}, accepted {accepted}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.readers", description="Give cases to human readers, and compare their answers."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_sample(commands.add_parser("sample", help="draw cases and write a form for each reader"))
+    _add_score(commands.add_parser("score", help="take filled forms back and compare readers with models"))
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+def _add_sample(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Draws cases in proportion by diagnosis and writes a folder for each reader, with a form and "
+    parser.description += "images, and the key, which readers must not get."
+    path = pathlib.Path
+    parser.add_argument("data", type=path, nargs="?", metavar="DATA", help="folder or file in any layout that is read")
+    parser.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
+    parser.add_argument("--format", choices=("html", "csv"), default="html", help="of the forms, default html")
+    undiagnosed = "draw from cases without a diagnosis too, as a diagnosis of their own"
+    parser.add_argument("--with-undiagnosed", action="store_true", help=undiagnosed)
+    run = parser.add_argument_group("cases of a run", "Draw from those that a run has predicted.")
+    run.add_argument(
+        "--workdir", type=path, metavar="RUN", help="a finished run; DATA is then where its images are now"
+    )
+    run.add_argument("--split", choices=("val", "test"), help="default test")
+    reading = parser.add_argument_group("how DATA is read", "As in a run; with --workdir as the run did.")
+    reading.add_argument("--layout", help="default: told by the files")
+    reading.add_argument("--step-names", nargs="+", metavar="NAME", help="default the published seven")
+    reading.add_argument("--on-bad-record", choices=("stop", "skip"), help="default stop")
+    reading.add_argument("--max-megapixels", type=float, metavar="N", help=f"of an image, default {_MAX_MEGAPIXELS:g}")
+    parser.set_defaults(run=sample)
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Takes filled forms back, refuses incomplete and altered ones by name, and compares readers, "
+    parser.description += "teacher and student step by step."
+    path = pathlib.Path
+    parser.add_argument("sample", type=path, metavar="DIR", help="what `sample` wrote, with its key")
+    parser.add_argument("forms", type=path, nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
+    parser.add_argument("--predictions", type=path, metavar="FILE", help="of a run: RUN/predictions/test.npz")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR2", help="gets the tables")
+    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
+    parser.set_defaults(run=score)
+
+
+if __name__ == "__main__":
+    run_tool(main)

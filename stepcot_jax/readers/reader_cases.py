@@ -1,0 +1,158 @@
+"""Where the cases for readers come from: a data root, or a split of a run with the run's own images."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
+from stepcot_jax.data.images.decoding import decode_picture
+from stepcot_jax.data.images.image_check import folder_files
+from stepcot_jax.data.images.image_files import ImageFiles, most_bytes
+from stepcot_jax.data.images.image_shards import ShardFiles, has_shards, keep_sharded, read_index
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import Collection
+from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.settings.run_settings import PhantomSettings, Settings, read_settings
+
+_PHANTOM_PATH = re.compile(r"images/phantom_([0-9]{1,9})\.png")
+_NUM_SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseSource:
+    """Cases that readers may get.
+
+    Attributes:
+      name: where they come from, in words.
+      chain: their questions and options.
+      cases: the cases; those whose last step nobody annotated are among them.
+      picture: place of a case among them -> its upright picture, mode "L" or "RGB".
+    """
+
+    name: str
+    chain: Chain
+    cases: tuple[Case, ...]
+    picture: Callable[[int], Image.Image]
+
+    @property
+    def diagnosed(self) -> tuple[int, ...]:
+        """Places of the cases whose last step is annotated."""
+        return tuple(place for place, case in enumerate(self.cases) if case.labels[-1] != NOT_ANNOTATED)
+
+
+def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
+    """All cases of a data root in any layout, with their images in files or in shards.
+
+    Args:
+      root: folder or file.
+      max_pixels: largest accepted width times height of an image.
+      reading: how it is read, as keyword arguments of `read_source`.
+
+    Raises:
+      BadInput: the root cannot be used; names file, record and field.
+    """
+    sharded = has_shards(root)
+    collection = read_source(root, require_images=not sharded, **reading)
+    images: ImageFiles
+    if sharded:
+        index = read_index(root)
+        collection = keep_sharded(collection, index, on_bad_record=reading.get("on_bad_record", "stop"))
+        paths = [case.image_path for case in collection.cases]
+        images = ShardFiles(collection.root, index, paths, max_bytes=most_bytes(max_pixels))
+    else:
+        images = folder_files(collection, max_pixels=max_pixels)
+    return _with_files(str(root), collection, images, max_pixels)
+
+
+def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSource:
+    """The cases of a split of a finished run.
+
+    Args:
+      workdir: of the run.
+      split: "val" or "test", whose predictions the run has written.
+      root: where the images are; None for where the run had them.
+
+    Raises:
+      BadInput: the run has no such predictions, or its data are not there or are not those that it read.
+    """
+    settings = read_settings(workdir / "settings.json")
+    path = workdir / "predictions" / f"{split}.npz"
+    name = f"{split} split of {workdir}"
+    if settings.data.source == "phantom" and root is None:
+        predictions = read_predictions(path, DEFAULT_CHAIN)
+        cases = tuple(_predicted_cases(predictions))
+        return CaseSource(name, DEFAULT_CHAIN, cases, lambda place: _draw(cases[place], settings.phantom, path))
+    data = _open_data_of(settings, root)
+    predictions = read_predictions(path, data.chain)
+    places = {case.image_path: place for place, case in enumerate(data.cases)}
+    chosen = [_find(case, data, places, path) for case in _predicted_cases(predictions)]
+    cases = tuple(data.cases[place] for place in chosen)
+    return CaseSource(name, data.chain, cases, lambda place: data.picture(chosen[place]))
+
+
+def _open_data_of(settings: Settings, root: Path | None) -> CaseSource:
+    data = settings.data
+    max_pixels = int(data.max_megapixels * 1e6)
+    if data.source == "tfds" and root is None:
+        from stepcot_jax.data.tfds.source import open_prepared  # here, because it needs an optional library
+
+        prepared = open_prepared(Path(data.root), max_pixels=max_pixels)
+        return _with_files(data.root, prepared.collection, prepared.images, max_pixels)
+    of_folder = {"layout": data.layout, "single_label": data.single_label, "labels_from": data.labels_from}
+    return open_data(
+        Path(data.root) if root is None else root,
+        max_pixels=max_pixels,
+        step_names=data.step_names,
+        on_bad_record=data.on_bad_record,
+        **(of_folder if data.source == "folder" else {}),
+    )
+
+
+def _with_files(name: str, collection: Collection, images: ImageFiles, max_pixels: int) -> CaseSource:
+    def decode(place: int) -> Image.Image:
+        return decode_picture(images.read(place), name=images.name(place), max_pixels=max_pixels)
+
+    return CaseSource(name, collection.chain, collection.cases, decode)
+
+
+def _predicted_cases(predictions: SplitPredictions) -> Sequence[Case]:
+    """The cases of a file of predictions, without report and reasoning, which it does not have."""
+    labels = predictions.predictions.labels.tolist()
+    patients, paths, origins = (predictions.facts[name].tolist() for name in ("patient_id", "image_path", "origin"))
+    return [
+        Case(patient, path, origin, report="", labels=tuple(row), reasoning=("",) * len(row))
+        for patient, path, origin, row in zip(patients, paths, origins, labels, strict=True)
+    ]
+
+
+def _find(case: Case, data: CaseSource, places: dict[str, int], path: Path) -> int:
+    """Place of a predicted case among the data, which must be the case that the run has read."""
+    where = f"{path}: case {case.image_path[:_NUM_SHOWN]!r}"
+    if case.image_path not in places:
+        raise BadInput(f"{where}: found no such image_path in {data.name}, accepted are the data of the run")
+    _require_same(case, data.cases[places[case.image_path]], f"{where}: in {data.name}")
+    return places[case.image_path]
+
+
+def _draw(case: Case, phantom: PhantomSettings, path: Path) -> Image.Image:
+    where = f"{path}: case {case.image_path[:_NUM_SHOWN]!r}"
+    number = _PHANTOM_PATH.fullmatch(case.image_path)
+    if number is None:
+        raise BadInput(f"{where}: found no phantom's image_path, accepted are such as images/phantom_000012.png")
+    drawn = draw_case(int(number[1]), seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
+    _require_same(case, drawn.case, f"{where}: drawn anew")
+    return Image.fromarray(np.asarray(drawn.image))
+
+
+def _require_same(expected: Case, found: Case, where: str) -> None:
+    for field in ("patient_id", "labels"):
+        if getattr(expected, field) != getattr(found, field):
+            raise BadInput(f"{where}: found another {field} than the run had, accepted are the data of the run")

@@ -1,0 +1,116 @@
+"""What readers and models reached, as tables: CSV, Markdown and LaTeX with the paper's figures in their own columns."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
+from stepcot_jax.host.errors import make_workdir
+from stepcot_jax.readers.reader_scores import ALL_READERS, Comparison, StepScores
+from stepcot_jax.tables.published_figures import READER_ACCURACY
+from stepcot_jax.tables.verdicts import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
+from stepcot_jax.tables.writing import Column, Entry, Figure, Table, write_table
+
+_INTERVALS = (
+    "Intervals are 95 %, from resampling patients: they say how the figures of these readers vary with the cases, and "
+    "not how those of other readers would differ."
+)
+_PUBLISHED = (
+    "Published figures are the paper's, of other cases and other readers (N = 200): they stand beside ours and are "
+    "not compared with them."
+)
+_JUDGED = (
+    f"A model is called better or worse only if {MIN_PATIENTS} patients or more are annotated, the interval excludes 0 "
+    f"and p is below {ALPHA}, corrected for the number of the table's comparisons (Holm). p, as printed, is not "
+    "corrected: an exact test that flips the signs of the patients' differences, which with one reader and one "
+    "radiograph a patient is McNemar's.",
+    "The models are those of one training run: how another run would have done is not in the intervals.",
+)
+_WORDS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not told apart"}
+
+
+def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
+    """Write the tables of a comparison; the names of the files.
+
+    Raises:
+      BadInput: the folder cannot be written to.
+    """
+    make_workdir(folder)
+    tables = [tabulate_accuracy(comparison), tabulate_agreement(comparison)]
+    if comparison.models:
+        tables.append(tabulate_gains(comparison))
+    return [name for table in tables for name in write_table(folder, table)]
+
+
+def tabulate_accuracy(comparison: Comparison) -> Table:
+    """Accuracy of all readers, each reader and each model a step (paper: Tables 5 and 10)."""
+    ours = (ALL_READERS, *comparison.readers, *comparison.models)
+    rows: list[tuple[Entry, ...]] = []
+    for step in comparison.steps:
+        published = (READER_ACCURACY[name].get(step.step) for name in READER_ACCURACY)
+        rows.append((step.step, step.num_cases, *(_figure(step.accuracy[name]) for name in ours), *published))
+    columns = (
+        Column("step"),
+        Column("cases", "number"),
+        *(Column(name, "percent") for name in ours),
+        *(Column(name, "percent", published=True) for name in READER_ACCURACY),
+    )
+    title = f"Accuracy of {len(comparison.readers)} readers and {len(comparison.models)} models"
+    together = (
+        f'"{ALL_READERS}" is the mean accuracy of the readers, each of whom read all {comparison.num_cases} cases.'
+    )
+    return Table("readers", title, columns, tuple(rows), (together, _INTERVALS, _PUBLISHED))
+
+
+def tabulate_gains(comparison: Comparison) -> Table:
+    """Each model's accuracy less the readers' a step, and whether one may speak of a difference."""
+    asked = [(step, name) for step in comparison.steps for name in comparison.models]
+    verdicts = decide(
+        [
+            Evidence(_figure(step.gains[name]), (step.gains[name].value,), step.num_patients, step.p_values[name])
+            for step, name in asked
+        ]
+    )
+    rows: list[tuple[Entry, ...]] = [
+        (step.step, name, step.num_cases, _figure(step.gains[name]), step.p_values[name], _WORDS.get(said, said))
+        for (step, name), said in zip(asked, verdicts, strict=True)
+    ]
+    columns = (
+        Column("step"),
+        Column("model"),
+        Column("cases", "number"),
+        Column("model less readers", "points"),
+        Column("p", "number"),
+        Column("model is"),
+    )
+    title = "Models less readers, on the same cases"
+    return Table("readers_gains", title, columns, tuple(rows), (_INTERVALS, *_JUDGED))
+
+
+def tabulate_agreement(comparison: Comparison) -> Table:
+    """Agreement among readers, and of readers with models, a step."""
+    rows = [row for step in comparison.steps for row in _list_agreement(step)]
+    columns = (
+        Column("step"),
+        Column("who"),
+        Column("cases", "number"),
+        Column("agreement", "percent"),
+        Column("kappa", "number"),
+        Column("kind of kappa"),
+    )
+    notes = (
+        "Agreement counts all cases of the sample, whether or not the right answer is known; kappa does not exist "
+        "where there was one answer only, and resamples with one take no part in its interval.",
+        _INTERVALS,
+    )
+    return Table("readers_agreement", "Agreement of readers", columns, tuple(rows), notes)
+
+
+def _list_agreement(step: StepScores) -> Iterator[tuple[Entry, ...]]:
+    for found in step.agreements:
+        who = "all readers" if found.kind == "Fleiss" else " / ".join(found.names)
+        yield step.step, who, found.num_cases, _figure(found.share), _figure(found.kappa), found.kind
+
+
+def _figure(interval: Interval) -> Figure:
+    return Figure(interval.value, interval.low, interval.high)

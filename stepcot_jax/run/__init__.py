@@ -1,0 +1,1 @@
+"""One run in one workdir: inputs, training, results."""

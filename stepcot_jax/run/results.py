@@ -1,0 +1,102 @@
+"""What a finished run leaves: predictions of its best weights, their calibration, the statistics, and the report."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.evaluation.calibration import fit_calibration, write_calibration
+from stepcot_jax.evaluation.consistency import count_pairs, make_rules
+from stepcot_jax.evaluation.consistency_files import write_pairs
+from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
+from stepcot_jax.evaluation.summary import describe, summarise
+from stepcot_jax.settings.sections import EvaluationSettings
+from stepcot_jax.training.checkpoints import Best
+
+PREDICTIONS = "predictions"
+CALIBRATION = "calibration.json"
+PAIRS = "pairs.json"
+STATISTICS = "statistics.json"
+REPORT = "report.json"
+SPLITS = ("val", "test")
+
+Predict = Callable[[Any, str], Predictions]
+
+
+def predict_splits(names: tuple[str, ...], params_of: Callable[[str], Any], predict: Predict) -> dict[str, Predictions]:
+    """What each network says of validation and test split, with its own best weights.
+
+    Args:
+      names: of the networks.
+      params_of: the parameters to use for a network; asked for one at a time.
+      predict: (parameters, split) -> what all networks say with them.
+    """
+    logits: dict[str, dict[str, Any]] = {split: {} for split in SPLITS}
+    found: dict[str, Predictions] = {}
+    for name in names:
+        params = params_of(name)
+        for split in SPLITS:
+            found[split] = predict(params, split)
+            logits[split][name] = found[split].logits[name]
+        del params
+    return {split: dataclasses.replace(found[split], logits=logits[split]) for split in SPLITS}
+
+
+def with_facts(dataset: Dataset, split: str, predictions: Predictions) -> SplitPredictions:
+    """Predictions with what statistics need to know of the cases."""
+    indices = dataset.splits.by_name()[split]
+    cases = [dataset.cases[indices[position]] for position in predictions.index]
+
+    def text(name: str) -> np.ndarray:
+        values = [getattr(case, name, None) for case in cases]
+        return np.array(["" if value is None else str(value) for value in values], dtype=np.str_)
+
+    facts = {name: text(name) for name in FACTS if name != "case_id"}
+    # A case has no name of its own: an image is a case, and its path is unique within the data.
+    return SplitPredictions(predictions, {"case_id": facts["image_path"], **facts})
+
+
+def write_results(
+    workdir: pathlib.Path,
+    dataset: Dataset,
+    predictions: Mapping[str, Predictions],
+    *,
+    best: Mapping[str, Best],
+    wall_seconds: float,
+    evaluation: EvaluationSettings,
+) -> dict[str, Any]:
+    """Write predictions, calibration, statistics and report, and print the table of the test split.
+
+    Returns:
+      The report.
+    """
+    chain: Chain = dataset.chain
+    folder = workdir / PREDICTIONS
+    folder.mkdir(exist_ok=True)
+    splits = {split: with_facts(dataset, split, found) for split, found in predictions.items()}
+    for split, found in splits.items():
+        write_predictions(folder / f"{split}.npz", found, chain)
+    calibration = fit_calibration(predictions["val"], chain, coverage=evaluation.coverage)
+    write_calibration(workdir / CALIBRATION, calibration, chain)
+    counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
+    write_pairs(workdir / PAIRS, counts, chain)
+    rules = make_rules(chain, counts=counts)
+    statistics = summarise(
+        splits["test"], chain, calibration=calibration, rules=rules, num_resamples=evaluation.num_resamples
+    )
+    write_report(workdir / STATISTICS, statistics)
+    metrics = evaluate(predictions["test"], chain)
+    report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
+    report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}
+    write_report(workdir / REPORT, report)
+    print(format_table(metrics))
+    print()
+    print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
+    print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
+    return report

@@ -1,0 +1,115 @@
+"""What a workdir keeps so that its networks can read without its data: the questions, and the prompts' vectors.
+
+`reading/chain.json` has the steps and the digest of the frozen encoder; `reading/text_features.npy` a vector a step,
+and is absent where the teacher has no text.
+"""
+
+import dataclasses
+import io
+import pathlib
+from typing import Any
+
+import msgspec
+import numpy as np
+from jaxtyping import Float
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file, read_json, write_whole
+
+FOLDER = "reading"
+CHAIN_FILE = "chain.json"
+TEXT_FILE = "text_features.npy"
+
+_MOST_CHAIN_BYTES = 4 * 2**20
+_MOST_TEXT_BYTES = 64 * 2**20
+_WAY_OUT = "running main again with the same --config and --workdir writes it"
+
+
+class _StoredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    question: str
+    options: tuple[str, ...]
+
+
+class _StoredChain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    steps: tuple[_StoredStep, ...]
+    has_text: bool
+    encoder_digest: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredReading:
+    """What a workdir says of how its networks read.
+
+    Attributes:
+      chain: the steps.
+      text_features: float32 [step, width]; None without text.
+      encoder_digest: of the frozen image encoder that the networks were trained on; "" where there is none.
+    """
+
+    chain: Chain
+    text_features: Float[np.ndarray, "step width"] | None
+    encoder_digest: str
+
+
+def write_reading(workdir: pathlib.Path, chain: Chain, text_features: Any, *, encoder_digest: str = "") -> None:
+    """Write what `read_reading` reads, each file whole or not at all.
+
+    Args:
+      workdir: of the run.
+      chain: the steps.
+      text_features: [step, width], the vector of each step's prompt; None without text.
+      encoder_digest: of the frozen image encoder; "" where the encoder is trained along.
+    """
+    folder = workdir / FOLDER
+    if text_features is None:
+        (folder / TEXT_FILE).unlink(missing_ok=True)
+    else:
+        content = io.BytesIO()
+        np.save(content, np.asarray(text_features, np.float32), allow_pickle=False)
+        write_whole(folder / TEXT_FILE, content.getvalue())
+    steps = tuple(_StoredStep(step.name, step.question, step.options) for step in chain.steps)
+    stored = _StoredChain(steps, text_features is not None, encoder_digest)
+    write_whole(folder / CHAIN_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
+
+
+def read_reading(workdir: pathlib.Path) -> StoredReading:
+    """What `write_reading` wrote.
+
+    Raises:
+      BadInput: a file is missing, damaged, or does not fit the other.
+    """
+    path = workdir / FOLDER / CHAIN_FILE
+    accepted = f"accepted is the file that a run wrote ({_WAY_OUT})"
+    stored = read_json(path, _StoredChain, accepted=accepted, max_bytes=_MOST_CHAIN_BYTES)
+    try:
+        chain = Chain(tuple(Step(step.name, step.question, step.options) for step in stored.steps))
+    except BadInput as error:
+        raise BadInput(f"{path}: found {error}, {accepted}") from None
+    text_features = _read_text(path.with_name(TEXT_FILE), chain) if stored.has_text else None
+    return StoredReading(chain, text_features, stored.encoder_digest)
+
+
+def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step width"]:
+    content = _read(path, most=_MOST_TEXT_BYTES)
+    accepted = f"accepted are finite float32 numbers [{chain.num_steps} steps, width] ({_WAY_OUT})"
+    try:
+        # Arrays of objects, which are pickled, are refused; a header that promises more than the file has ends here.
+        features = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
+        raise BadInput(f"{path}: found no array ({type(error).__name__}), {accepted}") from None
+    if not isinstance(features, np.ndarray) or features.dtype != np.float32 or features.ndim != 2:
+        raise BadInput(f"{path}: found another kind of array, {accepted}")
+    if len(features) != chain.num_steps or not np.isfinite(features).all():
+        raise BadInput(f"{path}: found {len(features)} vectors or numbers that are not finite, {accepted}")
+    return features
+
+
+def _read(path: pathlib.Path, *, most: int) -> bytes:
+    try:
+        return read_file(path, max_bytes=most)
+    except BadInput as error:
+        raise BadInput(f"{error}; {_WAY_OUT}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}), accepted is what a run wrote; {_WAY_OUT}") from None

@@ -1,0 +1,201 @@
+"""A cell of a table: settings with a seed, run once in a folder of its own and found there ever after."""
+
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import io
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
+from stepcot_jax.features.keys import digest_file
+from stepcot_jax.host.errors import BadInput, make_workdir
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.settings.run_settings import MAY_CHANGE, Settings, make_settings
+
+UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE - {"config.training.joint_epochs"}))
+"""Keys that change nothing of what a run finds but for rounding: cells that differ in them alone are one cell."""
+
+RECORDS_FILE = "records.sha256"
+_OF_RECORDS = {".json", ".jsonl", ".csv"}
+
+
+def vary(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The settings with some keys changed, checked as those of a config are.
+
+    Args:
+      settings: to start from.
+      changes: values by full names without "config", such as {"teacher.memory": False}.
+
+    Raises:
+      BadInput: a key is unknown or a value is not accepted.
+    """
+    found = dataclasses.asdict(settings)
+    for key, value in changes.items():
+        *groups, name = key.split(".")
+        place = found
+        for group in groups:
+            place = place[group]
+        place[name] = value
+    return make_settings(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run that tables are made from.
+
+    Attributes:
+      name: for people.
+      settings: of the run, its seed included.
+      prepare: makes what the settings name and an earlier cell is needed for, such as features; None for nothing.
+    """
+
+    name: str
+    settings: Settings
+    prepare: Callable[[], None] | None = dataclasses.field(default=None, compare=False)
+
+
+class Cells:
+    """The cells below a workdir.
+
+    Args:
+      workdir: of the tables; a cell's folder is `cells/DIGEST` in it.
+      terminal: tells which cell runs, of how many.
+    """
+
+    def __init__(self, workdir: pathlib.Path, terminal: Terminal) -> None:
+        self.workdir, self._terminal = workdir, terminal
+        self._folder = workdir / "cells"
+
+    def digest(self, cell: Cell) -> str:
+        """What tells a cell from all others: its settings, but for those that change nothing."""
+        found = dataclasses.asdict(cell.settings)
+        for key in UNIMPORTANT:
+            *groups, name = key.split(".")
+            place = found
+            for group in groups:
+                place = place[group]
+            del place[name]
+        weights = found["image_encoder"]["weights"]
+        if weights and (inside := _inside(pathlib.Path(weights), self.workdir)):
+            found["image_encoder"]["weights"] = f"in the workdir: {inside}"  # which may be moved
+        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+
+    def folder(self, cell: Cell) -> pathlib.Path:
+        """The workdir of a cell's run."""
+        return self._folder / self.digest(cell)
+
+    def is_finished(self, cell: Cell) -> bool:
+        """Whether the cell's report and predictions are there."""
+        folder = self.folder(cell)
+        return all((folder / name).is_file() for name in ("report.json", "predictions/val.npz", "predictions/test.npz"))
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Run the cells that are not finished, in order, each once; one that was interrupted goes on.
+
+        Raises:
+          BadInput: a run refuses its settings or data, or a cell was run on other records; names the cell.
+        """
+        by_digest = {self.digest(cell): cell for cell in reversed(cells)}  # of equal ones the first stays
+        wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
+        waiting = [cell for cell in wanted if not self.is_finished(cell)]
+        for cell in wanted:
+            self._check_records(cell)
+        self._terminal.say(f"{len(wanted)} cells, {len(wanted) - len(waiting)} of them finished")
+        start = time.monotonic()
+        for number, cell in enumerate(waiting, start=1):
+            left = (time.monotonic() - start) / max(number - 1, 1) * (len(waiting) - number + 1)
+            remaining = f", about {left / 60:.0f} min left" if number > 1 else ""
+            self._terminal.say(f"cell {number} of {len(waiting)}{remaining}: {cell.name}, seed {cell.settings.seed}")
+            try:
+                self._run(cell)
+            except BadInput as error:
+                raise BadInput(f"cell {cell.name!r} in {self.folder(cell)}: {error}") from None
+
+    def _check_records(self, cell: Cell) -> None:
+        """Refuse a cell whose records have changed since it was begun: its settings name them and not their content."""
+        path = self.folder(cell) / RECORDS_FILE
+        root = cell.settings.data.root
+        if root and path.is_file() and path.read_text(encoding="utf-8").strip() != digest_records(pathlib.Path(root)):
+            raise BadInput(
+                f"cell {cell.name!r} in {path.parent}: found other records in {root} than it was run on, accepted are "
+                "the same, or a new --workdir"
+            )
+
+    def _run(self, cell: Cell) -> None:
+        # Imported here: a table of finished cells does not need to train.
+        import jax
+
+        from stepcot_jax.host.process_memory import release_freed_memory
+        from stepcot_jax.run.training_run import Run
+
+        if cell.prepare is not None:
+            cell.prepare()
+        folder = self.folder(cell)
+        make_workdir(folder)
+        if cell.settings.data.root:
+            write_whole(folder / RECORDS_FILE, f"{digest_records(pathlib.Path(cell.settings.data.root))}\n".encode())
+        if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
+            # Cells that differ in their seed alone are compiled once.
+            jax.config.update("jax_compilation_cache_dir", str((self.workdir / "compilation_cache").resolve()))
+        features = cell.settings.features.folder or str(self.workdir / "features")
+        with contextlib.redirect_stdout(io.StringIO()):  # the tables say it again
+            Run(vary(cell.settings, {"features.folder": features, "resume": True}), folder).execute()
+        if not self.is_finished(cell):
+            raise RuntimeError(f"{folder}: a run ended without its report or predictions")
+        gc.collect()
+        jax.clear_caches()  # the programs of a cell would stay in memory to the last one
+        release_freed_memory()
+
+    def chain(self, cell: Cell) -> Chain:
+        """The steps that a finished cell answers; their questions are left out.
+
+        Raises:
+          BadInput: the cell's report cannot be read.
+        """
+        report = self.report(cell)
+        try:
+            steps = next(iter(report["test"].values()))["steps"]
+            return Chain(tuple(Step(step["name"], step["name"], tuple(step["answers"])) for step in steps))
+        except (KeyError, TypeError, StopIteration, AttributeError):
+            path = self.folder(cell) / "report.json"
+            raise BadInput(f"{path}: found no steps, accepted is what a run wrote there") from None
+
+    def report(self, cell: Cell) -> dict[str, Any]:
+        """The report of a finished cell."""
+        path = self.folder(cell) / "report.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path}: found no report ({error}), accepted is what a run wrote there") from None
+
+    def predictions(self, cell: Cell, split: str = "test") -> SplitPredictions:
+        """What a finished cell's networks say of a split, each with its best weights.
+
+        Raises:
+          BadInput: the file cannot be read.
+        """
+        return read_predictions(self.folder(cell) / "predictions" / f"{split}.npz", self.chain(cell))
+
+
+def digest_records(root: pathlib.Path) -> str:
+    """Hex digest of the files with records at the top of a data root: their names and content."""
+    digest = hashlib.sha256()
+    paths = sorted(path for path in root.iterdir() if path.suffix.casefold() in _OF_RECORDS) if root.is_dir() else []
+    for path in paths:
+        digest.update(f"{path.name}\n{digest_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _inside(path: pathlib.Path, folder: pathlib.Path) -> str:
+    """A path relative to a folder that it is in; "" where it is not."""
+    try:
+        return path.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        return ""

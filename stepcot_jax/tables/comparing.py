@@ -1,0 +1,182 @@
+"""Models side by side over the same cases, seed by seed: figures with intervals, and differences that are honest.
+
+With several seeds a figure is the mean over them, its deviation is over them, and the ends of its interval are the
+means of the seeds' ends: where a typical seed's figure would lie with other patients. That is wider than an interval of
+the mean would be.
+"""
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.intervals import Interval, ModelIntervals, bootstrap, bootstrap_differences
+from stepcot_jax.evaluation.paired import compare_accuracy
+from stepcot_jax.evaluation.prediction_files import SplitPredictions, join_models
+from stepcot_jax.evaluation.resamples import count_patients
+from stepcot_jax.tables.verdicts import HIGHER, LOWER, MIN_RUNS, Evidence, decide
+from stepcot_jax.tables.writing import Figure
+
+INTERVALS = "In brackets: 95 % intervals from a bootstrap by patient; ±: sample deviation over the seeds."
+MCNEMAR = (
+    "p: exact McNemar test of the accuracies, which takes cases as independent although several may be of one patient; "
+    "not corrected for the number of comparisons; of two training runs the larger, of three or more twice the median."
+)
+
+
+def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
+    """Models of several runs over the same cases, under new names.
+
+    A run that was supervised by the last step alone keeps no other labels; the first part's stand in their place.
+
+    Args:
+      parts: new name -> predictions and the model's name in them; the first part has all labels.
+
+    Raises:
+      BadInput: the runs were not measured on the same cases.
+    """
+    first = next(iter(parts.values()))[0]
+    known = dict(zip(first.facts["case_id"].tolist(), first.predictions.labels, strict=True))
+
+    def complete(split: SplitPredictions) -> SplitPredictions:
+        labels = split.predictions.labels
+        if not (labels == NOT_ANNOTATED).any():
+            return split
+        missing = np.full(labels.shape[1], NOT_ANNOTATED, labels.dtype)
+        expected = np.stack([known.get(case, missing) for case in split.facts["case_id"].tolist()])
+        filled = np.where(labels == NOT_ANNOTATED, expected, labels)
+        return dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=filled))
+
+    return join_models({name: (complete(split), model) for name, (split, model) in parts.items()})
+
+
+def last_step_alone(split: SplitPredictions, chain: Chain) -> tuple[SplitPredictions, Chain]:
+    """The same for the last step as the only one."""
+    found = split.predictions
+    logits = {name: values[:, -1:] for name, values in found.logits.items()}
+    predictions = dataclasses.replace(found, labels=found.labels[:, -1:], logits=logits)
+    return dataclasses.replace(split, predictions=predictions), Chain(chain.steps[-1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Models over the same cases.
+
+    Attributes:
+      splits: for each seed the models' predictions; the same models and cases in all.
+      chain: the steps.
+      num_resamples: of every bootstrap.
+    """
+
+    splits: Sequence[SplitPredictions]
+    chain: Chain
+    num_resamples: int = 1000
+
+    @functools.cached_property
+    def _intervals(self) -> list[dict[str, ModelIntervals]]:
+        return [bootstrap(split, self.chain, num_resamples=self.num_resamples) for split in self.splits]
+
+    @functools.cached_property
+    def _differences(self) -> dict[tuple[str, str], list[ModelIntervals]]:
+        return {}
+
+    @functools.cached_property
+    def _constant(self) -> ModelIntervals:
+        split = self.splits[0]
+        logits = np.zeros_like(next(iter(split.predictions.logits.values())))
+        for step, own in enumerate(split.predictions.labels.T):
+            if (own != NOT_ANNOTATED).any():
+                logits[:, step, np.bincount(own[own != NOT_ANNOTATED]).argmax()] = 1
+        alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits={"": logits}))
+        return bootstrap(alone, self.chain, num_resamples=self.num_resamples)[""]
+
+    def constant(self, step: int) -> Figure:
+        """Accuracy of who always gives the answer that is the most frequent one at a step."""
+        return summarise([self._constant.steps[step].accuracy])
+
+    def num_cases(self, step: int) -> int:
+        """Annotated cases of a step."""
+        return int((self.splits[0].predictions.labels[:, step] != NOT_ANNOTATED).sum())
+
+    def figure(self, model: str, figure: str, step: int | None = None) -> Figure:
+        """A figure of a model: of a step, or "mean_accuracy" or "chain_accuracy"."""
+        return summarise([_pick(found[model], figure, step) for found in self._intervals])
+
+    def difference(self, first: str, second: str, figure: str, step: int | None = None) -> Figure:
+        """The figure of the first model less that of the second, paired."""
+        if (first, second) not in self._differences:
+            self._differences[first, second] = [
+                bootstrap_differences(split, self.chain, first=first, second=second, num_resamples=self.num_resamples)
+                for split in self.splits
+            ]
+        return summarise([_pick(found, figure, step) for found in self._differences[first, second]])
+
+    def verdicts(self, questions: Sequence[tuple[str, str, str, int | None]]) -> list[str]:
+        """What `decide` says of the questions of a table together, worded for the number of training runs.
+
+        Args:
+          questions: first model, second model, figure, and step or None; is the first model's figure higher?
+        """
+        runs = {1: " in this run", 2: " in both runs"}.get(len(self.splits), "")
+        found = decide([self._evidence(*question) for question in questions])
+        return [f"{said}{runs}" if said in (HIGHER, LOWER) else said for said in found]
+
+    def _evidence(self, first: str, second: str, figure: str, step: int | None) -> Evidence:
+        difference = self.difference(first, second, figure, step)
+        values = tuple(_pick(found, figure, step).value for found in self._differences[first, second])
+        p = self.p_value(first, second, step) if figure == "accuracy" and step is not None else None
+        return Evidence(difference, values, self.num_patients(figure, step), p)
+
+    def num_patients(self, figure: str, step: int | None = None) -> int:
+        """Annotated patients that a figure rests on: for "mean_accuracy" those of the step that has the fewest."""
+        counts = []
+        for split in self.splits:
+            annotated = split.predictions.labels != NOT_ANNOTATED
+            if step is not None:
+                parts = [annotated[:, step]]
+            elif figure == "mean_accuracy":
+                parts = [own for own in annotated.T if own.any()]
+            else:
+                parts = [annotated.any(axis=1)]
+            counts += [count_patients(split.facts["patient_id"][own]) for own in parts]
+        return min(counts, default=0)
+
+    def p_value(self, first: str, second: str, step: int) -> float:
+        """The p of the exact McNemar test for accuracy at a step; NaN without cases.
+
+        Of two seeds it is the larger, of more twice the median, which holds however much the runs have in common
+        (Rüger 1978) and does not grow with their number.
+        """
+        found = [self._p_value(split, first, second, step) for split in self.splits]
+        return max(found) if len(found) < MIN_RUNS else min(1.0, 2 * statistics.median_high(found))
+
+    def _p_value(self, split: SplitPredictions, first: str, second: str, step: int) -> float:
+        labels = split.predictions.labels[:, step]
+        if (labels == NOT_ANNOTATED).all():
+            return math.nan
+        answers = {
+            model: split.predictions.logits[model][:, step, : self.chain.steps[step].num_answers].argmax(axis=1)
+            for model in (first, second)
+        }
+        return compare_accuracy(labels=labels, first=answers[first], second=answers[second]).exact_p
+
+
+def summarise(intervals: Sequence[Interval]) -> Figure:
+    """One figure of the intervals of all seeds.
+
+    >>> summarise([Interval(0.5, 0.4, 0.6)])
+    Figure(value=0.5, low=0.4, high=0.6, deviation=None)
+    """
+    values, lows, highs = ([getattr(interval, end) for interval in intervals] for end in ("value", "low", "high"))
+    deviation = statistics.stdev(values) if len(values) > 1 and not any(map(math.isnan, values)) else None
+    value, low, high = (math.fsum(each) / len(each) for each in (values, lows, highs))
+    return Figure(value, low, high, deviation)
+
+
+def _pick(found: ModelIntervals, figure: str, step: int | None) -> Interval:
+    interval: Interval = getattr(found if step is None else found.steps[step], figure)
+    return interval

@@ -1,0 +1,157 @@
+"""Tables 6 and 9: what memory, text, write-back, distillation and channel alignment are worth."""
+
+import math
+
+from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.tables.cells import Cell
+from stepcot_jax.tables.comparing import INTERVALS, MCNEMAR, Comparison, join
+from stepcot_jax.tables.plan import ABLATIONS, OF_STUDENT, Plan
+from stepcot_jax.tables.published_figures import COMPONENT_ACCURACY
+from stepcot_jax.tables.steps_table import tabulate_steps
+from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, TOO_FEW
+from stepcot_jax.tables.writing import Column, Entry, Figure, Table
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Teacher and student with everything, and with each thing taken away."""
+    return [
+        cell for seed in plan.seeds for cell in (plan.main(seed), *(plan.ablation(name, seed) for name in ABLATIONS))
+    ]
+
+
+def variants() -> dict[str, str]:
+    """The models with something taken away -> the one with everything that each is compared with."""
+    of_teacher = {f"teacher {name}": "teacher" for name in ABLATIONS if name not in OF_STUDENT}
+    return of_teacher | {f"student {name}": "student" for name in ABLATIONS}
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """Accuracies, their differences, and all figures of each step, of finished cells."""
+    splits = []
+    for seed in plan.seeds:
+        main = plan.cells.predictions(plan.main(seed))
+        parts: dict[str, tuple[SplitPredictions, str]] = {model: (main, model) for model in ("teacher", "student")}
+        ablated = {name: plan.cells.predictions(plan.ablation(name, seed)) for name in ABLATIONS}
+        for variant, base in variants().items():
+            parts[variant] = (ablated[variant.removeprefix(f"{base} ")], base)
+        splits.append(join(parts))
+    comparison = Comparison(splits, plan.cells.chain(plan.main(plan.seeds[0])), plan.num_resamples)
+    models = list(splits[0].predictions.logits)
+    return [
+        _tabulate_accuracy(comparison, plan),
+        _tabulate_differences(comparison, plan),
+        tabulate_steps("components_steps", "Every step with parts taken away", comparison, models, plan.seeds),
+    ]
+
+
+def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
+    steps = comparison.chain.steps
+    published_steps = [step.name for step in steps if step.name in COMPONENT_ACCURACY["teacher"]]
+    rows: list[tuple[Entry, ...]] = []
+    order = ["teacher", *(name for name, base in variants().items() if base == "teacher")]
+    order += ["student", *(name for name, base in variants().items() if base == "student")]
+    verdicts = _judge(comparison)
+    for model in order:
+        base = variants().get(model)
+        difference: Figure | None = None
+        if base is not None:
+            difference = comparison.difference(model, base, "mean_accuracy")
+        # The paper takes memory and text away from the teacher.
+        published = COMPONENT_ACCURACY.get(model.removeprefix("teacher "), {})
+        rows.append(
+            (
+                model,
+                *(comparison.figure(model, "accuracy", position) for position in range(len(steps))),
+                comparison.figure(model, "mean_accuracy"),
+                comparison.figure(model, "chain_accuracy"),
+                difference,
+                verdicts.get(model),
+                *(published.get(name) for name in published_steps),
+            )
+        )
+    columns = (
+        Column("model"),
+        *(Column(step.name, "percent") for step in steps),
+        Column("mean of the steps", "percent"),
+        Column("whole chain", "percent"),
+        Column("difference of the mean from everything", "points"),
+        Column("with it taken away the mean is"),
+        *(Column(name, "percent", published=True) for name in published_steps),
+    )
+    notes = (f"Accuracy on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, *conclude(comparison))
+    return Table("components", "Accuracy with parts taken away", columns, tuple(rows), notes)
+
+
+def _judge(comparison: Comparison) -> dict[str, str]:
+    """By what is taken away, what may be said of the mean accuracy without it."""
+    questions = [(variant, base, "mean_accuracy", None) for variant, base in variants().items()]
+    return dict(zip(variants(), comparison.verdicts(questions), strict=True))
+
+
+def conclude(comparison: Comparison) -> list[str]:
+    """What the differences allow to be said of each part, a sentence each."""
+    sentences = []
+    for (variant, verdict), base in zip(_judge(comparison).items(), variants().values(), strict=True):
+        if verdict.startswith(HIGHER):
+            said = f"the {base} is better without it{verdict.removeprefix(HIGHER)}"
+        elif verdict.startswith(LOWER):
+            said = f"the {base} needs it{verdict.removeprefix(LOWER)}"
+        else:
+            said = "too few patients to tell" if verdict == TOO_FEW else "no difference is shown"
+        difference = _describe(comparison.difference(variant, base, "mean_accuracy"))
+        sentences.append(f"{variant[0].upper()}{variant[1:]}: mean accuracy {difference}; {said}.")
+    return sentences
+
+
+def _describe(difference: Figure) -> str:
+    """A difference with its ends, where it has them.
+
+    >>> _describe(Figure(0.012, 0.001, 0.025)), _describe(Figure(0.012, math.nan, math.nan))
+    ('+1.2 [+0.1, +2.5] points', '+1.2 points (there is no interval)')
+    """
+    if math.isnan(difference.value):
+        return "is undefined"
+    value, low, high = difference.value, difference.low, difference.high
+    if low is None or high is None or math.isnan(low + high):
+        return f"{100 * value:+.1f} points (there is no interval)"
+    return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
+
+
+def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
+    """Accuracy and mAUC of every step; all their verdicts are corrected together."""
+    asked = [
+        (variant, base, position)
+        for variant, base in variants().items()
+        for position in range(comparison.chain.num_steps)
+        if comparison.num_cases(position)
+    ]
+    verdicts = iter(
+        comparison.verdicts(
+            [(variant, base, figure, position) for variant, base, position in asked for figure in ("accuracy", "auc")]
+        )
+    )
+    rows: list[tuple[Entry, ...]] = [
+        (
+            variant,
+            base,
+            comparison.chain.steps[position].name,
+            comparison.difference(variant, base, "accuracy", position),
+            comparison.p_value(variant, base, position),
+            next(verdicts),
+            comparison.difference(variant, base, "auc", position),
+            next(verdicts),
+        )
+        for variant, base, position in asked
+    ]
+    columns = (
+        Column("model"),
+        Column("less"),
+        Column("step"),
+        Column("accuracy", "points"),
+        Column("p", "number"),
+        Column("accuracy is"),
+        Column("mAUC", "points"),
+        Column("mAUC is"),
+    )
+    notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, MCNEMAR)
+    return Table("components_differences", "Differences with parts taken away", columns, tuple(rows), notes)

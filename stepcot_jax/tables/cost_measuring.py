@@ -1,0 +1,199 @@
+"""What one model costs, measured in a process of its own, so that its peak memory is its own: prints one JSON line.
+
+python -m stepcot_jax.experiments.cost_measuring teacher|student|encoder --cell FOLDER
+python -m stepcot_jax.experiments.cost_measuring encoder --weights FOLDER
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stepcot_jax.host.errors import BadInput, run_tool
+
+BATCH_SIZES = (1, 4, 32)
+"""Images at a time: alone, the paper's batch of four, and many for the throughput."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a model costs.
+
+    Attributes:
+      num_parameters: of all that runs; of CLIP both towers, as published.
+      num_trained: of the model itself, an encoder that is trained along included.
+      megabytes: peak memory of a process that does nothing else, at batch 4; None where it cannot be told.
+      milliseconds: median from normalised images to answers (or features), by batch size.
+      starts_from: "images", or "features" where those were made elsewhere.
+    """
+
+    num_parameters: int
+    num_trained: int
+    megabytes: float | None
+    milliseconds: dict[int, float]
+    starts_from: str
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput in the largest batch."""
+        most = max(self.milliseconds)
+        return 1000 * most / self.milliseconds[most]
+
+
+def measure_apart(arguments: Sequence[str]) -> Cost:
+    """The cost as a process of its own measures it.
+
+    Raises:
+      BadInput: the process refused its input, with its message.
+      RuntimeError: it ended otherwise.
+    """
+    command = [sys.executable, "-m", "stepcot_jax.experiments.cost_measuring", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
+    if found.returncode == 2:
+        raise BadInput(found.stderr.strip().splitlines()[-1].removeprefix("error: "))
+    if found.returncode:
+        raise RuntimeError(
+            f"cost_measuring {' '.join(arguments)} ended with {found.returncode}: {found.stderr[-2000:]}"
+        )
+    fields = json.loads(found.stdout.splitlines()[-1])
+    fields["milliseconds"] = {int(size): value for size, value in fields["milliseconds"].items()}
+    return Cost(**fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """Something to time: a function of a batch, and what the batch looks like."""
+
+    run: Callable[[Any], Any]
+    shape: tuple[int, ...]
+    num_parameters: int
+    num_trained: int
+    starts_from: str = "images"
+
+
+def _open_weights(weights: str, dtype: str) -> _Model:
+    import jax.numpy as jnp
+
+    from stepcot_jax.encoders.load import load_image_encoder
+    from stepcot_jax.features import transformers_encoder
+
+    encoder: Any
+    if weights.startswith(transformers_encoder.PREFIX):
+        encoder = transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
+    else:
+        encoder = load_image_encoder(weights, dtype=jnp.dtype(dtype))
+    size = encoder.preprocessing.size
+    return _Model(encoder.encode, (size, size, 3), encoder.num_parameters, 0)
+
+
+def _open_cell(folder: pathlib.Path, what: str) -> _Model:
+    """A network of a run behind its encoder, or the encoder alone."""
+    import jax
+
+    from stepcot_jax.features.inputs import load_frozen_encoder
+    from stepcot_jax.systems.building import make_predict
+    from stepcot_jax.systems.gradients import encode_images
+    from stepcot_jax.tables.cell_networks import load_weights
+    from stepcot_jax.training.state import count_parameters
+
+    name = "teacher" if what == "encoder" else what
+    trained = load_weights(folder, (name,))
+    params, networks = trained.params[name], trained.networks
+    along = params.get("image_encoder", {})
+    num_along, num_own = count_parameters(along), 0 if what == "encoder" else count_parameters(params[name])
+    settings = trained.settings
+    frozen: Any = load_frozen_encoder(settings) if settings.image_encoder.name == "pretrained" else None
+    num_frozen = 0 if frozen is None else frozen.num_parameters
+    if what == "teacher" and settings.prompts.encoder == "pretrained":
+        from stepcot_jax.encoders.load import load_text_encoder
+
+        num_frozen += load_text_encoder(settings.prompts.weights).num_parameters
+    size = settings.image_encoder.image_size if frozen is None else frozen.preprocessing.size
+    shape: tuple[int, ...] = (size, size, 3)
+    starts_from = "images"
+    if networks.image_encoder is None and frozen is None:
+        if what == "encoder":
+            raise BadInput(f"{folder}: found imported features, accepted are runs with an image encoder to time")
+        projection = params[name]["image_projections" if what == "teacher" else "image_projection"]
+        shape, starts_from = (projection["linear"]["kernel"].shape[-2],), "features"
+    if what == "encoder":
+        features = jax.jit(lambda params, images: encode_images(networks, params, {"images": images}))
+        run = frozen.encode if frozen is not None else lambda images: features(params, images)
+    else:
+        predict = make_predict(networks, trained.text_features, (what,))
+
+        def run(images: Any) -> Any:
+            if starts_from == "features":
+                return predict(params, {"image_features": images})
+            batch = {"images": images} if frozen is None else {"image_features": frozen.encode(images)}
+            return predict(params, batch)
+
+    # The student is distilled onto an encoder that the teacher trained.
+    num_trained = num_own + (0 if what == "student" else num_along)
+    return _Model(run, shape, num_own + num_along + num_frozen, num_trained, starts_from)
+
+
+def measure(model: _Model, *, repeats: int) -> Cost:
+    """Time a model, batch size after batch size; the first two calls compile and are left out."""
+    import jax
+    import numpy as np
+
+    milliseconds: dict[int, float] = {}
+    megabytes = None
+    for size in BATCH_SIZES:
+        batch = np.random.default_rng(0).standard_normal((size, *model.shape)).astype(np.float32)
+        seconds = []
+        for _ in range(repeats + 2):
+            start = time.perf_counter()
+            jax.block_until_ready(model.run(batch))
+            seconds.append(time.perf_counter() - start)
+        milliseconds[size] = 1000 * statistics.median(seconds[2:])
+        if size <= 4:
+            megabytes = peak_megabytes()
+    return Cost(model.num_parameters, model.num_trained, megabytes, milliseconds, model.starts_from)
+
+
+def peak_megabytes() -> float | None:
+    """Largest memory so far, MB: of the accelerator, else of this process as Linux counts it; None elsewhere."""
+    import jax
+
+    statistics_of_device = jax.devices()[0].memory_stats()
+    if statistics_of_device and "peak_bytes_in_use" in statistics_of_device:
+        return statistics_of_device["peak_bytes_in_use"] / 1e6
+    try:
+        status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return None if found is None else int(found[1]) * 1024 / 1e6
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m stepcot_jax.experiments.cost_measuring", description=__doc__)
+    parser.add_argument("what", choices=("teacher", "student", "encoder"))
+    parser.add_argument("--cell", type=pathlib.Path, help="workdir of a finished run")
+    parser.add_argument("--weights", default="", help="of a frozen encoder, as config.image_encoder.weights")
+    parser.add_argument("--dtype", default="float32", help="compute type of a frozen encoder")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--compilation-cache", type=pathlib.Path)
+    options = parser.parse_args(arguments)
+    if (options.cell is None) == (not options.weights) or (options.weights and options.what != "encoder"):
+        parser.error("give --cell, or --weights with `encoder`")
+    if options.compilation_cache is not None:
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache.resolve()))
+    model = _open_weights(options.weights, options.dtype) if options.weights else _open_cell(options.cell, options.what)
+    print(json.dumps(dataclasses.asdict(measure(model, repeats=options.repeats))))
+
+
+if __name__ == "__main__":
+    run_tool(main)

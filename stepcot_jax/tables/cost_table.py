@@ -1,0 +1,96 @@
+"""Table 11: parameters, memory, latency and throughput of every encoder at hand, of teacher and student."""
+
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.tables.cells import Cell
+from stepcot_jax.tables.cost_measuring import BATCH_SIZES, Cost, measure_apart
+from stepcot_jax.tables.encoders import Encoder
+from stepcot_jax.tables.plan import Plan
+from stepcot_jax.tables.published_figures import COST, COST_MEGABYTES
+from stepcot_jax.tables.writing import Column, Entry, Table
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Teacher and student of the first seed: what they cost does not depend on it."""
+    return [plan.main(plan.seeds[0])]
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """The table; each model is measured in a process of its own now."""
+    terminal = Terminal()
+    rows: list[tuple[Entry, ...]] = []
+    left_out = []
+    for name, arguments in _list_models(plan).items():
+        if arguments is None:
+            left_out.append(name)
+            continue
+        terminal.say(f"measuring {name}")
+        cost = measure_apart([*arguments, f"--compilation-cache={plan.workdir / 'compilation_cache'}"])
+        rows.append(_row(name, cost))
+    throughput = f"images/s at {max(BATCH_SIZES)}"
+    columns = (
+        Column("model"),
+        Column("from"),
+        Column("parameters", "number"),
+        Column("trained", "number"),
+        Column("peak memory (MB)", "number"),
+        Column("one image (ms)", "number"),
+        Column("four images (ms)", "number"),
+        Column(throughput, "number"),
+        Column("parameters", "number", published=True),
+        Column("trained", "number", published=True),
+        Column("a sample of four (ms)", "number", published=True),
+        Column("four images (ms)", "number", published=True),
+    )
+    import jax
+
+    notes = [
+        f"Measured on {jax.default_backend()} ({jax.devices()[0].device_kind}), float32 or as the config says; "
+        "medians of 30 runs from normalised images to answers, prompts encoded ahead. Memory is the peak of a process "
+        "that does nothing else, at batch 4; the student's includes the networks that are restored with it.",
+        f"Published times are of the authors' GPU, where they name {COST_MEGABYTES:,} MB of memory; parameters count "
+        "both towers of CLIP, and for the teacher BERT.",
+    ]
+    if left_out:
+        notes.append(f"Left out, since their features were made elsewhere: {', '.join(left_out)}.")
+    return [Table("cost", "What the models cost", columns, tuple(rows), tuple(notes))]
+
+
+def _list_models(plan: Plan) -> dict[str, list[str] | None]:
+    """By name, what to measure; None where there is no network to measure."""
+    cell = f"--cell={plan.cells.folder(plan.main(plan.seeds[0]))}"
+    models: dict[str, list[str] | None] = {}
+    for encoder in plan.encoders():
+        models[f"encoder {encoder.name}"] = _encoder_arguments(encoder, plan, cell)
+    return models | {"teacher": ["teacher", cell], "student": ["student", cell]}
+
+
+def _encoder_arguments(encoder: Encoder, plan: Plan, cell: str) -> list[str] | None:
+    name = encoder.changes.get("image_encoder.name", plan.settings.image_encoder.name)
+    weights = encoder.changes.get("image_encoder.weights", plan.settings.image_encoder.weights)
+    if name == "imported":
+        return None
+    if name != "pretrained":
+        return ["encoder", cell]
+    if encoder.prepare is not None:
+        encoder.prepare()
+    return ["encoder", f"--weights={weights}", f"--dtype={plan.settings.image_encoder.dtype}"]
+
+
+def _row(name: str, cost: Cost) -> tuple[Entry, ...]:
+    published = COST.get(name)
+    figures: list[Entry] = [None] * 4
+    if published is not None:
+        figures = [
+            published.num_parameters, published.num_trained, published.milliseconds, published.milliseconds_of_four
+        ]  # fmt: skip
+    return (
+        name,
+        cost.starts_from,
+        cost.num_parameters,
+        cost.num_trained,
+        cost.megabytes,
+        cost.milliseconds[1],
+        cost.milliseconds[4],
+        cost.images_per_second,
+        *figures,
+    )

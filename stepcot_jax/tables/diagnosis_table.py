@@ -1,0 +1,105 @@
+"""Table 3: the diagnosis by baselines without and with the intermediate steps, teacher and student."""
+
+from stepcot_jax.tables.cells import Cell
+from stepcot_jax.tables.comparing import INTERVALS, Comparison, join, last_step_alone
+from stepcot_jax.tables.plan import Plan
+from stepcot_jax.tables.published_figures import DIAGNOSIS_FIGURES
+from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, NONE_SHOWN
+from stepcot_jax.tables.writing import Column, Entry, Table
+
+METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}
+_WITHOUT, _WITH = "without", "with"
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Teacher and student, and each encoder's baseline without and with the intermediate steps."""
+    return [cell for seed in plan.seeds for cell in (plan.main(seed), *plan.baselines(seed))]
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """The table of finished cells."""
+    comparison = compare(plan)
+    rows: list[tuple[Entry, ...]] = []
+    gains = _compare_baselines(comparison, [encoder.name for encoder in plan.encoders()])
+    for encoder in plan.encoders():
+        rows.append(_row(comparison, f"{encoder.name}, {_WITHOUT} steps", encoder.name, _WITHOUT))
+        rows.append(_row(comparison, f"{encoder.name}, {_WITH} steps", encoder.name, _WITH, gains[encoder.name]))
+    rows += [_row(comparison, model, model, _WITH) for model in ("teacher", "student")]
+    shown = {str(row[0]).casefold() for row in rows} | {f"{row[0]}, {row[1]} steps".casefold() for row in rows}
+    rows += [
+        (name, None, *[None] * (3 * len(METRICS)), *_published(name))
+        for name in DIAGNOSIS_FIGURES
+        if name.casefold() not in shown
+    ]
+    notes = [
+        f"{comparison.chain.steps[-1].name} alone, {comparison.num_cases(0)} test cases, seeds {list(plan.seeds)}.",
+        INTERVALS,
+        CORRECTED,
+        "Differences: with less without the intermediate steps as supervision. A gain is a difference called higher, a "
+        "loss one called lower, of each of the four figures for itself.",
+        *(encoder.note for encoder in plan.encoders() if encoder.note),
+    ]
+    columns = (
+        Column("model"),
+        Column("intermediate steps"),
+        *(Column(heading, "percent") for heading in METRICS.values()),
+        *(Column(f"difference in {heading}", "points") for heading in METRICS.values()),
+        *(Column(f"gain in {heading}") for heading in METRICS.values()),
+        *(Column(heading, "percent", published=True) for heading in METRICS.values()),
+    )
+    return [Table("diagnosis", "Diagnosis with and without intermediate steps", columns, tuple(rows), tuple(notes))]
+
+
+def compare(plan: Plan) -> Comparison:
+    """All models at the last step."""
+    splits, chain = [], plan.cells.chain(plan.main(plan.seeds[0]))
+    for seed in plan.seeds:
+        main = plan.cells.predictions(plan.main(seed))
+        parts = {model: (main, model) for model in ("teacher", "student")}
+        for cell in plan.baselines(seed):
+            parts[cell.name] = (plan.cells.predictions(cell), "baseline")
+        splits.append(last_step_alone(join(parts), chain))
+    return Comparison([split for split, _ in splits], splits[0][1], plan.num_resamples)
+
+
+def _compare_baselines(comparison: Comparison, encoders: list[str]) -> dict[str, list[Entry]]:
+    """By encoder, differences in all figures and then what may be said of each; the verdicts corrected together."""
+    questions = [
+        (f"{encoder}, {_WITH} steps", f"{encoder}, {_WITHOUT} steps", metric, 0)
+        for encoder in encoders
+        for metric in METRICS
+    ]
+    verdicts = iter(comparison.verdicts(questions))
+    found: dict[str, list[Entry]] = {}
+    for encoder in encoders:
+        models = f"{encoder}, {_WITH} steps", f"{encoder}, {_WITHOUT} steps"
+        differences = [comparison.difference(*models, metric, 0) for metric in METRICS]
+        found[encoder] = [*differences, *(_name_gain(next(verdicts)) for _ in METRICS)]
+    return found
+
+
+def _name_gain(verdict: str) -> str:
+    """A verdict as a gain or a loss.
+
+    >>> _name_gain("higher in this run"), _name_gain("no difference shown"), _name_gain("too few patients")
+    ('gain in this run', 'none shown', 'too few patients')
+    """
+    for said, name in ((HIGHER, "gain"), (LOWER, "loss"), (NONE_SHOWN, "none shown")):
+        if verdict.startswith(said):
+            return f"{name}{verdict.removeprefix(said)}"
+    return verdict
+
+
+def _row(
+    comparison: Comparison, model: str, name: str, steps: str, gains: list[Entry] | None = None
+) -> tuple[Entry, ...]:
+    figures = [comparison.figure(model, metric, 0) for metric in METRICS]
+    compared = [None] * (2 * len(METRICS)) if gains is None else gains
+    published = _published(name if name in DIAGNOSIS_FIGURES else f"{name}, {steps} steps")
+    return (name, steps, *figures, *compared, *published)
+
+
+def _published(name: str) -> list[Entry]:
+    by_name = {known.casefold(): figures for known, figures in DIAGNOSIS_FIGURES.items()}
+    figures = by_name.get(name.casefold())
+    return [None if figures is None else getattr(figures, metric) for metric in METRICS]

@@ -1,0 +1,173 @@
+"""Data that networks read without fine-tuning: answers in the networks' terms, and no patient they learned from."""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.images.image_files import digest_content
+from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.features.inputs import trained_preprocessing
+from stepcot_jax.features.keys import digest_pixels
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.tables.cells import vary
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """What of some data is not measured.
+
+    Attributes:
+      by_answer: cases of each answer to the last step that the networks do not know.
+      num_unanswered: cases whose last step nobody answered.
+      num_set_aside: records that reading the data set aside, such as images with several labels.
+    """
+
+    by_answer: Mapping[str, int]
+    num_unanswered: int
+    num_set_aside: int
+
+    def describe(self) -> str:
+        """A sentence; "" where everything is measured."""
+        parts = []
+        if self.by_answer:
+            named = ", ".join(f"{answer} {count}" for answer, count in self.by_answer.items())
+            parts.append(f"{sum(self.by_answer.values())} cases of classes that the networks do not know ({named})")
+        if self.num_unanswered:
+            parts.append(f"{self.num_unanswered} cases that nobody answered")
+        if self.num_set_aside:
+            parts.append(f"{self.num_set_aside} records set aside when the data were read")
+        return f"Left out: {', '.join(parts)}." if parts else ""
+
+
+def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dataset, LeftOut]:
+    """The cases with their answers to the last step as labels of another chain, and no other answers.
+
+    Options mean the same where their texts do, case and spacing folded. The other steps' options may be anything.
+
+    Args:
+      dataset: the cases.
+      chain: of the networks that are to read them.
+      name: of the data, for messages.
+
+    Returns:
+      The cases under the other chain; those whose answer it lacks are in no split. And what is left out.
+
+    Raises:
+      BadInput: the other chain lacks every answer that the cases have.
+    """
+    own, known = dataset.chain.steps[-1], chain.steps[-1]
+    by_text = {fold(option): label for label, option in enumerate(known.options)}
+    label_of: dict[int, int | None] = {
+        NOT_ANNOTATED: NOT_ANNOTATED,
+        **{label: by_text.get(fold(option)) for label, option in enumerate(own.options)},
+    }
+    indices = _members(dataset, "train", "val", "test")
+    counts = collections.Counter(dataset.cases[index].labels[-1] for index in indices)
+    num_unanswered = counts.pop(NOT_ANNOTATED, 0)
+    unknown = {label for label in counts if label_of[label] is None}
+    if counts and len(unknown) == len(counts):
+        raise BadInput(
+            f"{name}: found no answer to {own.name!r} that the networks know: the cases have "
+            f"{[own.options[label] for label in sorted(counts)]}, accepted are {list(known.options)}"
+        )
+    nothing = [NOT_ANNOTATED] * (chain.num_steps - 1)
+    relabelled = []
+    for case in dataset.cases:
+        label = label_of[case.labels[-1]]
+        labels = (*nothing, NOT_ANNOTATED if label is None else label)
+        relabelled.append(dataclasses.replace(case, labels=labels, reasoning=("",) * chain.num_steps))
+    kept = {
+        split: tuple(index for index in members if dataset.cases[index].labels[-1] not in unknown)
+        for split, members in dataset.splits.by_name().items()
+    }
+    left_out = {own.options[label]: counts[label] for label in sorted(unknown)}
+    changed = dataclasses.replace(dataset, chain=chain, cases=tuple(relabelled), splits=Splits(**kept))
+    return changed, LeftOut(left_out, num_unanswered, len(dataset.set_aside))
+
+
+def check_target(source: Settings, target: Settings, *, name: str) -> None:
+    """Refuse data that cannot be read without fine-tuning, before anything is trained.
+
+    Patients are the same by their id within one data root, or within phantoms of one seed: elsewhere equal ids mean
+    nothing. Images are the same by the content of their files; beside a phantom, which has none, by their pixels as
+    the encoder sees them; with imported features, which are found by it, by their path.
+
+    Args:
+      source: of the run whose networks read.
+      target: the same with the data that they are to read.
+      name: of these data, for messages.
+
+    Raises:
+      BadInput: a patient or an image is in the source's train or val split, or no answer to the last step is known.
+    """
+    by_path = source.image_encoder.name == "imported"
+    are_phantoms = source.data.source == target.data.source == "phantom"
+    if are_phantoms and source.phantom.seed != target.phantom.seed and not by_path:
+        return
+    trained, read = _load(source), _load(target)
+    relabel_last_step(read, trained.chain, name=name)
+    learned, asked = _members(trained, "train", "val"), _members(read, "train", "val", "test")
+    found: list[int] = []
+    if _has_same_patients(source, target):
+        patients = {trained.cases[index].patient_id for index in learned}
+        found = [index for index in asked if read.cases[index].patient_id in patients]
+    if not found and (by_path or not are_phantoms):
+        by_pixels = trained.images is None or read.images is None
+        known = set(_identify_images(trained, learned, by_path=by_path, by_pixels=by_pixels))
+        keys = _identify_images(read, asked, by_path=by_path, by_pixels=by_pixels)
+        found = [index for index, key in zip(asked, keys, strict=True) if key in known]
+    if found:
+        first, num_patients = read.cases[found[0]], len({read.cases[index].patient_id for index in found})
+        raise BadInput(
+            f"--target_config: found {num_patients} patients with {len(found)} of the {len(asked)} cases of {name} in "
+            f"the source's train or val split, the first {first.patient_id!r} ({first.image_path}), accepted are data "
+            "that the networks have not learned from"
+        )
+
+
+def _load(settings: Settings) -> Dataset:
+    """The cases that a run with the settings has, in its splits."""
+    if settings.data.on_bad_record == "stop":  # else images that cannot be decoded change the splits
+        settings = vary(settings, {"data.check_images": "on_use"})
+    dataset = load_dataset(
+        settings,
+        preprocessing=trained_preprocessing(settings),
+        require_images=settings.image_encoder.name != "imported",
+        progress=Terminal().watch,
+    )
+    return dataset.with_origins(settings.data.origins) if settings.data.origins else dataset
+
+
+def _members(dataset: Dataset, *splits: str) -> list[int]:
+    by_name = dataset.splits.by_name()
+    return sorted(index for split in splits for index in by_name[split])
+
+
+def _has_same_patients(source: Settings, target: Settings) -> bool:
+    """Whether equal patient ids mean the same patient."""
+    if "phantom" in (source.data.source, target.data.source):
+        # The anatomy of a phantom's patient depends on seed and id alone.
+        return source.data.source == target.data.source and source.phantom.seed == target.phantom.seed
+    return _folder(source.data.root) == _folder(target.data.root)
+
+
+def _folder(root: str) -> pathlib.Path:
+    path = pathlib.Path(root).resolve()
+    return path.parent if path.is_file() else path
+
+
+def _identify_images(dataset: Dataset, indices: Sequence[int], *, by_path: bool, by_pixels: bool) -> Iterator[str]:
+    """What is equal for equal images."""
+    for index in indices:
+        if by_path:
+            yield dataset.cases[index].image_path
+        elif by_pixels or dataset.images is None:
+            yield digest_pixels(dataset.pixels[index])
+        else:
+            yield digest_content(dataset.images, index)

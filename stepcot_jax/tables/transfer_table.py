@@ -1,0 +1,182 @@
+"""Table 4: trained on one source, read without fine-tuning on another, restricted to the classes that exist there."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.models.student import ABSENT_LOGIT
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.tables.cells import Cell, vary
+from stepcot_jax.tables.comparing import INTERVALS, Comparison, last_step_alone
+from stepcot_jax.tables.diagnosis_table import METRICS
+from stepcot_jax.tables.plan import Plan
+from stepcot_jax.tables.published_figures import TRANSFER_SAMPLES, TransferSample
+from stepcot_jax.tables.targets import LeftOut, check_target, relabel_last_step
+from stepcot_jax.tables.writing import Column, Entry, Table
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Teacher, student and a baseline on the same encoder, of the source alone.
+
+    Raises:
+      BadInput: the data to read share patients or images with what is trained on, or no answer.
+    """
+    _check_targets(plan)
+    return [cell for seed in plan.seeds for cell in (_main(plan, seed), _baseline(plan, seed))]
+
+
+def _source(plan: Plan) -> tuple[str, ...]:
+    """Origins to train on: the first of the phantom's styles; of other data all that the config says."""
+    if plan.target is not None:
+        return plan.settings.data.origins
+    if plan.settings.data.source != "phantom":
+        raise BadInput(
+            "--target_config: found nothing, accepted is a config whose data the table reads, unless "
+            "config.data.source is 'phantom', which has acquisition styles to hold out"
+        )
+    from stepcot_jax.data.phantom.phantom import ORIGINS
+
+    return ORIGINS[:1]
+
+
+def _check_targets(plan: Plan) -> None:
+    """Refuse a target that cannot be read without fine-tuning; no patient of the phantom has two styles."""
+    if plan.target is not None:
+        source = _main(plan, plan.seeds[0]).settings
+        for name, settings in _targets(plan, source).items():
+            check_target(source, settings, name=name)
+
+
+def _main(plan: Plan, seed: int) -> Cell:
+    cell = plan.main(seed)
+    return Cell("teacher and student of the source", vary(cell.settings, {"data.origins": _source(plan)}))
+
+
+def _baseline(plan: Plan, seed: int) -> Cell:
+    cell = plan.baseline(plan.encoders(seed)[0], "all", seed)
+    changed = vary(cell.settings, {"data.origins": _source(plan)})
+    return Cell("baseline of the source, with steps", changed, prepare=cell.prepare)
+
+
+def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
+    """By name, the settings of a source's cell with the data to read."""
+    if plan.target is not None:
+        data = dataclasses.asdict(plan.target)
+        target = dataclasses.asdict(settings) | {"data": data["data"], "phantom": data["phantom"]}
+        name = pathlib.PurePath(plan.target.data.root).name or plan.target.data.source
+        return {name: vary(settings, {"data": target["data"], "phantom": target["phantom"]})}
+    from stepcot_jax.data.phantom.phantom import ORIGINS
+
+    return {origin: vary(settings, {"data.origins": (origin,)}) for origin in ORIGINS[1:]}
+
+
+def make_tables(plan: Plan) -> list[Table]:
+    """The table of finished cells; their networks read the targets now."""
+    _check_targets(plan)
+    by_data: dict[str, list[SplitPredictions]] = {}
+    left_out: dict[str, LeftOut] = {}
+    chain = plan.cells.chain(_main(plan, plan.seeds[0]))
+    for seed in plan.seeds:
+        main, baseline = _main(plan, seed), _baseline(plan, seed)
+        found = _join(plan.cells.predictions(main), plan.cells.predictions(baseline))
+        by_data.setdefault("the source's test split", []).append(found)
+        of_main, of_baseline = _read(plan, main, ("teacher", "student")), _read(plan, baseline, ("baseline",))
+        for name, (split, left_out[name]) in of_main.items():
+            by_data.setdefault(name, []).append(_join(split, of_baseline[name][0]))
+    source = ", ".join(_source(plan)) or "the config's data"
+    notes = [
+        f"{chain.steps[-1].name}; trained on {source}, read without fine-tuning; answers that no case of what is read "
+        f"has are left out of the choice. Seeds {list(plan.seeds)}."
+    ]
+    rows: list[tuple[Entry, ...]] = []
+    waiting = dict(TRANSFER_SAMPLES)
+    for name, splits in by_data.items():
+        restricted = [restrict(*last_step_alone(split, chain)) for split in splits]
+        comparison = Comparison(restricted, Chain(chain.steps[-1:]), plan.num_resamples)
+        answers = np.unique(restricted[0].predictions.labels)
+        named = [chain.steps[-1].options[label] for label in answers.tolist() if label >= 0]
+        missing = left_out[name].describe() if name in left_out else ""
+        notes.append(f"{name}: {len(named)} classes ({', '.join(named)}). {missing}".rstrip())
+        published = waiting.pop(_origin(splits[0]), None) if name in left_out else None
+        for model in ("baseline", "teacher", "student"):
+            figures = (comparison.figure(model, metric, 0) for metric in METRICS)
+            rows.append((name, model, comparison.num_cases(0), len(named), *figures, *_published(published)))
+    nothing = [None] * (len(METRICS) + 3)
+    rows += [(name, *nothing, *_published(sample)) for name, sample in waiting.items()]
+    notes += [INTERVALS, "Published: which cases Table 4 reads; its scores are not known here."]
+    return [Table("transfer", "Another source without fine-tuning", _columns(), tuple(rows), tuple(notes))]
+
+
+def _columns() -> tuple[Column, ...]:
+    return (
+        Column("read"),
+        Column("model"),
+        Column("cases", "number"),
+        Column("classes", "number"),
+        *(Column(heading, "percent") for heading in METRICS.values()),
+        Column("cases", "number", published=True),
+        Column("classes", "number", published=True),
+    )
+
+
+def _origin(split: SplitPredictions) -> str:
+    """The origin that all cases have; "" where they have several."""
+    origins = set(split.facts["origin"].tolist())
+    return str(origins.pop()) if len(origins) == 1 else ""
+
+
+def _published(sample: TransferSample | None) -> tuple[Entry, ...]:
+    return (None, None) if sample is None else (sample.num_cases, sample.num_classes)
+
+
+def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
+    """Predictions of one step that choose among the answers that its cases have."""
+    found = split.predictions
+    known = np.unique(found.labels[found.labels >= 0])
+    if not len(known):
+        raise BadInput(f"found no case with an answer to {chain.steps[0].name!r}, accepted is data that have some")
+    absent = ~np.isin(np.arange(next(iter(found.logits.values())).shape[-1]), known)
+    logits = {name: np.where(absent, np.float32(ABSENT_LOGIT), values) for name, values in found.logits.items()}
+    return dataclasses.replace(split, predictions=dataclasses.replace(found, logits=logits))
+
+
+def _join(first: SplitPredictions, second: SplitPredictions) -> SplitPredictions:
+    from stepcot_jax.tables.comparing import join
+
+    parts = [(name, part) for part in (first, second) for name in part.predictions.logits]
+    return join({name: (part, name) for name, part in parts})
+
+
+def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, LeftOut]]:
+    """What a cell's networks say of the cases of each target, and what of these is left out."""
+    from stepcot_jax.features.inputs import load_inputs
+    from stepcot_jax.systems.building import make_predict
+    from stepcot_jax.tables.cell_networks import load_weights
+    from stepcot_jax.tables.cell_reading import read_cases
+
+    folder, found = plan.cells.folder(cell), {}
+    trained = load_weights(folder, names)
+    # Each network has best weights of its own, and with them an encoder.
+    compiled = {model: make_predict(trained.networks, trained.text_features, (model,)) for model in names}
+    for name, settings in _targets(plan, cell.settings).items():
+        features = settings.features.folder or str(plan.workdir / "features")
+        # The networks bring the prompts' vectors that they were trained with: these need no text encoder.
+        prompts = {"prompts.encoder": "hashed", "prompts.weights": ""}
+        settings = vary(settings, {"features.folder": features, **prompts})
+        inputs = load_inputs(settings, folder, Terminal())
+        dataset, left_out = relabel_last_step(inputs.dataset, trained.chain, name=name)
+        split = read_cases(
+            lambda batch: {model: predict(trained.params[model], batch)[model] for model, predict in compiled.items()},
+            dataclasses.replace(inputs, dataset=dataset),
+            "all",
+            batch_size=settings.evaluation.batch_size,
+            num_threads=settings.data.num_threads,
+        )
+        found[name] = split, left_out
+    return found

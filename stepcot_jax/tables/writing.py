@@ -1,0 +1,255 @@
+"""Tables as CSV, Markdown and LaTeX: figures with their intervals, published columns marked as such."""
+
+import csv
+import dataclasses
+import decimal
+import io
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from stepcot_jax.host.files import write_whole
+
+Kind = Literal["text", "percent", "points", "number"]
+
+# Underscores within words, and brackets that no link follows, are themselves.
+_MARKUP = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A number with what is known of its uncertainty.
+
+    Attributes:
+      value: the number; NaN where it is undefined.
+      low: lower end of its interval; None where there is none.
+      high: upper end.
+      deviation: sample standard deviation over seeds; None with one seed.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    deviation: float | None = None
+
+
+Entry = str | int | float | Figure | None
+"""What a place in a table holds; None where there is nothing to say."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+      name: its heading.
+      kind: "percent" and "points" hold shares of 1 and are printed times 100, points with a sign.
+      published: whether its figures are the paper's and not ours; they are printed with the digits given.
+    """
+
+    name: str
+    kind: Kind = "text"
+    published: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The name, marked where the figures are the paper's, with the unit."""
+        unit = {"percent": " (%)", "points": " (points)"}.get(self.kind, "")
+        return f"{'published: ' if self.published else ''}{self.name}{unit}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+      name: of its files, without an ending.
+      title: one line.
+      columns: its columns.
+      rows: entries in the columns' order.
+      notes: what a reader of it must know, a sentence or more each.
+      pictures: content of the files that go beside it, by their names.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+    notes: tuple[str, ...] = ()
+    pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.name}: found a row of {len(row)} entries for {len(self.columns)} columns")
+
+
+def write_table(folder: pathlib.Path, table: Table) -> list[str]:
+    """Write a table as NAME.csv, NAME.md and NAME.tex and its pictures, each whole or not at all; the files' names."""
+    texts = {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table)}
+    contents = {f"{table.name}.{ending}": text.encode("utf-8", "backslashreplace") for ending, text in texts.items()}
+    contents |= table.pictures
+    for name, content in contents.items():
+        write_whole(folder / name, content)
+    return list(contents)
+
+
+def to_csv(table: Table) -> str:
+    """The table for a program: shares of 1 in full, interval and deviation in columns of their own."""
+    parts = [_parts(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
+    heading = [f"{_bare_heading(column)}{suffix}" for column, own in zip(table.columns, parts, strict=True)
+               for suffix in own]  # fmt: skip
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_defuse(cell) for cell in heading])
+    for row in table.rows:
+        writer.writerow(
+            [_defuse(_plain(entry, suffix)) for entry, own in zip(row, parts, strict=True) for suffix in own]
+        )
+    return text.getvalue()
+
+
+def _bare_heading(column: Column) -> str:
+    return f"published: {column.name}" if column.published else column.name
+
+
+_ATTRIBUTES = {"": "value", " low": "low", " high": "high", " deviation": "deviation"}
+
+
+def _parts(column: Column, entries: Sequence[Entry]) -> list[str]:
+    """Suffixes of the CSV columns that a column becomes."""
+    figures = [entry for entry in entries if isinstance(entry, Figure)]
+    if column.kind == "text":
+        return [""]
+    return [
+        suffix
+        for suffix, attribute in _ATTRIBUTES.items()
+        if attribute == "value" or any(getattr(figure, attribute) is not None for figure in figures)
+    ]
+
+
+def _plain(entry: Entry, suffix: str) -> str:
+    """An entry, or a part of it, for CSV."""
+    if isinstance(entry, Figure):
+        entry = getattr(entry, _ATTRIBUTES[suffix])
+    elif suffix:
+        return ""
+    if entry is None or (isinstance(entry, float) and math.isnan(entry)):
+        return ""
+    return repr(float(entry)) if isinstance(entry, float) else " ".join(str(entry).split())
+
+
+def _defuse(cell: str) -> str:
+    """A cell that a spreadsheet takes for what it is, and not for a formula; numbers stay numbers."""
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}" if cell.startswith(_FORMULA) else cell
+    return cell
+
+
+def to_markdown(table: Table) -> str:
+    """The table for a person, below its title, with its notes after it."""
+    alignment = ["---" if column.kind == "text" else "---:" for column in table.columns]
+    lines = [
+        f"# {_escape_markdown(table.title)}",
+        "",
+        _markdown_row([_escape_markdown(column.heading) for column in table.columns]),
+        f"|{'|'.join(alignment)}|",
+        *(
+            _markdown_row(
+                [_escape_markdown(_show(entry, column)) for entry, column in zip(row, table.columns, strict=True)]
+            )
+            for row in table.rows
+        ),
+        "",
+        *(f"- {_escape_markdown(note)}" for note in table.notes),
+    ]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape_markdown(text: str) -> str:
+    folded = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return _MARKUP.sub(r"\\\g<0>", folded)
+
+
+def to_latex(table: Table) -> str:
+    """A `tabular` of the package booktabs with its title as caption; published headings are in italics."""
+    spec = "".join("l" if column.kind == "text" else "r" for column in table.columns)
+    headings = [
+        rf"\textit{{{_escape_latex(column.heading)}}}" if column.published else _escape_latex(column.heading)
+        for column in table.columns
+    ]
+    rows = [
+        " & ".join(_escape_latex(_show(entry, column)) for entry, column in zip(row, table.columns, strict=True))
+        for row in table.rows
+    ]
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_escape_latex(table.title)}}}",
+        rf"\begin{{tabular}}{{{spec}}}",
+        r"\toprule",
+        " & ".join(headings) + r" \\",
+        r"\midrule",
+        *(rf"{row} \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\footnotesize {_escape_latex(note)}" for note in table.notes),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _escape_latex(text: str) -> str:
+    escaped = "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
+    # Two hyphens would become a dash; and \\ and \toprule take what follows, even in the next line, as an option.
+    escaped = escaped.replace("--", "-{}-").replace("--", "-{}-")
+    return f"{{{escaped[0]}}}{escaped[1:]}" if escaped.startswith(("[", "*")) else escaped
+
+
+def _show(entry: Entry, column: Column) -> str:
+    """An entry as a person reads it."""
+    if entry is None:
+        return "-"
+    if isinstance(entry, str):
+        return entry
+    if not isinstance(entry, Figure):
+        return _number(entry, column.kind, published=column.published)
+    shown = _number(entry.value, column.kind)
+    if entry.deviation is not None and not math.isnan(entry.deviation):
+        shown += f" ± {_number(entry.deviation, 'percent' if column.kind == 'points' else column.kind)}"
+    if entry.low is not None and entry.high is not None and not math.isnan(entry.low + entry.high):
+        shown += f" [{_number(entry.low, column.kind)}, {_number(entry.high, column.kind)}]"
+    return shown
+
+
+def _number(value: int | float, kind: Kind, *, published: bool = False) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "-"
+    if kind in ("percent", "points"):
+        digits = _count_digits(value) if published else 1
+        return f"{100 * value:{'+' if kind == 'points' else ''}.{digits}f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1 else f"{value:,.2f}"
+
+
+def _count_digits(share: float) -> int:
+    """Digits after the point that a share has as a percentage, at least one.
+
+    >>> _count_digits(0.7212), _count_digits(0.46)
+    (2, 1)
+    """
+    exponent = decimal.Decimal(repr(float(share))).scaleb(2).normalize().as_tuple().exponent
+    return max(1, -exponent) if isinstance(exponent, int) else 1

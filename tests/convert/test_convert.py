@@ -1,0 +1,131 @@
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from stepcot_jax.convert import __main__ as convert
+from stepcot_jax.convert.torch_names import NETWORKS, entries
+from stepcot_jax.host.errors import BadInput
+
+WIDTHS = {"student_width": 3, "image_width": 4, "answers_0": 2, "answers_1": 3, "projection_width": 2}
+
+
+def tensors_of(network):
+    rng = np.random.default_rng(0)
+    table = entries(network, num_steps=2, num_layers=0)
+    return {entry.torch_name: rng.standard_normal([WIDTHS[axis] for axis in entry.axes], np.float32) for entry in table}
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    path = tmp_path / "theirs.safetensors"
+    found = {f"{name}/{key}": array for name in ("student", "proj_s") for key, array in tensors_of(name).items()}
+    safetensors.numpy.save_file(found, path)
+    return path
+
+
+def run(*arguments):
+    return convert.main([str(argument) for argument in arguments])
+
+
+def test_there_and_back_is_exact(theirs, tmp_path, capsys):
+    ours, back = tmp_path / "ours.safetensors", tmp_path / "back.safetensors"
+    assert run(theirs, ours, "--to", "jax") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["tensors_read"], report["tensors_written"], report["ignored"]) == (10, 10, {})
+    found = safetensors.numpy.load_file(ours)
+    assert {"student/image_projection/linear/kernel", "student/head_1/bias", "student_projection/kernel"} <= set(found)
+    assert run(ours, back, "--to", "torch") == 0
+    assert safetensors.numpy.load_file(back).keys() == safetensors.numpy.load_file(theirs).keys()
+    for name, array in safetensors.numpy.load_file(theirs).items():
+        np.testing.assert_array_equal(safetensors.numpy.load_file(back)[name], array)
+
+
+def test_dots_and_bare_state_dicts_are_read(tmp_path):
+    dotted = {f"student.{name}": array for name, array in tensors_of("student").items()}
+    bare = tensors_of("student")
+    expected = convert.to_jax_tensors({f"student/{name}": array for name, array in bare.items()})
+    for found in (convert.to_jax_tensors(dotted), convert.to_jax_tensors(bare, network="student")):
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in found)
+    assert convert.to_torch_tensors(expected, network="student").keys() == bare.keys()
+    with pytest.raises(BadInput, match="no network in front"):
+        convert.to_jax_tensors(bare)
+
+
+def test_a_tensor_named_in_two_ways_is_refused():
+    found = {f"student/{name}": array for name, array in tensors_of("student").items()}
+    found["student.step_heads.0.bias"] = found["student/step_heads.0.bias"]
+    with pytest.raises(BadInput, match="twice"):
+        convert.to_jax_tensors(found)
+
+
+def test_a_pt_of_nested_state_dicts_is_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    source, dest = tmp_path / "theirs.pt", tmp_path / "ours.safetensors"
+    states = {"student": {name: torch.from_numpy(array) for name, array in tensors_of("student").items()}}
+    torch.save({**states, "epoch": 7}, source)
+    with pytest.raises(BadInput, match="epoch"):
+        run(source, dest, "--to", "jax")
+    assert run(source, dest, "--to", "jax", "--ignore", "epoch") == 0
+    assert len(safetensors.numpy.load_file(dest)) == 8
+
+
+def test_frozen_encoders_are_left_out_only_when_asked(theirs, tmp_path, capsys):
+    found = safetensors.numpy.load_file(theirs)
+    found |= {f"student/clip_model.{part}": np.zeros(2, np.int64) for part in ("positions", "weight")}
+    safetensors.numpy.save_file(found, theirs)
+    dest = tmp_path / "ours.safetensors"
+    with pytest.raises(BadInput, match=r"without a place: clip_model\.positions, clip_model\.weight"):
+        run(theirs, dest, "--to", "jax")
+    assert not dest.exists()
+    assert run(theirs, dest, "--to", "jax", "--ignore", "clip_model.", "--ignore", "bert.") == 0
+    assert json.loads(capsys.readouterr().out)["ignored"] == {"clip_model.": 2, "bert.": 0}
+
+
+def test_refusals_name_the_source(theirs, tmp_path):
+    ours = tmp_path / "ours.safetensors"
+    with pytest.raises(BadInput, match=r"theirs\.safetensors: tensors without a place: proj_s"):
+        run(theirs, ours, "--to", "torch")
+    ours.write_bytes(b"precious")
+    with pytest.raises(BadInput, match="--force"):
+        run(theirs, ours, "--to", "jax")
+    assert run(theirs, ours, "--to", "jax", "--force") == 0
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="no checkpoints"):
+        run(tmp_path, tmp_path / "a.safetensors", "--to", "torch")
+
+
+def test_the_best_weights_of_a_run_are_taken(tmp_path, capsys):
+    import jax.numpy as jnp
+    import orbax.checkpoint as ocp
+
+    ours = convert.to_jax_tensors({f"student/{name}": array for name, array in tensors_of("student").items()})
+    progress = {"best": {"student": {"score": 0.5, "step": 4}}}
+    with ocp.CheckpointManager((tmp_path / "run" / "checkpoints").resolve()) as manager:
+        for step in (4, 8):
+            tree = {}
+            for name, array in ours.items():
+                *path, leaf = name.split("/")
+                node = tree
+                for part in path:
+                    node = node.setdefault(part, {})
+                node[leaf] = jnp.asarray(array) + step
+            manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave({"params": tree}), progress=ocp.args.JsonSave(progress)
+                ),
+            )
+    dest = tmp_path / "theirs.safetensors"
+    assert run(tmp_path / "run", dest, "--to", "torch", "--network", "student") == 0
+    assert "student: from the checkpoint of step 4" in capsys.readouterr().err
+    for name, array in tensors_of("student").items():
+        np.testing.assert_array_equal(safetensors.numpy.load_file(dest)[name], array + np.float32(4))
+
+
+def test_every_network_has_a_name_of_ours():
+    assert set(NETWORKS) == {"teacher", "student", "proj_t", "proj_s"}

@@ -1,0 +1,120 @@
+import builtins
+import pathlib
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from stepcot_jax.convert.tensor_files import read_tensors, write_tensors
+from stepcot_jax.host.errors import BadInput
+
+TENSORS = {"student/a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "student/a.bias": np.ones(2, np.float32)}
+
+
+def assert_same(found, expected):
+    assert set(found) == set(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth"])
+def test_what_is_written_is_read(tmp_path, suffix):
+    if suffix != ".safetensors":
+        pytest.importorskip("torch")
+    path = tmp_path / f"weights{suffix}"
+    write_tensors(path, TENSORS)
+    assert_same(read_tensors(path), TENSORS)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_transposed_array_is_written_as_it_reads(tmp_path):
+    write_tensors(tmp_path / "a.safetensors", {"a": TENSORS["student/a.weight"].T})
+    assert_same(read_tensors(tmp_path / "a.safetensors"), {"a": TENSORS["student/a.weight"].T})
+
+
+def test_a_file_is_replaced_only_when_asked(tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"precious")
+    with pytest.raises(BadInput, match="--force"):
+        write_tensors(path, TENSORS)
+    assert path.read_bytes() == b"precious"
+    write_tensors(path, TENSORS, overwrite=True)
+    assert_same(read_tensors(path), TENSORS)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, TENSORS)
+    before = path.read_bytes()
+
+    def fail(tensors, target):
+        pathlib.Path(target).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_tensors(path, {}, overwrite=True)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x10\x00\x00\x00\x00\x00\x00\x00{broken", b"text"])
+def test_a_broken_file_is_refused(tmp_path, content):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match="no readable tensors"):
+        read_tensors(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"found suffix '\.ckpt', accepted are \.safetensors"):
+        read_tensors(tmp_path / "a.ckpt")
+    with pytest.raises(BadInput, match="found no such file"):
+        read_tensors(tmp_path / "a.safetensors")
+    with pytest.raises(BadInput, match="found no folder"):
+        write_tensors(tmp_path / "no" / "a.safetensors", TENSORS)
+
+
+def test_without_torch_a_pt_is_refused_with_the_ways_out(tmp_path, monkeypatch):
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"x")
+    real = builtins.__import__
+
+    def no_torch(name, *args, **kwargs):
+        if name == "torch":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_torch)
+    for action in (lambda: read_tensors(path), lambda: write_tensors(path, TENSORS, overwrite=True)):
+        with pytest.raises(BadInput, match=r"no torch.*safetensors.*stepcot-jax\[torch\]"):
+            action()
+
+
+class Bomb:
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return (self.target.write_text, ("unpickled",))
+
+
+def test_a_pt_with_objects_is_refused_and_never_unpickled(tmp_path):
+    torch = pytest.importorskip("torch")
+    path, mark = tmp_path / "a.pt", tmp_path / "mark"
+    torch.save({"weight": torch.zeros(2), "bomb": Bomb(mark)}, path)
+    with pytest.raises(BadInput, match="no readable tensors"):
+        read_tensors(path)
+    assert not mark.exists()
+    torch.save([torch.zeros(2)], path)
+    with pytest.raises(BadInput, match="found a list"):
+        read_tensors(path)
+
+
+def test_a_pt_of_nested_mappings_keeps_what_is_no_tensor_for_its_reader_to_refuse(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "a.pt"
+    torch.save({"student": {"a.weight": torch.ones(2, dtype=torch.bfloat16)}, "epoch": 3}, path)
+    found = read_tensors(path)
+    assert found["epoch"] == 3
+    assert found["student/a.weight"].dtype == np.float32

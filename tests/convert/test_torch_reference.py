@@ -1,0 +1,220 @@
+import numpy as np
+import pytest
+
+from stepcot_jax.convert.torch_names import NETWORKS, entries
+from stepcot_jax.convert.torch_reference import (
+    check_numbers,
+    find_sizes,
+    flatten,
+    from_torch,
+    from_torch_networks,
+    to_torch,
+    to_torch_networks,
+)
+from stepcot_jax.host.errors import BadInput
+
+SIZES = {
+    "teacher_width": 6, "student_width": 5, "image_width": 7, "num_heads": 2, "head_width": 3, "projection_width": 4,
+    "answers_0": 3, "answers_1": 2, "answers_2": 4, "num_steps": 3, "num_layers": 2,
+}  # fmt: skip
+
+
+def length(axis):
+    if isinstance(axis, int):
+        return axis
+    factor, _, name = axis.rpartition("*")
+    return int(factor or 1) * SIZES[name]
+
+
+def make_tensors(seed=0, memory=True):
+    """Random tensors of all networks under the authors' names, without torch."""
+    rng = np.random.default_rng(seed)
+    return {
+        network: {
+            entry.torch_name: rng.standard_normal([length(axis) for axis in entry.axes], np.float32)
+            for entry in entries(network, num_steps=3, num_layers=2, memory=memory)
+        }
+        for network in NETWORKS
+    }
+
+
+def assert_same(found, expected):
+    found, expected = flatten(found), flatten(expected)
+    assert set(found) == set(expected)
+    for name, array in expected.items():
+        assert found[name].shape == array.shape, name
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_both_ways_give_every_tensor_back_exactly(memory):
+    tensors = make_tensors(memory=memory)
+    params = from_torch_networks(tensors)
+    assert_same(to_torch_networks(params), tensors)
+    assert_same(from_torch_networks(to_torch_networks(params)), params)
+    assert sum(leaf.size for leaf in flatten(params).values()) == sum(leaf.size for leaf in flatten(tensors).values())
+
+
+def test_one_network_alone():
+    tensors = make_tensors()
+    for network, found in tensors.items():
+        assert_same(to_torch(network, from_torch(network, found)), found)
+
+
+def test_sizes_are_found():
+    assert find_sizes(make_tensors()) == SIZES
+
+
+def test_names_and_shapes_are_those_of_the_modules():
+    import jax
+
+    from stepcot_jax.models.student import Student
+    from stepcot_jax.models.teacher import Teacher
+
+    images, texts = jax.numpy.zeros((1, 7)), jax.numpy.zeros((1, 3, 6))
+    teacher, student = Teacher((3, 2, 4), width=6, num_layers=2, num_heads=2), Student((3, 2, 4), width=5)
+
+    def init(key):
+        return {
+            "teacher": teacher.init(key, image_features=images, text_features=texts, deterministic=True)["params"],
+            "student": student.init(key, image_features=images, deterministic=True)["params"],
+        }
+
+    expected = jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(init, jax.random.key(0)))
+    params = from_torch_networks(make_tensors())
+    found = jax.tree.map(lambda leaf: leaf.shape, {name: params[name] for name in expected})
+    assert found == expected
+
+
+def test_names_are_those_of_the_golden_file(shared):
+    with np.load(shared / "golden" / "full_mask.npz") as archive:
+        for network in NETWORKS:
+            prefix = f"params/{network}/"
+            expected = {name.removeprefix(prefix) for name in archive.files if name.startswith(prefix)}
+            assert {entry.torch_name for entry in entries(network, num_steps=7, num_layers=2)} == expected
+
+
+def test_missing_and_left_over_tensors_are_all_listed():
+    tensors = make_tensors()
+    for name in ("pred2mem.bias", "step_models.1.classifier.weight"):
+        del tensors["teacher"][name]
+    tensors["student"]["clip.visual.proj"] = np.zeros(3, np.float32)
+    with pytest.raises(BadInput) as refused:
+        from_torch_networks(tensors)
+    for words in ("missing", "pred2mem.bias", "step_models.1.classifier.weight", "clip.visual.proj"):
+        assert words in str(refused.value)
+    params = from_torch_networks(make_tensors())
+    params["teacher"]["text_projection"] = {"kernel": np.zeros((2, 6), np.float32)}
+    del params["teacher"]["context"]["linear"]["bias"]
+    with pytest.raises(BadInput) as refused:
+        to_torch_networks(params)
+    assert "context/linear/bias" in str(refused.value)
+    assert "text_projection/kernel" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("network", "name", "shape", "expected"),
+    [
+        ("teacher", "fusion_proj.0.weight", (6, 13), (6, 12)),
+        ("teacher", "step_models.0.img_proj.0.weight", (6, 9), (6, 7)),
+        ("teacher", "memory_gat.layers.1.a_dst", (3, 2), (2, 3)),
+        ("teacher", "mem_gru.weight_hh", (6, 18), (18, 6)),
+        ("teacher", "memory_init", (6,), (1, 6)),
+        ("student", "step_heads.2.bias", (3,), (4,)),
+        ("proj_t", "weight", (4, 5), (4, 6)),
+    ],
+)
+def test_a_shape_that_contradicts_the_others_is_refused(network, name, shape, expected):
+    tensors = make_tensors()
+    tensors[network][name] = np.zeros(shape, np.float32)
+    with pytest.raises(BadInput) as refused:
+        from_torch_networks(tensors)
+    assert str(refused.value).startswith(f"{network}/{name}: found shape {list(shape)}, expected {list(expected)}")
+    assert ";" not in str(refused.value)  # no other tensor is blamed
+
+
+def test_heads_that_do_not_share_the_width_are_refused():
+    tensors = make_tensors()
+    for layer in range(2):
+        for name in ("a_src", "a_dst"):
+            tensors["teacher"][f"memory_gat.layers.{layer}.{name}"] = np.zeros((2, 4), np.float32)
+    with pytest.raises(BadInput, match=r"a_src: found shape \[2, 4\], expected \[2, 3\]"):
+        from_torch_networks(tensors)
+
+
+def test_networks_with_different_numbers_of_steps_are_refused():
+    tensors = make_tensors()
+    tensors["student"] = {
+        name: array for name, array in tensors["student"].items() if not name.startswith("step_heads.2")
+    }
+    with pytest.raises(BadInput, match="teacher has 3 steps and student 2"):
+        from_torch_networks(tensors)
+
+
+def test_our_misshapen_parameters_are_refused():
+    params = from_torch_networks(make_tensors())
+    params["teacher"]["heads"]["fusion_1"]["linear"]["kernel"] = np.zeros((2, 6, 6), np.float32)
+    with pytest.raises(BadInput, match=r"teacher/heads/fusion_1/linear/kernel: found shape \[2, 6, 6\]"):
+        to_torch_networks(params)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.zeros(4, np.int64), "found int64"),
+        (np.array([0, np.inf, 0, 0], np.float32), "not finite"),
+        (np.array([0, np.nan, 0, 0], np.float64), "not finite"),
+    ],
+)
+def test_what_no_parameter_can_be_is_refused_by_name(value, words):
+    tensors = make_tensors()
+    tensors["student"]["step_heads.2.bias"] = value
+    with pytest.raises(BadInput, match=rf"student/step_heads\.2\.bias \(.*{words}"):
+        from_torch_networks(tensors)
+
+
+def test_objects_are_refused_by_name():
+    with pytest.raises(BadInput, match=r"epoch \(found int\)"):
+        check_numbers({"epoch": 3, "weight": np.zeros(2, np.float16)})
+
+
+def test_half_precision_becomes_float32_exactly():
+    tensors = {name: array.astype(np.float16) for name, array in make_tensors()["proj_s"].items()}
+    params = from_torch("proj_s", tensors)
+    assert params["kernel"].dtype == np.float32
+    np.testing.assert_array_equal(params["kernel"].T, tensors["weight"].astype(np.float32))
+
+
+def test_modules_agree_with_the_torch_networks_whose_weights_they_take():
+    torch = pytest.importorskip("torch")
+    import jax
+
+    from stepcot_jax.models.student import Student
+    from stepcot_jax.models.teacher import Teacher
+    from tests.interop import torch_oracle
+
+    meta = torch_oracle.META
+    networks = torch_oracle.make_networks(meta, seed=3)
+    inputs = torch_oracle.make_inputs(meta, seed=4)
+    params = from_torch_networks({name: torch_oracle.tensors(network) for name, network in networks.items()})
+    answers = tuple(meta["step_num_classes"])
+    teacher = Teacher(answers, width=meta["teacher_dim"], num_layers=1, num_heads=2)
+    student = Student(answers, width=meta["student_dim"])
+    images, texts = inputs["image_features"], inputs["text_features"]
+
+    @jax.jit
+    def read(params, images, texts):
+        first = teacher.apply(
+            {"params": params["teacher"]}, image_features=images, text_features=texts, deterministic=True
+        )
+        return first, student.apply({"params": params["student"]}, image_features=images, deterministic=True)
+
+    as_teacher, as_student = read(params, images, texts)
+    with torch.no_grad():
+        logits, features = networks["teacher"](torch.from_numpy(images), torch.from_numpy(texts))
+        own, feature = networks["student"](torch.from_numpy(images))
+    for step, count in enumerate(answers):
+        np.testing.assert_allclose(as_teacher.logits[:, step, :count], logits[step], atol=2e-5, rtol=2e-5)
+        np.testing.assert_allclose(as_teacher.image_features[:, step], features[step], atol=2e-5, rtol=2e-5)
+        np.testing.assert_allclose(as_student.logits[:, step, :count], own[step], atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(as_student.image_features, feature, atol=2e-5, rtol=2e-5)

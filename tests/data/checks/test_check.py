@@ -1,0 +1,433 @@
+"""Check: what it says of every odd input, and that a run says the same."""
+
+import collections
+import io
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from data.odd_inputs import ODD_INPUTS, make_folder, read_rows, records_of, write_all, write_rows
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from ml_collections import config_dict
+
+from configs import base
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.__main__ import main
+from stepcot_jax.data.checks.check import CheckOptions, check_root
+from stepcot_jax.data.checks.check_printing import make_printable, print_facts
+from stepcot_jax.data.checks.check_records import scan_published
+from stepcot_jax.data.checks.check_splits import check_tables
+from stepcot_jax.data.checks.check_tally import Tally
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, read_splits
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.run_checks import check_annotated
+from stepcot_jax.settings.run_settings import make_settings
+
+
+@pytest.fixture(scope="module")
+def good_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("good") / "root"
+    make_folder(folder)
+    return folder
+
+
+@pytest.fixture
+def root(good_folder, tmp_path):
+    return shutil.copytree(good_folder, tmp_path / "root")
+
+
+def check(*arguments):
+    try:
+        return main(["check", *map(str, arguments)])
+    except BadInput as error:
+        return 2, str(error)
+
+
+def facts_of(root, **options):
+    return check_root(root, CheckOptions(**options), terminal=Terminal())
+
+
+def try_run(root, *, require_images=True, on_bad_record="stop"):
+    """What stops a run on this folder; None if nothing does."""
+    config = base.get_config()
+    config.data.source, config.data.root, config.data.on_bad_record = "folder", str(root), on_bad_record
+    assert isinstance(config, config_dict.ConfigDict)
+    try:
+        dataset = load_dataset(
+            make_settings(config), preprocessing=Preprocessing(size=16), require_images=require_images
+        )
+        check_annotated(dataset)
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("make_odd", "code", "words", "arguments"), [odd[1:] for odd in ODD_INPUTS], ids=[odd[0] for odd in ODD_INPUTS]
+)
+def test_odd_inputs_are_said_and_a_run_agrees(root, capsys, make_odd, code, words, arguments):
+    make_odd(root)
+    found = check(root, *arguments)
+    output = capsys.readouterr().out
+    if code == 2:
+        assert found[0] == 2
+        assert "\n" not in found[1]
+        output = found[1]
+    else:
+        assert found == code
+    said = " ".join(output.split())
+    for word in words:
+        assert word in said, said
+    stopped = try_run(root, require_images="none" not in arguments)
+    assert (stopped is None) == (code == 0), stopped
+
+
+def test_all_odd_inputs_are_tried_once():
+    assert len({odd[0] for odd in ODD_INPUTS}) == len(ODD_INPUTS)
+    assert len({odd[1] for odd in ODD_INPUTS}) == len(ODD_INPUTS)
+
+
+def test_facts_of_a_good_folder(root):
+    facts = facts_of(root)
+    records = records_of(root)
+    assert (facts["layout"], facts["records"], facts["cases"], facts["patients"]) == ("published", 15, 15, 12)
+    assert (facts["set_aside"], facts["stops"], facts["set_aside_reasons"]) == (0, [], [])
+    assert (facts["images_found"], facts["images_missing"], facts["images_unreadable"]) == (15, 0, 0)
+    for place, step in enumerate(facts["steps"]):
+        entries = [record["vqa_chain"][place] for record in records]
+        letters = collections.Counter(entry["answer"] for entry in entries)
+        options = entries[0]["options"]
+        assert list(step["answers"].values()) == [letters[option.partition(". ")[0]] for option in options]
+        assert (step["annotated"], step["wordings"], step["question"]) == (15, 1, entries[0]["question"])
+    assert facts["origins"] == dict(collections.Counter(record["origin"] for record in records))
+    for split in facts["splits"]:
+        rows = read_rows(root, split["name"])
+        assert (split["cases"], split["rows"], split["patients"]) == (len(rows), len(rows), len({r[0] for r in rows}))
+    assert facts["splits_from"] == "tables"
+
+
+def test_splits_are_made_as_a_run_makes_them(root):
+    for name in SPLIT_NAMES:
+        (root / f"{name}.csv").unlink()
+    config = base.get_config()
+    config.data.source, config.data.root = "folder", str(root)
+    dataset = load_dataset(make_settings(config), preprocessing=Preprocessing(size=16))
+    facts = facts_of(root)
+    assert facts["splits_from"] == "made"
+    assert {split["name"]: split["cases"] for split in facts["splits"]} == dataset.num_cases
+
+
+def test_bad_records_stop_or_are_skipped_as_in_a_run(root):
+    records = records_of(root)
+    records[3]["report"] = 7
+    records[5]["vqa_chain"][0]["answer"] = "Q"
+    write_all(root, records)
+    stopped, skipped = facts_of(root), facts_of(root, on_bad_record="skip")
+    assert "2 of 15 records are bad" in stopped["stops"][0]
+    assert skipped["stops"] == []
+    assert (skipped["cases"], skipped["set_aside"]) == (13, 2)
+    assert try_run(root, on_bad_record="skip") is None
+    reason = next(each for each in skipped["set_aside_reasons"] if "answer" in each["reason"])
+    assert reason["examples"][0]["record"] == 5
+    assert "found answer 'Q'" in reason["examples"][0]["reason"]
+
+
+def test_without_a_good_record_a_run_stops_even_if_it_skips(root):
+    write_all(root, [{**record, "report": 7} for record in records_of(root)])
+    facts = facts_of(root, on_bad_record="skip")
+    assert facts["cases"] == 0
+    assert "no record can be used" in facts["stops"][0]
+    assert "no record can be used" in try_run(root, on_bad_record="skip")
+
+
+def test_reasons_are_grouped(root):
+    write_all(root, [{**record, "image_path": f"../{n}.png"} for n, record in enumerate(records_of(root))])
+    facts = facts_of(root)
+    (reason,) = facts["set_aside_reasons"]
+    assert reason["count"] == 15
+    assert [each["record"] for each in reason["examples"]] == [0, 1, 2]
+    assert "found …, accepted is a path below the data root" in reason["reason"]
+
+
+def test_other_wordings_are_counted(root):
+    records = records_of(root)
+    for number in (2, 7):
+        records[number]["vqa_chain"][1]["question"] = f"Where then? {number}"
+    write_all(root, records)
+    facts = facts_of(root)
+    assert facts["records_with_other_wordings"] == 2
+    assert [step["wordings"] for step in facts["steps"]] == [1, 3, 1, 1, 1, 1, 1]
+    assert facts["stops"] == []
+
+
+def test_boxes_are_counted(root):
+    records = records_of(root)
+    box = {"x": 1, "y": 2, "width": 3, "height": 4}
+    records[0]["stepcot_jax"] = {"boxes": [{**box, "label": "Mass"}, {**box, "label": "Mass"}]}
+    records[1]["stepcot_jax"] = {"boxes": [{**box, "label": "Mass"}, {**box, "label": "Nodule"}]}
+    write_all(root, records)
+    facts = facts_of(root, images="none")
+    assert (facts["boxes"], facts["images_with_boxes"], facts["images_with_one_box_label"]) == (4, 2, 1)
+
+
+def test_ways_to_look_at_images(root):
+    (root / records_of(root)[4]["image_path"]).write_bytes(b"no picture")
+    decoded, seen, ignored = (facts_of(root, images=images) for images in ("decode", "exists", "none"))
+    assert (decoded["images_unreadable"], decoded["images_found"], len(decoded["stops"])) == (1, 15, 1)
+    assert (seen["images_unreadable"], seen["images_found"], seen["stops"]) == (None, 15, [])
+    assert (ignored["images_unreadable"], ignored["images_found"], ignored["stops"]) == (None, None, [])
+    (root / records_of(root)[4]["image_path"]).unlink()
+    assert facts_of(root, images="exists")["images_missing"] == 1
+    assert facts_of(root, images="none")["stops"] == []
+
+
+def test_equal_pictures_are_named_with_their_splits(root):
+    (train, *_), (test, *_) = read_rows(root, "train"), read_rows(root, "test")
+    shutil.copy(root / train[1], root / test[1])
+    facts = facts_of(root)
+    assert facts["images_with_equal_pixels"] == 1
+    assert sorted(facts["equal_images"][0]) == sorted([train[1], test[1]])
+    found = {each["image_path"]: (each["patient_id"], each["splits"]) for each in facts["leaks"][0]}
+    assert found == {train[1]: (train[0], ["train"]), test[1]: (test[0], ["test"])}
+    assert facts["stops"] == []
+
+
+def test_shards_are_read_as_a_run_reads_them(root, tmp_path):
+    out = tmp_path / "shards"
+    main(["shards", str(root), "--out", str(out)])
+    assert not (out / "images").exists()
+    facts = facts_of(out)
+    assert (facts["cases"], facts["images_found"], facts["images_unreadable"], facts["stops"]) == (15, 15, 0, [])
+    assert try_run(out) is None
+    records = records_of(out)
+    write_all(out, [*records, {**records[0], "image_path": "images/new.png"}])
+    facts = facts_of(out)
+    assert facts["images_missing"] == 1
+    assert "1 of 16 records are bad" in facts["stops"][0]
+    assert try_run(out) is not None
+
+
+def test_json_has_the_same_facts(root, tmp_path, capsys):
+    assert check(root, "--json", tmp_path / "facts.json") == 0
+    assert "Diagnosis" in capsys.readouterr().out
+    assert check(root, "--json", "-") == 0
+    on_stdout = json.loads(capsys.readouterr().out)
+    assert on_stdout == json.loads((tmp_path / "facts.json").read_text()) == facts_of(root)
+
+
+def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, capsys):
+    records = records_of(root)
+    for record in records:
+        record.update(report="Mrs Example", stepcot_jax={"sex": "F", "age": 71.5, "provenance": {"reader": "Dr No"}})
+        record["vqa_chain"][0]["reasoning"] = "Mrs Example again"
+    records[2]["image_path"] = "/absolute.png"
+    records[3]["vqa_chain"][0]["answer"] = "Z"
+    del records[5]["origin"]
+    write_all(root, records)
+    for arguments in ([], ["--json", "-"]):
+        assert check(root, *arguments) == 1
+        output = capsys.readouterr().out
+        assert not [word for word in ("Example", "71.5", "Dr No") if word in output]
+
+
+@given(st.text())
+def test_printable_text_is_one_line_without_controls(text):
+    shown = make_printable(text)
+    assert shown.isprintable()
+    assert make_printable(shown) == shown
+    assert shown == text or not text.isprintable()
+
+
+def test_a_terminal_gets_the_same_tables_by_rich(root):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    facts, screen, plain = facts_of(root), Screen(), io.StringIO()
+    facts["origins"] = {"[red]\x1b[2J": 15}
+    print_facts(facts, screen)
+    print_facts(facts, plain)
+    assert "─" in screen.getvalue()
+    assert "─" not in plain.getvalue()
+    for output in (screen.getvalue(), plain.getvalue()):
+        assert "[red]\\x1b[2J" in output
+        assert "\x1b[2J" not in output
+        assert "Morphologic feature" in output
+        assert "a run can use it" in output
+
+
+def test_wrong_arguments_and_folders_are_refused(tmp_path):
+    assert check(tmp_path / "nowhere")[0] == 2
+    assert check(tmp_path)[0] == 2
+    for arguments in (["--max-megapixels", "0"], ["--max-megapixels", "inf"], ["--num-threads", "0"]):
+        assert "accepted are numbers above 0" in check(tmp_path, *arguments)[1]
+
+
+def test_facts_that_cannot_be_written_are_not_taken_for_a_bad_folder(root, tmp_path):
+    code, message = check(root, "--images", "none", "--json", tmp_path)
+    assert code == 2
+    assert f"--json: {tmp_path} cannot be written (Is a directory)" in message
+
+
+def test_the_command_exits_with_its_code(root):
+    (root / "val.csv").unlink()
+    command = [sys.executable, "-m", "stepcot_jax", "data", "check", str(root), "--images", "none"]
+    result = subprocess.run(command, cwd=pathlib.Path(__file__).parents[3], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stdout.endswith("a run would stop\n")
+    assert "reading the records (MB) 1/1" in result.stderr
+
+
+PATHS = [f"images/{letter}.png" for letter in "abcdefgh"]
+names = st.sampled_from(["1", "01", "007", "7", "p", "P 8", "7.0", "", "x"])
+paths = st.sampled_from([*PATHS, "", ".\\images\\a.png"])
+any_rows = st.lists(st.tuples(names, paths), max_size=7)
+
+
+@st.composite
+def nearly_right_tables(draw, cases):
+    """Each case in the split of its patient, named in one way or another, and perhaps a row more somewhere."""
+    patients = sorted(set(cases.values()))
+    tables = {name: [] for name in SPLIT_NAMES}
+    for path, patient in cases.items():
+        row = draw(st.sampled_from([(patient, path), ("", path), (patient, "")]))
+        tables[SPLIT_NAMES[patients.index(patient) % 3]].append(row)
+    for row in draw(st.lists(st.tuples(names, paths), max_size=1)):
+        tables[draw(st.sampled_from(SPLIT_NAMES))].append(row)
+    return tables
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_tables_are_refused_exactly_where_a_run_refuses_them(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("tables")
+    cases = data.draw(st.dictionaries(st.sampled_from(PATHS), names.filter(str.strip), min_size=4, max_size=8))
+    bad = data.draw(st.sets(st.sampled_from(PATHS), max_size=2))
+    tables = data.draw(nearly_right_tables(cases) | st.fixed_dictionaries(dict.fromkeys(SPLIT_NAMES, any_rows)))
+    step = {"step": "Step 1", "question": "?", "options": ["No", "Yes"], "reasoning": "", "answer": "A"}
+    shared = {"report": "", "vqa_chain": [step]}
+    write_all(
+        root,
+        [
+            {"patient_id": patient, "image_path": path, "origin": 3 if path in bad else "", **shared}
+            for path, patient in cases.items()
+        ],
+    )
+    for name, table in tables.items():
+        write_rows(root, name, table)
+    collection = read_records(root, step_names=("One",), on_bad_record="skip", require_images=False)
+    scan = scan_published(root, step_names=("One",), require_images=False)
+    try:
+        splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
+    except BadInput:
+        splits = None
+    event("refused" if splits is None else "accepted")
+    facts = check_tables(scan, root)
+    assert (splits is None) == bool(facts.problems), facts.problems
+    if splits is not None:
+        for member, indices in zip(facts.member, splits.by_name().values(), strict=True):
+            assert np.flatnonzero(member[scan.good]).tolist() == list(indices)
+
+
+@pytest.mark.parametrize(
+    ("patients", "written", "problems"),
+    [
+        (["00001613", "2", "3"], "1613", []),
+        (["00001613", "2", "3"], "1613.0", []),
+        (["00001613", "2", "3"], "0001613", []),
+        (["1", "001", "3"], "1", ["cases are in no split"]),
+        (["01", "001", "3"], "1", ["cases are in no split", "rows name a number that may mean several patients"]),
+        (["0", "00", "3"], "000", ["cases are in no split", "rows name a number that may mean several patients"]),
+        (["x1613", "2", "3"], "1613", ["cases are in no split", "rows name a patient_id that data.json does not have"]),
+    ],
+)
+def test_numbers_mean_patients_as_in_a_run(tmp_path, patients, written, problems):
+    step = {"step": "Step 1", "question": "?", "options": ["No", "Yes"], "reasoning": "", "answer": "A"}
+    shared = {"origin": "", "report": "", "vqa_chain": [step]}
+    extra = [("t", "3.png"), ("v", "4.png"), ("u", "5.png")]
+    named = [*((patient, f"{number}.png") for number, patient in enumerate(patients)), *extra]
+    write_all(tmp_path, [{"patient_id": patient, "image_path": path, **shared} for patient, path in named])
+    write_rows(tmp_path, "train", [[written, ""], ["t", ""]])
+    write_rows(tmp_path, "val", [["v", ""], *([patient, ""] for patient in patients[2:])])
+    write_rows(tmp_path, "test", [["u", ""], *([["2", ""]] if "2" in patients else [])])
+    facts = check_tables(scan_published(tmp_path, step_names=("One",), require_images=False), tmp_path)
+    assert sorted(facts.problems) == problems
+    cases = read_records(tmp_path, step_names=("One",), require_images=False).cases
+    if problems:
+        with pytest.raises(BadInput):
+            read_splits(tmp_path, cases)
+    else:
+        assert [list(np.flatnonzero(member)) for member in facts.member] == list(
+            map(list, read_splits(tmp_path, cases).by_name().values())
+        )
+
+
+def test_memory_does_not_grow_with_the_texts(tmp_path):
+    """Twice the text in as many records takes no more memory, and a record takes few bytes."""
+    entry = {"step": "Step 1", "question": "?", "options": ["No", "Yes"], "reasoning": "", "answer": "A"}
+    peaks = []
+    for length in (2_000, 20_000):
+        records = [
+            {
+                "patient_id": f"{n}",
+                "image_path": f"i/{n}.png",
+                "origin": "",
+                "report": "x" * length,
+                "vqa_chain": [entry],
+            }
+            for n in range(1500)
+        ]
+        write_all(tmp_path, records)
+        del records
+        tracemalloc.start()
+        scan = scan_published(tmp_path, step_names=("One",), require_images=False)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(scan.tally) == 1500
+    assert peaks[1] < 8e6  # of a file of 30 MB
+
+
+def test_many_records_take_few_bytes_each(tmp_path):
+    tally = Tally()
+    tracemalloc.start()
+    for number in range(20_000):
+        name = f"patient-{number:08d}"
+        tally.add(Case(name, f"images/{name}.png", "o", "r", (0,) * 7, ("",) * 7), DEFAULT_CHAIN.steps, record=number)
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used / 20_000 < 250
+    assert tally.count_patients(np.ones(20_000, bool)) == 20_000
+    assert tally.case(7).patient_id == "patient-00000007"
+
+
+def test_real_sample(shared):
+    facts = facts_of(shared / "data" / "nih_sample")
+    assert (facts["records"], facts["cases"], facts["patients"], facts["stops"]) == (589, 589, 434, [])
+    assert (facts["images_found"], facts["images_unreadable"], facts["pictures_in_several_splits"]) == (589, 0, 0)
+    assert {split["name"]: split["cases"] for split in facts["splits"]} == {"train": 403, "val": 101, "test": 85}
+
+
+def test_real_box_list(shared):
+    facts = facts_of(shared / "data" / "nih_chestxray8", images="none")
+    assert facts["layout"] == "chestxray8"
+    assert (facts["boxes"], facts["images_with_boxes"], facts["images_with_one_box_label"]) == (984, 880, 787)
+    assert (facts["records"], facts["cases"], facts["stops"]) == (880, 787, [])
+    facts = facts_of(shared / "data" / "nih_chestxray8", images="exists")
+    assert facts["images_missing"] == 787
+    assert len(facts["stops"]) == 1
+
+
+def test_real_report_archive(shared):
+    facts = facts_of(shared / "data" / "iu_xray", images="none")
+    assert (facts["layout"], facts["records"], facts["cases"], facts["stops"]) == ("iu_xray", 3721, 1835, [])

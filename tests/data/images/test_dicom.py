@@ -1,0 +1,675 @@
+"""DICOM: what is accepted gives the picture that the standard says, everything else a message without a patient."""
+
+import io
+import logging
+import struct
+import subprocess
+import sys
+import traceback
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+pydicom = pytest.importorskip("pydicom")
+
+from pydicom import uid
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.encaps import encapsulate
+from pydicom.pixels import get_decoder, get_encoder
+from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+from pydicom.sequence import Sequence
+
+from stepcot_jax.data.images.dicom import decode_dicom, is_dicom, read_dicom
+from stepcot_jax.host.errors import BadInput
+
+MAX_PIXELS = 10_000
+MARKERS = {
+    "PatientName": "MARKER^JANE",
+    "PatientID": "MARKER-4711",
+    "PatientBirthDate": "19991231",
+    "PatientAddress": "MARKER STREET",
+    "ReferringPhysicianName": "MARKER^DOC",
+    "InstitutionName": "MARKER HOSPITAL",
+    "StudyDescription": "MARKER STUDY",
+    "PatientComments": "MARKER COMMENT",
+}
+RANDOM = np.random.default_rng(0)
+
+
+def make(pixels=None, *, syntax=uid.ExplicitVRLittleEndian, data=None, **elements):
+    """A data set with a picture; elements by keyword, None leaves one out."""
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = syntax
+    dataset.file_meta.MediaStorageSOPClassUID = uid.DigitalXRayImageStorageForPresentation
+    dataset.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    dataset.SOPClassUID, dataset.SOPInstanceUID = uid.DigitalXRayImageStorageForPresentation, "1.2.3"
+    dataset.Modality, dataset.ViewPosition = "DX", "PA"
+    for keyword, value in MARKERS.items():
+        setattr(dataset, keyword, value)
+    if pixels is not None:
+        bits = 8 * pixels.itemsize
+        dataset.Rows, dataset.Columns = pixels.shape[:2]
+        dataset.SamplesPerPixel = 3 if pixels.ndim == 3 else 1
+        dataset.PhotometricInterpretation = "RGB" if pixels.ndim == 3 else "MONOCHROME2"
+        dataset.BitsAllocated = dataset.BitsStored = bits
+        dataset.HighBit, dataset.PixelRepresentation = bits - 1, int(pixels.dtype.kind == "i")
+        if pixels.ndim == 3:
+            dataset.PlanarConfiguration = 0
+        order = ">" if syntax == uid.ExplicitVRBigEndian else "<"
+        dataset.PixelData = pixels.astype(pixels.dtype.newbyteorder(order)).tobytes() if data is None else data
+        dataset["PixelData"].VR = "OW" if bits == 16 else "OB"
+    for keyword, value in elements.items():
+        if value is None:
+            delattr(dataset, keyword)
+        else:
+            setattr(dataset, keyword, value)
+    return dataset
+
+
+def write(dataset):
+    file = io.BytesIO()
+    syntax = dataset.file_meta.TransferSyntaxUID
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset.set_original_encoding(syntax.is_implicit_VR, syntax.is_little_endian)
+        dataset.preamble = b"\0" * 128
+        pydicom.dcmwrite(file, dataset, enforce_file_format=True)
+    return file.getvalue()
+
+
+def read(pixels=None, **settings):
+    return read_dicom(write(make(pixels, **settings)), name="scan.dcm", max_pixels=MAX_PIXELS)
+
+
+def decode(pixels, **settings):
+    result = read(pixels, **settings).pixels
+    assert result.dtype == np.uint8
+    assert result.flags.writeable
+    return result
+
+
+def round_half_up(brightness):
+    return np.floor(np.clip(brightness, 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def show_range(values):
+    values = values.astype(np.float64)
+    return round_half_up((values - values.min()) / (values.max() - values.min()))
+
+
+def refusal(content, *, max_pixels=MAX_PIXELS):
+    with pytest.raises(BadInput) as caught:
+        read_dicom(content, name="scan.dcm", max_pixels=max_pixels)
+    message = str(caught.value)
+    assert message.startswith("scan.dcm: ")
+    assert "\n" not in message
+    assert_no_marker(caught.value)
+    return message
+
+
+def assert_no_marker(error):
+    """Not in the error, nor in any error that came before it."""
+    text = "".join(traceback.format_exception(error))
+    assert error.__context__ is None
+    assert error.__cause__ is None
+    for marker in ("MARKER", "4711", "19991231"):
+        assert marker not in text
+
+
+GREY8 = RANDOM.integers(0, 256, (5, 7), np.uint8)
+GREY16 = RANDOM.integers(0, 2**16, (5, 7), np.uint16)
+GREY12 = RANDOM.integers(0, 2**12, (40, 25), np.uint16)
+SIGNED16 = RANDOM.integers(-(2**15), 2**15, (5, 7), np.int16)
+SMOOTH = np.add.outer(np.arange(64), np.arange(64)) + RANDOM.integers(0, 9, (64, 64))
+LARGE8, LARGE12, LARGE16 = SMOOTH.astype(np.uint8), (SMOOTH * 29).astype(np.uint16), (SMOOTH * 450).astype(np.uint16)
+LARGE_SIGNED = (SMOOTH * 450 - 30000).astype(np.int16)
+STORED12 = {"BitsStored": 12, "HighBit": 11}
+
+
+def test_is_dicom():
+    content = write(make(GREY8))
+    assert is_dicom(content[:132])
+    assert is_dicom(content)
+    assert not is_dicom(content[:131])
+    assert not is_dicom(b"")
+    assert not is_dicom(b"DICM" + bytes(200))
+
+
+@pytest.mark.parametrize("pixels", [GREY8, GREY16, SIGNED16, SIGNED16.astype(np.int8)], ids=lambda p: p.dtype.name)
+@pytest.mark.parametrize(
+    "syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian, uid.RLELossless]
+)
+def test_uncompressed_and_rle(pixels, syntax):
+    data = None
+    if syntax == uid.RLELossless:
+        data = encapsulate([rle(pixels)])
+    elif syntax == uid.ExplicitVRBigEndian and pixels.itemsize == 1:
+        pixels = pixels[:4]  # whole words
+    np.testing.assert_array_equal(decode(pixels, syntax=syntax, data=data), show_range(pixels))
+
+
+def rle(pixels):
+    high_first = pixels.astype(pixels.dtype.newbyteorder(">")).tobytes()
+    planes = np.frombuffer(high_first, np.uint8).reshape(-1, pixels.itemsize).T
+    segments = [pack(plane.tobytes()) for plane in planes]
+    starts = np.cumsum([64, *[len(segment) for segment in segments]])[:-1]
+    header = [len(segments), *starts, *[0] * (15 - len(segments))]
+    return struct.pack("<16L", *header) + b"".join(segments)
+
+
+def pack(values):
+    """PackBits of a kind: a run where two bytes are equal, else a literal; a no-op and a pad at the end."""
+    packed, place = b"", 0
+    while place < len(values):
+        run = 1
+        while run < 128 and place + run < len(values) and values[place + run] == values[place]:
+            run += 1
+        packed += bytes([257 - run, values[place]]) if run > 1 else bytes([0, values[place]])
+        place += run
+    return packed + b"\x80" * (2 - len(packed) % 2)
+
+
+def test_rle_of_pydicom():
+    dataset = make(GREY16)
+    dataset.compress(uid.RLELossless, encoding_plugin="pydicom", generate_instance_uid=False)
+    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    np.testing.assert_array_equal(result, show_range(GREY16))
+
+
+def test_big_endian_bytes_in_words():
+    """Eight-bit pixels in big-endian words come in pairs the wrong way round."""
+    dataset = make(GREY8[:4], syntax=uid.ExplicitVRBigEndian)
+    dataset.PixelData = GREY8[:4].reshape(-1, 2)[:, ::-1].tobytes()
+    dataset["PixelData"].VR = "OW"
+    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    np.testing.assert_array_equal(result, show_range(GREY8[:4]))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "pixels"),
+    [
+        (uid.JPEG2000Lossless, LARGE8),
+        (uid.JPEG2000Lossless, LARGE12),
+        (uid.JPEG2000Lossless, LARGE_SIGNED),
+        (uid.JPEGLSLossless, LARGE8),
+        (uid.JPEGLSLossless, LARGE12),
+        (uid.JPEGLosslessSV1, LARGE8),
+        (uid.JPEGLosslessSV1, LARGE12),
+        (uid.JPEGLossless, LARGE16),
+    ],
+    ids=lambda value: getattr(value, "keyword", None) or value.dtype.name,
+)
+def test_lossless_compression(syntax, pixels):
+    stored = STORED12 if pixels is LARGE12 else {}
+    dataset = make(pixels, **stored)
+    if syntax in (uid.JPEGLosslessSV1, uid.JPEGLossless):
+        if "pylibjpeg" not in get_decoder(syntax).available_plugins:
+            pytest.skip("needs pylibjpeg-libjpeg")
+        packed = encapsulate([lossless_jpeg(pixels, bits=stored.get("BitsStored", 8 * pixels.itemsize))])
+        content = write(make(pixels, syntax=syntax, data=packed, **stored))
+    else:
+        try:
+            get_encoder(syntax)
+            dataset.compress(syntax, generate_instance_uid=False)
+        except (RuntimeError, NotImplementedError) as error:
+            if "missing" not in str(error):
+                raise
+            pytest.skip("needs an encoder")
+        content = write(dataset)
+    result = decode_dicom(content, name="x", max_pixels=MAX_PIXELS)
+    np.testing.assert_array_equal(result, show_range(pixels))
+
+
+def lossless_jpeg(pixels, *, bits):
+    """ITU-T T.81 annex H, predictor 1, with one code of five bits for each of the 17 lengths of a difference."""
+    values = pixels.astype(np.int64)
+    left = np.empty_like(values)
+    left[:, 1:] = values[:, :-1]
+    left[1:, 0] = values[:-1, 0]
+    left[0, 0] = 2 ** (bits - 1)
+    stream = ""
+    for difference in (values - left).reshape(-1):
+        wrapped = int((difference + 2**15) % 2**16 - 2**15)
+        length = abs(wrapped).bit_length()
+        stream += f"{length:05b}"
+        if 0 < length < 16:
+            stream += f"{wrapped if wrapped > 0 else wrapped + 2**length - 1:0{length}b}"
+    stream += "1" * (-len(stream) % 8)
+    scan = bytes(int(stream[place : place + 8], 2) for place in range(0, len(stream), 8)).replace(b"\xff", b"\xff\0")
+    rows, columns = pixels.shape
+    return (
+        b"\xff\xd8\xff\xc3"
+        + struct.pack(">HBHHBBBB", 11, bits, rows, columns, 1, 1, 0x11, 0)
+        + b"\xff\xc4"
+        + struct.pack(">HB", 36, 0)
+        + bytes([0, 0, 0, 0, 17, *[0] * 11, *range(17)])
+        + b"\xff\xda"
+        + struct.pack(">HBBBBBB", 8, 1, 1, 0, 1, 0, 0)
+        + scan
+        + b"\xff\xd9"
+    )
+
+
+def jpeg(pixels, **options):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=95, **options)
+    return file.getvalue()
+
+
+def test_jpeg_baseline():
+    smooth = np.linspace(0, 255, 256).astype(np.uint8).reshape(16, 16)
+    packed = jpeg(smooth)
+    decoded = np.asarray(Image.open(io.BytesIO(packed)))
+    result = decode(smooth, syntax=uid.JPEGBaseline8Bit, data=encapsulate([packed]))
+    np.testing.assert_array_equal(result, show_range(decoded))
+
+
+@pytest.mark.parametrize("planar", [0, 1])
+def test_colour(planar):
+    colour = RANDOM.integers(0, 256, (4, 6, 3), np.uint8)
+    data = np.moveaxis(colour, -1, 0).tobytes() if planar else colour.tobytes()
+    expected = np.asarray(Image.fromarray(colour).convert("L"))
+    np.testing.assert_array_equal(decode(colour, data=data, PlanarConfiguration=planar), expected)
+
+
+def test_unused_bits_are_not_part_of_the_value():
+    """Old devices keep overlays in the bits above those that count."""
+    dirty = GREY12 | (RANDOM.integers(0, 16, GREY12.shape, np.uint16) << 12)
+    np.testing.assert_array_equal(decode(dirty, **STORED12), show_range(GREY12))
+    signed = (GREY12.astype(np.int32) - 2048).astype(np.int16)
+    dirty = (signed.astype(np.uint16) & 0xFFF) | (RANDOM.integers(0, 16, GREY12.shape, np.uint16) << 12)
+    result = decode(dirty, PixelRepresentation=1, **STORED12)
+    np.testing.assert_array_equal(result, show_range(signed))
+
+
+def test_monochrome1():
+    plain, inverted = (decode(GREY12, PhotometricInterpretation=p, **STORED12) for p in ("MONOCHROME2", "MONOCHROME1"))
+    values = GREY12.astype(np.float64)
+    np.testing.assert_array_equal(inverted, round_half_up(1 - (values - values.min()) / np.ptp(values)))
+    assert np.abs(plain.astype(int) + inverted - 255).max() <= 1
+
+
+def test_constant_picture():
+    np.testing.assert_array_equal(decode(np.full((3, 4), 900, np.uint16)), np.zeros((3, 4)))
+
+
+WINDOWS = [
+    ("LINEAR", 2000.0, 1500.0),
+    ("LINEAR_EXACT", 2000.0, 1500.0),
+    ("SIGMOID", 2000.0, 800.0),
+    ("LINEAR", 1000, 1),
+]
+
+
+@pytest.mark.parametrize(("function", "centre", "width"), WINDOWS)
+@pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.ImplicitVRLittleEndian])
+def test_window(function, centre, width, syntax):
+    """One pixel at a time by the words of PS3.3 C.11.2.1.2 and C.11.2.1.3, after slope and intercept."""
+    settings = {"RescaleSlope": "2", "RescaleIntercept": "-1024", "WindowCenter": [str(centre), "1"]}
+    settings |= {"WindowWidth": [str(width), "1"], "VOILUTFunction": function, **STORED12}
+    dataset = make(GREY12, syntax=syntax, **settings)
+    expected = np.empty(GREY12.shape)
+    for place, stored in np.ndenumerate(GREY12):
+        x = 2.0 * stored - 1024
+        if function == "SIGMOID":
+            y = 1 / (1 + np.exp(-4 * (x - centre) / width))
+        elif function == "LINEAR_EXACT":
+            y = 0 if x <= centre - width / 2 else 1 if x > centre + width / 2 else (x - centre) / width + 0.5
+        elif x <= centre - 0.5 - (width - 1) / 2:
+            y = 0
+        elif x > centre - 0.5 + (width - 1) / 2:
+            y = 1
+        else:
+            y = (x - (centre - 0.5)) / (width - 1) + 0.5
+        expected[place] = y
+    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    np.testing.assert_array_equal(result, round_half_up(expected))
+    assert len(np.unique(result)) > (1 if width == 1 else 10)
+
+
+def lut(entries, *, first, bits, packed=False):
+    item = Dataset()
+    signed = first < 0
+    item.add_new("LUTDescriptor", "SS" if signed else "US", [len(entries) % 65536, first, bits])
+    data = np.asarray(entries, np.uint8 if packed else "<u2").tobytes()
+    item.add_new("LUTData", "OW", data)
+    return Sequence([item])
+
+
+@pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.ImplicitVRLittleEndian])
+@pytest.mark.parametrize("pixels", [GREY12, (GREY12.astype(np.int32) - 2048).astype(np.int16)], ids=["u2", "i2"])
+def test_voi_lut(pixels, syntax):
+    entries = np.sort(RANDOM.integers(0, 1024, 1500))
+    first = int(pixels.min()) + 300
+    dataset = make(pixels, syntax=syntax, VOILUTSequence=lut(entries, first=first, bits=10), **STORED12)
+    places = np.clip(pixels.astype(int) - first, 0, 1499)
+    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    np.testing.assert_array_equal(result, round_half_up(entries[places] / 1023))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = apply_voi_lut(pixels, pydicom.dcmread(io.BytesIO(write(dataset))))
+    np.testing.assert_array_equal(result, round_half_up(theirs / 1023))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_modality_lut_before_the_window(packed):
+    entries = RANDOM.permutation(256)[:200]
+    dataset = make(
+        GREY8,
+        ModalityLUTSequence=lut(entries, first=20, bits=8, packed=packed),
+        WindowCenter="100",
+        WindowWidth="150",
+    )
+    physical = entries[np.clip(GREY8.astype(int) - 20, 0, 199)].astype(float)
+    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    np.testing.assert_array_equal(result, round_half_up((physical - 99.5) / 149 + 0.5))
+    if not packed:
+        np.testing.assert_array_equal(apply_modality_lut(GREY8, pydicom.dcmread(io.BytesIO(write(dataset)))), physical)
+
+
+def test_full_size_lut():
+    """65,536 entries are written as 0."""
+    entries = np.arange(65536)[::-1]
+    result = decode(GREY16, VOILUTSequence=lut(entries, first=0, bits=16))
+    np.testing.assert_array_equal(result, round_half_up((65535 - GREY16.astype(float)) / 65535))
+
+
+def test_voi_lut_goes_before_the_window():
+    entries = np.arange(256)[::-1]
+    result = decode(GREY8, VOILUTSequence=lut(entries, first=0, bits=8), WindowCenter="1", WindowWidth="2")
+    np.testing.assert_array_equal(result, 255 - GREY8)
+
+
+@pytest.mark.parametrize("syntax", [uid.ExplicitVRLittleEndian, uid.ImplicitVRLittleEndian])
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+def test_padding(photometric, syntax):
+    pixels = np.array([[-2000, -2000, 100], [300, 500, 400], [7, 7, 200]], np.int16)
+    rest = (pixels != -2000) & (pixels != 7)
+    settings = {"syntax": syntax, "PhotometricInterpretation": photometric, "PixelPaddingValue": -2000}
+    one = np.where(pixels == -2000, 7, pixels)  # 7 is then the smallest
+    brightness = (one - 7) / 493
+    expected = round_half_up(brightness if photometric == "MONOCHROME2" else 1 - brightness)
+    expected[pixels == -2000] = 0
+    np.testing.assert_array_equal(decode(pixels, **settings), expected)
+    brightness = np.where(rest, (pixels - 100) / 400, 0)
+    expected = round_half_up(brightness if photometric == "MONOCHROME2" else 1 - brightness)
+    expected[~rest] = 0
+    np.testing.assert_array_equal(decode(pixels, PixelPaddingRangeLimit=10, **settings), expected)
+
+
+def test_spacing_view_and_modality():
+    image = read(GREY8, ImagerPixelSpacing=["0.2", "0.3"], PixelSpacing=["0.14", "0.15"])
+    assert (image.pixel_spacing_mm, image.spacing_source) == ((0.14, 0.15), "PixelSpacing")
+    assert (image.view, image.modality) == ("PA", "DX")
+    image = read(GREY8, ImagerPixelSpacing=["0.2", "0.3"], PixelSpacing=["0", "0.15"], ViewPosition=None)
+    assert (image.pixel_spacing_mm, image.spacing_source, image.view) == ((0.2, 0.3), "ImagerPixelSpacing", "")
+    image = read(GREY8, PixelSpacing="", Modality="jane doe")
+    assert (image.pixel_spacing_mm, image.spacing_source, image.modality) == (None, "", "")
+
+
+REFUSED = [
+    ({"NumberOfFrames": 3}, "NumberOfFrames: found 3, accepted is 1"),
+    ({"PixelData": None}, "found no PixelData (Digital X-Ray Image Storage - For Presentation)"),
+    ({"PixelData": None, "SOPClassUID": uid.EncapsulatedPDFStorage}, "found no PixelData (Encapsulated PDF Storage)"),
+    ({"PixelData": None, "SOPClassUID": uid.BasicTextSRStorage, "Modality": "SR"}, "found no PixelData (Basic Text SR"),
+    ({"PixelData": None, "SOPClassUID": "1.2.9.4711"}, "found no PixelData (of an unknown kind)"),
+    ({"PixelData": bytes(10)}, "PixelData: found 10 bytes, accepted are 35"),
+    ({"Rows": None}, "Rows: found 0 values"),
+    ({"Rows": 0}, "Rows: found 0,"),
+    ({"Rows": 60000, "Columns": 60000}, "found 60000 x 60000 pixels in its header, accepted are at most 10000"),
+    ({"SamplesPerPixel": 4}, "SamplesPerPixel: found 4 with MONOCHROME2"),
+    ({"PhotometricInterpretation": "PALETTE COLOR"}, "PhotometricInterpretation: found none of the accepted"),
+    ({"PhotometricInterpretation": "YBR_FULL"}, "which are MONOCHROME1, MONOCHROME2, RGB"),
+    ({"PhotometricInterpretation": "MARKER"}, "which are MONOCHROME1, MONOCHROME2, RGB"),
+    ({"BitsAllocated": 32}, "BitsStored: found 8 in BitsAllocated 32"),
+    ({"BitsStored": 12}, "BitsStored: found 12 in BitsAllocated 8"),
+    ({"HighBit": 9}, "HighBit: found 9, accepted is 7"),
+    ({"PixelRepresentation": 2}, "PixelRepresentation: found 2"),
+    ({"RescaleSlope": "0"}, "RescaleSlope: found 0"),
+    ({"WindowCenter": "10", "WindowWidth": "0"}, "WindowWidth: found 0, accepted with LINEAR is at least 1"),
+    ({"WindowCenter": "10", "WindowWidth": "5", "VOILUTFunction": "MARKER"}, "which are LINEAR, LINEAR_EXACT, SIGMOID"),
+    ({"VOILUTSequence": lut(range(9), first=0, bits=20)}, "LUTDescriptor: found entries of 20 bits"),
+]
+
+
+@pytest.mark.parametrize(("settings", "found"), REFUSED, ids=[found for _, found in REFUSED])
+def test_refused(settings, found):
+    assert found in refusal(write(make(GREY8, **settings)))
+
+
+def test_short_luts():
+    short = lut(range(9), first=0, bits=12)
+    short[0].LUTDescriptor = [20, 0, 12]
+    assert "LUTData: found 9 entries, accepted are 20" in refusal(write(make(GREY8, VOILUTSequence=short)))
+    del short[0].LUTDescriptor
+    assert "LUTDescriptor: found 0 values" in refusal(write(make(GREY8, VOILUTSequence=short)))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "found"),
+    [
+        (uid.DeflatedExplicitVRLittleEndian, "found Deflated Explicit VR Little Endian"),
+        (uid.MPEG2MPML, "found MPEG2"),
+        ("1.2.3.4711", "found none that is known"),
+    ],
+)
+def test_refused_syntaxes(syntax, found):
+    content = write(make(GREY8))
+    old = str(uid.ExplicitVRLittleEndian).encode() + b"\0"
+    place = content.index(old, 132)
+    new = str(syntax).encode()
+    new += b"\0" * (len(new) % 2)
+    content = content[: place - 2] + struct.pack("<H", len(new)) + new + content[place + len(old) :]
+    message = refusal(content)
+    assert "TransferSyntaxUID" in message
+    assert found in message
+
+
+def test_deflated_bomb_is_not_inflated():
+    large = bytes(6 * 10**7)
+    dataset = make(np.zeros((90, 90), np.uint8), syntax=uid.DeflatedExplicitVRLittleEndian, data=large)
+    content = write(dataset)
+    assert len(content) < 10**6
+    tracemalloc.start()
+    refusal(content)
+    assert tracemalloc.get_traced_memory()[1] < 5 * 10**6
+    tracemalloc.stop()
+
+
+def test_no_decoder_for_lossless_jpeg(monkeypatch):
+    from pydicom.pixels.decoders import base
+
+    monkeypatch.setattr(base.Decoder, "available_plugins", property(lambda _: ("gdcm",)))
+    packed = encapsulate([lossless_jpeg(GREY8, bits=8)])
+    message = refusal(write(make(GREY8, syntax=uid.JPEGLosslessSV1, data=packed)))
+    assert "JPEG Lossless SV1, for which no decoder is installed: pip install pylibjpeg-libjpeg (GPL)" in message
+
+
+def test_no_decoder(monkeypatch):
+    from pydicom.pixels.decoders import base
+
+    monkeypatch.setattr(base.Decoder, "available_plugins", property(lambda _: ()))
+    packed = encapsulate([jpeg(GREY8)])
+    message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=packed)))
+    assert "JPEG Baseline, for which no decoder is installed: pip install 'stepcot-jax[dicom]'" in message
+
+
+def test_compressed_size_has_to_match():
+    """A small header around a large picture never reaches a decoder."""
+    large = np.zeros((300, 300), np.uint8)
+    packed = {
+        uid.JPEGBaseline8Bit: jpeg(large),
+        uid.JPEGLSLossless: b"\xff\xd8\xff\xf7" + struct.pack(">HBHHB", 11, 8, 300, 300, 1) + bytes(20),
+        uid.JPEG2000Lossless: b"\xff\x4f\xff\x51"
+        + struct.pack(">HHIIIIIIIIH", 41, 0, 310, 320, 10, 20, 300, 300, 0, 0, 1)
+        + bytes(20),
+    }
+    for syntax, frame in packed.items():
+        message = refusal(write(make(GREY8, syntax=syntax, data=encapsulate([frame]))))
+        assert "found 300 x 300 x 1 in the compressed picture" in message
+        assert "7 x 5 x 1" in message
+    message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([b"\0" * 40]))))
+    assert "found no size" in message
+    message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)[:300]]))))
+    assert "cannot be decoded as JPEG Baseline" in message
+
+
+def test_rle_bomb_stays_small():
+    """Every pair of bytes asks for 128; only those that are due are made."""
+    segment = b"\x81\x07" * 500_000
+    frame = struct.pack("<16L", 1, 64, *[0] * 14) + segment
+    content = write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=encapsulate([frame])))
+    tracemalloc.start()
+    np.testing.assert_array_equal(decode_dicom(content, name="x", max_pixels=MAX_PIXELS), np.zeros((90, 90)))
+    assert tracemalloc.get_traced_memory()[1] < 8 * 10**6
+    tracemalloc.stop()
+    for frame, found in (
+        (b"", "found 0 RLE segments"),
+        (struct.pack("<16L", 2, 64, 65, *[0] * 13), "found 2 RLE segments, accepted are 1"),
+        (struct.pack("<16L", 1, 64, *[0] * 14) + b"\x81\x07", "found an RLE segment of 128 bytes, accepted are 8100"),
+        (struct.pack("<16L", 1, 2**31, *[0] * 14) + b"\x81\x07", "found an RLE segment of 0 bytes"),
+    ):
+        data = encapsulate([frame + b"\0" * (len(frame) % 2)]) if frame else encapsulate([bytes(64)])
+        assert found in refusal(write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=data)))
+
+
+def test_header_goes_before_the_pixels():
+    """A picture above the limit is refused without its pixels being looked at."""
+    content = write(make(GREY8))
+    assert "7 x 5 pixels in its header, accepted are at most 34" in refusal(content, max_pixels=34)
+    read_dicom(content, name="x", max_pixels=35)
+
+
+def corrupt_values():
+    """Files whose values are not what their types say, with the patient's data in them."""
+    for keyword, vr in (
+        ("Rows", "PN"),
+        ("WindowCenter", "PN"),
+        ("RescaleSlope", "LO"),
+        ("PixelPaddingValue", "LO"),
+        ("NumberOfFrames", "PN"),
+        ("PhotometricInterpretation", "PN"),
+        ("PixelRepresentation", "LT"),
+        ("PixelData", "LT"),
+        ("VOILUTSequence", "PN"),
+        ("Modality", "PN"),
+        ("ViewPosition", "PN"),
+        ("PixelSpacing", "PN"),
+    ):
+        dataset = make(GREY8, RescaleIntercept="0", WindowWidth="10")
+        dataset.add_new(keyword, vr, "MARKER^JANE 4711 ")
+        yield f"{keyword} as {vr}", write(dataset)
+    good = write(make(GREY8, RescaleSlope="1.00", RescaleIntercept="0", WindowCenter="40.0", WindowWidth="10.0"))
+    yield "RescaleSlope as text", good.replace(b"1.00", b"4711", 1).replace(b"40.0", b"MARK", 1)
+    yield "UID as text", good.replace(b"1.2.840.10008.5.1.4.1.1.1.1", b"MARKER^JANE 4711 AAAAAAAAAA")
+    for marker in (b"MARKER^JANE", b"MARKER-4711"):
+        place = good.index(marker)
+        yield "length too long", good[: place - 2] + b"\xff\x7f" + good[place:]
+        yield "type unknown", good[: place - 4] + b"ZZ" + good[place - 2 :]
+        yield "type a number", good[: place - 4] + b"DS" + good[place - 2 :]
+        yield "cut in it", good[: place + 4]
+        yield "character set", good[: place - 8] + b"\x08\x00\x05\x00CS" + good[place - 2 :]
+
+
+@pytest.mark.parametrize(("kind", "content"), list(corrupt_values()))
+def test_no_patient_in_messages(kind, content, caplog, capfd):
+    """Neither an error, nor a log record, nor a warning, nor the terminal quotes a patient's field."""
+    logging.getLogger("pydicom").setLevel(logging.DEBUG)
+    with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.DEBUG):
+        warnings.simplefilter("always")
+        try:
+            image = read_dicom(content, name="scan.dcm", max_pixels=MAX_PIXELS)
+            said = f"{image.view} {image.modality} {image.spacing_source}"
+        except BadInput as error:
+            assert_no_marker(error)
+            said = str(error)
+    said += " ".join(str(warning.message) for warning in warned) + caplog.text + "".join(capfd.readouterr())
+    for marker in ("MARK", "JANE"):
+        assert marker not in said, kind
+    assert not caplog.records
+
+
+def test_pydicom_would_have_said_it(caplog):
+    """The markers are in what pydicom says by itself, so that the test above can fail."""
+    said = ""
+    for _, content in corrupt_values():
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                str(pydicom.dcmread(io.BytesIO(content)))
+            except Exception as error:
+                said += str(error)
+            said += " ".join(str(warning.message) for warning in warned)
+    assert "MARKER" in said
+
+
+VALID = {
+    "native": write(
+        make(GREY12, WindowCenter="2000", WindowWidth="900", RescaleSlope="1", RescaleIntercept="0", **STORED12)
+    ),
+    "lut": write(make(GREY8, VOILUTSequence=lut(range(200), first=3, bits=8), PixelPaddingValue=3)),
+    "jpeg": write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=encapsulate([jpeg(GREY8)]))),
+    "rle": write(make(GREY16, syntax=uid.RLELossless, data=encapsulate([rle(GREY16)]))),
+    "implicit": write(make(GREY8, syntax=uid.ImplicitVRLittleEndian, WindowCenter="90", WindowWidth="90")),
+}
+
+
+@given(
+    st.sampled_from(sorted(VALID)),
+    st.integers(0, 4000),
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6),
+)
+@example("native", 4000, [])
+def test_any_damage(kind, length, changes):
+    """Whatever is cut off or changed: a picture of the right type, or one error without a patient."""
+    content = bytearray(VALID[kind][: max(132, length)])
+    for place, value in changes:
+        content[132 + place % max(1, len(content) - 132) if len(content) > 132 else 0] = value
+    assert_picture_or_error(bytes(content))
+
+
+def assert_picture_or_error(content):
+    try:
+        pixels = decode_dicom(content, name="x", max_pixels=MAX_PIXELS)
+    except BadInput as error:
+        assert_no_marker(error)
+        return
+    assert pixels.dtype == np.uint8
+    assert pixels.ndim == 2
+    assert 0 < pixels.size <= MAX_PIXELS
+
+
+@pytest.mark.parametrize("kind", sorted(VALID))
+def test_every_truncation(kind):
+    content = VALID[kind]
+    decode_dicom(content, name="x", max_pixels=MAX_PIXELS)
+    for length in range(0, len(content), 7):
+        assert_picture_or_error(content[:length])
+    with pytest.raises(BadInput):
+        decode_dicom(content[:-20], name="x", max_pixels=MAX_PIXELS)
+
+
+def test_without_pydicom(tmp_path):
+    """The module can be imported, and says what is missing."""
+    path = tmp_path / "scan.dcm"
+    path.write_bytes(VALID["native"])
+    script = (
+        "import sys; sys.modules['pydicom'] = None\n"
+        "from stepcot_jax.data.images.dicom import decode_dicom, is_dicom\n"
+        "from stepcot_jax.host.errors import BadInput\n"
+        "content = open(sys.argv[1], 'rb').read()\n"
+        "assert is_dicom(content)\n"
+        "try: decode_dicom(content, name='scan.dcm', max_pixels=99)\n"
+        "except BadInput as error: print(error, error.__context__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    assert (
+        "scan.dcm: found a DICOM file, for which pydicom is needed: pip install 'stepcot-jax[dicom]' None"
+        in done.stdout
+    )

@@ -1,0 +1,94 @@
+"""Where encoded images come from: only from below the root, only what may be an image, each by its number."""
+
+import hashlib
+import os
+import pickle
+
+import pytest
+
+from stepcot_jax.data.images.image_files import (
+    DigestedFiles,
+    FolderFiles,
+    ImageFiles,
+    Selection,
+    digest_content,
+    most_bytes,
+)
+from stepcot_jax.data.images.preprocessing import decode_image
+from stepcot_jax.host.errors import BadInput
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "root"
+    (root / "images").mkdir(parents=True)
+    for name in "abc":
+        (root / "images" / f"{name}.png").write_bytes(name.encode() * 10)
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    return root
+
+
+def files(root, *paths, max_bytes=100):
+    return FolderFiles(root, paths, max_bytes)
+
+
+def test_reads_by_number_also_as_a_copy(root):
+    images = files(root, "images/b.png", "images/a.png")
+    assert isinstance(images, ImageFiles)
+    assert [images.read(index) for index in (0, 1)] == [b"b" * 10, b"a" * 10]
+    assert images.name(1) == str(root / "images/a.png")
+    copy = pickle.loads(pickle.dumps(images))  # noqa: S301
+    assert copy.read(0) == b"b" * 10
+
+
+def test_a_selection_counts_anew(root):
+    chosen = Selection(files(root, "images/a.png", "images/b.png", "images/c.png"), [2, 0])
+    assert (chosen.read(0), chosen.name(1)) == (b"c" * 10, str(root / "images/a.png"))
+    assert isinstance(chosen, DigestedFiles)
+    assert digest_content(chosen, 0) == hashlib.sha256(b"c" * 10).hexdigest()
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "/etc/hostname", "images/../../secret.png", ""])
+def test_refuses_paths_that_leave_the_root(root, path):
+    with pytest.raises(BadInput, match="accepted is a path below the data root"):
+        files(root, path).read(0)
+
+
+def test_refuses_links_that_lead_out_even_if_they_are_made_after_the_first_look(root):
+    images = files(root, "images/a.png")
+    assert images.read(0)
+    (root / "images/a.png").unlink()
+    (root / "images/a.png").symlink_to("../../secret.png")
+    with pytest.raises(BadInput, match=r"images/a\.png: found .* a link that leads out of the data root"):
+        images.read(0)
+
+
+def test_refuses_a_folder_that_has_become_a_link_since_the_last_look(tmp_path):
+    root, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for folder in (root / "images", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "a.png").write_bytes(b"a")
+    images = FolderFiles(root, ("images/a.png",), 100)
+    assert images.read(0) == b"a"
+    (root / "images").rename(tmp_path / "away")
+    (root / "images").symlink_to(elsewhere)
+    with pytest.raises(BadInput, match="a link that leads out of the data root"):
+        images.read(0)
+
+
+def test_refuses_what_is_missing_or_no_file(root):
+    os.mkfifo(root / "pipe.png")
+    for path, found in (("none.png", "does not exist"), ("images", "is not a file"), ("pipe.png", "is not a file")):
+        with pytest.raises(BadInput, match=found) as caught:
+            files(root, path).read(0)
+        assert str(root / path) in str(caught.value)
+
+
+def test_refuses_large_files_before_reading_them(root):
+    with (root / "images/a.png").open("wb") as file:
+        file.truncate(10**12)  # a hole: nobody could read it whole
+    with pytest.raises(BadInput, match=r"images/a\.png: found a file of 1000000000000 bytes, accepted are at most 100"):
+        files(root, "images/a.png").read(0)
+    with pytest.raises(BadInput, match="found a file of 1000000000000 bytes, accepted are at most") as caught:
+        decode_image(root / "images/a.png", max_pixels=1000)
+    assert str(most_bytes(1000)) in str(caught.value)

@@ -1,0 +1,377 @@
+"""Shards: the same bytes as the files, whole or not there, refused by name when they change, resumable at any point."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import pickle
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from training.small_run import small_settings
+
+from stepcot_jax.data.__main__ import main
+from stepcot_jax.data.batches import training_batches
+from stepcot_jax.data.images import image_shards, shard_writing
+from stepcot_jax.data.images.image_shards import INDEX_NAME, ShardFiles, has_shards, read_index
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.host.errors import BadInput
+
+NUM_CASES = 30
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("files")
+    export_phantom(root, num_cases=NUM_CASES, seed=0, size=48, prevalence="flat")
+    return root
+
+
+@pytest.fixture(scope="module")
+def sharded(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("shards")
+    shard(folder, out)
+    return out
+
+
+@pytest.fixture
+def copy(sharded, tmp_path):
+    return pathlib.Path(shutil.copytree(sharded, tmp_path / "copy"))
+
+
+def shard(root, out, *more):
+    main(["shards", str(root), "--out", str(out), "--shard-megabytes", "0.01", *more])
+
+
+def files_of(out):
+    paths = [case.image_path for case in read_records(out, require_images=False).cases]
+    return ShardFiles(out, read_index(out), paths, max_bytes=10**6), paths
+
+
+def settings(root, **changes):
+    return small_settings(data__source="folder", data__root=str(root), **changes)
+
+
+def test_shards_hold_the_files_byte_for_byte(folder, sharded):
+    images, paths = files_of(sharded)
+    assert len(paths) == NUM_CASES
+    assert len(read_index(sharded).shards) > 3
+    for index, path in enumerate(paths):
+        content = (folder / path).read_bytes()
+        assert images.read(index) == content
+        assert images.digest(index) == hashlib.sha256(content).hexdigest()
+        assert path in images.name(index)
+        assert "images-0000" in images.name(index)
+    assert (sharded / "data.json").read_bytes() == (folder / "data.json").read_bytes()
+    assert sorted(path.name for path in sharded.iterdir() if path.suffix in (".json", ".partial")) == [
+        "data.json",
+        INDEX_NAME,
+    ]
+
+
+def test_readers_are_copied_and_few(sharded, monkeypatch):
+    monkeypatch.setattr(image_shards, "_MOST_OPEN", 2)
+    images, _ = files_of(sharded)
+    expected = [images.read(index) for index in range(NUM_CASES)]
+    assert len(images._readers) == 2
+    copied = pickle.loads(pickle.dumps(images))  # noqa: S301
+    order = np.random.default_rng(0).permutation(NUM_CASES)
+    assert [copied.read(index) for index in order] == [expected[index] for index in order]
+
+
+def test_training_reads_either_form(folder, sharded):
+    preprocessing = Preprocessing(32)
+    from_files, from_shards = (load_dataset(settings(root), preprocessing=preprocessing) for root in (folder, sharded))
+    assert from_files.digest == from_shards.digest
+    for step in (0, 5):
+        expected, found = (training_batches(data, batch_size=8, seed=1)[step] for data in (from_files, from_shards))
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_nothing_is_decoded_before_the_first_batch(sharded, monkeypatch):
+    decoded = []
+    real = image_shards.ShardFiles.read
+    monkeypatch.setattr(image_shards.ShardFiles, "read", lambda self, index: decoded.append(index) or real(self, index))
+    data = load_dataset(settings(sharded), preprocessing=Preprocessing(32))
+    assert not decoded
+    assert len(training_batches(data, batch_size=8, seed=1)[0]["images"]) == len(decoded) == 8
+    training_batches(data, batch_size=8, seed=1)[0]
+    assert len(decoded) == 8  # kept in memory since
+
+
+def test_split_tables_go_along(folder, tmp_path):
+    root = pathlib.Path(shutil.copytree(folder, tmp_path / "root"))
+    patients = {case.patient_id: place for place, case in enumerate(read_records(root).cases)}
+    for number, name in enumerate(SPLIT_NAMES):
+        rows = [patient for patient, place in patients.items() if place % 3 == number]
+        (root / f"{name}.csv").write_text("\n".join(["patient_id", *rows]) + "\n")
+    shard(root, tmp_path / "out")
+    expected, found = (load_dataset(settings(one), preprocessing=Preprocessing(32)) for one in (root, tmp_path / "out"))
+    assert found.splits == expected.splits
+
+
+@pytest.mark.parametrize("change", ["truncated", "longer", "missing"])
+def test_a_shard_of_another_size_is_refused_by_name_at_the_start(copy, change):
+    path = copy / "images-00001.array_record"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] if change == "truncated" else content + b"x")
+    if change == "missing":
+        path.unlink()
+    with pytest.raises(BadInput, match=r"images-00001\.array_record: .*accepted is the shard as"):
+        load_dataset(settings(copy), preprocessing=Preprocessing(32))
+
+
+def test_a_changed_shard_is_refused_by_name_at_its_first_use(copy, folder):
+    images, paths = files_of(copy)
+    path = copy / "images-00002.array_record"
+    content = bytearray(path.read_bytes())
+    victim = read_index(copy).shards[2].paths[1]
+    place = bytes(content).find((folder / victim).read_bytes()[:400])
+    content[place + 300] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=rf"{victim} in .*images-00002\.array_record: cannot be read .*hash mismatch"):
+        images.read(paths.index(victim))
+
+
+def test_a_shard_in_anothers_place_is_refused(copy):
+    """Whole by itself, and perhaps of the same size: only the digests tell."""
+    index = read_index(copy)
+    first, second = copy / index.shards[0].file, copy / index.shards[1].file
+    swapped = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(swapped)
+    content = json.loads((copy / INDEX_NAME).read_text())
+    for entry, path in zip(content["shards"][:2], (first, second), strict=True):
+        entry["num_bytes"] = path.stat().st_size
+    (copy / INDEX_NAME).write_text(json.dumps(content))
+    images, _ = files_of(copy)
+    with pytest.raises(BadInput, match="found other content than when the shard was written"):
+        images.read(0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda index: index.update(version=2), "found version 2"),
+        (lambda index: index["shards"][0].update(file="../images-00000.array_record"), "found a shard '../images"),
+        (lambda index: index["shards"][0].update(file="/etc/passwd"), "found a shard '/etc/passwd'"),
+        (lambda index: index["shards"][0]["sizes"].pop(), "not whole"),
+        (lambda index: index["shards"][0]["digests"].__setitem__(0, "zz"), "not whole"),
+        (lambda index: index["shards"].append(index["shards"][0]), "found an image in two places"),
+        (lambda index: index.pop("shards"), "missing required field"),
+    ],
+)
+def test_an_index_that_makes_no_sense_is_refused(copy, damage, found):
+    content = json.loads((copy / INDEX_NAME).read_text())
+    damage(content)
+    (copy / INDEX_NAME).write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=found) as caught:
+        read_index(copy)
+    assert INDEX_NAME in str(caught.value)
+    (copy / INDEX_NAME).write_bytes(b"\xff")
+    with pytest.raises(BadInput, match=INDEX_NAME):
+        read_index(copy)
+
+
+def test_a_record_without_its_image_in_the_shards_is_set_aside_with_its_reason(folder, tmp_path, capsys):
+    root = pathlib.Path(shutil.copytree(folder, tmp_path / "root"))
+    paths = [case.image_path for case in read_records(root).cases]
+    (root / paths[4]).write_bytes(b"GIF89a")
+    with pytest.raises(BadInput, match=r"record 4 .*bytes 47 49 46") as caught:
+        shard(root, tmp_path / "stopped")
+    assert "skip" in str(caught.value)
+    assert not has_shards(tmp_path / "stopped")
+    (root / paths[9]).unlink()
+    shard(root, tmp_path / "out", "--on-bad-record", "skip")
+    assert "2 records are set aside" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
+    assert [line["record"] for line in lines] == [4, 9]
+    with pytest.raises(BadInput, match="record 4"):
+        load_dataset(settings(tmp_path / "out"), preprocessing=Preprocessing(32))
+    data = load_dataset(settings(tmp_path / "out", data__on_bad_record="skip"), preprocessing=Preprocessing(32))
+    assert [(aside.record, aside.image_path) for aside in data.set_aside] == [(4, paths[4]), (9, paths[9])]
+    assert "bytes 47 49 46" in data.set_aside[0].reason
+    assert "found no such image in the shards" in data.set_aside[1].reason
+    expected = [path for path in paths if path not in (paths[4], paths[9])]
+    assert [data.images.digest(i) for i in range(28)] == [
+        hashlib.sha256((folder / path).read_bytes()).hexdigest() for path in expected
+    ]
+
+
+def test_no_image_that_can_be_read_is_bad_input(tmp_path, folder):
+    root = pathlib.Path(shutil.copytree(folder, tmp_path / "root"))
+    for case in read_records(root).cases:
+        (root / case.image_path).write_bytes(b"")
+    with pytest.raises(BadInput, match=r"an empty file.*no record can be used"):
+        shard(root, tmp_path / "out", "--on-bad-record", "skip")
+    assert not has_shards(tmp_path / "out")
+
+
+def test_a_second_start_writes_nothing_and_another_source_is_refused(folder, sharded, tmp_path, capsys):
+    before = {path.name: path.stat().st_mtime_ns for path in sharded.glob("images-*")}
+    shard(folder, sharded)
+    assert f"{NUM_CASES} of them from an earlier start" in capsys.readouterr().out
+    assert {path.name: path.stat().st_mtime_ns for path in sharded.glob("images-*")} == before
+    other = tmp_path / "other"
+    export_phantom(other, num_cases=NUM_CASES, seed=1, size=48, prevalence="flat")
+    with pytest.raises(BadInput, match="found shards of other records"):
+        shard(other, sharded)
+    for root, out, found in ((sharded, tmp_path / "x", "found shards already"), (folder, folder, "the folder that is")):
+        with pytest.raises(BadInput, match=found):
+            shard(root, out)
+
+
+def test_a_kill_at_any_point_leaves_nothing_half_and_is_gone_on_from(folder, sharded, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    expected = {path.name: path.read_bytes() for path in sharded.iterdir()}
+    script = pathlib.Path(__file__).with_name("crash_shards.py")
+    steps, num_kills = 1, 0
+    while not has_shards(out) and steps < 80:
+        command = [sys.executable, script, folder, out, str(steps)]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        num_kills += done.returncode == -9
+        assert done.returncode in (0, -9), done.stderr
+        noted = sorted(path.stem for path in out.glob("images-*.json"))
+        for stem in noted:  # what has a note is whole
+            name = f"{stem}.array_record"
+            assert (out / name).read_bytes() == expected[name]
+        steps += 23
+    assert num_kills >= 2
+    monkeypatch.setattr(shard_writing, "decode_picture", lambda *_, **__: pytest.fail("a finished shard was redone"))
+    shard(folder, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == expected
+
+
+def test_finished_shards_are_not_redone_and_changed_ones_are(folder, sharded, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    real, decoded = shard_writing.decode_picture, []
+
+    def decode(content, *, name, max_pixels):
+        if len(decoded) == 20:
+            raise KeyboardInterrupt
+        decoded.append(name)
+        return real(content, name=name, max_pixels=max_pixels)
+
+    monkeypatch.setattr(shard_writing, "decode_picture", decode)
+    with pytest.raises(KeyboardInterrupt):
+        shard(folder, out, "--num-threads", "1")
+    assert not list(out.glob(".*.partial"))
+    notes = sorted(out.glob("images-*.json"))
+    assert len(notes) >= 2
+    num_done = sum(len(json.loads(note.read_text())["entry"]["paths"]) for note in notes[:-1])
+    last = out / f"{notes[-1].stem}.array_record"
+    last.write_bytes(last.read_bytes()[:-100])
+    decoded.clear()
+    monkeypatch.setattr(
+        shard_writing, "decode_picture", lambda c, **rest: decoded.append(rest["name"]) or real(c, **rest)
+    )
+    shard(folder, out)
+    assert len(decoded) == NUM_CASES - num_done
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {
+        path.name: path.read_bytes() for path in sharded.iterdir()
+    }
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named(folder, tmp_path):
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
+        "from stepcot_jax.data.__main__ import main\n"
+        "from stepcot_jax.host.errors import run_tool\n"
+        "run_tool(lambda: main(['shards', sys.argv[1], '--out', sys.argv[2]]))\n"
+    )
+    command = [sys.executable, "-c", script, folder, tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    message = done.stderr.strip().splitlines()[-1]
+    assert message.startswith(f"error: {tmp_path / 'out' / 'images-00000.array_record'}: cannot be written (")
+    assert "File too large" in message
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".lock"]
+    with pytest.raises(BadInput, match="/proc/none: cannot be written to"):
+        shard(folder, "/proc/none")
+
+
+def test_one_writer_at_a_time(folder, tmp_path):
+    with shard_writing.only_writer(tmp_path), pytest.raises(BadInput, match="found another process writing shards"):
+        shard(folder, tmp_path)
+
+
+def test_bad_options_are_refused(folder, tmp_path):
+    for option, value in (("--shard-megabytes", "0"), ("--num-threads", "0"), ("--max-megapixels", "inf")):
+        with pytest.raises(BadInput, match=f"{option}: found"):
+            main(["shards", str(folder), "--out", str(tmp_path), option, value])
+
+
+def test_other_layouts_become_data_roots(tmp_path):
+    root = tmp_path / "table"
+    root.mkdir()
+    names = [f"{number}.png" for number in range(6)]
+    for number, name in enumerate(names):
+        Image.new("L", (20, 20), 30 * number).save(root / name)
+    rows = [f"{name},A normal chest.,{'Normal' if number % 2 else 'Mass'}" for number, name in enumerate(names)]
+    (root / "cases.csv").write_text("\n".join(["image,report,diagnosis", *rows]) + "\n")
+    shard(root, tmp_path / "out")
+    collection = read_records(tmp_path / "out", require_images=False)
+    assert [case.image_path for case in collection.cases] == names
+    assert collection.chain.steps[-1].options[collection.cases[1].labels[-1]] == "Normal"
+    images, _ = files_of(tmp_path / "out")
+    assert images.read(5) == (root / "5.png").read_bytes()
+
+
+def test_a_chain_of_ones_own_goes_along(tmp_path, capsys):
+    root, again = tmp_path / "table", tmp_path / "again"
+    root.mkdir()
+    steps = [{"name": name, "question": "?", "options": ["A. yes", "B. no"]} for name in ("Wire", "Tube")]
+    (root / "chain.json").write_text(json.dumps(steps))
+    Image.new("L", (20, 20)).save(root / "a.png")
+    (root / "cases.csv").write_text("image,patient_id,Wire,Tube\na.png,p,yes,no\n")
+    shard(root, tmp_path / "out")
+    assert "config.data.step_names=('Wire', 'Tube')" in capsys.readouterr().out
+    again.mkdir()
+    shutil.copy(root / "a.png", again)
+    shutil.copy(tmp_path / "out" / "data.json", again)
+    with pytest.raises(BadInput, match="accepted are these 7"):
+        shard(again, tmp_path / "out2")
+    shard(again, tmp_path / "out2", "--step-names", "Wire", "Tube")
+    assert read_records(tmp_path / "out2", step_names=("Wire", "Tube"), require_images=False).cases[0].labels == (0, 1)
+
+
+def test_images_with_several_findings_are_kept_where_asked_for(tmp_path):
+    root = tmp_path / "nih"
+    root.mkdir()
+    rows = ["Image Index,Finding Label,Bbox [x,y,w,h],,,"]
+    for number, label in ((1, "Mass"), (1, "Effusion"), (2, "Mass")):
+        Image.new("L", (32, 32), 90 * number).save(root / f"0000000{number}_000.png")
+        rows.append(f"0000000{number}_000.png,{label},10,20,30,40,,,")
+    (root / "BBox_List_2017.csv").write_text("\n".join(rows) + "\n")
+    for arguments, num_cases in (([], 1), (["--several-labels"], 2)):
+        shard(root, tmp_path / f"out{num_cases}", *arguments)
+        assert len(files_of(tmp_path / f"out{num_cases}")[1]) == num_cases
+
+
+def test_a_file_larger_than_any_image_is_refused(sharded):
+    index = read_index(sharded)
+    images = ShardFiles(sharded, index, index.shards[0].paths, max_bytes=5)
+    with pytest.raises(BadInput, match="accepted are at most 5"):
+        images.read(0)
+    with pytest.raises(BadInput, match=r"found no image 'other\.png'"):
+        ShardFiles(sharded, index, ["other.png"], max_bytes=5)
+
+
+def test_entries_are_frozen(sharded):
+    entry = read_index(sharded).shards[0]
+    with pytest.raises((AttributeError, dataclasses.FrozenInstanceError, TypeError)):
+        entry.file = "x"
+    assert os.path.getsize(sharded / entry.file) == entry.num_bytes  # noqa: PTH202

@@ -1,0 +1,558 @@
+"""Images: every kind that is accepted gives the right pixels, everything else a message."""
+
+import dataclasses
+import io
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import types
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from stepcot_jax.data.images.image_check import check_images
+from stepcot_jax.data.images.preprocessing import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Preprocessing,
+    decode_image,
+    decode_image_bytes,
+    normalise,
+    normalise_grey,
+    prepare_image,
+    resize_grey,
+    resize_image,
+)
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.host.errors import BadInput
+
+GREY = np.array([[0, 50, 100], [150, 200, 255]], np.uint8)
+COLOUR = np.stack([GREY, GREY[::-1], GREY[:, ::-1]], axis=2)
+ALPHA = np.array([[255, 0, 128], [255, 255, 0]], np.uint8)
+
+
+def save(tmp_path, image, kind="PNG", **options):
+    path = tmp_path / f"image.{kind.lower()}"
+    image.save(path, kind, **options)
+    return path
+
+
+def chunk(name, content):
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def png(*, width, height, depth, colour_type, rows, extra=b""):
+    """A PNG written by hand, for what Pillow does not write and for headers that lie."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + extra
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+def run(script, path):
+    """Runs a script on a file in a process of its own."""
+    root = pathlib.Path(__file__).parents[3]
+    return subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True, cwd=root)
+
+
+def refusal(path, **settings):
+    with pytest.raises(BadInput) as caught:
+        decode_image(path, **settings)
+    assert str(path) in str(caught.value)
+    assert "accepted are" in str(caught.value)
+    return str(caught.value)
+
+
+def assert_grey(pixels, expected):
+    assert pixels.dtype == np.uint8
+    assert pixels.flags.writeable
+    np.testing.assert_array_equal(pixels, np.repeat(np.asarray(expected)[:, :, None], 3, axis=2))
+
+
+def test_eight_bit_grey(tmp_path):
+    assert_grey(decode_image(save(tmp_path, Image.fromarray(GREY))), GREY)
+
+
+def test_one_bit(tmp_path):
+    path = save(tmp_path, Image.fromarray(GREY > 120))
+    assert_grey(decode_image(path), np.where(GREY > 120, 255, 0))
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_few_bits_grey(tmp_path, depth):
+    path = tmp_path / "few.png"
+    path.write_bytes(
+        png(width=2, height=1, depth=depth, colour_type=0, rows=b"\0" + bytes([(2**depth - 1) << (8 - depth)]))
+    )
+    assert_grey(decode_image(path), [[255, 0]])
+
+
+@pytest.mark.parametrize(
+    ("largest", "full_scale"),
+    [(255, 1023), (1023, 1023), (1024, 4095), (4095, 4095), (4096, 16383), (16384, 65535), (65535, 65535)],
+)
+def test_sixteen_bit_grey_is_scaled_by_the_detectors_full_scale(tmp_path, largest, full_scale):
+    values = np.array([[0, largest // 3], [largest // 2, largest]], np.uint16)
+    path = save(tmp_path, Image.fromarray(values))
+    assert_grey(decode_image(path), np.round(values / full_scale * 255).astype(np.uint8))
+
+
+def test_a_black_sixteen_bit_image_is_black(tmp_path):
+    assert_grey(decode_image(save(tmp_path, Image.fromarray(np.zeros((2, 3), np.uint16)))), np.zeros((2, 3)))
+
+
+def test_sixteen_bit_colour_keeps_the_high_bytes(tmp_path):
+    path = tmp_path / "deep.png"
+    row = b"\0" + bytes([10, 99, 20, 99, 30, 99])
+    path.write_bytes(png(width=1, height=1, depth=16, colour_type=2, rows=row))
+    np.testing.assert_array_equal(decode_image(path), [[[10, 20, 30]]])
+
+
+def test_palette_with_and_without_transparency(tmp_path):
+    image = Image.frombytes("P", (3, 1), bytes([0, 1, 2]))
+    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
+    np.testing.assert_array_equal(decode_image(save(tmp_path, image)), [[[10, 20, 30], [40, 50, 60], [70, 80, 90]]])
+    path = save(tmp_path, image, transparency=1)
+    np.testing.assert_array_equal(decode_image(path), [[[10, 20, 30], [0, 0, 0], [70, 80, 90]]])
+    path = save(tmp_path, image, transparency=bytes([0, 255, 255]))
+    np.testing.assert_array_equal(decode_image(path), [[[0, 0, 0], [40, 50, 60], [70, 80, 90]]])
+
+
+def test_colour(tmp_path):
+    np.testing.assert_array_equal(decode_image(save(tmp_path, Image.fromarray(COLOUR))), COLOUR)
+
+
+def test_what_is_transparent_lies_on_black(tmp_path):
+    expected = np.round(COLOUR * (ALPHA[:, :, None] / 255.0))
+    pixels = decode_image(save(tmp_path, Image.fromarray(np.dstack([COLOUR, ALPHA]))))
+    np.testing.assert_allclose(pixels, expected, atol=1)
+    pixels = decode_image(save(tmp_path, Image.fromarray(np.dstack([GREY, ALPHA]))))
+    np.testing.assert_allclose(pixels, np.repeat(np.round(GREY * (ALPHA / 255.0))[:, :, None], 3, axis=2), atol=1)
+
+
+def test_transparent_colour_of_an_opaque_kind(tmp_path):
+    assert_grey(decode_image(save(tmp_path, Image.fromarray(GREY), transparency=200)), np.where(GREY == 200, 0, GREY))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}])
+def test_jpeg(tmp_path, mode, options):
+    smooth = Image.fromarray(COLOUR).resize((64, 48), Image.Resampling.BICUBIC)
+    path = save(tmp_path, smooth.convert(mode), "JPEG", quality=95, **options)
+    expected = np.asarray(smooth.convert(mode).convert("RGB"), np.float32)
+    assert np.abs(decode_image(path) - expected).mean() < 4
+
+
+def test_inverted_cmyk_of_adobe(tmp_path):
+    # Pillow writes CMYK as Adobe does, inverted and marked so: white must stay white.
+    path = save(tmp_path, Image.new("CMYK", (8, 8), (0, 0, 0, 0)), "JPEG")
+    assert b"Adobe" in path.read_bytes()
+    assert decode_image(path).min() > 250
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("PNG", 0), ("JPEG", 12)])
+def test_orientation_is_applied(tmp_path, kind, tolerance):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.fromarray(GREY).resize((24, 16))
+    pixels = decode_image(save(tmp_path, image, kind, exif=exif))
+    np.testing.assert_allclose(pixels[:, :, 0].astype(int), np.rot90(np.asarray(image), -1).astype(int), atol=tolerance)
+
+
+def test_broken_metadata_around_a_sound_picture_is_passed_over(tmp_path):
+    path = save(tmp_path, Image.fromarray(GREY), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\x12\x34")
+    # A process of its own, because pytest undoes what the package says about warnings.
+    script = (
+        "import sys\n"
+        "from stepcot_jax.data.images.preprocessing import decode_image\n"
+        "print(decode_image(sys.argv[1])[..., 0].tolist())\n"
+    )
+    done = run(script, path)
+    assert (done.stdout.strip(), done.stderr) == (str(GREY.tolist()), "")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "an empty file"),
+        (b"GIF89a__", "bytes 47 49 46 38 39 61"),
+        (b"BM" + bytes(60), "bytes 42 4d"),
+        (b"%PDF-1.4", "bytes 25 50"),
+        (b"\x89PNG\r\n\x1a\n", "cannot be decoded"),
+        (b"\xff\xd8\xff\xe0", "cannot be decoded"),
+    ],
+)
+def test_refuses_what_is_neither_png_nor_jpeg(tmp_path, content, found):
+    path = tmp_path / "image.png"
+    path.write_bytes(content)
+    assert found in refusal(path)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "GIF", "BMP", "WEBP", "PPM"])
+def test_refuses_other_kinds_under_any_name(tmp_path, kind):
+    path = tmp_path / "image.png"
+    Image.fromarray(COLOUR).save(path, kind)
+    assert "at its start; accepted are PNG" in refusal(path)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_refuses_truncated_files(tmp_path, kind, share):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+    path = save(tmp_path, Image.fromarray(noise), kind)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    assert "cannot be decoded" in refusal(path)
+
+
+def test_refuses_corrupt_pixels(tmp_path):
+    path = save(tmp_path, Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert "cannot be decoded" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(100_000, 100_000), (2**31 - 1, 2**31 - 1), (7000, 7200), (65_536, 1), (0, 4)]
+)
+def test_refuses_sizes_by_the_header_alone(tmp_path, width, height):
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png(width=width, height=height, depth=8, colour_type=0, rows=b""))
+    message = refusal(path)
+    if width:
+        assert f"found an image of {width} x {height} pixels in its header, accepted are at most 50000000" in message
+
+
+def test_a_bomb_leaves_neither_memory_nor_warnings_behind(tmp_path):
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png(width=30_000, height=30_000, depth=8, colour_type=6, rows=bytes(1_000_000)))
+    script = (
+        "import resource, sys, warnings; warnings.simplefilter('error')\n"
+        "from stepcot_jax.data.images.preprocessing import decode_image\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: decode_image(sys.argv[1])\n"
+        "except ValueError as error: print(error)\n"
+        "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000\n"
+    )
+    done = run(script, path)
+    assert "found an image of 30000 x 30000 pixels" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_largest_size_is_a_setting(tmp_path):
+    path = save(tmp_path, Image.fromarray(GREY))
+    assert decode_image(path, max_pixels=6).shape == (2, 3, 3)
+    assert "found an image of 3 x 2 pixels in its header, accepted are at most 5 pixels" in refusal(path, max_pixels=5)
+
+
+def test_refuses_folders_and_missing_files(tmp_path):
+    assert "no ordinary file" in refusal(tmp_path)
+    assert "No such file" in refusal(tmp_path / "none.png")
+
+
+SEEDS = []
+for kind, seed_image in (
+    ("PNG", Image.fromarray(COLOUR)),
+    ("PNG", Image.fromarray(COLOUR).convert("P")),
+    ("JPEG", Image.fromarray(COLOUR)),
+):
+    stream = io.BytesIO()
+    seed_image.save(stream, kind)
+    SEEDS.append(stream.getvalue())
+
+
+@given(
+    st.sampled_from(SEEDS),
+    st.lists(st.tuples(st.integers(8, 10_000), st.integers(0, 255)), max_size=6),
+    st.integers(0, 50),
+)
+def test_any_damage_ends_in_pixels_or_a_message(tmp_path_factory, content, damages, num_cut):
+    content = bytearray(content)
+    for place, value in damages:
+        content[place % len(content)] = value
+    path = tmp_path_factory.mktemp("damaged") / "image"
+    path.write_bytes(content[: len(content) - num_cut])
+    try:
+        pixels = decode_image(path)
+    except BadInput:
+        refusal(path)
+    else:
+        assert pixels.dtype == np.uint8
+        assert pixels.shape[2] == 3
+
+
+def saved(pixels, kind, **options):
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+@given(
+    st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    st.sampled_from(["crop", "pad", "stretch"]),
+    st.sampled_from([1, 7, 24]),
+    st.sampled_from(["grey", "deep", "colour", "alpha", "transparent", "JPEG"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_preparing_in_one_go_is_decoding_then_resizing(shape, fit, size, kind, seed):
+    rng = np.random.default_rng(seed)
+    grey = rng.integers(0, 256, shape, np.uint8)
+    content = {
+        "grey": lambda: saved(grey, "PNG"),
+        "deep": lambda: saved(rng.integers(0, 4096, shape, np.uint16), "PNG"),
+        "colour": lambda: saved(rng.integers(0, 256, (*shape, 3), np.uint8), "PNG"),
+        "alpha": lambda: saved(rng.integers(0, 256, (*shape, 4), np.uint8), "PNG"),
+        "transparent": lambda: saved(grey, "PNG", transparency=int(grey[0, 0])),
+        "JPEG": lambda: saved(grey, "JPEG"),
+    }[kind]()
+    preprocessing = Preprocessing(size, fit=fit)
+    expected = resize_image(decode_image_bytes(content, name="it"), preprocessing)
+    prepared = prepare_image(content, name="it", preprocessing=preprocessing)
+    is_grey = (expected == expected[..., :1]).all()
+    assert prepared.shape == ((size, size) if is_grey else (size, size, 3))
+    np.testing.assert_array_equal(
+        prepared[..., None] if is_grey else prepared, expected[..., :1] if is_grey else expected
+    )
+    if is_grey:
+        np.testing.assert_array_equal(normalise_grey(prepared, preprocessing), normalise(expected, preprocessing))
+
+
+def test_resizing_grey_is_resizing_each_of_three_equal_channels():
+    """Against Pillow itself, not against our own code: a third of the work gives the same pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (1024, 900), np.uint8)
+    coloured = Image.fromarray(np.repeat(pixels[..., None], 3, axis=-1))
+    expected = np.asarray(coloured.resize((224, 224), Image.Resampling.BICUBIC))
+    grey = resize_grey(pixels, Preprocessing(224, fit="stretch"))
+    np.testing.assert_array_equal(np.repeat(grey[..., None], 3, axis=-1), expected)
+
+
+def test_dicom_is_decoded_by_its_own_module(monkeypatch):
+    calls = []
+
+    def decode_dicom(content, *, name, max_pixels):
+        calls.append((content, name, max_pixels))
+        return GREY
+
+    monkeypatch.setitem(sys.modules, "stepcot_jax.data.images.dicom", types.SimpleNamespace(decode_dicom=decode_dicom))
+    content = bytes(128) + b"DICM" + b"rest"
+    assert_grey(decode_image_bytes(content, name="chest.dcm", max_pixels=77), GREY)
+    assert calls == [(content, "chest.dcm", 77)]
+    with pytest.raises(BadInput, match="bytes 00 00"):
+        decode_image_bytes(bytes(127) + b"DICM", name="chest.dcm")
+    assert len(calls) == 1
+
+
+def test_bytes_are_decoded_like_the_file(tmp_path):
+    path = save(tmp_path, Image.fromarray(COLOUR))
+    np.testing.assert_array_equal(decode_image_bytes(path.read_bytes(), name="x"), decode_image(path))
+    with pytest.raises(BadInput, match=r"^the name: found an empty file"):
+        decode_image_bytes(b"", name="the name")
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (200, 300), (31, 64), (64, 31), (50, 50), (1024, 333)])
+def test_crop_is_resizing_the_short_side_and_cropping_the_centre(shape):
+    pixels = np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8)
+    height, width = shape
+    new_width, new_height = (int(48 * side / min(shape)) for side in (width, height))
+    resized = np.asarray(Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.BICUBIC))
+    top, left = (new_height - 48) // 2, (new_width - 48) // 2
+    expected = resized[top : top + 48, left : left + 48]
+    actual = resize_image(pixels, Preprocessing(48))
+    assert actual.shape == (48, 48, 3)
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("shape", [(40, 80), (80, 40), (60, 60)])
+def test_crop_agrees_with_clips_processor(shape):
+    import transformers
+
+    pixels = np.random.default_rng(2).integers(0, 256, (*shape, 3), np.uint8)
+    preprocessing = Preprocessing(32)
+    ours = normalise(resize_image(pixels, preprocessing), preprocessing)
+    theirs = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})(
+        Image.fromarray(pixels), return_tensors="np"
+    )["pixel_values"][0]
+    np.testing.assert_allclose(ours, theirs.transpose(1, 2, 0), atol=1e-5)
+
+
+def test_pad_keeps_everything_between_black_bars():
+    pixels = np.full((20, 40, 3), 200, np.uint8)
+    padded = resize_image(pixels, Preprocessing(16, fit="pad"))
+    assert (padded[4:12] == 200).all()
+    assert (padded[:4] == 0).all()
+    assert (padded[12:] == 0).all()
+    np.testing.assert_array_equal(
+        resize_image(pixels.swapaxes(0, 1), Preprocessing(16, fit="pad")), padded.swapaxes(0, 1)
+    )
+
+
+def test_stretch_uses_both_sides():
+    pixels = np.repeat(np.linspace(0, 255, 80).astype(np.uint8)[None, :, None], 20, axis=0).repeat(3, axis=2)
+    stretched = resize_image(pixels, Preprocessing(16, fit="stretch"))
+    assert stretched[:, 0].max() < 20
+    assert stretched[:, -1].min() > 235
+
+
+@given(st.integers(1, 2000), st.integers(1, 3), st.sampled_from(["crop", "pad", "stretch"]), st.integers(1, 40))
+def test_any_shape_comes_out_square(length, breadth, fit, size):
+    for shape in ((length, breadth), (breadth, length)):
+        resized = resize_image(np.full((*shape, 3), 77, np.uint8), Preprocessing(size, fit=fit))
+        assert resized.shape == (size, size, 3)
+        assert set(np.unique(resized)) <= ({0, 77} if fit == "pad" else {77})
+
+
+def test_a_very_long_picture_shows_its_centre_and_needs_little_memory():
+    pixels = np.zeros((65_535, 1, 3), np.uint8)
+    pixels[32_000:33_000] = 9
+    assert (resize_image(pixels, Preprocessing(224)) == 9).all()
+
+
+def test_normalise_is_the_formula():
+    pixels = np.random.default_rng(3).integers(0, 256, (2, 4, 4, 3), np.uint8)
+    result = normalise(pixels, Preprocessing(4))
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, (pixels / 255.0 - CLIP_MEAN) / CLIP_STD, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"size": 0}, "size: found 0"),
+        ({"std": (1.0, 0.0, 1.0)}, "std: found"),
+        ({"mean": (1.0, 2.0)}, "mean: found"),
+        ({"mean": (float("nan"), 0.0, 0.0)}, "mean: found"),
+        ({"fit": "squeeze"}, "fit: found 'squeeze', accepted are 'crop', 'pad', 'stretch'"),
+    ],
+)
+def test_refuses_preprocessing_that_makes_no_sense(settings, found):
+    with pytest.raises(BadInput, match=found):
+        Preprocessing(**{"size": 8, **settings})
+
+
+@pytest.fixture
+def collection(tmp_path):
+    entry = {"step": "Step 1", "question": "?", "options": ["no", "yes"], "answer": "no", "reasoning": ""}
+    fields = {"origin": "", "report": "", "vqa_chain": [entry]}
+    records = [{"patient_id": f"p{number}", "image_path": f"{number}.png", **fields} for number in range(7)]
+    (tmp_path / "data.json").write_text(json.dumps(records))
+    for number in range(7):
+        Image.new("L", (4, 6), number).save(tmp_path / f"{number}.png")
+    (tmp_path / "3.png").unlink()
+    collection = read_records(tmp_path, step_names=["Only"], on_bad_record="skip")
+    assert [aside.record for aside in collection.set_aside] == [3]
+    return collection
+
+
+def test_check_images_visits_all_in_order(collection):
+    visited, watched = [], []
+
+    def watch(cases):
+        for case in cases:
+            watched.append(case.image_path)
+            yield case
+
+    checked = check_images(collection, visit=lambda *seen: visited.append(seen), progress=watch, num_threads=3)
+    assert checked == collection
+    assert [(index, int(pixels.max())) for index, pixels in visited] == list(enumerate([0, 1, 2, 4, 5, 6]))
+    assert all(pixels.shape == (6, 4, 3) for _, pixels in visited)
+    assert watched == [case.image_path for case in collection.cases]
+
+
+def test_check_images_resizes_if_asked(collection):
+    shapes = []
+    check_images(collection, preprocessing=Preprocessing(5), visit=lambda _, pixels: shapes.append(pixels.shape))
+    assert shapes == [(5, 5, 3)] * 6
+
+
+def test_check_images_passes_over_what_is_known_by_its_content(collection):
+    known = (collection.root / "2.png").read_bytes()
+    indices = []
+    checked = check_images(
+        collection, is_known=lambda case, content: content == known, visit=lambda index, _: indices.append(index)
+    )
+    assert checked == collection
+    assert indices == [0, 1, 3, 4, 5]
+
+
+def test_check_images_reads_images_from_anywhere(collection):
+    class Elsewhere:
+        def read(self, index):
+            return saved(np.full((3, 3), 10 * index, np.uint8), "PNG")
+
+        def name(self, index):
+            return f"number {index}"
+
+    levels = []
+    check_images(collection, images=Elsewhere(), visit=lambda _, pixels: levels.append(int(pixels.max())))
+    assert levels == [0, 10, 20, 30, 40, 50]
+
+
+def test_check_images_sets_unreadable_images_aside(collection):
+    for number in (1, 5):
+        (collection.root / f"{number}.png").write_bytes(b"")
+    indices = []
+    checked = check_images(collection, on_bad_record="skip", visit=lambda index, _: indices.append(index))
+    assert [case.image_path for case in checked.cases] == ["0.png", "2.png", "4.png", "6.png"]
+    assert indices == [0, 1, 2, 3]
+    assert [(aside.record, aside.image_path) for aside in checked.set_aside] == [
+        (1, "1.png"),
+        (3, "3.png"),
+        (5, "5.png"),
+    ]
+    assert "found an empty file" in checked.set_aside[0].reason
+    assert check_images(checked) == checked
+
+
+def test_check_images_stops_by_default_and_counts(collection):
+    for number in (1, 5):
+        (collection.root / f"{number}.png").write_bytes(b"")
+    with pytest.raises(BadInput) as caught:
+        check_images(collection)
+    assert "data.json: record 1 (image_path '1.png')" in str(caught.value)
+    assert "1 more of the 6 records are bad; data.on_bad_record=skip" in str(caught.value)
+
+
+def test_check_images_needs_at_least_one(collection):
+    for case in collection.cases:
+        (collection.root / case.image_path).write_bytes(b"")
+    with pytest.raises(BadInput, match="no record can be used"):
+        check_images(collection, on_bad_record="skip")
+
+
+def test_check_images_holds_few_images_at_a_time(collection):
+    many = dataclasses.replace(collection, cases=collection.cases * 10, set_aside=())
+    taken, num_ahead = [], []
+
+    def watch(cases):
+        for case in cases:
+            taken.append(case)
+            yield case
+
+    check_images(many, progress=watch, visit=lambda index, _: num_ahead.append(len(taken) - index), num_threads=2)
+    assert max(num_ahead) <= 3
+
+
+def test_an_error_of_the_visitor_is_not_swallowed(collection):
+    def fail(index, pixels):
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        check_images(collection, visit=fail)
+
+
+def test_the_real_sample_decodes(shared):
+    collection = read_records(shared / "data" / "nih_sample")
+    few = dataclasses.replace(collection, cases=collection.cases[:24])
+    shortest = []
+    assert check_images(few, visit=lambda _, pixels: shortest.append(min(pixels.shape[:2]))).cases == few.cases
+    assert set(shortest) == {256}

@@ -1,0 +1,510 @@
+"""Records: what is read, what is refused and with which message, and the way back to the file."""
+
+import copy
+import dataclasses
+import json
+import logging
+import os
+import string
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.chain import NOT_ANNOTATED, PUBLISHED_STEPS, Chain, Step
+from stepcot_jax.data.records import data_json, record_agreement, record_reader
+from stepcot_jax.data.records.cases import Box, Case
+from stepcot_jax.data.records.records import SetAside, read_records, write_quarantine, write_records
+from stepcot_jax.host.errors import BadInput
+
+NAMES = ("Detection", "Diagnosis")
+
+
+def make_record(name="a", **changes):
+    record = {
+        "patient_id": f"patient-{name}",
+        "image_path": f"images/{name}.png",
+        "origin": "somewhere",
+        "report": "Clear lungs.",
+        "vqa_chain": [
+            {
+                "step": "Step 1",
+                "question": "Anything?",
+                "options": ["A. No", "B. Yes", "N/A"],
+                "answer": "A",
+                "reasoning": "nothing seen",
+            },
+            {
+                "step": "Step 2",
+                "question": "What is it?",
+                "options": ["A. Normal", "B. Mass"],
+                "answer": "B. Mass",
+                "reasoning": None,
+            },
+        ],
+    }
+    record.update(changes)
+    return record
+
+
+def change_step(record, place, **changes):
+    record = copy.deepcopy(record)
+    record["vqa_chain"][place].update(changes)
+    return record
+
+
+def without(mapping, key):
+    return {name: value for name, value in mapping.items() if name != key}
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "images").mkdir()
+    for name in "abcde":
+        (tmp_path / "images" / f"{name}.png").touch()
+    return tmp_path
+
+
+def write(root, records):
+    content = records if isinstance(records, bytes) else json.dumps(records).encode()
+    (root / "data.json").write_bytes(content)
+
+
+def read(root, records, **settings):
+    write(root, records)
+    return read_records(root, step_names=NAMES, **settings)
+
+
+def refusal(root, records, **settings):
+    with pytest.raises(BadInput) as caught:
+        read(root, records, **settings)
+    message = str(caught.value)
+    assert str(root / "data.json") in message
+    return message
+
+
+def assert_says(message, *parts):
+    for part in parts:
+        assert part in message, message
+
+
+def test_reads_labels_text_and_chain(root):
+    collection = read(root, [make_record("a"), make_record("b", report=None, origin=None)])
+    assert collection.set_aside == ()
+    assert collection.chain == Chain(
+        (Step("Detection", "Anything?", ("No", "Yes", "N/A")), Step("Diagnosis", "What is it?", ("Normal", "Mass")))
+    )
+    assert collection.cases[0] == Case(
+        "patient-a", "images/a.png", "somewhere", "Clear lungs.", (0, 1), ("nothing seen", "")
+    )
+    assert (collection.cases[1].report, collection.cases[1].origin) == ("", "")
+
+
+@pytest.mark.parametrize("answer", [None, "", "  "])
+def test_null_and_blank_answers_are_not_annotated(root, answer):
+    collection = read(root, [change_step(make_record(), 0, answer=answer)])
+    assert collection.cases[0].labels == (NOT_ANNOTATED, 1)
+
+
+def test_missing_answer_is_not_annotated(root):
+    record = make_record()
+    del record["vqa_chain"][0]["answer"]
+    assert read(root, [record]).cases[0].labels == (NOT_ANNOTATED, 1)
+
+
+def test_steps_are_matched_by_number_in_any_order(root):
+    record = make_record()
+    record["vqa_chain"].reverse()
+    collection = read(root, [make_record("b"), record])
+    assert collection.cases[1].labels == (0, 1)
+    assert collection.cases[1].reasoning == ("nothing seen", "")
+
+
+def test_unknown_fields_numeric_patients_and_byte_order_mark_are_accepted(root):
+    record = change_step(make_record(patient_id=17, extra={"nested": [1]}), 0, confidence=0.5)
+    collection = read(root, b"\xef\xbb\xbf" + json.dumps([record]).encode())
+    assert collection.cases[0].patient_id == "17"
+
+
+def test_prefixes_case_and_spacing_of_options_make_no_difference(root):
+    other = change_step(make_record("b"), 0, options=["no", "YES ", "N/A"], answer="Yes")
+    collection = read(root, [make_record("a"), other])
+    assert collection.chain.steps[0].options == ("No", "Yes", "N/A")
+    assert [case.labels[0] for case in collection.cases] == [0, 1]
+
+
+def test_other_wordings_of_a_question_are_counted_once(root, caplog):
+    other = [change_step(make_record(name), 0, question="Something?") for name in "bc"]
+    with caplog.at_level(logging.WARNING):
+        collection = read(root, [make_record("a"), *other])
+    assert collection.chain.steps[0].question == "Anything?"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{root / 'data.json'}: 2 records word a question differently than record 0, whose wording is used"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "empty file"),
+        (b" \n", "empty file"),
+        (b"[]", "array without records"),
+        (b'{"patient_id": 1}', "Expected `array`, got `object`"),
+        (b'[{"patient_id": "1"', "truncated"),
+        (b"[{]", "malformed"),
+        (b"[" * 100_000, "not readable as JSON"),
+        ('[{"report": "Überblähung"}]'.encode("latin-1"), "not UTF-8 (first at byte 13)"),
+        ('[{"report": "x"}]'.encode("utf-16"), "UTF-16"),
+        ('[{"report": "x"}]'.encode("utf-32"), "UTF-32"),
+    ],
+)
+@pytest.mark.parametrize("on_bad_record", ["stop", "skip"])
+def test_refuses_a_file_that_is_no_array_of_records(root, content, found, on_bad_record):
+    assert_says(refusal(root, content, on_bad_record=on_bad_record), found, "accepted is a JSON array of records")
+
+
+def test_refuses_a_missing_file_or_folder(root):
+    for folder in (root, root / "nowhere"):
+        with pytest.raises(BadInput, match=r"data\.json: cannot be read \(No such file or directory\)"):
+            read_records(folder, step_names=NAMES)
+
+
+def test_refuses_a_pipe_instead_of_waiting_for_it(root):
+    os.mkfifo(root / "data.json")
+    with pytest.raises(BadInput, match="found no ordinary file"):
+        read_records(root, step_names=NAMES)
+
+
+def test_a_file_is_read_in_parts_as_its_records_are_taken(root, monkeypatch):
+    monkeypatch.setattr(published, "_CHUNK_BYTES", 64)
+    write(root, [make_record(name) for name in "abcde"])
+    seen = []
+    records = data_json.read_raw_records(root / "data.json", visit=seen.append)
+    assert json.loads(next(records)) == make_record("a")
+    assert sum(seen[-1:]) < 1500
+    assert [json.loads(record)["patient_id"] for record in records] == [f"patient-{name}" for name in "bcde"]
+    assert seen == [*range(64, seen[-1], 64), (root / "data.json").stat().st_size]
+    assert len(read_records(root, step_names=NAMES).cases) == 5
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 2**18])
+def test_a_fault_far_in_the_file_refuses_it_whatever_the_setting(root, monkeypatch, chunk_bytes):
+    monkeypatch.setattr(published, "_CHUNK_BYTES", chunk_bytes)
+    content = json.dumps([make_record("a"), make_record("b")]).encode()
+    place = content.index(b"patient-b")
+    for odd, found in (
+        (b"\xff", f"not UTF-8 (first at byte {place})"),
+        (b"\x01", f"(byte {place}) (record 1, from byte"),
+    ):
+        damaged = content[:place] + odd + content[place + 1 :]
+        assert_says(refusal(root, damaged, on_bad_record="skip"), found, "accepted is a JSON array of records")
+
+
+def test_what_is_remembered_of_records_changes_nothing(root, monkeypatch):
+    records = [
+        change_step(make_record(name), 0, question=f"Q{name}?", answer=answer)
+        for name, answer in zip("abcde", ["A", "B", "N/A", "Yes", "no"], strict=True)
+    ]
+    expected = read(root, records)
+    monkeypatch.setattr(record_reader, "_MOST_REMEMBERED", 1)
+    assert read(root, records) == expected
+    monkeypatch.setattr(record_reader, "_LONGEST_REMEMBERED", 3)
+    assert read(root, records) == expected
+    assert [case.labels[0] for case in expected.cases] == [0, 1, 2, 1, 0]
+
+
+def test_refuses_records_with_ever_new_options(root, monkeypatch):
+    monkeypatch.setattr(record_agreement, "_MOST_KEPT", 3 * record_agreement._COST_OF_STEPS)
+    records = [change_step(make_record(name), 0, options=["No", f"Yes {name}"]) for name in "abcde"]
+    message = refusal(root, records, on_bad_record="skip")
+    assert_says(message, "different lists of options in the first", "accepted are the same options in every record")
+    assert len(read(root, [make_record(name) for name in "abcde"]).cases) == 5
+
+
+@pytest.mark.parametrize("field", ["patient_id", "image_path", "origin", "report", "vqa_chain"])
+def test_refuses_a_missing_field_of_a_record(root, field):
+    message = refusal(root, [make_record("a"), without(make_record("b"), field)])
+    path = "" if field == "image_path" else "images/b.png"
+    assert_says(message, f"record 1 (image_path {path!r})", f"missing required field `{field}`", "$[1]")
+
+
+@pytest.mark.parametrize("field", ["step", "question", "options", "reasoning"])
+def test_refuses_a_missing_field_of_a_step(root, field):
+    record = make_record()
+    record["vqa_chain"][1] = without(record["vqa_chain"][1], field)
+    message = refusal(root, [record])
+    assert_says(message, "record 0 (image_path 'images/a.png')", f"`{field}`", "at `$[0].vqa_chain[1]`")
+
+
+@pytest.mark.parametrize(
+    ("change", "found", "path"),
+    [
+        ({"report": 3}, "Expected `str | null`, got `int`", "$[1].report"),
+        ({"patient_id": None}, "Expected `int | str`, got `null`", "$[1].patient_id"),
+        ({"image_path": 5}, "Expected `str`, got `int`", "$[1].image_path"),
+        ({"vqa_chain": {}}, "Expected `array`, got `object`", "$[1].vqa_chain"),
+        ({"vqa_chain": [3]}, "Expected `object`, got `int`", "$[1].vqa_chain[0]"),
+    ],
+)
+def test_refuses_a_field_of_another_type(root, change, found, path):
+    assert_says(refusal(root, [make_record("a"), make_record("b", **change)]), "record 1", found, f"at `{path}`")
+
+
+def test_refuses_a_record_that_is_no_object(root):
+    assert_says(refusal(root, [make_record(), "text"]), "record 1 (image_path '')", "got `str` - at `$[1]`")
+
+
+@pytest.mark.parametrize("patient_id", ["", "  "])
+def test_refuses_a_blank_patient(root, patient_id):
+    assert_says(refusal(root, [make_record(patient_id=patient_id)]), f"found {patient_id!r}", "`$[0].patient_id`")
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (["Step 1"], "found 1 steps ['Step 1']"),
+        (["Step 1", "Step 2", "Step 3"], "found 3 steps ['Step 1', 'Step 2', 'Step 3']"),
+        (["Step 1", "Step 1"], "found 2 steps ['Step 1', 'Step 1']"),
+        (["Step 1", "Step 7"], "found 2 steps ['Step 1', 'Step 7']"),
+        (["Step 1", "Diagnosis"], "found 2 steps ['Step 1', 'Diagnosis']"),
+        (["Step 1", "Step " + "9" * 5000], "found 2 steps"),
+        ([], "found 0 steps []"),
+    ],
+)
+def test_refuses_fewer_more_repeated_and_unknown_steps(root, labels, found):
+    entry = make_record()["vqa_chain"][0]
+    record = make_record("b", vqa_chain=[{**entry, "step": label} for label in labels])
+    message = refusal(root, [make_record("a"), record])
+    expected = "accepted are these 2, each once: ['Step 1', 'Step 2'] - at `$[1].vqa_chain`"
+    assert_says(message, "record 1 (image_path 'images/b.png')", found, expected)
+
+
+def test_the_published_chain_has_seven_steps(root):
+    write(root, [make_record()])
+    with pytest.raises(BadInput, match=r"found 2 steps .* accepted are these 7"):
+        read_records(root)
+
+
+def test_refuses_an_answer_outside_the_options(root):
+    message = refusal(root, [make_record("a"), change_step(make_record("b"), 1, answer="C")])
+    assert_says(message, "record 1 (image_path 'images/b.png')", "found answer 'C'", "A. Normal, B. Mass")
+    assert_says(message, "at `$[1].vqa_chain[1].answer`")
+
+
+def test_refuses_options_that_cannot_be_options(root):
+    message = refusal(root, [change_step(make_record(), 1, options=["A. Normal", "C. Mass"])])
+    assert_says(message, "record 0", "found option letters ['A', 'C']", "at `$[0].vqa_chain[1].options`")
+
+
+def test_refuses_records_that_disagree_on_options_and_names_both(root):
+    other = change_step(make_record("b"), 1, options=["A. Normal", "B. Nodule"], answer="A")
+    message = refusal(root, [make_record("a"), other])
+    assert_says(message, "record 1 (image_path 'images/b.png')", "step 2 (Diagnosis)")
+    assert_says(message, "record 0 (image_path 'images/a.png')", "['Normal', 'Nodule']", "['Normal', 'Mass']")
+
+
+def test_options_in_another_order_disagree(root):
+    other = change_step(make_record("b"), 1, options=["Mass", "Normal"], answer="Mass")
+    assert_says(refusal(root, [make_record("a"), other]), "step 2", "differ from those of record 0")
+
+
+def test_skipping_keeps_the_options_of_most(root):
+    odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
+    collection = read(root, [odd, make_record("b"), make_record("c")], on_bad_record="skip")
+    assert collection.chain.steps[1].options == ("Normal", "Mass")
+    assert [aside.record for aside in collection.set_aside] == [0]
+    assert_says(collection.set_aside[0].reason, "differ from those of record 1")
+
+
+@pytest.mark.parametrize(
+    "again", ["images/a.png", "./images/a.png", "images//a.png", "images\\a.png", "images/link.png"]
+)
+def test_refuses_an_image_twice_and_names_both_records(root, again):
+    (root / "images/link.png").symlink_to(root / "images/a.png")
+    message = refusal(root, [make_record("a"), make_record("b"), make_record("c", image_path=again)])
+    assert_says(message, f"record 2 (image_path {again.replace('./', '').replace('//', '/')!r}".replace("\\\\", "/"))
+    assert_says(message, "found the image of record 0 (image_path 'images/a.png') again", "`$[2].image_path`")
+
+
+def test_an_image_of_a_record_with_other_options_is_free_for_another(root):
+    odd = change_step(make_record("a"), 1, options=["A. Normal", "B. Nodule"], answer="A")
+    collection = read(root, [odd, make_record("b"), make_record("a")], on_bad_record="skip")
+    assert [case.image_path for case in collection.cases] == ["images/b.png", "images/a.png"]
+    assert [aside.record for aside in collection.set_aside] == [0]
+
+
+@pytest.mark.parametrize(
+    "image_path",
+    [
+        "../secret.png",
+        "images/../../secret.png",
+        "/etc/passwd",
+        "C:\\x.png",
+        "C:x.png",
+        "\\\\host\\x.png",
+        "..\\x.png",
+        "",
+    ],
+)
+def test_refuses_an_image_path_that_leaves_the_data_root(root, image_path):
+    message = refusal(root, [make_record("a"), make_record("b", image_path=image_path)])
+    assert_says(
+        message, "record 1", f"found {image_path!r}", "accepted is a path below the data root", "$[1].image_path"
+    )
+
+
+@pytest.mark.parametrize("require_images", [True, False])
+def test_refuses_links_out_of_the_data_root(root, tmp_path_factory, require_images):
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "x.png").touch()
+    (root / "images/link.png").symlink_to(outside / "x.png")
+    (root / "linked").symlink_to(outside)
+    for image_path in ("images/link.png", "linked/x.png"):
+        message = refusal(root, [make_record(image_path=image_path)], require_images=require_images)
+        assert_says(message, f"found {image_path!r}, a link that leads out of the data root", "`$[0].image_path`")
+
+
+def test_a_data_root_and_images_behind_links_are_fine(root, tmp_path_factory):
+    linked_root = tmp_path_factory.mktemp("link") / "root"
+    linked_root.symlink_to(root)
+    (root / "images/inside.png").symlink_to("a.png")
+    collection = read(linked_root, [make_record("a", image_path="images/inside.png")])
+    assert collection.cases[0].image_path == "images/inside.png"
+
+
+@pytest.mark.parametrize(
+    ("image_path", "found"),
+    [
+        ("images/none.png", "does not exist"),
+        ("nowhere/none.png", "does not exist"),
+        ("images", "is not a file"),
+        ("images/a.png/b.png", "cannot be read as a path"),
+        ("images/\0.png", "cannot be read as a path"),
+        ("im\0ages/a.png", "cannot be read as a path"),
+        ("images/" + "x" * 5000, "cannot be read as a path"),
+        ("images/loop.png", "cannot be read as a path"),
+    ],
+)
+def test_refuses_an_image_that_is_not_there(root, image_path, found):
+    (root / "images/loop.png").symlink_to("loop.png")
+    message = refusal(root, [make_record("a"), make_record("b", image_path=image_path)])
+    assert_says(message, "record 1", repr(image_path[:80]), found, "`$[1].image_path`")
+
+
+def test_images_need_not_be_there_if_not_required(root):
+    assert len(read(root, [make_record("z")], require_images=False).cases) == 1
+
+
+def test_stopping_names_the_first_bad_record_and_counts_the_others(root):
+    records = [make_record("a"), make_record("b", report=1), make_record("c", report=2), make_record("a")]
+    message = refusal(root, records)
+    assert_says(message, "record 1 ", "2 more of the 4 records are bad", "data.on_bad_record=skip")
+    assert "\n" not in message
+
+
+def test_skipping_sets_every_bad_record_aside_with_its_reason(root):
+    records = [
+        make_record("a"),
+        make_record("b", report=1),
+        make_record("c"),
+        make_record("a", patient_id="other"),
+        change_step(make_record("d"), 0, answer="Z"),
+    ]
+    collection = read(root, records, on_bad_record="skip")
+    assert [case.image_path for case in collection.cases] == ["images/a.png", "images/c.png"]
+    assert [(aside.record, aside.image_path, aside.patient_id) for aside in collection.set_aside] == [
+        (1, "images/b.png", "patient-b"),
+        (3, "images/a.png", "other"),
+        (4, "images/d.png", "patient-d"),
+    ]
+    assert_says(collection.set_aside[2].reason, "found answer 'Z'")
+
+
+def test_skipping_needs_at_least_one_good_record(root):
+    message = refusal(root, [make_record("b", report=1), make_record("c", report=1)], on_bad_record="skip")
+    assert_says(message, "record 0", "no record can be used")
+
+
+def test_messages_carry_no_report(root):
+    record = change_step(make_record(report="Mrs Example, born 1950"), 0, answer="Z")
+    assert "Example" not in refusal(root, [record])
+
+
+def test_quarantine_is_one_json_object_a_line(tmp_path):
+    path = tmp_path / "new" / "quarantine.jsonl"
+    write_quarantine(path, [SetAside(3, "images/ä.png", "because\nso", "p"), SetAside(9, "", "none")])
+    assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] == [
+        {"record": 3, "image_path": "images/ä.png", "reason": "because\nso"},
+        {"record": 9, "image_path": "", "reason": "none"},
+    ]
+    assert [entry.name for entry in path.parent.iterdir()] == ["quarantine.jsonl"]
+
+
+words = st.text(string.ascii_letters + "äß()., 0-9", min_size=2, max_size=12).map(
+    lambda text: " ".join(f"o{text}".split())
+)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+sides = st.floats(0.5, 1e4)
+boxes = st.builds(Box, label=texts, x=sides, y=sides, width=sides, height=sides, sentence=texts)
+
+
+@st.composite
+def chains_with_cases(draw):
+    steps = []
+    for number in range(draw(st.integers(1, 4))):
+        options = draw(st.lists(words, min_size=2, max_size=6, unique_by=lambda text: text.casefold()))
+        steps.append(Step(f"s{number}", draw(texts), (*options, *draw(st.sampled_from([(), ("N/A",)])))))
+    labels = st.tuples(*(st.sampled_from([NOT_ANNOTATED, *range(step.num_answers)]) for step in steps))
+    cases = tuple(
+        Case(
+            patient_id=draw(texts.filter(str.strip)),
+            image_path=f"images/{number}.png",
+            origin=draw(texts),
+            report=draw(texts),
+            labels=draw(labels),
+            reasoning=draw(st.tuples(*(texts for _ in steps))),
+            boxes=tuple(draw(st.lists(boxes, max_size=2))),
+            sex=draw(st.sampled_from(["", "F", "M", "O"])),
+            age=draw(st.none() | st.floats(0, 150)),
+            view=draw(texts),
+            provenance=tuple(sorted(draw(st.dictionaries(texts, texts, max_size=2)).items())),
+        )
+        for number in range(draw(st.integers(1, 4)))
+    )
+    return Chain(tuple(steps)), cases
+
+
+@given(chains_with_cases())
+def test_written_cases_read_back_equal(tmp_path_factory, chain_with_cases):
+    chain, cases = chain_with_cases
+    root = tmp_path_factory.mktemp("written")
+    write_records(root, chain=chain, cases=cases)
+    collection = read_records(root, step_names=[step.name for step in chain.steps], require_images=False)
+    assert collection.cases == cases
+    assert collection.chain == chain
+
+
+@given(st.recursive(st.none() | st.integers() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
+def test_any_json_is_read_or_refused(tmp_path_factory, content):
+    root = tmp_path_factory.mktemp("any")
+    for whole in (content, [make_record(), content], [{**make_record(), "vqa_chain": content}]):
+        write(root, whole)
+        with pytest.raises(BadInput):
+            read_records(root, step_names=NAMES, require_images=False)
+
+
+def test_reads_the_real_sample(shared, tmp_path):
+    collection = read_records(shared / "data" / "nih_sample")
+    assert len(collection.cases) == 589
+    assert collection.set_aside == ()
+    assert collection.chain.answers_per_step == (4, 4, 6, 7, 5, 7, 9)
+    assert [step.name for step in collection.chain.steps] == [name for name, _ in PUBLISHED_STEPS]
+    assert collection.cases[0].labels == (0, 3, 5, 6, 4, 6, 0)
+    assert sum(NOT_ANNOTATED not in case.labels for case in collection.cases) > 100
+    assert sum(NOT_ANNOTATED in case.labels for case in collection.cases) > 100
+    write_records(tmp_path, chain=collection.chain, cases=collection.cases)
+    again = read_records(tmp_path, require_images=False)
+    assert dataclasses.replace(again, root=collection.root) == collection
+    original = msgspec.json.decode((shared / "data" / "nih_sample" / "data.json").read_bytes())
+    assert msgspec.json.decode((tmp_path / "data.json").read_bytes()) == original

@@ -1,0 +1,630 @@
+"""Splits: tables in every form, what is refused and with which message, and splits that are made."""
+
+import collections
+import dataclasses
+import json
+
+import hypothesis
+import numpy as np
+import openpyxl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import SetAside, read_records
+from stepcot_jax.data.splits.split_groups import form_groups
+from stepcot_jax.data.splits.splits import (
+    Splits,
+    check_manifest,
+    make_splits,
+    read_manifest,
+    read_splits,
+    write_manifest,
+)
+from stepcot_jax.host.errors import BadInput
+
+
+def make_case(patient, image, label=0, origin=""):
+    return Case(str(patient), f"images/{image}.png", origin, "", (0, label), ("", ""))
+
+
+CASES = (
+    make_case("0001", "a"),
+    make_case("0001", "b"),
+    make_case("0020", "c"),
+    make_case("P3", "d"),
+    make_case("0x4", "e"),
+)
+IMAGE_ROWS = {
+    "train": [["image_path"], ["images/a.png"], ["images/b.png"]],
+    "val": [["image_path"], ["images/c.png"]],
+    "test": [["image_path"], ["images/d.png"], ["images/e.png"]],
+}
+PATIENT_ROWS = {
+    "train": [["patient_id"], ["0001"]],
+    "val": [["patient_id"], ["0020"]],
+    "test": [["patient_id"], ["P3"], ["0x4"]],
+}
+EXPECTED = Splits((0, 1), (2,), (3, 4))
+
+
+def write_csv(path, rows, *, delimiter=",", encoding="utf-8"):
+    lines = [delimiter.join(str("" if cell is None else cell) for cell in row) for row in rows]
+    path.write_text("\n".join(lines), encoding=encoding)
+
+
+def write_xlsx(path, rows):
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    book.save(path)
+
+
+def write_tables(root, tables, *, suffix="csv", **options):
+    for name, rows in tables.items():
+        (write_csv if suffix == "csv" else write_xlsx)(root / f"{name}.{suffix}", rows, **options)
+
+
+def refusal(root, tables=None, *, cases=CASES, **settings):
+    if tables is not None:
+        write_tables(root, {**IMAGE_ROWS, **tables})
+    with pytest.raises(BadInput) as caught:
+        read_splits(root, cases, **settings)
+    message = str(caught.value)
+    assert str(root) in message
+    assert "accepted" in message
+    return message
+
+
+def assert_says(message, *parts):
+    for part in parts:
+        assert part in message, message
+
+
+@pytest.mark.parametrize("suffix", ["csv", "xlsx"])
+@pytest.mark.parametrize("tables", [IMAGE_ROWS, PATIENT_ROWS])
+def test_reads_tables_by_image_or_patient(tmp_path, suffix, tables):
+    write_tables(tmp_path, tables, suffix=suffix)
+    assert read_splits(tmp_path, CASES) == EXPECTED
+
+
+@pytest.mark.parametrize("suffix", ["csv", "xlsx"])
+def test_columns_are_found_in_any_case_and_order_among_others(tmp_path, suffix):
+    tables = {
+        "train": [
+            ["Origin", "Image Path", "PATIENT_ID"],
+            ["x", "./images/a.png", "0001"],
+            ["x", "images\\b.png", "0001"],
+        ],
+        "val": [["image_path", "patient_id", ""], ["images/c.png", None], [None, None], ["", ""]],
+        "test": [[None, None], ["patient_id"], ["P3"], ["0x4"]],
+    }
+    write_tables(tmp_path, tables, suffix=suffix)
+    assert read_splits(tmp_path, CASES) == EXPECTED
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_reads_what_spreadsheets_export_as_csv(tmp_path, delimiter):
+    rows = {name: [[*table[0], "note"], *([*row, "x"] for row in table[1:])] for name, table in PATIENT_ROWS.items()}
+    write_tables(tmp_path, rows, delimiter=delimiter, encoding="utf-8-sig")
+    assert read_splits(tmp_path, CASES) == EXPECTED
+
+
+def test_a_mixture_of_both_kinds_of_table_is_fine(tmp_path):
+    write_xlsx(tmp_path / "train.xlsx", IMAGE_ROWS["train"])
+    write_csv(tmp_path / "val.csv", PATIENT_ROWS["val"])
+    write_csv(tmp_path / "test.csv", IMAGE_ROWS["test"])
+    assert read_splits(tmp_path, CASES) == EXPECTED
+
+
+@pytest.mark.parametrize("number", [1, 1.0, "1", "1.0", "01"])
+def test_a_number_means_the_patient_with_zeros_before_it(tmp_path, number):
+    write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id"], [number]]}, suffix="xlsx")
+    assert read_splits(tmp_path, CASES) == EXPECTED
+    write_tables(
+        tmp_path,
+        {**IMAGE_ROWS, "train": [["image_path", "patient_id"], ["images/a.png", number], ["images/b.png", number]]},
+        suffix="xlsx",
+    )
+    assert read_splits(tmp_path, CASES) == EXPECTED
+
+
+def test_an_exact_patient_comes_before_a_number(tmp_path):
+    cases = (*CASES, make_case("1", "f"))
+    write_tables(tmp_path, {**PATIENT_ROWS, "val": [["patient_id"], ["0020"], ["1"]]})
+    assert read_splits(tmp_path, cases) == Splits((0, 1), (2, 5), (3, 4))
+
+
+def test_refuses_a_number_that_may_mean_two_patients(tmp_path):
+    cases = (*CASES, make_case("01", "f"))
+    message = refusal(tmp_path, {"train": [["patient_id"], ["1"]]}, cases=cases)
+    assert_says(message, "train.csv: row 2 (patient_id '1')", "any of the patients ['0001', '01']")
+
+
+def test_a_patient_may_be_repeated_where_rows_name_no_images(tmp_path):
+    write_tables(tmp_path, {**PATIENT_ROWS, "train": [["patient_id"], ["0001"], ["0001"]]})
+    assert read_splits(tmp_path, CASES) == EXPECTED
+
+
+def test_without_tables_there_are_no_splits(tmp_path):
+    assert read_splits(tmp_path, CASES) is None
+
+
+@pytest.mark.parametrize("names", [["train"], ["train", "test"], ["val", "test"]])
+def test_refuses_some_tables_without_the_others(tmp_path, names):
+    write_tables(tmp_path, {name: IMAGE_ROWS[name] for name in names})
+    missing = next(name for name in ("train", "val", "test") if name not in names)
+    found = [f"{name}.csv" for name in names]
+    assert_says(refusal(tmp_path), f"found {found}, accepted is one of {missing}.xlsx and {missing}.csv")
+
+
+def test_refuses_two_tables_of_one_split(tmp_path):
+    write_tables(tmp_path, IMAGE_ROWS)
+    write_xlsx(tmp_path / "val.xlsx", IMAGE_ROWS["val"])
+    assert_says(refusal(tmp_path), "'val.xlsx', 'val.csv'", "accepted is one of val.xlsx and val.csv")
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([["image_path"], ["images/z.png"]], "val.csv: row 2 (image_path 'images/z.png'): found no such image_path"),
+        ([["patient_id"], ["P9"]], "val.csv: row 2 (patient_id 'P9'): found no such patient_id"),
+        ([["patient_id"], ["20"], ["21"]], "val.csv: row 3 (patient_id '21'): found no such patient_id"),
+        ([["image_path"], [""], ["images/c.png"], ["x"]], "row 4 (image_path 'x')"),
+        (
+            [["patient_id", "image_path"], ["P3", "images/c.png"]],
+            "val.csv: row 2 (patient_id 'P3', image_path 'images/c.png'): found another patient",
+        ),
+        (
+            [["image_path"], ["images/c.png"], ["./images/c.png"]],
+            "row 3 (image_path './images/c.png'): found a case that row 2",
+        ),
+        (
+            [["patient_id", "image_path"], ["0020", ""], ["", "images/c.png"]],
+            "row 3 (image_path 'images/c.png'): found a case",
+        ),
+        ([["image_path"], ["images/y.png"], ["images/z.png"], ["x"]], "; 2 more rows are bad"),
+    ],
+)
+def test_refuses_rows_that_name_nothing_or_something_twice(tmp_path, rows, found):
+    assert_says(refusal(tmp_path, {"val": rows}), found)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([["name", "origin"], ["x", "y"]], "found columns ['name', 'origin']; accepted is a table whose first row"),
+        ([], "found an empty table"),
+        ([[""], [""]], "found an empty table"),
+        ([["patient_id", "Patient ID"], ["P3", "P3"]], "found column patient_id more than once"),
+        ([["image_path"]], "found no case in split val"),
+    ],
+)
+def test_refuses_tables_that_are_none(tmp_path, rows, found):
+    assert_says(refusal(tmp_path, {"val": rows}), found)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("val.xlsx", b"image_path\nimages/c.png", "val.xlsx: cannot be read"),
+        ("val.xlsx", b"", "val.xlsx: cannot be read"),
+        ("val.xlsx", b"PK\x05\x06" + bytes(18), "val.xlsx: cannot be read"),
+        ("val.csv", "image_path\nimages/ä.png".encode("latin-1"), "val.csv: found bytes that are not UTF-8"),
+        ("val.csv", b'image_path\n"images/c.png', "val.csv: cannot be read"),
+        ("val.csv", b"image_path\n" + b"x" * 200_000, "val.csv: cannot be read"),
+    ],
+)
+def test_refuses_unreadable_tables(tmp_path, name, content, found):
+    write_tables(tmp_path, {name: rows for name, rows in IMAGE_ROWS.items() if name != "val"})
+    (tmp_path / name).write_bytes(content)
+    assert_says(refusal(tmp_path), found)
+
+
+def test_refuses_a_patient_in_two_splits_with_the_list(tmp_path):
+    tables = {"train": [["image_path"], ["images/a.png"]], "val": [["image_path"], ["images/c.png"], ["images/b.png"]]}
+    message = refusal(tmp_path, tables)
+    assert_says(message, "found 1 patients in more than one split: '0001' (train.csv row 2, val.csv row 3)")
+
+
+def test_refuses_a_case_in_two_splits_with_the_rows(tmp_path):
+    message = refusal(tmp_path, {"val": [["patient_id"], ["0020"], ["0001"]]})
+    assert_says(message, "'0001' (train.csv row 2, val.csv row 3)")
+
+
+def test_a_long_list_of_shared_patients_is_cut(tmp_path):
+    cases = [make_case(f"p{number:02}", number) for number in range(30)]
+    rows = [["patient_id"], *([case.patient_id] for case in cases)]
+    message = refusal(tmp_path, dict.fromkeys(("train", "val", "test"), rows), cases=cases)
+    assert_says(message, "found 30 patients", "'p19' (train.csv row 21, val.csv row 21, test.csv row 21) and 10 more")
+    assert "p20" not in message
+
+
+def test_refuses_to_leave_cases_out_unless_told(tmp_path, caplog):
+    tables = {"test": [["image_path"], ["images/d.png"]]}
+    assert_says(refusal(tmp_path, tables), "found 1 of 5 cases in no split: 'images/e.png'")
+    assert read_splits(tmp_path, CASES, allow_unlisted=True) == Splits((0, 1), (2,), (3,))
+    assert "1 of 5 cases are in no split and left out" in caplog.text
+
+
+def test_rows_of_records_that_were_set_aside_are_passed_over(tmp_path):
+    set_aside = [
+        SetAside(0, "./images/y.png", "", "0077"),
+        SetAside(9, "", "", ""),
+        SetAside(10, "images/a.png", "twice", "0001"),
+    ]
+    tables = {
+        "train": [*IMAGE_ROWS["train"], ["images/y.png"]],
+        "val": [["patient_id"], ["0020"], ["77"]],
+        "test": [["patient_id"], ["P3"], ["0x4"]],
+    }
+    write_tables(tmp_path, tables)
+    assert read_splits(tmp_path, CASES, set_aside=set_aside) == EXPECTED
+    assert_says(refusal(tmp_path), "row 4 (image_path 'images/y.png')", "1 more rows are bad")
+
+
+def test_reads_the_real_sample(shared):
+    collection = read_records(shared / "data" / "nih_sample")
+    splits = read_splits(collection.root, collection.cases)
+    assert [len(indices) for indices in splits.by_name().values()] == [403, 101, 85]
+
+
+@st.composite
+def case_lists(draw):
+    num_patients = draw(st.integers(3, 60))
+    num_images = draw(st.lists(st.integers(1, 5), min_size=num_patients, max_size=num_patients))
+    label = st.sampled_from([NOT_ANNOTATED, 0, 0, 0, 1, 2, 3])
+    origin = st.sampled_from(["", "x", "y"])
+    return [
+        make_case(f"p{patient}", f"{patient}-{image}", draw(label), draw(origin))
+        for patient, num in enumerate(num_images)
+        for image in range(num)
+    ]
+
+
+def images_of(splits, cases):
+    return [{cases[index].image_path for index in indices} for indices in splits.by_name().values()]
+
+
+@given(case_lists(), st.integers(-5, 2**40), st.randoms(use_true_random=False))
+def test_made_splits_are_complete_disjoint_and_deterministic(cases, seed, order):
+    splits = make_splits(cases, seed=seed)
+    indices = [index for part in splits.by_name().values() for index in part]
+    assert sorted(indices) == list(range(len(cases)))
+    patients = [{cases[index].patient_id for index in part} for part in splits.by_name().values()]
+    assert sum(map(len, patients)) == len({case.patient_id for case in cases})
+    assert all(patients)
+    shuffled = order.sample(cases, len(cases))
+    assert images_of(make_splits(shuffled, seed=seed), shuffled) == images_of(splits, cases)
+
+
+@given(case_lists(), st.integers(0, 100))
+def test_made_splits_are_as_large_as_patients_allow(cases, seed):
+    splits = make_splits(cases, seed=seed)
+    largest = max(collections.Counter(case.patient_id for case in cases).values())
+    for part, share in zip(splits.by_name().values(), (0.7, 0.15, 0.15), strict=True):
+        # Twice the largest patient bounds dealing; a split that was empty adds the one it was given.
+        assert abs(len(part) - share * len(cases)) <= 3 * largest
+
+
+def test_another_seed_makes_other_splits():
+    cases = [make_case(number, number) for number in range(100)]
+    assert make_splits(cases, seed=0) != make_splits(cases, seed=1)
+
+
+@st.composite
+def stratified_case_lists(draw):
+    """Patients whose images all have one diagnosis and one origin."""
+    cases = []
+    for stratum in draw(st.sets(st.tuples(st.sampled_from([NOT_ANNOTATED, 0, 1, 2]), st.sampled_from("xyz")))):
+        num_images = draw(st.lists(st.integers(1, 4), min_size=1, max_size=60))
+        for patient, num in enumerate(num_images):
+            name = f"{stratum[0]}{stratum[1]}{patient}"
+            cases += [make_case(name, f"{name}-{image}", *stratum) for image in range(num)]
+    hypothesis.assume(len({case.patient_id for case in cases}) >= 3)
+    return cases
+
+
+@given(stratified_case_lists(), st.integers(0, 100), st.sampled_from([(0.7, 0.15, 0.15), (0.5, 0.3, 0.2)]))
+def test_a_large_stratum_is_off_its_share_by_less_than_one_patient(cases, seed, fractions):
+    splits = make_splits(cases, seed=seed, fractions=fractions)
+    by_patient = collections.Counter((case.labels[-1], case.origin, case.patient_id) for case in cases)
+    for stratum, total in collections.Counter((case.labels[-1], case.origin) for case in cases).items():
+        largest = max(num for key, num in by_patient.items() if key[:2] == stratum)
+        if min(fractions) * total < largest:
+            continue
+        for part, share in zip(splits.by_name().values(), fractions, strict=True):
+            found = sum((cases[index].labels[-1], cases[index].origin) == stratum for index in part)
+            assert abs(found - share * total) < largest
+
+
+def test_what_one_large_patient_costs_the_others_is_not_made_up_at_a_stratums_cost():
+    cases = [make_case("large", f"large-{image}", 1, "x") for image in range(50)]
+    cases += [make_case(patient, f"{patient}-{image}", 0, "x") for patient in range(10) for image in range(4)]
+    splits = make_splits(cases, seed=0)
+    for part, share in zip(splits.by_name().values(), (0.7, 0.15, 0.15), strict=True):
+        assert abs(sum(cases[index].labels[-1] == 0 for index in part) - 40 * share) < 4
+
+
+def test_a_group_counts_for_what_is_rarest_in_it_and_for_no_annotation_last():
+    cases = [make_case(patient, f"{patient}-{label}", label, "x") for patient in range(5) for label in (0, 1)]
+    cases += [make_case(0, "none", NOT_ANNOTATED, "y"), make_case(9, "zero", 0, "x"), make_case(8, "null", -100, "x")]
+    strata = {group.patients: group.stratum for group in form_groups(cases, [(0, 2)])}
+    assert strata == {
+        ("0", "1"): (1, "y"),
+        **{(str(patient),): (1, "x") for patient in (2, 3, 4)},
+        ("8",): (NOT_ANNOTATED, "x"),
+        ("9",): (0, "x"),
+    }
+
+
+@given(stratified_case_lists(), st.integers(0, 100))
+def test_every_split_has_each_diagnosis_that_enough_patients_have(cases, seed):
+    patients = collections.defaultdict(set)
+    for case in cases:
+        patients[case.labels[-1]].add(case.patient_id)
+    enough = {label for label, found in patients.items() if len(found) >= 3}
+    for part in make_splits(cases, seed=seed).by_name().values():
+        assert enough <= {cases[index].labels[-1] for index in part}
+
+
+PUBLISHED_DIAGNOSES = [6787, 851, 731, 723, 440, 276, 131, 88, 41]
+PUBLISHED_ORIGINS = {"IU X-Ray": 3749, "PadChest-GR": 3230, "Med-Image-Reports": 3089}
+
+
+def published_cases(*, num_patients=None):
+    """As many cases as published, of each diagnosis and origin; how these go together is not published."""
+    order = np.random.default_rng(0)
+    origins = [origin for origin, num in PUBLISHED_ORIGINS.items() for _ in range(num)]
+    order.shuffle(origins)
+    labels = [label for label, num in enumerate(PUBLISHED_DIAGNOSES) for _ in range(num)]
+    return [
+        make_case(number if num_patients is None else order.integers(num_patients), number, label, origin)
+        for number, (label, origin) in enumerate(zip(labels, origins, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_made_splits_have_the_published_sizes_and_proportions(seed):
+    cases = published_cases()
+    splits = make_splits(cases, seed=seed)
+    keys = {
+        "diagnosis": lambda case: case.labels[-1],
+        "origin": lambda case: case.origin,
+        "stratum": lambda case: (case.labels[-1], case.origin),
+    }
+    for part, share in zip(splits.by_name().values(), (0.7, 0.15, 0.15), strict=True):
+        assert abs(len(part) - share * len(cases)) < 1
+        for key in keys.values():
+            counts = collections.Counter(key(cases[index]) for index in part)
+            for value, num in collections.Counter(map(key, cases)).items():
+                assert abs(counts[value] - round(share * num)) <= 1
+
+
+def test_images_of_patients_with_several_diagnoses_are_nearly_as_even():
+    cases = published_cases(num_patients=6000)
+    splits = make_splits(cases, seed=0)
+    num_images = collections.Counter(case.patient_id for case in cases)
+    for part, share in zip(splits.by_name().values(), (0.7, 0.15, 0.15), strict=True):
+        counts = collections.Counter(cases[index].labels[-1] for index in part)
+        assert all(abs(counts[label] - share * num) <= 8 for label, num in enumerate(PUBLISHED_DIAGNOSES))
+        # Neither are patients with many images all in the largest split.
+        several = len({cases[index].patient_id for index in part if num_images[cases[index].patient_id] == 3})
+        assert abs(several / sum(num == 3 for num in num_images.values()) - share) < 0.03
+
+
+def test_strata_of_one_patient_are_spread_by_diagnosis():
+    cases = [make_case(number, number, number % 4, f"origin {number}") for number in range(400)]
+    for part, share in zip(make_splits(cases, seed=0).by_name().values(), (0.7, 0.15, 0.15), strict=True):
+        counts = collections.Counter(cases[index].labels[-1] for index in part)
+        assert all(abs(counts[label] - 100 * share) <= 2 for label in range(4))
+
+
+@given(case_lists(), st.integers(0, 100), st.data())
+def test_joined_cases_are_on_one_side(cases, seed, data):
+    place = st.integers(0, len(cases) - 1)
+    joined = data.draw(st.lists(st.tuples(place, place), max_size=6))
+    try:
+        splits = make_splits(cases, seed=seed, joined=joined, fractions=(0.4, 0.3, 0.3))
+    except BadInput as error:
+        assert "joined to one group" in str(error) or "accepted are at least 3" in str(error)  # noqa: PT017
+        return
+    split_of = {index: name for name, indices in splits.by_name().items() for index in indices}
+    assert sorted(split_of) == list(range(len(cases)))
+    by_patient = collections.defaultdict(set)
+    for index, case in enumerate(cases):
+        by_patient[case.patient_id].add(split_of[index])
+    assert all(len(found) == 1 for found in by_patient.values())
+    assert all(split_of[one] == split_of[other] for one, other in joined)
+    assert splits == make_splits(
+        cases, seed=seed, joined=[pair[::-1] for pair in joined[::-1]], fractions=(0.4, 0.3, 0.3)
+    )
+
+
+def test_joined_cases_bring_all_images_of_their_patients_and_of_others_joined_to_these():
+    cases = [make_case(number // 2, number) for number in range(60)]
+    joined = np.array([[1, 2], [3, 4], [40, 41]])
+    for seed in range(8):
+        splits = make_splits(cases, seed=seed, joined=joined)
+        assert sum(bool({0, 1, 2, 3, 4, 5} & set(part)) for part in splits.by_name().values()) == 1
+
+
+def test_refuses_a_group_that_the_smallest_split_cannot_hold():
+    cases = [make_case(number, number) for number in range(100)]
+    chain = [(number, number + 1) for number in range(20, 35)]
+    with pytest.raises(BadInput) as caught:
+        make_splits(cases, seed=0, joined=chain)
+    assert_says(
+        str(caught.value),
+        "found 16 patients with 16 images of 100 joined to one group (one is 'images/20.png')",
+        "accepted are at most 15 images",
+        "a smaller radius",
+    )
+    make_splits(cases, seed=0, joined=chain[:-1])
+
+
+@pytest.mark.parametrize("pair", [(0, 5), (-1, 0)])
+def test_refuses_joined_cases_that_are_not_there(pair):
+    with pytest.raises(BadInput, match="accepted are indices below 5"):
+        make_splits(CASES, seed=0, joined=[pair])
+
+
+def test_a_large_patient_alone_is_no_group_of_near_duplicates():
+    cases = [make_case(max(number, 30), number) for number in range(60)]
+    assert len(make_splits(cases, seed=0, fractions=(0.4, 0.3, 0.3)).train) >= 31
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rare_diagnosis_reaches_every_split(seed):
+    cases = [make_case(number, number, 1 if number < 3 else NOT_ANNOTATED if number < 7 else 0) for number in range(60)]
+    for part in make_splits(cases, seed=seed).by_name().values():
+        assert {cases[index].labels[-1] for index in part} == {0, 1, NOT_ANNOTATED}
+
+
+def test_a_patient_counts_for_the_rarest_of_their_diagnoses():
+    cases = [
+        make_case(f"p{number}", f"{number}-{label}", label) for number in range(3) for label in (0, 1, NOT_ANNOTATED)
+    ]
+    cases += [make_case(f"q{number}", f"q{number}", 0) for number in range(30)]
+    for part in make_splits(cases, seed=0).by_name().values():
+        assert sum(cases[index].labels[-1] == 1 for index in part) == 1
+
+
+@pytest.mark.parametrize(
+    "fractions", [(0.7, 0.2, 0.2), (1.0, 0.0, 0.0), (1.2, -0.1, -0.1), (0.5, 0.5), (float("nan"),) * 3]
+)
+def test_refuses_fractions_that_are_none(fractions):
+    with pytest.raises(BadInput, match=r"split fractions: found .* accepted are three numbers above 0 with sum 1"):
+        make_splits(CASES, seed=0, fractions=fractions)
+
+
+def test_refuses_fewer_patients_than_splits():
+    with pytest.raises(BadInput, match="found 2 patients, accepted are at least 3"):
+        make_splits(CASES[:3], seed=0)
+
+
+def test_a_manifest_reads_back(tmp_path):
+    path = tmp_path / "run" / "splits.json"
+    write_manifest(path, EXPECTED, CASES, source="made", seed=3, fractions=(0.7, 0.15, 0.15))
+    content = json.loads(path.read_text())
+    assert (content["source"], content["seed"], content["fractions"]) == ("made", 3, [0.7, 0.15, 0.15])
+    assert content["splits"]["val"] == ["images/c.png"]
+    assert read_manifest(path, CASES) == EXPECTED
+    assert read_manifest(path, CASES[::-1]) == Splits((3, 4), (2,), (0, 1))
+    assert read_manifest(path, CASES[:4], set_aside=[SetAside(4, "images/e.png", "")]) == Splits((0, 1), (2,), (3,))
+
+
+def write_altered(path, change):
+    """A manifest of whose text something is changed, with the digest as it was."""
+    write_manifest(path, EXPECTED, CASES, source="tables", seed=3)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def manifest_refusal(path, cases=CASES, **settings):
+    with pytest.raises(BadInput) as caught:
+        read_manifest(path, cases, **settings)
+    assert_says(str(caught.value), str(path), "accepted")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["splits"]["val"].append("images/z.png"),
+        lambda content: content["splits"].update(val=content["splits"]["test"], test=content["splits"]["val"]),
+        lambda content: content["checksums"]["val"].reverse() or content["checksums"]["test"].reverse(),
+        lambda content: content.update(seed=4),
+        lambda content: content.update(digest="0" * 64),
+    ],
+)
+def test_refuses_a_manifest_that_was_altered(tmp_path, change):
+    write_altered(tmp_path / "splits.json", change)
+    assert_says(manifest_refusal(tmp_path / "splits.json"), "found a content that its digest does not fit")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda content: content.pop("digest"), "found no digest"),
+        (lambda content: content.pop("digest") and content.pop("checksums"), "found no digest"),
+        (lambda content: content["splits"].update(more=[]), "found splits ['more', 'test', 'train', 'val']"),
+        (lambda content: content["splits"].update(val=3), "Expected `array`, got `int` - at `$.splits[...]`"),
+    ],
+)
+def test_refuses_a_manifest_of_another_kind(tmp_path, change, found):
+    write_altered(tmp_path / "splits.json", change)
+    assert_says(manifest_refusal(tmp_path / "splits.json"), found)
+
+
+def test_layout_alone_does_not_alter_a_manifest(tmp_path):
+    write_altered(tmp_path / "splits.json", lambda content: None)
+    assert read_manifest(tmp_path / "splits.json", CASES) == EXPECTED
+
+
+OTHER_CASES = {
+    "fewer": (CASES[:-2], "found 2 images that the data do not have (first 'images/d.png')"),
+    "more": ((*CASES, make_case("P9", "z")), "found 1 of the data's 6 images missing (first 'images/z.png')"),
+    "patient": ((*CASES[:-1], make_case("P9", "e")), "found 1 images whose patient or labels have changed"),
+    "label": ((make_case("0001", "a", 1), *CASES[1:]), "labels have changed (first 'images/a.png')"),
+    "several": (
+        (make_case("0001", "a", 1), *CASES[2:], make_case("P9", "z")),
+        "found 1 images that the data do not have (first 'images/b.png'), 1 of the data's 5 images missing "
+        "(first 'images/z.png'), 1 images whose patient or labels have changed (first 'images/a.png')",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CASES)
+def test_refuses_a_manifest_that_does_not_fit_the_data(tmp_path, name):
+    cases, found = OTHER_CASES[name]
+    path = tmp_path / "splits.json"
+    write_manifest(path, EXPECTED, CASES, source="tables")
+    assert_says(manifest_refusal(path, cases), "the splits do not fit the data", found)
+
+
+def test_a_manifest_does_not_depend_on_reports(tmp_path):
+    path = tmp_path / "splits.json"
+    write_manifest(path, EXPECTED, CASES, source="tables")
+    assert read_manifest(path, [dataclasses.replace(case, report="new") for case in CASES]) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("splits", "found"),
+    [
+        (Splits((0, 1), (2, 2), (3, 4)), "found an image twice or without a checksum in split val"),
+        (Splits((0, 1, 2), (), (3, 4)), "found no case in split val"),
+        (Splits((0,), (1, 2), (3, 4)), "'0001' (train, val)"),
+        (Splits((0, 1), (2,), (3,)), "found 1 of the data's 5 images missing (first 'images/e.png')"),
+    ],
+)
+def test_refuses_a_manifest_of_splits_that_are_none(tmp_path, splits, found):
+    path = tmp_path / "splits.json"
+    write_manifest(path, splits, CASES, source="tables")
+    assert_says(manifest_refusal(path), found)
+
+
+def test_a_run_that_goes_on_has_to_keep_its_splits(tmp_path):
+    path = tmp_path / "splits.json"
+    write_manifest(path, EXPECTED, CASES, source="tables")
+    check_manifest(path, EXPECTED, CASES)
+    check_manifest(path, Splits((3, 4), (2,), (0, 1)), CASES[::-1])
+    with pytest.raises(BadInput) as caught:
+        check_manifest(path, Splits((0, 1), (3, 4), (2,)), CASES)
+    assert_says(
+        str(caught.value), str(path), "found 3 of 5 images in another split than now (first 'images/c.png': val there"
+    )
+    with pytest.raises(BadInput, match="do not fit the data"):
+        check_manifest(path, Splits((0, 1), (2,), (3,)), CASES[:4])
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff"])
+def test_refuses_an_unreadable_manifest(tmp_path, content):
+    path = tmp_path / "splits.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInput, match="accepted is a manifest"):
+        read_manifest(path, CASES)

@@ -1,0 +1,385 @@
+"""Statistics: counted again by other means; pictures whose texts are all inside and apart; the published shares."""
+
+import collections
+import csv
+import itertools
+import statistics as python_statistics
+import warnings
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.text import Text
+from PIL import Image
+
+from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
+from stepcot_jax.data.__main__ import main
+from stepcot_jax.data.phantom.phantom_answers import draw_answers
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.records import read_records, write_records
+from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits
+from stepcot_jax.data.splits.splits import make_splits, read_splits
+from stepcot_jax.data.statistics import count_pictures
+from stepcot_jax.data.statistics.answer_flow import draw_flow
+from stepcot_jax.data.statistics.count_pictures import write_pictures
+from stepcot_jax.data.statistics.count_tables import list_splits, write_tables
+from stepcot_jax.data.statistics.counts import compute_statistics
+from stepcot_jax.host.errors import BadInput
+
+CHAIN = Chain(
+    (
+        Step("Größe", "?", ("Klein", "Groß", "N/A")),
+        Step("=SUM(A1)", "?", ("Right lung", "Left lung", "A name so long that no picture could hold all of it")),
+        Step("Diagnosis $x_1$", "?", ("Normal", "Пневмония", "Mass|<b>", "Effusion")),
+    )
+)
+PUBLISHED_SPLITS = np.array(
+    [
+        (4750, 1018, 1019),
+        (595, 127, 129),
+        (511, 109, 111),
+        (506, 108, 109),
+        (308, 66, 66),
+        (193, 41, 42),
+        (91, 19, 21),
+        (61, 13, 14),
+        (28, 6, 7),
+    ]
+)
+"""Cases of each diagnosis in the published train, validation and test sets (the paper's Table 7)."""
+
+
+def make_cases(num_cases=300, num_origins=3, seed=0, chain=CHAIN, share_of_first=0.0):
+    rng = np.random.default_rng(seed)
+    names = ["Klinik Ä", "", "B with a name that goes on and on", *(f"origin {number}" for number in range(20))]
+    return [
+        Case(
+            f"P{number // 2}",
+            f"images/{number}.png",
+            names[min(rng.geometric(0.4), num_origins) - 1],
+            "",
+            tuple(draw_label(rng, step, share_of_first) for step in chain.steps),
+            tuple(" ".join(["word"] * rng.integers(0, 30)) for _ in chain.steps),
+        )
+        for number in range(num_cases)
+    ]
+
+
+def draw_label(rng, step, share_of_first):
+    if rng.random() < share_of_first:
+        return 0
+    return NOT_ANNOTATED if rng.random() < 0.1 else int(rng.integers(step.num_answers))
+
+
+def count(cases, chain=CHAIN):
+    return compute_statistics(cases, chain, make_splits(cases, seed=1), splits_source="made from seed 1")
+
+
+def read_table(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def name_of(step, label):
+    return "(not annotated)" if label == NOT_ANNOTATED else step.options[label]
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return make_cases()
+
+
+@pytest.fixture(scope="module")
+def tables(cases, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    names = write_tables(folder, count(cases))
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    return folder
+
+
+def test_origins_and_diagnoses(tables, cases):
+    head, *rows = read_table(tables / "origins_diagnoses.csv")
+    origins = collections.Counter(case.origin or "(none)" for case in cases)
+    expected = collections.Counter((name_of(CHAIN.steps[-1], c.labels[-1]), c.origin or "(none)") for c in cases)
+    assert head == ["diagnosis", *(origin for origin, _ in origins.most_common()), "total"]
+    assert [row[0] for row in rows] == [*CHAIN.steps[-1].options, "(not annotated)", "total"]
+    for row in rows[:-1]:
+        values = [expected[row[0], origin] for origin in head[1:-1]]
+        assert [int(value) for value in row[1:]] == [*values, sum(values)]
+    assert [int(value) for value in rows[-1][1:]] == [*(origins[origin] for origin in head[1:-1]), len(cases)]
+
+
+def test_answers(tables, cases):
+    _, *rows = read_table(tables / "answers.csv")
+    place = 0
+    for number, step in enumerate(CHAIN.steps):
+        expected = collections.Counter(name_of(step, case.labels[number]) for case in cases)
+        num_annotated = len(cases) - expected["(not annotated)"]
+        for name in (*step.options, "(not annotated)"):
+            shown = "'" + step.name if step.name.startswith("=") else step.name
+            share = "" if name == "(not annotated)" else expected[name] / num_annotated
+            assert rows[place][:3] == [shown, name, str(expected[name])]
+            assert rows[place][3] == share or float(rows[place][3]) == pytest.approx(share, abs=1e-6)
+            place += 1
+    assert place == len(rows)
+
+
+def test_reasoning_lengths(tables, cases):
+    _, *rows = read_table(tables / "reasoning_length.csv")
+    assert len(rows) == len(CHAIN.steps) * len({case.origin for case in cases})
+    for row in rows:
+        number = [step.name for step in CHAIN.steps].index(row[0].removeprefix("'"))
+        texts = [case.reasoning[number] for case in cases if (case.origin or "(none)") == row[1]]
+        lengths = [text.count(" ") + 1 for text in texts if text]
+        assert int(row[2]) == len(lengths)
+        assert float(row[3]) == pytest.approx(python_statistics.fmean(lengths), abs=1e-3)
+        expected = np.quantile(lengths, [0.05, 0.25, 0.5, 0.75, 0.95])
+        assert [float(cell) for cell in row[4:]] == pytest.approx(expected.tolist())
+        assert float(row[6]) == python_statistics.median(lengths)
+
+
+def test_flow_of_answers(tables, cases):
+    _, *rows = read_table(tables / "answer_flow.csv")
+    expected = collections.Counter()
+    for case in cases:
+        for number, (step, following) in enumerate(itertools.pairwise(CHAIN.steps)):
+            labels = case.labels[number : number + 2]
+            expected[step.name, name_of(step, labels[0]), following.name, name_of(following, labels[1])] += 1
+    found = {tuple(cell.removeprefix("'") for cell in row[:4]): int(row[4]) for row in rows}
+    assert found == expected
+    assert all(expected.values())
+
+
+def test_flow_without_the_usual_first_answer(cases):
+    usual = collections.Counter(case.labels[0] for case in cases).most_common(1)[0][0]
+    rest = [case for case in cases if case.labels[0] != usual]
+    for found, expected in zip(count(cases).rest_flows, count(rest).flows, strict=True):
+        assert found.tolist() == expected.tolist()
+
+
+def test_split_table_as_csv_and_markdown(tables, cases):
+    splits = make_splits(cases, seed=1).by_name()
+    head, *rows = read_table(tables / "splits.csv")
+    assert head == ["diagnosis", "train", "val", "test", "total"]
+    for row in rows[:-1]:
+        for name, value in zip(SPLIT_NAMES, row[1:4], strict=True):
+            labels = [cases[index].labels[-1] for index in splits[name]]
+            assert int(value) == sum(name_of(CHAIN.steps[-1], label) == row[0] for label in labels)
+    assert [int(value) for value in rows[-1][1:]] == [*(len(splits[name]) for name in SPLIT_NAMES), len(cases)]
+    lines = (tables / "splits.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "| Diagnosis | Train | Val | Test | Total |"
+    shown = [line.replace("\\|", "!").replace("&lt;", "<").strip("| ").split(" | ") for line in lines[2:-2]]
+    assert shown == [[row[0].replace("|", "!"), *row[1:]] for row in rows]
+    assert lines[-1] == "Splits: made from seed 1."
+
+
+def test_cases_outside_the_splits_are_in_no_row_of_the_split_table():
+    cases = make_cases(20)
+    found = compute_statistics(cases, CHAIN, Splits((0, 1), (2,), (5,)), splits_source="read")
+    assert found.splits.sum(axis=0).tolist() == [2, 1, 1]
+
+
+def texts_of(figure):
+    """Every text of a figure that is shown, with its box in pixels."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    beyond = set()  # matplotlib keeps labels of ticks that its axes do not reach, and does not draw them
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        beyond |= {tick.label1 for tick in ticks if not low <= tick.get_loc() <= high or not axis.axes.axison}
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    return [(each.get_text(), each.get_window_extent(canvas.get_renderer())) for each in texts if each not in beyond]
+
+
+def assert_readable(figure):
+    texts = texts_of(figure)
+    width, height = figure.canvas.get_width_height()
+    for text, box in texts:
+        assert box.x0 >= -1, text
+        assert box.y0 >= -1, text
+        assert box.x1 <= width + 1, text
+        assert box.y1 <= height + 1, text
+    for (one, box), (other, other_box) in itertools.combinations(texts, 2):
+        across = min(box.x1, other_box.x1) - max(box.x0, other_box.x0)
+        down = min(box.y1, other_box.y1) - max(box.y0, other_box.y0)
+        assert across < 2 or down < 2, (one, other)
+
+
+LONG_CHAIN = Chain(
+    tuple(
+        Step(f"A step of a long name {number}", "?", (*(f"A long answer with number {k}" for k in range(12)), "N/A"))
+        for number in range(4)
+    )
+)
+
+
+WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k in range(26))) for number in range(2)))
+
+
+@pytest.mark.parametrize(
+    ("chain", "how"),
+    [
+        (CHAIN, {}),
+        (CHAIN, {"num_origins": 12}),
+        (CHAIN, {"num_cases": 12, "num_origins": 1}),
+        (LONG_CHAIN, {"num_origins": 2}),
+        (WIDE_CHAIN, {"num_cases": 3000, "share_of_first": 0.95}),
+        (DEFAULT_CHAIN, {"num_cases": 40}),
+    ],
+    ids=["small", "many origins", "few cases", "long names", "26 answers", "seven steps"],
+)
+def test_texts_of_pictures_are_inside_and_apart(chain, how):
+    found = count(make_cases(chain=chain, **how), chain)
+    with count_pictures._style():
+        assert_readable(count_pictures.draw_origins_diagnoses(found))
+        assert_readable(count_pictures.draw_answers_of_steps(found))
+        assert_readable(count_pictures.draw_reasoning_length(found))
+        assert_readable(draw_flow(found))
+        assert_readable(draw_flow(found, without_usual=True))
+
+
+def test_bands_of_the_flow_lead_from_answer_to_answer_at_the_heights_of_their_counts(cases):
+    """Every band is as high as its cases, starts in its answer, in its colour, and the bands fill the answers."""
+    found = count(cases)
+    figure = draw_flow(found)
+    patches = figure.axes[0].patches
+    nodes = [patch for patch in patches if isinstance(patch, Rectangle)]
+    bands = [patch for patch in patches if isinstance(patch, PathPatch)]
+    columns = [[node for node in nodes if node.get_x() == step] for step in range(3)]
+    flows = collections.defaultdict(float)
+    for band in bands:
+        corners = band.get_path().vertices
+        step = int(corners[0][0])
+        assert corners[3][0] == step + 1
+        left, right = (corners[7][1], corners[0][1]), (corners[4][1], corners[3][1])
+        (begin,) = (k for k, node in enumerate(columns[step]) if is_inside(left, node))
+        (end,) = (k for k, node in enumerate(columns[step + 1]) if is_inside(right, node))
+        assert band.get_facecolor()[:3] == columns[step][begin].get_facecolor()[:3]
+        assert right[1] - right[0] == pytest.approx(left[1] - left[0])
+        flows[step, begin, end] = left[1] - left[0]
+    expected = {
+        (step, *place): value / len(cases)
+        for step, flow in enumerate(found.flows)
+        for place, value in np.ndenumerate(flow)
+    }
+    assert flows == pytest.approx({key: value for key, value in expected.items() if value})
+    for step in range(2):
+        for side, column in (((7, 0), columns[step]), ((4, 3), columns[step + 1])):
+            of_step = [
+                band.get_path().vertices[list(side), 1] for band in bands if int(band.get_path().vertices[0][0]) == step
+            ]
+            edges = np.array(sorted(map(tuple, of_step)))
+            assert (edges[1:, 0] - edges[:-1, 1] > -1e-9).all()
+            assert (edges[:, 1] - edges[:, 0]).sum() == pytest.approx(sum(node.get_height() for node in column))
+
+
+def is_inside(ends, node):
+    return node.get_y() - 1e-9 <= ends[0] and ends[1] <= node.get_y() + node.get_height() + 1e-9
+
+
+def test_pictures_are_written_twice_alike(cases, tmp_path):
+    found = count(cases)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            names, missing = write_pictures(tmp_path / folder, found)
+    assert missing == ""
+    assert len(names) == 10
+    for name in names:
+        content = (tmp_path / "one" / name).read_bytes()
+        assert content == (tmp_path / "two" / name).read_bytes()
+        if name.endswith(".png"):
+            with Image.open(tmp_path / "one" / name) as image:
+                assert np.asarray(image.convert("L")).std() > 10
+        else:
+            text = "".join(ElementTree.fromstring(content).itertext())  # noqa: S314
+            assert "cases" in text
+    flow = "".join(ElementTree.parse(tmp_path / "one" / "answer_flow.svg").getroot().itertext())  # noqa: S314
+    for word in ("Größe", "Пневмония", "Mass|<b>", "$x_1$"):
+        assert word in flow
+
+
+def test_characters_without_a_font_are_named(tmp_path):
+    strange = "\U0001f9ff"
+    chain = Chain(CHAIN.steps[:1])
+    cases = [Case(f"P{n}", f"{n}.png", strange, "", (n % 3,), ("",)) for n in range(9)]
+    _, missing = write_pictures(tmp_path, count(cases, chain))
+    assert missing in ("", strange)
+    assert strange in (tmp_path / "origins_diagnoses.svg").read_text(encoding="utf-8")
+
+
+def test_without_reasoning_or_a_second_step_there_is_less_to_draw(tmp_path):
+    chain = Chain(CHAIN.steps[:1])
+    cases = [Case(f"P{n}", f"{n}.png", "", "", (n % 3,), ("",)) for n in range(9)]
+    names, _ = write_pictures(tmp_path, count(cases, chain))
+    assert names == ["origins_diagnoses.png", "origins_diagnoses.svg", "answers.png", "answers.svg"]
+    write_tables(tmp_path, count(cases, chain))
+    assert read_table(tmp_path / "reasoning_length.csv")[1][1:4] == ["(none)", "0", ""]
+
+
+def test_the_phantom_reproduces_the_published_proportions():
+    """Diagnoses and splits of 10,068 phantom cases agree with the published counts within sampling error.
+
+    Pearson's chi-squared against the published proportions stays below the 99.9th percentile of its distribution:
+    26.1 for nine diagnoses, 54.1 for 27 cells of the split table. The splits are stratified, so that each
+    diagnosis' share of each split is the published one but for the rounding of one case an origin.
+    """
+    origins = ("A", "B", "C")
+    cases = [
+        Case(f"P{index}", f"{index}.png", origins[index % 3], "", draw_answers(index, seed=0), ("",) * 7)
+        for index in range(PUBLISHED_SPLITS.sum())
+    ]
+    found = count(cases, DEFAULT_CHAIN)
+    assert found.answers[-1][-1] == 0
+    diagnoses = found.answers[-1][:-1]
+    assert chi_squared(diagnoses, PUBLISHED_SPLITS.sum(axis=1)) < 26.1
+    assert chi_squared(found.splits[:-1], PUBLISHED_SPLITS) < 54.1
+    shares = PUBLISHED_SPLITS.sum(axis=0) / PUBLISHED_SPLITS.sum()
+    assert np.abs(found.splits[:-1] - shares * diagnoses[:, None]).max() < 0.0015 * diagnoses.max() + len(origins)
+    assert found.splits[:-1].min() >= 1
+    head, *rows = list_splits(found)
+    assert head == ["diagnosis", "train", "val", "test", "total"]
+    assert [row[0] for row in rows] == [*DIAGNOSIS_OPTIONS, "total"]
+
+
+def chi_squared(observed, published):
+    expected = published / published.sum() * observed.sum()
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+def test_the_proportions_test_can_fail():
+    flat = np.full(9, PUBLISHED_SPLITS.sum() // 9)
+    assert chi_squared(flat, PUBLISHED_SPLITS.sum(axis=1)) > 1000
+    shifted = PUBLISHED_SPLITS.sum(axis=1).copy()
+    shifted[:2] += (-200, 200)
+    assert chi_squared(shifted, PUBLISHED_SPLITS.sum(axis=1)) > 26.1
+
+
+def test_the_command_writes_everything(tmp_path, capsys):
+    chain = Chain(CHAIN.steps[::2])
+    write_records(tmp_path / "root", chain=chain, cases=make_cases(60, chain=chain))
+    out = tmp_path / "new" / "out"
+    arguments = ["--out", str(out), "--split-seed", "5", "--step-names", "one", "two"]
+    assert main(["stats", str(tmp_path / "root"), *arguments]) is None
+    assert "60 cases in" in capsys.readouterr().out
+    assert len(list(out.iterdir())) == 16
+    assert "made from seed 5" in (out / "splits.md").read_text()
+    with pytest.raises(BadInput, match="does not exist"):
+        main(["stats", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_tables_of_the_real_sample(shared, tmp_path):
+    root = shared / "data" / "nih_sample"
+    collection = read_records(root)
+    cases = collection.cases
+    found = compute_statistics(cases, collection.chain, read_splits(root, cases), splits_source="read from tables")
+    write_tables(tmp_path, found)
+    rows = {row[0]: row[1:] for row in read_table(tmp_path / "splits.csv")}
+    assert rows["Normal"] == ["178", "52", "30", "260"]
+    assert rows["total"] == ["403", "101", "85", "589"]
+    assert sum(case.labels[-1] == 0 for case in cases) == 260

@@ -1,0 +1,413 @@
+"""Batches: a function of seed and step; every case exactly once in evaluation."""
+
+import collections
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import struct
+import sys
+import time
+
+import grain
+import numpy as np
+import pytest
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.data import reading_ahead, roll_call
+from stepcot_jax.data.batches import batches_per_epoch, evaluation_batches, iterate, training_batches
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.images.pixels import PixelCache
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.host.errors import BadInput, RunStopped
+
+PREPROCESSING = Preprocessing(size=4)
+
+
+def dataset(num_train=10, num_val=7):
+    num_cases = num_train + num_val
+    cases = tuple(Case(f"p{i}", f"images/{i}.png", "", "", (i % 2,), ("",)) for i in range(num_cases))
+    chain = Chain((Step("Only", "?", ("Yes", "No")),))
+    order = np.random.default_rng(0).permutation(num_cases)
+    splits = Splits(tuple(order[:num_train]), tuple(order[num_train:]), ())
+    pixels = PixelCache(lambda i: np.full((4, 4, 3), i, np.uint8), budget_bytes=5 * 16)
+    return Dataset(chain, cases, splits, pixels, PREPROCESSING)
+
+
+def case_of(image):
+    """The case whose pixels these are, read back from the normalised picture."""
+    return round(float((image[0, 0, 0] * PREPROCESSING.std[0] + PREPROCESSING.mean[0]) * 255))
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    data = dataset()
+    one, other = (training_batches(data, batch_size=4, seed=3) for _ in range(2))
+    for step in (7, 0, 3, 7):
+        for name in ("images", "labels", "index"):
+            np.testing.assert_array_equal(one[step][name], other[step][name])
+    assert any((one[k]["index"] != training_batches(data, batch_size=4, seed=4)[k]["index"]).any() for k in range(3))
+
+
+def test_every_training_case_comes_once_before_any_comes_again():
+    data = dataset()
+    batches = training_batches(data, batch_size=4, seed=0)
+    seen = np.concatenate([batches[step]["index"] for step in range(5)])
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert list(seen[:10]) != list(seen[10:])
+
+
+def test_images_labels_and_index_belong_together():
+    data = dataset()
+    of_split = {
+        data.splits.train: training_batches(data, batch_size=4, seed=0)[5],
+        data.splits.val: evaluation_batches(data, "val", batch_size=4)[0],
+    }
+    for split, batch in of_split.items():
+        split = (
+            data.splits.train
+            if len(batch["index"]) and case_of(batch["images"][0]) in data.splits.train
+            else data.splits.val
+        )
+        for image, labels, index in zip(batch["images"], batch["labels"], batch["index"], strict=True):
+            assert case_of(image) == split[index]
+            assert labels.tolist() == list(data.cases[split[index]].labels)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 50])
+def test_evaluation_counts_every_case_once_and_marks_the_padding(batch_size):
+    data = dataset()
+    batches = list(iterate(evaluation_batches(data, "val", batch_size=batch_size), num_threads=2))
+    sizes = {batch["images"].shape[0] for batch in batches}
+    assert len(sizes) == 1
+    seen = [index for batch in batches for index, there in zip(batch["index"], batch["present"], strict=True) if there]
+    assert seen == list(range(7))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_iterator_goes_on_where_its_saved_state_was(num_threads):
+    data = dataset()
+    batches = training_batches(data, batch_size=4, seed=0)
+    iterator = iterate(batches, num_threads=num_threads)
+    for _ in range(4):
+        next(iterator)
+    state = iterator.get_state()
+    expected = [next(iterator)["index"] for _ in range(3)]
+    fresh = iterate(batches, num_threads=num_threads)
+    fresh.set_state(state)
+    np.testing.assert_array_equal([next(fresh)["index"] for _ in range(3)], expected)
+    np.testing.assert_array_equal([batches[step]["index"] for step in (4, 5, 6)], expected)
+
+
+def test_an_epoch_is_at_least_one_batch():
+    assert batches_per_epoch(dataset(), 4) == 2
+    assert batches_per_epoch(dataset(), 64) == 1
+    assert training_batches(dataset(), batch_size=64, seed=0)[0]["labels"].shape == (64, 1)
+
+
+def test_pixels_beyond_the_budget_are_read_again_and_equal():
+    reads = collections.Counter()
+
+    def read(index):
+        reads[index] += 1
+        return np.full((4, 4, 3), index, np.uint8)
+
+    cache = PixelCache(read, budget_bytes=20)
+    for index in range(2):
+        cache.put(index, read(index))
+    for index in (0, 1, 0, 1):
+        np.testing.assert_array_equal(cache[index], np.full((4, 4, 3), index))
+    assert reads == {0: 1, 1: 3}
+    coloured = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    cache = PixelCache(read, budget_bytes=48)
+    cache.put(5, coloured)
+    np.testing.assert_array_equal(cache[5], coloured)
+
+
+def read_number(index):
+    return np.full((4, 4), index, np.uint8)
+
+
+def read_coloured(index):
+    return np.stack([np.full((4, 4), index + channel, np.uint8) for channel in range(3)], axis=-1)
+
+
+def read_mixed(index):
+    return read_coloured(index) if index % 3 == 0 else read_number(index)
+
+
+def dataset_reading(read, **sizes):
+    data = dataset(**sizes)
+    return type(data)(data.chain, data.cases, data.splits, PixelCache(read, 0), data.preprocessing)
+
+
+def assert_equal(batch, expected):
+    assert sorted(batch) == sorted(expected)
+    for name in batch:
+        np.testing.assert_array_equal(batch[name], expected[name])
+        assert batch[name].dtype == expected[name].dtype
+
+
+def test_grey_coloured_and_mixed_batches_are_normalised_alike():
+    for read in (read_number, read_coloured, read_mixed):
+        data = dataset_reading(read)
+        batch = training_batches(data, batch_size=5, seed=0)[1]
+        cases = [data.splits.train[index] for index in batch["index"]]
+        expected = normalise(np.stack([data.pixels[case] for case in cases]), PREPROCESSING)
+        np.testing.assert_array_equal(batch["images"], expected)
+        assert batch["images"].dtype == np.float32
+        assert len(np.unique(cases)) == 5
+
+
+def test_workers_give_the_same_batches_from_any_position_and_a_killed_one_ends_in_a_message():
+    batches = training_batches(dataset_reading(read_mixed, num_train=23), batch_size=4, seed=5, augment=True)
+    alone = iterate(batches, num_threads=2)
+    for step in range(3):
+        assert_equal(next(alone), batches[step])
+    iterator = iterate(batches, num_threads=1, num_workers=2)
+    iterator.set_state(alone.get_state())
+    for step in range(3, 8):
+        assert_equal(next(iterator), batches[step])
+    alone.set_state(iterator.get_state())
+    assert_equal(next(alone), batches[8])
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(RunStopped, match=r"one of the 2 worker processes .* process [0-9]+ was ended by SIGKILL"):
+        take(iterator, 100)
+    assert time.monotonic() - start < 25
+    assert not multiprocessing.active_children()
+
+
+def take(iterator, number):
+    return [next(iterator) for _ in range(number)]
+
+
+def read_badly(index):
+    raise BadInput(f"data.json: record {index}: cannot be decoded")
+
+
+def test_what_a_worker_refuses_arrives_as_it_is():
+    data = dataset_reading(read_badly)
+    iterator = iterate(evaluation_batches(data, "val", batch_size=3), num_threads=1, num_workers=1)
+    with pytest.raises(BadInput, match=f"record {data.splits.val[0]}: cannot be decoded"):
+        next(iterator)
+    assert not multiprocessing.active_children()
+
+
+def end_while_writing(marks, at, step):
+    """A worker that has come to a batch announces a message, writes a part of it, and is no more."""
+    (marks / str(step)).touch()
+    if step == at:
+        frame = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "_put_dataset_elements_in_buffer":
+            frame = frame.f_back
+        if frame is not None:
+            time.sleep(0.5)  # for the thread that writes what was read before
+            writer = frame.f_locals["buffer"]._writer
+            os.write(writer.fileno(), struct.pack("!i", 1000) + b"part")
+            os.kill(os.getpid(), signal.SIGKILL)
+    return np.int64(step)
+
+
+def reader_that_ends(monkeypatch, marks, *, at, num_workers=1):
+    monkeypatch.setattr(reading_ahead, "_GRACE_SECONDS", 1.0)
+    items = grain.MapDataset.range(10).map(functools.partial(end_while_writing, marks, at))
+    # No threads in the worker: the writing must happen below the function whose frame has the pipe.
+    return reading_ahead.ReadAhead(items, int, num_threads=0, num_workers=num_workers)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_worker_that_ends_while_it_writes_leaves_nobody_waiting(monkeypatch, tmp_path, at):
+    iterator = reader_that_ends(monkeypatch, tmp_path, at=at)
+    with pytest.raises(RunStopped, match="SIGKILL"):
+        take(iterator, 10)
+    assert not multiprocessing.active_children()
+
+
+def test_no_worker_reads_before_it_is_known(monkeypatch, tmp_path):
+    """However late this process looks for its workers: one that had read and ended by then would be forgotten."""
+    look, reported = roll_call.RollCall.look, []
+
+    def look_late(roll):
+        if not reported:
+            wait_for(lambda: len(list(roll.waiting.iterdir())) == 1)
+            time.sleep(1.0)
+            reported.extend(path.name for path in roll.waiting.iterdir())
+            assert not list(tmp_path.iterdir())
+        look(roll)
+
+    monkeypatch.setattr(roll_call.RollCall, "look", look_late)
+    iterator = reader_that_ends(monkeypatch, tmp_path, at=2)
+    assert next(iterator) == 0
+    with pytest.raises(RunStopped, match=f"process {reported[0]} was ended by SIGKILL"):
+        take(iterator, 10)
+
+
+def test_closing_waits_for_no_worker_that_is_gone_or_hangs(monkeypatch, tmp_path):
+    iterator = reader_that_ends(monkeypatch, tmp_path, at=5, num_workers=2)
+    assert take(iterator, 2) == [0, 1]
+    wait_for((tmp_path / "5").exists)
+    start = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - start < 25
+    assert not multiprocessing.active_children()
+    iterator = reader_that_ends(monkeypatch, tmp_path, at=None)
+    assert next(iterator) == 0
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGSTOP)
+    start = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - start < 25
+    assert not multiprocessing.active_children()
+
+
+def read_slowly(step):
+    time.sleep(0.1)
+    return np.int64(step)
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_closing_at_the_start_waits_for_nobody(monkeypatch, reported):
+    monkeypatch.setattr(reading_ahead, "_GRACE_SECONDS", 60.0)
+    items = grain.MapDataset.range(10).map(read_slowly)
+    workers = reading_ahead._Workers(items, int, num_threads=0, num_workers=2)
+    wait_for(lambda: len(multiprocessing.active_children()) == 2)
+    if reported:
+        wait_for(lambda: len(list(workers._roll.waiting.iterdir())) == 2)
+    start = time.monotonic()
+    workers.close()
+    assert time.monotonic() - start < 60
+    assert not multiprocessing.active_children()
+
+
+def test_signals_to_the_whole_group_are_left_to_the_parent():
+    items = grain.MapDataset.range(20).map(read_slowly)
+    workers = reading_ahead._Workers(items, int, num_threads=0, num_workers=2)
+    found = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        wait_for(lambda: len(multiprocessing.active_children()) == 2)  # at first as soon as they are there
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, number)
+            os.kill(process.pid, signal.SIGTERM)
+        found += [workers.next() for _ in range(5)]
+    assert found == list(range(10))
+    workers.close()
+    assert not multiprocessing.active_children()
+
+
+def refuse_oddly(_):
+    error = ValueError("no")
+    error.reason = lambda: "cannot be pickled"
+    raise error
+
+
+def test_an_error_that_cannot_cross_ends_in_a_message():
+    iterator = reading_ahead.ReadAhead(grain.MapDataset.range(9).map(refuse_oddly), int, num_threads=0, num_workers=1)
+    with pytest.raises(RunStopped, match="ended with exit code 1"):
+        next(iterator)
+    assert not multiprocessing.active_children()
+
+
+def test_processes_share_each_batch_and_read_no_more():
+    reads = []
+
+    def read(index):
+        reads.append(index)
+        return read_number(index)
+
+    data = dataset_reading(read)
+    whole = training_batches(data, batch_size=6, seed=2, augment=True)[4]
+    reads.clear()
+    parts = [
+        training_batches(data, batch_size=6, seed=2, augment=True, process_index=index, process_count=3)[4]
+        for index in range(3)
+    ]
+    assert len(reads) == 6
+    assert_equal({name: np.concatenate([part[name] for part in parts]) for name in whole}, whole)
+    with pytest.raises(BadInput, match="found 7 for 3 processes"):
+        training_batches(data, batch_size=7, seed=2, process_index=0, process_count=3)
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 6, 100])
+def test_processes_evaluate_every_case_once(batch_size):
+    data = dataset()
+    seen, shapes = [], set()
+    for index in range(2):
+        batches = evaluation_batches(data, "val", batch_size=batch_size, process_index=index, process_count=2)
+        for number in range(len(batches)):
+            batch = batches[number]
+            shapes.add((len(batches), *batch["images"].shape))
+            seen += batch["index"][batch["present"]].tolist()
+    assert sorted(seen) == list(range(7))
+    assert len(shapes) == 1
+
+
+def rare_dataset():
+    """90 cases of one answer, 9 of another, one that nobody annotated."""
+    data = dataset(num_train=100, num_val=1)
+    answers = {case: 0 if place < 90 else 1 if place < 99 else -100 for place, case in enumerate(data.splits.train)}
+    cases = tuple(
+        Case(case.patient_id, case.image_path, "", "", (answers.get(index, 0),), ("",))
+        for index, case in enumerate(data.cases)
+    )
+    return type(data)(data.chain, cases, data.splits, data.pixels, data.preprocessing)
+
+
+def test_inverse_frequency_draws_every_answer_as_often_and_every_case_of_it():
+    data = rare_dataset()
+    batches = training_batches(data, batch_size=30, seed=0, sampling="inverse_frequency")
+    drawn = np.concatenate([batches.read[step]["index"] for step in range(100)])
+    counts = np.bincount(drawn, minlength=100)
+    for members in (slice(0, 90), slice(90, 99), slice(99, 100)):
+        assert abs(counts[members].sum() - 1000) < 150
+        assert counts[members].max() - counts[members].min() < 8 * np.sqrt(counts[members].mean())
+    assert counts.min() > 0
+    assert batches_per_epoch(data, 30) == 3
+    again = training_batches(data, batch_size=30, seed=0, sampling="inverse_frequency")
+    assert_equal(again[7], batches[7])
+    assert (again.read[8]["index"] != batches.read[7]["index"]).any()
+    other = training_batches(data, batch_size=30, seed=1, sampling="inverse_frequency")
+    assert (other.read[7]["index"] != batches.read[7]["index"]).any()
+
+
+def test_augmentation_is_a_function_of_seed_step_and_row():
+    picture = np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8)
+    data = dataset_reading(lambda index: picture)
+    one, other = (training_batches(data, batch_size=4, seed=3, augment=True) for _ in range(2))
+    assert_equal(one[5], other[5])
+    images = [
+        *one[5]["images"],
+        *one[6]["images"],
+        *training_batches(data, batch_size=4, seed=4, augment=True)[5]["images"],
+    ]
+    assert len({image.tobytes() for image in images}) == len(images)
+    plain = evaluation_batches(data, "val", batch_size=3)[0]["images"]
+    np.testing.assert_array_equal(plain[0], normalise(np.repeat(picture[..., None], 3, -1), PREPROCESSING))
+
+
+def test_features_are_not_augmented():
+    data = dataset()
+    features = np.zeros((17, 3), np.float32)
+    data = type(data)(data.chain, data.cases, data.splits, data.pixels, data.preprocessing, features)
+    assert training_batches(data, batch_size=4, seed=0)[0]["image_features"].shape == (4, 3)
+    with pytest.raises(BadInput, match="augment: found features"):
+        training_batches(data, batch_size=4, seed=0, augment=True)
+
+
+def test_a_copy_of_the_cache_in_a_worker_keeps_nothing():
+    cache = PixelCache(read_number, 1e6)
+    for index in range(100):
+        cache.put(index, np.full((64, 64), index, np.uint8))
+    content = pickle.dumps(cache)
+    assert len(content) < 1000
+    copy = pickle.loads(content)  # noqa: S301
+    np.testing.assert_array_equal(copy[3], cache._read(3)[..., None].repeat(3, -1))
+    assert not copy._kept

@@ -1,0 +1,200 @@
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from PIL import Image
+from report.browser import Watched, open_browser, spread_of
+from trained_workdir import make_trained_workdir, tiny_encoder
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.demo.__main__ import main
+from stepcot_jax.host.errors import BadInput
+
+ROOT = pathlib.Path(__file__).parents[2]
+TINY_DEMO = """
+import sys
+from trained_workdir import tiny_encoder
+from stepcot_jax.demo.__main__ import main
+from stepcot_jax.host.errors import run_tool
+with tiny_encoder():
+    run_tool(lambda: main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    make_trained_workdir(folder)
+    return folder
+
+
+class Served:
+    """The demo in a process of its own, with a temporary folder of its own."""
+
+    def __init__(self, workdir, temporary):
+        self.temporary = temporary
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(temporary)}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TINY_DEMO, f"--checkpoint={workdir}", "--port=0"],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        line = self.process.stdout.readline()
+        assert line.startswith("http://127.0.0.1:"), self.process.stderr.read()
+        self.url = line.split()[0]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def kept(self):
+        """Content of all files below the temporary folder, but for empty ones."""
+        files = [path for path in self.temporary.rglob("*") if path.is_file()]
+        return [path for path in files if path.stat().st_size and not path.name.endswith(".lock")]
+
+
+@pytest.fixture(scope="module")
+def served(workdir, tmp_path_factory):
+    pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
+    server = Served(workdir, tmp_path_factory.mktemp("temporary"))
+    yield server
+    server.process.send_signal(signal.SIGINT)
+    _, errors = server.process.communicate(timeout=30)
+    assert server.process.returncode == 130
+    assert "Traceback" not in errors
+    assert not list(server.temporary.glob("stepcot-demo-*"))
+
+
+@pytest.fixture(scope="module")
+def browser(served):
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(browser, served):
+    watched = Watched(browser)
+    watched.tab.goto(served.url)
+    watched.tab.wait_for_selector("#radiograph input[type=file]", state="attached")
+    yield watched
+    watched.close()
+    assert not [url for url in watched.requests if not url.startswith((served.url, "data:", "blob:"))]
+
+
+@pytest.fixture(scope="module")
+def radiograph(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "patient_name.png"
+    Image.fromarray(draw_case(3, seed=5, size=48).image).save(path)
+    return path
+
+
+def drop(page, path):
+    page.tab.set_input_files("#radiograph input[type=file]", path)
+
+
+def panels_of(page):
+    page.tab.wait_for_selector("#view .panels figure")
+    return page.tab.locator("#view .panels figcaption").all_inner_texts()[1:]
+
+
+def test_a_radiograph_is_read_and_corrected(page, served, radiograph, tmp_path):
+    drop(page, radiograph)
+    before = panels_of(page)
+    assert len(before) == 7
+    for step, text in zip(DEFAULT_CHAIN.steps, before, strict=True):
+        assert step.name in text
+        assert any(option in text for option in step.options)
+        assert "%" in text
+    assert served.kept() == []
+    maps = page.tab.locator("#view .panels img").evaluate_all("images => images.map(image => image.src)")
+    assert all(source.startswith("data:image/jpeg") for source in maps)
+    assert len(set(maps)) > 4
+
+    radios = page.tab.locator("input[type=radio]")
+    num_first = DEFAULT_CHAIN.steps[0].num_answers
+    other = next(number for number in range(num_first) if not radios.nth(number).is_checked())
+    radios.nth(other).click()
+    page.tab.wait_for_selector("#view figure.given")
+    after = panels_of(page)
+    chosen = DEFAULT_CHAIN.steps[0].options[other]
+    assert f"{chosen} (given)" in after[0]
+    assert radios.nth(other).is_checked()
+    assert "correction" in page.tab.locator("#view .changes").inner_text()
+    # The map of the corrected step is now of the given answer.
+    assert page.tab.locator("#view .panels img").nth(1).get_attribute("src") != maps[1]
+    assert page.tab.get_by_text("Detection (corrected)").count() == 1
+
+    page.tab.screenshot(path=tmp_path / "demo.png", full_page=True)
+    assert spread_of(tmp_path / "demo.png") > 10
+    page.tab.locator("#undo").click()
+    page.tab.wait_for_selector("#view figure.given", state="detached")
+    assert panels_of(page) == before
+
+
+def test_a_file_that_is_no_image_is_refused_and_deleted(page, served, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"<script>no image</script>")
+    drop(page, bad)
+    page.tab.get_by_text("accepted are PNG").first.wait_for()
+    assert page.tab.locator("#view .panels").count() == 0
+    assert served.kept() == []
+
+
+def test_the_page_fits_a_phone(browser, served, radiograph):
+    page = Watched(browser, width=375)
+    page.tab.goto(served.url)
+    page.tab.wait_for_selector("#radiograph input[type=file]", state="attached")
+    drop(page, radiograph)
+    panels_of(page)
+    assert page.overflow <= 0
+    page.close()
+
+
+def test_the_server_tells_browsers_to_ask_no_one_else_and_keep_nothing(served):
+    with urllib.request.urlopen(served.url) as answer:  # noqa: S310
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'self'" in policy
+        assert "http" not in policy
+        assert answer.headers["Cache-Control"] == "no-store"
+    for path in ("/docs", "/openapi.json"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(served.url + path)  # noqa: S310
+
+
+def test_only_this_machine_is_listened_to(served):
+    with socket.socket() as other, pytest.raises(OSError):  # noqa: PT012
+        other.settimeout(2)
+        other.connect(("127.0.0.2", served.port))
+
+
+def test_a_port_that_is_taken_is_named(workdir, served):
+    with tiny_encoder(), pytest.raises(BadInput, match=f"port {served.port}"):
+        main([f"--checkpoint={workdir}", f"--port={served.port}"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(["--port=70000"], "--port: found 70000"), (["--checkpoint=/nowhere"], "/nowhere: found no such folder")],
+)
+def test_wrong_flags_are_named(workdir, flags, words):
+    pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
+    with pytest.raises(BadInput, match=words):
+        main([f"--checkpoint={workdir}", *flags])
+
+
+def test_without_gradio_the_extra_is_named(monkeypatch):
+    from stepcot_jax.demo.server import import_gradio
+
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "")
+    with pytest.raises(BadInput, match=r"stepcot-jax\[demo\]"):
+        import_gradio()
+    assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"

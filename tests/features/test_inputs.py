@@ -1,0 +1,238 @@
+"""From settings to what the networks are fed: frozen encoders run once an image, trained ones not ahead."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training.small_run import small_run, small_settings
+
+from stepcot_jax.data.__main__ import main as data_main
+from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.features import fill, inputs
+from stepcot_jax.features.importing import import_features
+from stepcot_jax.features.protocol import describe_image_store
+from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+
+
+class FakeEncoder:
+    """The mean of each quarter of the picture; counts the images that it sees."""
+
+    name, width, digest = "fake", 4, "weights-1"
+    preprocessing = Preprocessing(size=32, fit="pad")
+
+    def __init__(self):
+        self.num_seen = 0
+
+    def encode(self, images):
+        self.num_seen += len(images)
+        grey = np.asarray(images).mean(axis=-1)
+        return np.stack([grey[:, y : y + 16, x : x + 16].mean(axis=(1, 2)) for y in (0, 16) for x in (0, 16)], axis=1)
+
+
+class FakeTextEncoder:
+    name, width, digest, max_tokens, num_parameters = "fake text", 8, "text-1", 128, 5
+
+    def __init__(self):
+        self.num_seen = 0
+
+    def encode(self, texts, *, pooling):
+        self.num_seen += len(texts)
+        return np.array([[float(len(text))] * 8 for text in texts], np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cases")
+    export_phantom(root, num_cases=40, seed=0, size=32, prevalence="flat")
+    return root
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    image, text = FakeEncoder(), FakeTextEncoder()
+    monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
+    monkeypatch.setattr(inputs, "load_text_encoder", lambda source, dtype, max_tokens: text)
+    return image, text
+
+
+def frozen_settings(folder, **changes):
+    return small_settings(
+        data__source="folder",
+        data__root=str(folder),
+        image_encoder__name="pretrained",
+        image_encoder__weights="anywhere",
+        prompts__encoder="pretrained",
+        prompts__weights="anywhere",
+        features__batch_size=16,
+        **changes,
+    )
+
+
+def test_every_image_and_prompt_is_encoded_once_and_read_afterwards(folder, frozen, tmp_path, capsys):
+    settings = frozen_settings(folder)
+    first = inputs.load_inputs(settings, tmp_path, Terminal())
+    assert frozen[0].num_seen == 48  # 40 images in batches of 16
+    assert frozen[1].num_seen == 7
+    assert "images: 40 encoded, 0 read" in capsys.readouterr().err
+    again = inputs.load_inputs(settings, tmp_path, Terminal())
+    assert (frozen[0].num_seen, frozen[1].num_seen) == (48, 7)
+    assert "images: 0 encoded, 40 read" in capsys.readouterr().err
+    np.testing.assert_array_equal(first.dataset.features, again.dataset.features)
+    np.testing.assert_array_equal(first.text_features, again.text_features)
+
+
+def test_stored_features_are_those_of_each_case(folder, frozen, tmp_path):
+    found = inputs.load_inputs(frozen_settings(folder), tmp_path, Terminal())
+    direct = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path / "other", Terminal())
+    images = np.stack([inputs_image(direct, index) for index in range(40)])
+    np.testing.assert_allclose(found.dataset.features, FakeEncoder().encode(images), atol=1e-6)
+    assert found.image_encoder is None
+    assert found.example["image_features"].shape == (1, 4)
+
+
+def inputs_image(found, index):
+    from stepcot_jax.data.images.preprocessing import normalise
+
+    return normalise(found.dataset.pixels[index], found.dataset.preprocessing)
+
+
+def test_a_changed_picture_is_encoded_again_and_only_that(folder, frozen, tmp_path, capsys):
+    import shutil
+
+    root = tmp_path / "copy"
+    shutil.copytree(folder, root)
+    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    shutil.copy(root / "images/phantom_000003.png", root / "images/phantom_000004.png")
+    capsys.readouterr()
+    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    assert "images: 0 encoded, 39 read" in capsys.readouterr().err  # the copy is the same picture as its source
+    frozen[0].digest = "weights-2"
+    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    assert "images: 39 encoded, 0 read" in capsys.readouterr().err
+
+
+def test_a_picture_that_breaks_is_found_although_it_was_stored_before(folder, frozen, tmp_path):
+    import shutil
+
+    root = tmp_path / "copy"
+    shutil.copytree(folder, root)
+    inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+    picture = root / "images/phantom_000007.png"
+    picture.write_bytes(picture.read_bytes()[:-30])
+    with pytest.raises(BadInput, match="phantom_000007"):
+        inputs.load_inputs(frozen_settings(root), tmp_path, Terminal())
+
+
+def test_without_the_store_each_batch_is_encoded_once(folder, frozen, tmp_path):
+    found = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path, Terminal())
+    seen = frozen[0].num_seen
+    batch = {"images": np.zeros((5, 32, 32, 3), np.float32), "labels": np.zeros((5, 7), np.int32)}
+    prepared = found.prepare(batch)
+    assert frozen[0].num_seen == seen + 5
+    assert prepared["image_features"].shape == (5, 4)
+    assert not (tmp_path / "features").exists() or not list((tmp_path / "features").glob("image-*"))
+
+
+def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypatch):
+    cases = read_records(folder).cases
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "made.npz",
+        features=rng.standard_normal((40, 6)).astype(np.float32),
+        ids=np.array([case.image_path for case in cases]),
+        prompt_features=rng.standard_normal((7, 8)).astype(np.float32),
+    )
+    import_features(tmp_path / "made.npz", None, cases, tmp_path / "store")
+    root = tmp_path / "no pictures"
+    root.mkdir()
+    (root / "data.json").write_bytes((folder / "data.json").read_bytes())
+    changes = {
+        "data__source": "folder",
+        "data__root": str(root),
+        "image_encoder__name": "imported",
+        "image_encoder__weights": str(tmp_path / "store"),
+        "prompts__encoder": "imported",
+        "training__joint_epochs": 1,
+    }
+    with __import__("jax").numpy_dtype_promotion("standard"):
+        report = small_run(tmp_path / "run", monkeypatch, **changes).execute()
+    assert report["num_cases"]["train"] > 20
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["test"]["student"]["steps"]
+    found = inputs.load_inputs(small_settings(**changes), tmp_path / "again", Terminal())
+    assert found.text_features.shape == (7, 8)
+    assert found.text_features.dtype == jnp.float32
+
+
+def test_shards_share_the_features_of_their_files(folder, frozen, tmp_path, capsys):
+    inputs.load_inputs(frozen_settings(folder), tmp_path / "run", Terminal())
+    data_main(["shards", str(folder), "--out", str(tmp_path / "shards")])
+    capsys.readouterr()
+    from_files, from_shards = (
+        inputs.load_inputs(frozen_settings(root), tmp_path / "run", Terminal())
+        for root in (folder, tmp_path / "shards")
+    )
+    assert capsys.readouterr().err.count("images: 0 encoded, 40 read") == 2
+    np.testing.assert_array_equal(from_files.dataset.features, from_shards.dataset.features)
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_an_image_that_is_not_checked_ahead_stops_the_run_at_its_use(folder, frozen, tmp_path, store):
+    root = tmp_path / "copy"
+    shutil.copytree(folder, root)
+    (root / "images/phantom_000007.png").write_bytes(b"")
+    settings = frozen_settings(root, data__check_images="on_use", features__store=store)
+    expected = r"data\.json: record 7: .*phantom_000007\.png: found an empty file"
+    if store:
+        with pytest.raises(BadInput, match=expected):
+            inputs.load_inputs(settings, tmp_path, Terminal())
+        return
+    dataset = inputs.load_inputs(settings, tmp_path, Terminal()).dataset
+    with pytest.raises(BadInput, match=expected):
+        [dataset.pixels[index] for index in range(40)]
+
+
+def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
+    """The batches themselves are compared in test_batches: here no worker is started, which would take seconds."""
+    asked = []
+
+    def iterate_here(batches, *, num_threads, num_workers):
+        asked.append((num_threads, num_workers))
+        return iterate(batches, num_threads=num_threads)
+
+    monkeypatch.setattr(feeding, "iterate", iterate_here)
+    changes = {"data__source": "folder", "data__root": str(folder), "data__num_workers": 3, "data__num_threads": 1}
+    changes |= {"data__augment": "light", "data__sampling": "inverse_frequency"}
+    run = small_run(tmp_path, monkeypatch, **changes)
+    expected = training_batches(run.dataset, batch_size=8, seed=0, sampling="inverse_frequency", augment=True)
+    np.testing.assert_array_equal(next(run.feed.training_batches())["images"], expected[0]["images"])
+    monkeypatch.setattr(feeding, "collect", lambda predict, batches: list(batches))
+    plain = evaluation_batches(run.dataset, "val", batch_size=128)[0]
+    seen = []
+    run.predict = lambda params, batch: seen.append(np.asarray(batch["images"]))
+    run._predictions(None, "val")
+    np.testing.assert_array_equal(seen[0], plain["images"])
+    assert asked == [(1, 3), (1, 3)]
+    assert not run.dataset.pixels._kept  # it would serve no worker
+
+
+def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, tmp_path, monkeypatch):
+    def encode_patches(images):
+        return frozen[0].encode(images), np.asarray(images)[:, ::16, ::16].reshape(len(images), 4, 3)
+
+    monkeypatch.setattr(frozen[0], "encode_patches", encode_patches, raising=False)
+    loaded = inputs.load_inputs(frozen_settings(folder, features__patches="float16"), tmp_path, Terminal())
+    spec = describe_image_store(frozen[0], patches="float16")
+    store = FeatureStore(tmp_path / "features" / spec.folder_name)
+    keys = fill.image_keys(frozen[0], fill.digest_images(loaded.dataset, folder))
+    expected = normalise(np.stack([loaded.dataset.pixels[k] for k in range(40)]), frozen[0].preprocessing)
+    found = store.read_patches(keys)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, expected[:, ::16, ::16].reshape(40, 4, 3), atol=2e-3)
+    assert loaded.dataset.features.shape == (40, 4)

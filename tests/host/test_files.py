@@ -1,0 +1,102 @@
+"""What is read is what was accepted, and what is written is whole."""
+
+import os
+
+import msgspec
+import pytest
+
+from stepcot_jax.host import files
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file, read_json, write_whole, writing_whole
+
+
+class Note(msgspec.Struct, frozen=True):
+    text: str
+    number: int = 0
+
+
+ACCEPTED = "accepted is a note"
+
+
+def test_json_is_read_as_its_type(tmp_path):
+    path = tmp_path / "note.json"
+    write_whole(path, msgspec.json.encode(Note("über", 3)))
+    assert read_json(str(path), Note, accepted=ACCEPTED) == Note("über", 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "truncated"),
+        (b'{"text": "a"', "truncated"),
+        (b'{"text": 1}', r"\$.text"),
+        (b"[]", "Expected `object`"),
+        (b'{"text": "\xff"}', "invalid|decode"),
+        (b"[" * 100_000, "Expected `object`|recursion"),
+        (b'{"text": "' + b"a" * 1000 + b'"}', "found a file of 1012 bytes, accepted are at most 500"),
+    ],
+)
+def test_what_is_no_such_json_is_refused_by_name(tmp_path, content, words):
+    path = tmp_path / "note.json"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=words) as caught:
+        read_json(path, Note, accepted=ACCEPTED, max_bytes=500 if len(content) < 2000 else 10**6)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).endswith(f"; {ACCEPTED}")
+
+
+def test_a_missing_file_a_folder_and_a_pipe_are_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"none: cannot be read \(No such file or directory\); accepted is a note"):
+        read_json(tmp_path / "none", Note, accepted=ACCEPTED)
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer that never comes
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(BadInput, match="found no ordinary file, accepted is a JSON file; accepted is a note"):
+            read_json(path, Note, accepted=ACCEPTED)
+
+
+def test_a_file_of_the_most_bytes_is_read(tmp_path):
+    path = tmp_path / "bytes"
+    path.write_bytes(b"12345")
+    assert read_file(path, max_bytes=5) == b"12345"
+    with pytest.raises(BadInput, match="found a file of 5 bytes, accepted are at most 4"):
+        read_file(path, max_bytes=4)
+
+
+def test_writing_replaces_and_makes_the_folder(tmp_path):
+    path = tmp_path / "new" / "data.json"
+    write_whole(path, b"old")
+    with writing_whole(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, where):
+    path = tmp_path / "data.json"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(*((files.os, "fsync", fail) if where == "fsync" else ("pathlib.Path.replace", fail)))
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, b"new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_fails_while_writing_leaves_the_old_file(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text("old")
+
+    def write_half():
+        with writing_whole(path) as file:
+            file.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,332 @@
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from trained_workdir import make_trained_workdir, tiny_encoder
+
+from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict import __main__ as predict
+from stepcot_jax.predict.answers import make_readings
+from stepcot_jax.predict.changes import Shift, describe_shifts
+from stepcot_jax.predict.corrections import label_corrections, read_corrections
+from stepcot_jax.predict.paragraph import write_paragraph
+from stepcot_jax.predict.radiographs import find_images, read_picture
+from stepcot_jax.predict.reader import Reading
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_encoder():
+    with tiny_encoder():
+        yield
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("predict") / "run"
+    make_trained_workdir(folder, calibrated=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def teacher(workdir):
+    return predict.load(workdir, model="teacher", batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def student(workdir):
+    return predict.load(workdir, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder with a PNG, a JPEG below it and what is no image."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "below").mkdir()
+    for index, name in enumerate(("b.png", "below/a.jpg", "c.png")):
+        Image.fromarray(draw_case(index, seed=5, size=48).image).save(folder / name)
+    (folder / "notes.txt").write_text("nothing")
+    return folder
+
+
+def test_one_picture_reads_the_same_from_everywhere(student, images):
+    path = images / "b.png"
+    pixels = np.array(Image.open(path))
+    readings = [student.read(each) for each in (path, str(path), path.read_bytes(), pixels, np.stack([pixels] * 3, -1))]
+    assert len({json.dumps(reading.probabilities) for reading in readings}) == 1
+    reading = readings[0]
+    assert list(reading.answers) == [step.name for step in DEFAULT_CHAIN.steps]
+    for name, answer in reading.answers.items():
+        assert reading.probabilities[name][answer] == max(reading.probabilities[name].values())
+        assert sum(reading.probabilities[name].values()) == pytest.approx(1)
+    assert reading.model == "student"
+    assert reading.calibrated
+    assert reading.coverage == 0.9
+    assert all(answer.answer in answer.answer_set for answer in reading.steps)
+    assert reading.source == str(path)
+    assert reading.paragraph in str(reading)
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (np.zeros((4, 4)), "uint8"),
+        (np.zeros((4, 4, 4), np.uint8), "\\(4, 4, 4\\)"),
+        (np.zeros((0, 4), np.uint8), "\\(0, 4\\)"),
+        (b"text", "at its start"),
+        (3, "found int"),
+        ("no.png", "no.png: cannot be read"),
+    ],
+)
+def test_what_is_no_image_is_refused(student, image, words):
+    with pytest.raises(BadInput, match=words):
+        student.read(image)
+
+
+def test_a_correction_is_followed(teacher, images):
+    path = images / "b.png"
+    plain = teacher.read(path)
+    assert (plain.flipped, plain.shifted) == ((), ())
+    for option in DEFAULT_CHAIN.steps[2].options:
+        corrected = teacher.read(path, given={"Radiographic pattern": option})
+        assert corrected.answers["Radiographic pattern"] == option
+        assert [shift.step for shift in corrected.shifted] == [step.name for step in DEFAULT_CHAIN.steps[3:]]
+        for shift in corrected.shifted:
+            before, after = plain.probabilities[shift.step], corrected.probabilities[shift.step]
+            assert shift.change == pytest.approx(max(abs(before[each] - after[each]) for each in before))
+            assert shift.change > 0
+        assert all(answer.answer_set is not None for answer in corrected.steps[:2])
+        assert all(answer.answer_set is None for answer in corrected.steps[2:])
+        assert "given" in corrected.paragraph
+
+
+def test_answers_that_a_correction_turned_are_told():
+    def reading(*rows):
+        return Reading(np.zeros((1, 3, 2), np.float32), np.array([rows]), None, None)
+
+    chain = Chain(tuple(Step(name, "?", ("Yes", "No")) for name in ("One", "Two", "Three")))
+    plain, corrected = reading((0.9, 0.1), (0.6, 0.4), (0.7, 0.3)), reading((0.9, 0.1), (0.4, 0.6), (0.6, 0.4))
+    told = make_readings(
+        corrected,
+        chain,
+        sources=["x"],
+        model="teacher",
+        calibration=None,
+        given=np.array([1, -1, -1]),
+        uncorrected=plain,
+    )[0]
+    assert told.answers == {"One": "No", "Two": "No", "Three": "Yes"}
+    assert [(flip.step, flip.before, flip.after) for flip in told.flipped] == [("Two", "Yes", "No")]
+    assert [(shift.step, round(shift.change, 6)) for shift in told.shifted] == [("Two", 0.2), ("Three", 0.1)]
+    assert "changed by what was given: Two: Yes → No" in str(told)
+    assert "20.0 points (Two)" in str(told)
+    assert "<li>changed by what was given: Two: Yes → No</li>" in told._repr_html_()
+    assert told.as_dict()["steps"][0]["given"]
+
+
+def test_steps_and_answers_may_be_abbreviated():
+    chain = DEFAULT_CHAIN
+    expected = label_corrections({"Anatomical location": "Lower lung zone"}, chain)
+    assert expected.tolist() == [-1, -1, -1, 2, -1, -1, -1]
+    for name, answer in {"anatomical  LOCATION": "c", "4": "lower lung zone"}.items():
+        assert label_corrections({name: answer}, chain).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"Anatomical locaton": "A"}, ["found step 'Anatomical locaton'", "Detection", "nearest: Anatomical location"]),
+        ({"Diagnosis": "Pneumonitis"}, ["Diagnosis: found answer", "A. Normal", "nearest: Pneumonia"]),
+        ({"Diagnosis": " "}, ["nearest:"]),
+        ({"8": "A"}, ["found step '8'"]),
+        ({"1": "A", "Detection": "B"}, ["'Detection' twice"]),
+    ],
+)
+def test_a_wrong_correction_names_what_is_accepted(given, words):
+    with pytest.raises(BadInput) as caught:
+        label_corrections(given, DEFAULT_CHAIN)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("text", ["Diagnosis", "=A", "Diagnosis=", "a=b\n=c=", " = "])
+def test_a_correction_has_a_step_and_an_answer(text):
+    if text.count("=") > 1:
+        assert read_corrections([text]) == {"a": "b\n=c="}
+        return
+    with pytest.raises(BadInput, match="STEP=ANSWER"):
+        read_corrections([text])
+
+
+def test_a_correction_comes_once():
+    with pytest.raises(BadInput, match="twice"):
+        read_corrections(["a=b", "A = c"])
+
+
+def test_a_folder_is_searched_and_never_left(images, tmp_path):
+    outside = tmp_path / "outside.png"
+    shutil.copy(images / "b.png", outside)
+    folder = shutil.copytree(images, tmp_path / "folder")
+    (folder / "link.png").symlink_to(outside)
+    (folder / "away").symlink_to(tmp_path)
+    refused = []
+    paths, notes = find_images([folder, folder / "c.png", tmp_path / "no.png"], refuse=refused.append)
+    names = ["b.png", "below/a.jpg", "c.png"]
+    assert paths == [folder / name for name in names] + [tmp_path / "no.png"]
+    assert "passed over 2" in notes[0]  # notes.txt and link.png
+    assert not refused
+    (folder / "broken.JPG").write_bytes(b"no image")
+    (folder / "._b.png").write_bytes(b"no image")
+    assert find_images([folder], refuse=refused.append)[0] == [
+        folder / name for name in ("b.png", "below/a.jpg", "broken.JPG", "c.png")
+    ]
+    (tmp_path / "empty").mkdir()
+    assert find_images([tmp_path / "empty"], refuse=refused.append) == ([], [])
+    assert "found no image" in refused[0]
+
+
+def test_a_dicom_file_is_read(tmp_path, student):
+    pydicom = pytest.importorskip("pydicom")
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+
+    pixels = draw_case(1, seed=5, size=48).image
+    found = pydicom.Dataset()
+    found.file_meta = pydicom.dataset.FileMetaDataset()
+    found.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    found.file_meta.MediaStorageSOPClassUID = found.SOPClassUID = SecondaryCaptureImageStorage
+    found.file_meta.MediaStorageSOPInstanceUID = found.SOPInstanceUID = "1.2.3"
+    found.PatientName, found.PatientID, found.Modality = "Doe^Jane", "SECRET7", "DX"
+    found.Rows, found.Columns = pixels.shape
+    found.SamplesPerPixel, found.PhotometricInterpretation = 1, "MONOCHROME2"
+    found.BitsAllocated, found.BitsStored, found.HighBit, found.PixelRepresentation = 8, 8, 7, 0
+    found.PixelData = pixels.tobytes()
+    found.save_as(tmp_path / "x", enforce_file_format=True)
+    assert find_images([tmp_path], refuse=print)[0] == [tmp_path / "x"]
+    told = json.dumps(student.read(tmp_path / "x").as_dict())
+    assert "Doe" not in told
+    assert "SECRET7" not in told
+
+
+def test_pictures_become_the_encoders_size(images, student):
+    picture = read_picture(images / "b.png", student.trained.preprocessing)
+    assert picture.shape == (32, 32, 3)
+    assert picture.dtype == np.uint8
+
+
+def test_a_correction_that_nothing_follows_is_said_to_be_one():
+    assert describe_shifts([]) == ""
+    assert "hardly uses its earlier answers" in describe_shifts([Shift("Two", 0.0009), Shift("Three", 0.0)])
+    assert describe_shifts([Shift("Two", 0.001), Shift("Three", 0.25)]).endswith("25.0 points (Three)")
+
+
+STRANGE = Chain((Step("<b>One</b>", "Is <script>?", ("<i>", "\x1b[2J")), Step("Two", "And?", ("A & B", "N/A"))))
+
+
+def strange_reading():
+    probabilities = np.array([[[0.25, 0.75], [1.0, 0.0]]])
+    reading = Reading(np.zeros((1, 2, 2), np.float32), probabilities, None, None)
+    return make_readings(reading, STRANGE, sources=["<x>.png"], model="teacher", calibration=None)[0]
+
+
+def test_html_is_escaped_and_terminals_are_not_steered():
+    reading = strange_reading()
+    page = reading._repr_html_()
+    assert "<script>" not in page
+    assert "<i>" not in page
+    assert "<b>One" not in page
+    assert "&lt;script&gt;" in page
+    assert "A &amp; B" in page
+    assert "\x1b" not in str(reading)
+    assert "\\x1b" in str(reading)
+    assert not reading.calibrated
+    assert json.loads(json.dumps(reading.as_dict()))["steps"][0]["answer"] == "\x1b[2J"
+
+
+def test_the_paragraph_reads_as_prose():
+    labels = (1, 0, 2, 6, 1, 0, 7)
+    shares = (0.81, 0.5, 0.999, 0.4, None, 0.001, 0.37)
+    text = write_paragraph(list(zip(DEFAULT_CHAIN.steps, labels, shares, strict=True)))
+    assert text == (
+        "The radiograph shows increased opacity (81 %), focal in distribution (50 %), with a nodular pattern "
+        "(more than 99 %), margins and morphology: ill-defined (given), associated signs: volume loss (less than 1 %). "
+        "The most likely diagnosis is mass (37 %). Not applicable: anatomical location (40 %)."
+    )
+    assert write_paragraph([(STRANGE.steps[1], 0, 0.5)]) == "Two: A & B (50 %)."
+
+
+def run_tool_here(capsys, *arguments):
+    code = predict.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, tmp_path, monkeypatch):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes((images / "b.png").read_bytes()[:200])
+    monkeypatch.setattr(predict, "BATCH_SIZE", 2)
+    out = tmp_path / "out.jsonl"
+    code, told, complained = run_tool_here(capsys, bad, images, f"--checkpoint={workdir}", "--json", f"--out={out}")
+    assert code == 1
+    assert told == ""
+    assert f"{bad}: cannot be decoded" in complained
+    assert "passed over 1 that are no PNG" in complained
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [entry["image"] for entry in found] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
+    assert set(found[0]) == {"image", "model", "calibrated", "coverage", "steps", "flipped", "shifted", "paragraph"}
+    assert len(found[0]["steps"]) == 7
+
+
+def test_the_tool_prints_a_table(workdir, images, capsys):
+    given = "--given=Anatomical location=Lower lung zone"
+    code, told, complained = run_tool_here(
+        capsys, images / "b.png", images / "c.png", f"--checkpoint={workdir}", "--model=teacher", given
+    )
+    assert (code, complained) == (0, "")
+    lines = told.splitlines()
+    of_sets = '"or": answers that cannot be ruled out at 90 % coverage'
+    assert lines[0] == f"{images / 'b.png'} (teacher; probabilities calibrated; {of_sets})"
+    assert [line.split("  ")[1] for line in lines[1:8]] == [step.name for step in DEFAULT_CHAIN.steps]
+    assert "Lower lung zone" in lines[4]
+    assert "given (network: " in lines[4]
+
+
+def test_wrong_corrections_end_before_an_image_is_read(workdir, images, capsys):
+    for flags, words in (
+        (["--given=Location=A", "--model=teacher"], "nearest: Anatomical location"),
+        (["--given=Diagnosis=A"], "accepted is"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            predict.main([str(images / "b.png"), f"--checkpoint={workdir}", *flags])
+
+
+def test_no_image_is_exit_code_1_and_an_unwritable_file_is_bad_input(workdir, images, capsys, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, complained = run_tool_here(capsys, tmp_path / "empty", f"--checkpoint={workdir}")
+    assert code == 1
+    assert "found no image" in complained
+    with pytest.raises(BadInput, match="cannot be written"):
+        predict.main([str(images / "b.png"), f"--checkpoint={workdir}", f"--out={images / 'b.png' / 'x'}"])
+
+
+def test_a_damaged_checkpoint_is_one_line(workdir, images, tmp_path):
+    damaged = shutil.copytree(workdir, tmp_path / "damaged")
+    for path in damaged.glob("checkpoints/*/state/ocdbt.process_0/d/*"):
+        path.write_bytes(path.read_bytes()[:50])
+    command = [sys.executable, "-m", "stepcot_jax.predict", str(images / "b.png"), f"--checkpoint={damaged}"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 2
+    assert told.stderr.startswith("error: ")
+    assert "cannot be restored" in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
+def test_help_needs_no_jax():
+    code = "import stepcot_jax.predict.__main__, sys; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

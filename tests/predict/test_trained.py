@@ -1,0 +1,222 @@
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trained_workdir import BEST, SIDE, make_text, make_trained_workdir, tiny_encoder
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict import reader as reader_module
+from stepcot_jax.predict.reader import Reader
+from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.run.stored_reading import read_reading, write_reading
+from stepcot_jax.systems.building import make_predict
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_encoder():
+    with tiny_encoder():
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    return folder, *make_trained_workdir(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(run):
+    return load_trained(run[0])
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run[0], tmp_path / "copy")
+
+
+IMAGES = np.random.default_rng(0).standard_normal((3, SIDE, SIDE, 3)).astype(np.float32)
+
+
+def test_each_network_has_the_weights_of_its_best_step(run, trained):
+    _, _, params = run
+    assert trained.best_steps == BEST
+    for name, step in BEST.items():
+        jax.tree.map(np.testing.assert_array_equal, trained.params[name], jax.device_get(params[step]))
+    np.testing.assert_array_equal(trained.text_features, make_text(trained.settings))
+    assert trained.calibration is None
+
+
+def test_one_network_alone_is_loaded(run):
+    assert list(load_trained(run[0], names=("teacher",)).params) == ["teacher"]
+
+
+@pytest.fixture(scope="module")
+def teacher(trained):
+    return Reader(trained, model="teacher", batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def student(trained):
+    return Reader(trained, batch_size=2)
+
+
+def test_a_reader_computes_what_evaluation_computes(trained, teacher, student):
+    predict = make_predict(trained.networks, trained.text_features, ("teacher", "student"))
+    own = np.arange(9)[None] < np.asarray(DEFAULT_CHAIN.answers_per_step)[:, None]
+    for reader in (teacher, student):
+        params = jax.device_put(trained.params[reader.model])
+        expected = np.asarray(predict(params, {"images": IMAGES})[reader.model])
+        found = reader.read(IMAGES)
+        np.testing.assert_allclose(found.logits[:, own], expected[:, own], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found.probabilities.sum(axis=-1), 1, atol=1e-6)
+        assert (found.probabilities[:, ~own] == 0).all()
+
+
+def test_large_heads_are_read_where_they_lie(trained, teacher, monkeypatch):
+    monkeypatch.setattr(reader_module, "SPLIT_FROM", 0)
+    split = Reader(trained, model="teacher", batch_size=2)
+    given = np.full((3, 7), -1)
+    given[1, 3] = 2
+    found, expected = split.read(IMAGES, given), teacher.read(IMAGES, given)
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.attention, expected.attention, atol=1e-5)
+    plain = Reader(trained, model="teacher", batch_size=2, with_attention=False).read(IMAGES, given)
+    np.testing.assert_allclose(plain.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    assert plain.attention is None
+    assert isinstance(split._laid_out["teacher"]["heads"], tuple)
+    assert isinstance(teacher._laid_out["teacher"]["heads"], dict)
+    assert Reader(trained, model="student")._laid_out.keys() == {"student", "image_encoder"}
+
+
+def test_a_given_answer_changes_later_steps_alone(teacher):
+    given = np.full((3, 7), -1)
+    given[1, 3] = 2
+    before, after = teacher.read(IMAGES), teacher.read(IMAGES, given)
+    np.testing.assert_array_equal(before.logits[:, :4], after.logits[:, :4])
+    np.testing.assert_array_equal(before.logits[[0, 2]], after.logits[[0, 2]])
+    assert (before.logits[1, 4:] != after.logits[1, 4:]).any(axis=-1).all()
+    np.testing.assert_allclose(before.attention.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_the_student_takes_no_given_answers(student):
+    given = np.full((3, 7), -1)
+    student.check_given(given, num_cases=3)
+    given[0, 0] = 1
+    with pytest.raises(BadInput, match="accepted is --model=teacher"):
+        student.read(IMAGES, given)
+
+
+def test_a_teacher_without_memory_takes_no_given_answers(trained):
+    settings = dataclasses.replace(
+        trained.settings, teacher=dataclasses.replace(trained.settings.teacher, write_back=False)
+    )
+    reader = Reader(dataclasses.replace(trained, settings=settings), model="teacher")
+    with pytest.raises(BadInput, match="write_back=False"):
+        reader.read(IMAGES[:1], np.zeros((1, 7), int))
+
+
+@pytest.mark.parametrize("label", [-2, 4])
+def test_a_given_answer_that_is_no_label_is_refused(trained, label):
+    with pytest.raises(BadInput, match="accepted are labels"):
+        Reader(trained, model="teacher").read(IMAGES[:1], np.full((1, 7), label))
+
+
+def test_images_of_another_size_are_refused(trained):
+    with pytest.raises(BadInput, match="accepted are \\[1 or more, 32, 32, 3\\]"):
+        Reader(trained).read(IMAGES[:, 1:])
+    with pytest.raises(BadInput, match="found \\(0, 32, 32, 3\\)"):
+        Reader(trained).read(IMAGES[:0])
+
+
+def test_calibrated_probabilities_and_answer_sets(trained):
+    from stepcot_jax.evaluation.calibration import Calibration
+
+    calibration = Calibration(0.9, {"student": (2.0,) * 7}, {"student": (0.5,) * 7})
+    plain, scaled = (
+        Reader(dataclasses.replace(trained, calibration=each), batch_size=2).read(IMAGES)
+        for each in (None, calibration)
+    )
+    expected = plain.probabilities**0.5
+    np.testing.assert_allclose(scaled.probabilities, expected / expected.sum(axis=-1, keepdims=True), atol=1e-6)
+    assert plain.answer_sets is None
+    assert scaled.answer_sets.any(axis=-1).all()
+
+
+def change_json(path, change):
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+
+
+def edit_settings(change):
+    return lambda folder: change_json(folder / "settings.json", change)
+
+
+DAMAGES = {
+    "no folder": (shutil.rmtree, "found no such folder"),
+    "no settings": (lambda folder: (folder / "settings.json").unlink(), "found no settings"),
+    "no checkpoints": (lambda folder: shutil.rmtree(folder / "checkpoints"), "found no checkpoints"),
+    "no best checkpoint": (lambda folder: shutil.rmtree(folder / "checkpoints" / "3"), "wanted 3"),
+    "cut checkpoint": (lambda folder: shutil.rmtree(folder / "checkpoints/5/state/d"), "cannot be restored"),
+    "no progress": (lambda folder: shutil.rmtree(folder / "checkpoints/5/progress"), "cannot be restored"),
+    "no chain": (lambda folder: (folder / "reading/chain.json").unlink(), "running main again"),
+    "no text": (lambda folder: (folder / "reading/text_features.npy").unlink(), "running main again"),
+    "chain of one option": (
+        lambda folder: change_json(
+            folder / "reading/chain.json", lambda found: found["steps"][0].update(options=["A"])
+        ),
+        "accepted are 2 to 26",
+    ),
+    "another chain": (
+        lambda folder: change_json(folder / "reading/chain.json", lambda found: found["steps"].pop()),
+        "found 7 vectors",
+    ),
+    "pickled text": (
+        lambda folder: np.save(folder / "reading/text_features.npy", np.array([print], object), allow_pickle=True),
+        "found no array",
+    ),
+    "other width": (edit_settings(lambda found: found["student"].update(width=16)), "as settings.json has it"),
+    "imported features": (
+        edit_settings(lambda found: found["image_encoder"].update(name="imported", weights="x")),
+        "no image can be read here",
+    ),
+    "bad calibration": (lambda folder: (folder / "calibration.json").write_text("{"), "calibration.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_workdir_that_cannot_be_read_is_refused_with_a_way_out(copy, damage):
+    spoil, words = DAMAGES[damage]
+    spoil(copy)
+    with pytest.raises(BadInput) as caught:
+        load_trained(copy)
+    assert words in str(caught.value)
+    assert str(copy) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_was_not_trained_is_refused(run):
+    with pytest.raises(BadInput, match="accepted of this run are teacher, student"):
+        load_trained(run[0], names=("professor",))
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 5), st.booleans())
+def test_what_is_written_is_read(tmp_path_factory, width, has_text):
+    folder = tmp_path_factory.mktemp("reading")
+    text = np.random.default_rng(width).standard_normal((7, width)).astype(np.float32) if has_text else None
+    write_reading(folder, DEFAULT_CHAIN, np.ones((7, 3), np.float32))
+    write_reading(folder, DEFAULT_CHAIN, text, encoder_digest="abc")
+    stored = read_reading(folder)
+    assert stored.chain == DEFAULT_CHAIN
+    assert stored.encoder_digest == "abc"
+    if has_text:
+        np.testing.assert_array_equal(stored.text_features, text)
+    else:
+        assert stored.text_features is None

@@ -1,0 +1,372 @@
+"""Samples for readers: a draw in proportion, forms and images that give nothing away, and a key that says all."""
+
+import dataclasses
+import html.parser
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from readers.reader_samples import (
+    CHAIN,
+    DIAGNOSES,
+    HOSTILE,
+    SECRETS,
+    make_cases,
+    make_sample,
+    read_cells,
+    write_folder,
+)
+
+from configs import quickstart
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.readers import __main__ as tool
+from stepcot_jax.readers.key import check_names, identify_form, read_key
+from stepcot_jax.readers.reader_cases import open_data, open_run
+from stepcot_jax.readers.sampling import write_sample
+from stepcot_jax.readers.selection import choose_stratified, share_out, shuffle
+from stepcot_jax.settings.run_settings import make_settings, write_settings
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("data") / "root")
+
+
+@pytest.fixture(scope="module")
+def sample(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("samples") / "html"
+    return folder, make_sample(folder, root)
+
+
+@given(st.dictionaries(st.integers(0, 8), st.integers(1, 50), min_size=1), st.data())
+def test_shares_are_off_by_less_than_one_and_add_up(sizes, data):
+    whole = sum(sizes.values())
+    total = data.draw(st.integers(0, whole))
+    parts = share_out(sizes, total)
+    assert sum(parts.values()) == total
+    for stratum, size in sizes.items():
+        assert abs(parts[stratum] - total * size / whole) < 1
+        assert 0 <= parts[stratum] <= size
+
+
+def test_published_diagnoses_are_drawn_in_proportion():
+    published = (1019, 129, 111, 109, 66, 42, 21, 14, 7)  # the paper's test split
+    parts = share_out(dict(enumerate(published)), 200)
+    shares = [200 * size / 1518 for size in published]
+    by_remainder = sorted(range(9), key=lambda label: shares[label] - math.floor(shares[label]), reverse=True)
+    expected = [math.floor(share) for share in shares]
+    for label in by_remainder[: 200 - sum(expected)]:
+        expected[label] += 1
+    assert list(parts.values()) == expected
+    assert expected == [134, 17, 15, 14, 9, 5, 3, 2, 1]
+
+
+def test_the_draw_depends_on_seed_and_names_alone():
+    names, strata = [f"n{number}" for number in range(40)], [number % 3 for number in range(40)]
+    drawn = [names[index] for index in choose_stratified(names, strata, num_cases=15, seed=0)]
+    order = np.random.default_rng(0).permutation(40)
+    shuffled = [names[index] for index in order], [strata[index] for index in order]
+    again = [shuffled[0][index] for index in choose_stratified(*shuffled, num_cases=15, seed=0)]
+    assert drawn == again
+    assert len(set(drawn)) == 15
+    other = [names[index] for index in choose_stratified(names, strata, num_cases=15, seed=1)]
+    assert set(other) != set(drawn)
+
+
+def test_the_order_of_a_draw_tells_nothing_of_strata():
+    names, strata = [f"n{number}" for number in range(400)], [0] * 200 + [1] * 200
+    drawn = [strata[index] for index in choose_stratified(names, strata, num_cases=100, seed=3)]
+    assert sum(drawn) == 50
+    assert 15 < sum(drawn[:50]) < 35
+    assert shuffle(range(400), names, seed=1) != shuffle(range(400), names, seed=2)
+
+
+def test_cases_are_drawn_by_diagnosis_and_those_without_one_are_not(sample):
+    _, key = sample
+    diagnoses = [case.labels[-1] for case in key.cases]
+    assert {label: diagnoses.count(label) for label in set(DIAGNOSES)} == {0: 6, 1: 4, 7: 2, -100: 0}
+    assert key.chain == CHAIN
+
+
+def test_cases_without_a_diagnosis_may_be_a_stratum_of_their_own(root, tmp_path):
+    key = make_sample(tmp_path / "new", root, num_cases=26, with_undiagnosed=True)
+    assert sorted(case.labels[-1] for case in key.cases) == sorted(DIAGNOSES)
+    half = make_sample(tmp_path / "half", root, num_cases=13, with_undiagnosed=True)
+    assert [case.labels[-1] for case in half.cases].count(NOT_ANNOTATED) == 1
+
+
+def test_a_dicom_file_becomes_a_picture_without_its_patient(tmp_path):
+    pytest.importorskip("pydicom", reason="needs the extra dicom")
+    from data.test_dicom import MARKERS, make, write
+
+    pixels = np.linspace(0, 4095, 80).astype(np.uint16).reshape(8, 10)
+    case = dataclasses.replace(make_cases()[1], image_path="images/scan.dcm")
+    root = write_folder(tmp_path / "root", [case, *make_cases()[2:4]])
+    (root / "images" / "scan.dcm").write_bytes(write(make(pixels, BitsStored=12, HighBit=11)))
+    key = make_sample(tmp_path / "sample", root, readers=("Ann",), num_cases=3)
+    found = next(each for each in key.cases if each.image_path == "images/scan.dcm")
+    content = (tmp_path / "sample" / "Ann" / "images" / found.image).read_bytes()
+    assert list_chunks(content) == {b"IHDR", b"IDAT", b"IEND"}
+    given = np.asarray(Image.open(tmp_path / "sample" / "Ann" / "images" / found.image))
+    assert given.shape[:2] == (8, 10)
+    assert (np.diff(given.reshape(80, -1)[:, 0].astype(int)) >= 0).all()
+    assert given.max() - given.min() > 200
+    assert MARKERS
+    assert not [value for value in MARKERS.values() if str(value).encode() in content]
+
+
+def test_the_real_sample_becomes_forms(shared, tmp_path):
+    source = open_data(shared / "data" / "nih_sample", max_pixels=10_000_000)
+    key = write_sample(tmp_path / "out", source, readers=["Ann"], num_cases=6)
+    given = tmp_path / "out" / "Ann"
+    assert len(list((given / "images").iterdir())) == 6
+    text = (given / "form.html").read_text()
+    assert not [case.image_path for case in key.cases if Path(case.image_path).stem in text]
+    assert all(case.labels[-1] != NOT_ANNOTATED for case in key.cases)
+
+
+def test_readers_get_their_form_and_the_images_and_nothing_that_tells(sample, root):
+    folder, key = sample
+    assert sorted(path.name for path in folder.iterdir()) == ["Ann", "Bo", "key.json"]
+    for reader in key.readers:
+        files = {str(path.relative_to(folder / reader.name)) for path in (folder / reader.name).rglob("*")}
+        assert files == {"form.html", "images", *(f"images/case_{number:04d}.png" for number in range(1, 13))}
+        for path in (folder / reader.name).rglob("*.*"):
+            assert not [word for word in SECRETS if word.encode() in path.read_bytes()], path
+    for case in key.cases:
+        content = (folder / "Ann" / "images" / case.image).read_bytes()
+        assert list_chunks(content) == {b"IHDR", b"IDAT", b"IEND"}
+        given = np.asarray(Image.open(folder / "Bo" / "images" / case.image))
+        np.testing.assert_array_equal(given, np.asarray(Image.open(root / case.image_path)))
+
+
+def list_chunks(content):
+    place, kinds = 8, set()
+    while place < len(content):
+        kinds.add(content[place + 4 : place + 8])
+        place += 12 + int.from_bytes(content[place : place + 4], "big")
+    return kinds
+
+
+def test_each_reader_has_an_order_of_their_own_and_a_form_of_their_own(sample):
+    _, key = sample
+    ann, bo = key.readers
+    assert sorted(ann.order) == sorted(bo.order) == list(range(1, 13))
+    assert ann.order != bo.order
+    assert identify_form(key, name="Ann", order=ann.order) != identify_form(key, name="Bo", order=ann.order)
+    assert identify_form(key, name="Ann", order=ann.order) != identify_form(key, name="Ann", order=bo.order)
+    other = msgspec.structs.replace(key.cases[3], sha256="0" * 64)
+    changed = msgspec.structs.replace(key, cases=(*key.cases[:3], other, *key.cases[4:]))
+    assert identify_form(key, name="Ann", order=ann.order) != identify_form(changed, name="Ann", order=ann.order)
+    relabelled = msgspec.structs.replace(key.cases[3], labels=(0,) * 7, patient_id="x", image_path="x")
+    changed = msgspec.structs.replace(key, cases=(*key.cases[:3], relabelled, *key.cases[4:]))
+    assert identify_form(key, name="Ann", order=ann.order) == identify_form(changed, name="Ann", order=ann.order)
+
+
+def test_the_key_comes_back_and_a_sample_is_made_again_alike(sample, root, tmp_path):
+    folder, key = sample
+    assert read_key(folder) == key
+    again = make_sample(tmp_path / "again", root)
+    assert again == key
+    assert (tmp_path / "again" / "Bo" / "form.html").read_bytes() == (folder / "Bo" / "form.html").read_bytes()
+    assert make_sample(tmp_path / "other", root, seed=1).cases != key.cases
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser would find in a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.data = [("", {})], {}, ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, text):
+        tag, attributes = self.tags[-1]
+        self.texts.setdefault(tag, []).append(text)
+        if attributes.get("id") == "form":
+            self.data += text
+
+    def find(self, name):
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def test_the_page_asks_every_question_and_runs_its_own_script_alone(sample):
+    folder, key = sample
+    page = Page((folder / "Ann" / "form.html").read_text())
+    radios = [field for field in page.find("input") if field["type"] == "radio"]
+    assert len(radios) == 12 * sum(CHAIN.answers_per_step)
+    assert not [field for field in radios if "checked" in field]
+    assert len(page.find("section")) == 12
+    assert [field["src"] for field in page.find("img")] == [
+        f"images/case_{number:04d}.png" for number in key.readers[0].order
+    ]
+    assert f"1. {HOSTILE}" in page.texts["legend"]
+    assert len(page.find("script")) == 2
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert not [text for tag, attributes in page.tags for text in attributes.values() if text and "http" in text]
+    policy = page.find("meta")[1]["content"]
+    assert policy.startswith("default-src 'none'; img-src 'self' file:; style-src 'sha256-")
+    form = json.loads(page.data)
+    assert form["id"] == identify_form(key, name="Ann", order=key.readers[0].order)
+    assert [len(names) for names in form["cases"]] == [7] * 12
+    assert {field["name"] for field in radios} == {row["name"] for row in form["rows"]}
+
+
+def test_a_csv_form_has_a_row_a_question_and_no_formula(root, tmp_path):
+    key = make_sample(tmp_path / "csv", root, form="csv")
+    path = tmp_path / "csv" / "Ann" / "form.csv"
+    rows = read_cells(path)
+    assert len(rows) == 12 * 7
+    assert [int(row["case"]) for row in rows[::7]] == list(key.readers[0].order)
+    assert {row["answer"] for row in rows} == {""}
+    assert rows[0]["question"] == HOSTILE
+    assert rows[6]["question"] == "'=What is it?"
+    assert not [word for word in SECRETS if word in path.read_text(encoding="utf-8-sig")]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a.", " a", "CON", "nul.x", "a" * 41, "a\n", "a:b", "-a"])
+def test_names_that_are_no_folders_are_refused(name):
+    with pytest.raises(BadInput, match="--readers: found"):
+        check_names([name])
+
+
+def test_names_must_differ_on_every_computer():
+    check_names(["Dr. Größe", "reader_2", "x"])
+    with pytest.raises(BadInput, match="names that differ"):
+        check_names(["Ann", "ann"])
+
+
+def test_a_sample_needs_a_new_folder_and_enough_cases(sample, root, tmp_path):
+    with pytest.raises(BadInput, match="found something there"):
+        make_sample(sample[0], root)
+    with pytest.raises(BadInput, match="--num-cases: found 25, accepted are 1 to 24"):
+        make_sample(tmp_path / "new", root, num_cases=25)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda key: key.update(version=2), "found version 2"),
+        (lambda key: key["cases"].pop(0), "found numbers that do not go 1, 2, 3"),
+        (lambda key: key["cases"][3].update(labels=[0] * 6), "case 4: found labels"),
+        (lambda key: key["cases"][3]["labels"].__setitem__(6, 9), "case 4: found labels"),
+        (lambda key: key["cases"][3].update(sha256="x"), "case 4: found labels or a digest"),
+        (lambda key: key["readers"][0].update(order=[1]), "reader 'Ann': found an order"),
+        (lambda key: key["readers"][0].update(name="../x"), "--readers: found '../x'"),
+        (lambda key: key["readers"][0].update(file="../x"), "found the form '../x'"),
+        (lambda key: key["steps"][0].update(options=["a", "a"]), "options must be distinct"),
+        (lambda key: key.pop("cases"), "missing required field `cases`"),
+    ],
+)
+def test_a_key_that_is_not_as_it_was_written_is_refused(sample, tmp_path, change, words):
+    key = json.loads((sample[0] / "key.json").read_text())
+    change(key)
+    (tmp_path / "key.json").write_text(json.dumps(key))
+    with pytest.raises(BadInput) as caught:
+        read_key(tmp_path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "key.json"))
+
+
+def write_run(workdir, cases, **changes):
+    """What a run leaves of itself, as far as a sample needs it."""
+    config = quickstart.get_config()
+    config.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
+    (workdir / "predictions").mkdir(parents=True)
+    write_settings(workdir / "settings.json", make_settings(config))
+    chain = DEFAULT_CHAIN if "data__root" not in changes else CHAIN
+    labels = np.array([case.labels for case in cases], np.int32)
+    logits = {"teacher": np.zeros((*labels.shape, 9), np.float32)}
+    facts = {"patient_id": [case.patient_id for case in cases], "image_path": [case.image_path for case in cases]}
+    facts |= {"case_id": facts["image_path"], **dict.fromkeys(("origin", "view", "sex", "age"), [""] * len(cases))}
+    split = SplitPredictions(
+        Predictions(np.arange(len(cases), dtype=np.int32), labels, logits),
+        {name: np.array(values, np.str_) for name, values in facts.items()},
+    )
+    write_predictions(workdir / "predictions" / "test.npz", split, chain)
+    return workdir
+
+
+def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):
+    tested = make_cases()[3:20]
+    run = write_run(tmp_path / "run", tested, data__source="folder", data__root=str(root))
+    source = open_run(run, "test")
+    assert [case.image_path for case in source.cases] == [case.image_path for case in tested]
+    np.testing.assert_array_equal(np.asarray(source.picture(4)), np.asarray(Image.open(root / tested[4].image_path)))
+    moved = open_run(run, "test", root=root)
+    assert moved.cases == source.cases
+    with pytest.raises(BadInput, match=r"val\.npz"):
+        open_run(run, "val")
+
+
+def test_other_data_than_the_runs_are_refused(root, tmp_path):
+    cases = make_cases()
+    changed = [*cases[:2], dataclasses.replace(cases[2], labels=(0,) * 7)]
+    run = write_run(tmp_path / "labels", changed, data__source="folder", data__root=str(root))
+    with pytest.raises(BadInput, match=r"SECRETNAME_2\.png': in .*: found another labels than the run had"):
+        open_run(run, "test")
+    absent = [dataclasses.replace(cases[0], image_path="images/absent.png")]
+    run = write_run(tmp_path / "absent", absent, data__source="folder", data__root=str(root))
+    with pytest.raises(BadInput, match=r"case 'images/absent.png': found no such image_path"):
+        open_run(run, "test")
+
+
+def test_a_run_on_the_phantom_has_its_cases_drawn_anew(tmp_path):
+    phantom = {"phantom__image_size": 32, "phantom__seed": 5, "phantom__num_cases": 30}
+    drawn = [draw_case(index, seed=5, size=32, prevalence="flat") for index in (3, 8, 12)]
+    run = write_run(tmp_path / "run", [each.case for each in drawn], **phantom)
+    source = open_run(run, "test")
+    assert [case.labels for case in source.cases] == [each.case.labels for each in drawn]
+    np.testing.assert_array_equal(np.asarray(source.picture(1)), drawn[1].image)
+    other = write_run(tmp_path / "other", [each.case for each in drawn], **{**phantom, "phantom__seed": 6})
+    with pytest.raises(BadInput, match=r"case 'images/phantom_000008\.png': drawn anew: found another"):
+        open_run(other, "test").picture(1)
+
+
+def test_images_may_be_in_shards(tmp_path):
+    from stepcot_jax.data.__main__ import main
+
+    root = write_folder(tmp_path / "root")
+    main(["shards", str(root), "--out", str(tmp_path / "shards")])
+    plain, sharded = (open_data(place, max_pixels=10_000) for place in (root, tmp_path / "shards"))
+    assert sharded.cases == plain.cases
+    np.testing.assert_array_equal(np.asarray(sharded.picture(5)), np.asarray(plain.picture(5)))
+
+
+def test_the_command_writes_a_sample_of_a_run_and_says_who_gets_what(root, tmp_path, capsys):
+    run = write_run(tmp_path / "run", make_cases(), data__source="folder", data__root=str(root))
+    out = tmp_path / "out"
+    tool.main(["sample", "--workdir", str(run), "--readers", "Ann, Bo", "--num-cases", "5", "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert "2 of 26 cases have no diagnosis and were not drawn from" in printed
+    assert f"5 cases of test split of {run} in {out}" in printed
+    assert f"not for readers: {out / 'key.json'}" in printed
+    assert len(read_key(out).cases) == 5
+    for flags, words in (
+        ([], "DATA: found nothing"),
+        ([str(root), "--split", "val"], "--split: found 'val', accepted with --workdir"),
+        (["--workdir", str(run), "--layout", "csv"], "--layout: found 'csv', accepted without --workdir"),
+        (["--workdir", str(tmp_path / "no")], "settings.json: found no settings"),
+        ([str(root), "--layout", "no"], "layout: found 'no'"),
+        ([str(root), "--step-names", "a", "b"], "found 7"),
+        ([str(root), "--max-megapixels", "1e-5"], "accepted are at most 10 pixels"),
+    ):
+        with pytest.raises(BadInput) as caught:
+            tool.main(["sample", *flags, "--readers", "Ann", "--num-cases", "1", "--out", str(tmp_path / "none")])
+        assert words in str(caught.value)
+    tool.main(["sample", str(root), "--readers", "Ann", "--num-cases", "2", "--out", str(tmp_path / "data")])
+    assert f"2 cases of {root}" in capsys.readouterr().out

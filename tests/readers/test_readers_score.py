@@ -1,0 +1,485 @@
+"""Filled forms: whole and unaltered ones are scored against independent figures, any other is refused by name."""
+
+import csv
+import itertools
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from readers.reader_samples import (
+    CHAIN,
+    fill,
+    guess,
+    make_sample,
+    read_cells,
+    write_cells,
+    write_folder,
+)
+from sklearn.metrics import accuracy_score, cohen_kappa_score
+
+from stepcot_jax.annotate.agreement import fleiss_kappa
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.intervals import Interval, bootstrap, bootstrap_differences
+from stepcot_jax.evaluation.paired import compare_accuracy
+from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
+from stepcot_jax.evaluation.resamples import draw_weights
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.readers import __main__ as tool
+from stepcot_jax.readers.filled import FilledForm, read_forms
+from stepcot_jax.readers.reader_scores import compare_readers, read_answers
+from stepcot_jax.readers.reader_tables import tabulate_agreement, tabulate_gains
+from stepcot_jax.readers.signs import flip_signs
+
+READERS = ("Ann", "Bo", "Cy")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("data") / "root")
+
+
+@pytest.fixture(scope="module")
+def sample(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("samples") / "csv"
+    key = make_sample(folder, root, readers=READERS, num_cases=24, form="csv")
+    return folder, key
+
+
+@pytest.fixture(scope="module")
+def answers(sample):
+    return {name: guess(sample[1], seed) for seed, name in enumerate(READERS)}
+
+
+@pytest.fixture(scope="module")
+def forms(sample, answers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forms")
+    given, key = sample
+    return [fill(given / name / "form.csv", key, answers[name], out=folder / f"{name}.csv") for name in READERS]
+
+
+@pytest.fixture(scope="module")
+def predictions(sample, tmp_path_factory):
+    """A run's file in another order, with more cases than the sample has: a teacher that is right and a student."""
+    path = tmp_path_factory.mktemp("run") / "test.npz"
+    _, key = sample
+    truth = np.array([*(case.labels for case in key.cases[::-1]), (0,) * 7], np.int32)
+    paths = np.array([*(case.image_path for case in key.cases[::-1]), "images/other.png"])
+    right = np.zeros((*truth.shape, 12), np.float32)
+    np.put_along_axis(right, np.maximum(truth, 0)[:, :, None], 5.0, axis=2)
+    student = np.random.default_rng(9).normal(size=right.shape).astype(np.float32)
+    unknown = np.full(len(truth), "")
+    facts = {
+        "case_id": paths,
+        "image_path": paths,
+        "patient_id": np.array([f"p{place}" for place in range(len(truth))]),
+    }
+    facts |= dict.fromkeys(("origin", "view", "sex", "age"), unknown)
+    models = {"teacher": right, "student": student}
+    split = SplitPredictions(Predictions(np.arange(len(truth), dtype=np.int32), truth, models), facts)
+    write_predictions(path, split, CHAIN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def comparison(sample, forms, predictions):
+    folder, key = sample
+    return compare_readers(key, read_forms(key, folder, forms), predictions, num_resamples=300, seed=4)
+
+
+def truth_of(key):
+    return np.array([case.labels for case in key.cases])
+
+
+def test_answers_come_back_in_the_keys_order_whoever_filled_them(sample, answers, forms):
+    folder, key = sample
+    found = read_forms(key, folder, forms[::-1])
+    assert [form.reader for form in found] == list(READERS)
+    for form in found:
+        np.testing.assert_array_equal(form.labels, answers[form.reader])
+    assert [form.reader for form in read_forms(key, folder, forms[1:2])] == ["Bo"]
+
+
+@pytest.mark.parametrize("way", ["semicolons", "sorted", "texts", "spaces", "in place"])
+def test_what_spreadsheets_and_people_do_to_a_form_changes_no_answer(sample, answers, root, tmp_path, way):
+    folder, key = sample
+    path = tmp_path / "form.csv"
+    if way == "in place":
+        folder, path = tmp_path / "again", tmp_path / "again" / "Ann" / "form.csv"
+        assert make_sample(folder, root, readers=READERS, num_cases=24, form="csv") == key
+    else:
+        shutil.copy(folder / "Ann" / "form.csv", path)
+    fill(path, key, answers["Ann"])
+    rows = read_cells(path)
+    for row in rows:
+        step = key.chain.steps[int(row["step"][-1]) - 1]
+        label = step.read_answer(row["answer"])
+        row["answer"] = {"texts": step.options[label].upper(), "spaces": f" {row['answer'].lower()} "}.get(
+            way, row["answer"]
+        )
+        if way == "spaces":
+            row |= {name: row[name].replace(" ", "  ") for name in ("question", "options")}
+    if way == "sorted":
+        rows.sort(key=lambda row: (row["step"], row["case"]))
+    write_cells(path, rows, **({"delimiter": ";"} if way == "semicolons" else {}))
+    np.testing.assert_array_equal(read_forms(key, folder, [path])[0].labels, answers["Ann"])
+
+
+def drop(place):
+    return lambda rows: rows.pop(place)
+
+
+def put(place, **cells):
+    return lambda rows: rows[place].update(cells)
+
+
+FIRST = "row 2 (case {case}, Step 1)"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put(0, answer=""), ["case {case}, Step 1: found no answer, accepted are answers to all 168"]),
+        (lambda rows: [row.update(answer=" ") for row in rows[:9]], ["Step 1: found no answer (8 more are missing)"]),
+        (drop(0), ["case {case}, Step 1: found no row, accepted are answers to all 168"]),
+        (put(0, answer="E"), [FIRST, "column 'answer': found 'E', accepted are A. No abnormality, B. Increased"]),
+        (put(6, answer="maybe"), ["row 8 (case {case}, Step 7)", "found 'maybe'", "I. Pneumothorax"]),
+        (put(0, answer="B. No abnormality"), [FIRST, "found 'B. No abnormality'"]),
+        (put(0, question="Is it?"), [FIRST, "column 'question': found 'Is it?', accepted is '</script>"]),
+        (put(1, options="A. Focal; B. N/A"), ["row 3 (case {case}, Step 2)", "column 'options'"]),
+        (put(0, image="case_0000.png"), [FIRST, "column 'image': found 'case_0000.png'"]),
+        (put(0, case="99"), ["row 2: column 'case': found '99', accepted are 1 to 24"]),
+        (put(0, step="Step 8"), ["row 2: column 'step': found 'Step 8', accepted are Step 1 to Step 7"]),
+        (put(0, step="Step 2"), [FIRST.replace("Step 1", "Step 2"), "column 'question'"]),
+        (lambda rows: rows.append(dict(rows[3])), ["row 170 (case {case}, Step 4): found the row again (row 5 is it"]),
+        (lambda rows: rows.append(dict(rows[3], answer="")), ["row 170", "found the row again"]),
+        (put(0, form="form-0"), ["row 2: column 'form': found 'form-0', the form of another sample", "Ann, Bo, Cy"]),
+        (put(5, form="form-0"), ["row 7 (case {case}, Step 6): column 'form': found 'form-0'"]),
+        (lambda rows: rows.clear() or rows.append(dict.fromkeys("abc", "")), ["row 1: found the columns ['a', 'b'"]),
+        (lambda rows: [row.update(extra="") for row in rows], ["row 1: found the columns"]),
+    ],
+)
+def test_incomplete_and_altered_forms_are_refused_by_name(sample, answers, tmp_path, change, words):
+    folder, key = sample
+    path = fill(folder / "Ann" / "form.csv", key, answers["Ann"], out=tmp_path / "ann.csv", change=change)
+    with pytest.raises(BadInput) as caught:
+        read_forms(key, folder, [path])
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    for word in words:
+        assert word.format(case=key.readers[0].order[0]) in message
+
+
+def test_a_row_that_was_moved_to_another_case_is_noticed(sample, answers, tmp_path):
+    folder, key = sample
+
+    def swap(rows):
+        rows[0]["case"], rows[7]["case"] = rows[7]["case"], rows[0]["case"]
+
+    path = fill(folder / "Ann" / "form.csv", key, answers["Ann"], out=tmp_path / "ann.csv", change=swap)
+    with pytest.raises(BadInput, match="column 'image'"):
+        read_forms(key, folder, [path])
+
+
+def test_a_form_of_another_sample_or_twice_is_refused(sample, forms, answers, root, tmp_path):
+    folder, key = sample
+    other = make_sample(tmp_path / "other", root, readers=READERS, num_cases=24, seed=1, form="csv")
+    path = fill(tmp_path / "other" / "Ann" / "form.csv", other, answers["Ann"])
+    with pytest.raises(BadInput, match="the form of another sample"):
+        read_forms(key, folder, [path])
+    with pytest.raises(BadInput) as caught:
+        read_forms(key, folder, [*forms, forms[1]])
+    assert str(caught.value).startswith(f"{forms[1]}: found the form of Bo again ({forms[1]} is it too)")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        (b"", "row 1: found the columns []"),
+        (b"form,case,image,step,question,options,answer\r\n", "found no row but the first"),
+        (b"form,case,image,step,question,options,answer\r\n1,2\r\n", "row 2: found 2 cells, accepted are 7"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b'"a', "what is not CSV"),
+    ],
+)
+def test_files_that_are_no_forms_are_refused(sample, tmp_path, content, words):
+    folder, key = sample
+    path = tmp_path / "form.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInput) as caught:
+        read_forms(key, folder, [path])
+    assert words in str(caught.value)
+    with pytest.raises(BadInput, match="found no ordinary file"):
+        read_forms(key, folder, [tmp_path])
+
+
+def test_changed_images_and_pages_are_refused(root, tmp_path, answers):
+    folder = tmp_path / "sample"
+    key = make_sample(folder, root, readers=("Ann",), num_cases=3)
+    csv_key = make_sample(tmp_path / "csv", root, readers=("Ann",), num_cases=3, form="csv")
+    assert csv_key.cases == key.cases  # and the forms have the same rows, so that one can be filled for the other
+    back = tmp_path / "back"
+    back.mkdir()
+    form = fill(tmp_path / "csv" / "Ann" / "form.csv", key, guess(key, 0), out=back / "Ann answers.csv")
+    assert len(read_forms(key, folder, [form])) == 1
+
+    shutil.copytree(folder / "Ann" / "images", back / "images")
+    assert len(read_forms(key, folder, [form])) == 1
+    for path in (
+        back / "images" / "case_0002.png",
+        folder / "Ann" / "images" / "case_0001.png",
+        folder / "Ann/form.html",
+    ):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + b"?")
+        with pytest.raises(BadInput) as caught:
+            read_forms(key, folder, [form])
+        assert str(caught.value).startswith(f"{path}: found it changed")
+        path.write_bytes(whole)
+    (folder / "Ann" / "images" / "case_0003.png").unlink()
+    with pytest.raises(BadInput, match=r"case_0003\.png: cannot be read"):
+        read_forms(key, folder, [form])
+
+
+def test_accuracy_is_scikit_learns_over_the_cases_with_an_answer(sample, answers, comparison, predictions):
+    _, key = sample
+    truth = truth_of(key)
+    student = read_answers(predictions, key)["student"]
+    for place, step in enumerate(comparison.steps):
+        known = truth[:, place] != NOT_ANNOTATED
+        assert step.num_cases == known.sum()
+        each = {name: accuracy_score(truth[known, place], answers[name][known, place]) for name in READERS}
+        for name in READERS:
+            assert step.accuracy[f"reader {name}"].value == pytest.approx(each[name])
+        assert step.accuracy["readers"].value == pytest.approx(np.mean(list(each.values())))
+        assert step.accuracy["teacher"].value == 1.0
+        assert step.accuracy["student"].value == pytest.approx(
+            accuracy_score(truth[known, place], student[known, place])
+        )
+        assert step.gains["student"].value == pytest.approx(
+            step.accuracy["student"].value - step.accuracy["readers"].value
+        )
+    assert 0 < comparison.steps[2].num_cases < 24
+
+
+def test_intervals_are_those_of_the_evaluator_for_answers_given_once_a_reader(sample, answers, comparison, predictions):
+    """All readers as one model that reads every case three times, by the evaluator's own bootstrap."""
+    _, key = sample
+    truth, certain = truth_of(key).astype(np.int32), np.eye(9, dtype=np.float32)
+    models = {
+        "readers": np.concatenate([certain[answers[name]] for name in READERS]),
+        "reader Bo": np.tile(certain[answers["Bo"]], (3, 1, 1)),
+        "student": np.tile(certain[read_answers(predictions, key)["student"]], (3, 1, 1)),
+    }
+    text = np.array([f"{number}" for number in range(72)])
+    facts = dict.fromkeys(("case_id", "image_path", "origin", "view", "sex"), text) | {"age": np.full(72, "")}
+    facts["patient_id"] = np.tile([case.patient_id for case in key.cases], 3)
+    split = SplitPredictions(Predictions(np.arange(72, dtype=np.int32), np.tile(truth, (3, 1)), models), facts)
+    expected = bootstrap(split, CHAIN, num_resamples=300, seed=4)
+    gains = bootstrap_differences(split, CHAIN, first="student", second="readers", num_resamples=300, seed=4)
+    for place, step in enumerate(comparison.steps):
+        for name in models:
+            assert_same(step.accuracy[name], expected[name].steps[place].accuracy)
+        assert_same(step.gains["student"], gains.steps[place].accuracy)
+    assert comparison.steps[0].accuracy["readers"].low < comparison.steps[0].accuracy["readers"].value
+
+
+def assert_same(found: Interval, expected: Interval):
+    np.testing.assert_allclose(
+        [found.value, found.low, found.high, found.undefined],
+        [expected.value, expected.low, expected.high, expected.undefined],
+        atol=1e-12,
+    )
+
+
+def test_agreement_is_cohens_of_two_and_fleiss_of_all(answers, comparison, sample, predictions):
+    student = read_answers(predictions, sample[1])["student"]
+    pairs = list(itertools.combinations(READERS, 2))
+    for place, step in enumerate(comparison.steps):
+        labels = {name: found[:, place] for name, found in answers.items()}
+        counts = np.stack([sum(found == label for found in labels.values()) for label in range(9)], axis=1)
+        among, *others = step.agreements
+        assert (among.kind, among.names) == ("Fleiss", tuple(f"reader {name}" for name in READERS))
+        assert among.kappa.value == pytest.approx(fleiss_kappa(counts).item())
+        assert [found.names for found in others[:3]] == [(f"reader {a}", f"reader {b}") for a, b in pairs]
+        for (one, other), pair in zip(pairs, others[:3], strict=True):
+            assert pair.kappa.value == pytest.approx(cohen_kappa_score(labels[one], labels[other]))
+            assert pair.share.value == pytest.approx(np.mean(labels[one] == labels[other]))
+            assert pair.num_cases == 24
+        [with_student] = [found for found in others if found.names == ("reader Bo", "student")]
+        assert with_student.kappa.value == pytest.approx(cohen_kappa_score(labels["Bo"], student[:, place]))
+        assert len(others) == 3 + 6
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning", "ignore:invalid value")
+def test_intervals_of_agreement_are_those_of_the_resampled_cases(answers, comparison, sample):
+    """Each resample written out as cases, patient by patient, and given to scikit-learn and to Fleiss' formula."""
+    _, key = sample
+    patients = np.array([case.patient_id for case in key.cases])
+    weights = np.concatenate(list(draw_weights(patients, num_resamples=300, seed=4)))
+    one, other = READERS[:2]
+    for place, step in enumerate(comparison.steps[:2]):
+        cohens, fleiss = [], []
+        for counts in weights:
+            drawn = {name: np.repeat(found[:, place], counts) for name, found in answers.items()}
+            cohens.append(cohen_kappa_score(drawn[one], drawn[other]))
+            ratings = np.stack([sum(found == label for found in drawn.values()) for label in range(9)], axis=1)
+            share = (ratings.sum(axis=0) / ratings.sum()) ** 2
+            agree = (ratings * (ratings - 1)).sum(axis=1) / (len(READERS) * (len(READERS) - 1))
+            fleiss.append((agree.mean() - share.sum()) / (1 - share.sum()))
+        for found, expected in zip(step.agreements, (fleiss, cohens), strict=False):
+            low, high = np.nanquantile(expected, [0.025, 0.975])
+            assert (found.kappa.low, found.kappa.high) == (pytest.approx(low), pytest.approx(high))
+            assert low < found.kappa.value < high
+            assert found.share.low < found.share.value < found.share.high
+
+
+def test_of_one_patient_there_are_agreements_and_no_intervals(sample, answers):
+    _, key = sample
+    cases = tuple(msgspec.structs.replace(case, patient_id="p") for case in key.cases)
+    one = msgspec.structs.replace(key, cases=cases)
+    forms = [form_of(key, name, answers[name]) for name in READERS]
+    for step, of_many in zip(compare_readers(one, forms).steps, compare_readers(key, forms).steps, strict=True):
+        for found, expected in zip(step.agreements, of_many.agreements, strict=True):
+            assert (found.share.value, found.kappa.value) == (expected.share.value, expected.kappa.value)
+            assert np.isnan([found.share.low, found.share.high, found.kappa.low, found.kappa.high]).all()
+
+
+def form_of(key, name, labels):
+    return FilledForm(name, f"{name}.csv", np.asarray(labels, np.int32))
+
+
+def test_a_gain_is_named_only_where_its_interval_excludes_zero(sample, predictions):
+    _, key = sample
+    truth = truth_of(key)
+    wrong = np.where(truth == 0, 1, 0)
+    right = np.maximum(truth, 0)
+    names = {"better": wrong, "not told apart": right}
+    for expected, labels in names.items():
+        table = tabulate_gains(compare_readers(key, [form_of(key, "Ann", labels)], predictions, num_resamples=200))
+        assert {row[-1] for row in table.rows if row[1] == "teacher"} == {expected}
+    student = [row for row in table.rows if row[1] == "student"]
+    assert {row[-1] for row in student} == {"worse"}
+
+
+def test_few_patients_give_no_verdict(sample, predictions):
+    """Where all cases agree the interval has no width, however few they are."""
+    _, key = sample
+    wrong = form_of(key, "Ann", np.where(truth_of(key) == 0, 1, 0))
+    patients = [f"p{place % 9}" for place in range(len(key.cases))]
+    cases = tuple(
+        msgspec.structs.replace(case, patient_id=patient) for case, patient in zip(key.cases, patients, strict=True)
+    )
+    comparison = compare_readers(msgspec.structs.replace(key, cases=cases), [wrong], predictions, num_resamples=50)
+    teacher = comparison.steps[0].gains["teacher"]
+    assert (teacher.low, teacher.high) == (1.0, 1.0)
+    assert comparison.steps[0].num_patients == 9
+    assert {row[-1] for row in tabulate_gains(comparison).rows} == {"too few patients"}
+
+
+def test_two_readers_have_a_fleiss_kappa_of_their_own(sample, answers):
+    """Fleiss' differs from Cohen's in what chance means."""
+    _, key = sample
+    comparison = compare_readers(key, [form_of(key, name, answers[name]) for name in READERS[:2]], num_resamples=5)
+    for place, step in enumerate(comparison.steps):
+        both = np.stack([answers[name][:, place] for name in READERS[:2]])
+        share = np.bincount(both.ravel(), minlength=9) / both.size
+        expected = ((both[0] == both[1]).mean() - (share**2).sum()) / (1 - (share**2).sum())
+        rows = [row for row in tabulate_agreement(comparison).rows if row[0] == step.step]
+        assert [(row[1], row[-1]) for row in rows] == [
+            ("all readers", "Fleiss"),
+            ("reader Ann / reader Bo", "Cohen"),
+        ]
+        assert rows[0][4].value == pytest.approx(expected)
+        assert rows[1][4].value == pytest.approx(cohen_kappa_score(*both))
+
+
+@given(st.lists(st.integers(-4, 4), max_size=9))
+def test_flipped_signs_are_all_counted(differences):
+    found = np.array(differences, np.int64)
+    sums = [np.dot(signs, found) for signs in itertools.product((-1, 1), repeat=len(found))]
+    assert flip_signs(found) == pytest.approx(np.mean(np.abs(sums) >= abs(found.sum())))
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_flipped_signs_are_mcnemars_test_with_one_reader(more, fewer):
+    found = np.array([1] * more + [-1] * fewer + [0] * 3, np.int64)
+    labels = np.zeros(len(found), int)
+    expected = compare_accuracy(labels=labels, first=found < 0, second=found > 0).exact_p
+    assert flip_signs(found) == pytest.approx(expected)
+
+
+def test_a_gains_p_goes_by_patient_and_counts_all_readers(sample, answers, comparison, predictions):
+    _, key = sample
+    truth = truth_of(key)
+    student = read_answers(predictions, key)["student"]
+    for place, step in enumerate(comparison.steps):
+        known = truth[:, place] != NOT_ANNOTATED
+        by_patient = {}
+        for case, patient in enumerate(case.patient_id for case in key.cases):
+            if known[case]:
+                more = 3 * (student[case, place] == truth[case, place])
+                more -= sum(answers[name][case, place] == truth[case, place] for name in READERS)
+                by_patient[patient] = by_patient.get(patient, 0) + int(more)
+        assert step.num_patients == len(by_patient)
+        assert step.p_values["student"] == pytest.approx(flip_signs(np.array([*by_patient.values()], np.int64)))
+
+
+def test_one_reader_and_no_model_are_enough(sample, answers):
+    _, key = sample
+    comparison = compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=20)
+    assert comparison.models == ()
+    assert comparison.steps[0].agreements == ()
+    assert comparison.steps[0].accuracy["readers"] == comparison.steps[0].accuracy["reader Ann"]
+    assert tabulate_agreement(comparison).rows == ()
+    with pytest.raises(BadInput, match="--num-resamples: found 0"):
+        compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0)
+    with pytest.raises(BadInput, match="forms: found none"):
+        compare_readers(key, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image_path": "images/no.png"}, "case 'images/no.png': found no such image_path"),
+        ({"labels": (0,) * 7}, "found other labels than in the sample's key"),
+    ],
+)
+def test_predictions_of_other_cases_are_refused(sample, predictions, changes, words):
+    _, key = sample
+    case = msgspec.structs.replace(key.cases[4], **changes)
+    altered = msgspec.structs.replace(key, cases=(*key.cases[:4], case, *key.cases[5:]))
+    with pytest.raises(BadInput, match=words):
+        read_answers(predictions, altered)
+
+
+def test_the_command_writes_every_table_with_published_figures_apart(sample, forms, predictions, tmp_path, capsys):
+    folder, _ = sample
+    out = tmp_path / "scores"
+    arguments = ["--predictions", str(predictions), "--num-resamples", "50", "--out", str(out)]
+    tool.main(["score", str(folder), *map(str, forms[:2]), *arguments])
+    printed = capsys.readouterr().out
+    assert "without the forms of Cy" in printed
+    names = [f"readers{kind}.{ending}" for kind in ("", "_agreement", "_gains") for ending in ("csv", "md", "tex")]
+    assert sorted(path.name for path in out.iterdir()) == sorted(names)
+    with (out / "readers.csv").open(newline="") as file:
+        rows = {row["step"]: row for row in csv.DictReader(file)}
+    published = {"clinician": 0.7212, "teacher": 0.8851, "student": 0.8037}
+    for name, share in published.items():
+        assert float(rows["Detection"][f"published: {name}"]) == share
+    assert rows["Lesion distribution"]["published: teacher"] == ""
+    assert rows["Diagnosis"]["published: clinician"] == ""
+    assert float(rows["Detection"]["teacher"]) == 1.0
+    assert float(rows["Detection"]["readers low"]) <= float(rows["Detection"]["readers"])
+    published_in_print = (out / "readers.md").read_text()
+    assert all(f"| {shown} |" in published_in_print for shown in ("72.12", "66.02", "66.03", "90.97"))
+    gains = (out / "readers_gains.md").read_text()
+    assert "corrected for the number of the table's comparisons (Holm)" in gains
+    assert "The models are those of one training run" in gains
+    assert r"\textit{published: clinician (\%)}" in (out / "readers.tex").read_text()

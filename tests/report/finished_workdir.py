@@ -1,0 +1,60 @@
+"""A workdir as a finished run leaves it, without the training: random weights, and answers drawn around the truth."""
+
+import json
+import pathlib
+
+import numpy as np
+from trained_workdir import make_trained_workdir
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+
+EVIL_NAME = "images/<script>x</script>.png"
+
+
+def make_split(cases, *, seed, skill=2.0, models=("teacher", "student")):
+    """Predictions that lean to the truth by `skill`."""
+    rng = np.random.default_rng(seed)
+    labels = np.array([case.labels for case in cases], np.int32)
+    logits = {}
+    for model in models:
+        drawn = rng.normal(0, 1, (*labels.shape, 9)).astype(np.float32)
+        for place, step in enumerate(DEFAULT_CHAIN.steps):
+            known = labels[:, place] >= 0
+            drawn[known, place, labels[known, place]] += skill
+            drawn[:, place, step.num_answers :] = -1e9
+        logits[model] = drawn
+    facts = {fact: np.array([""] * len(cases)) for fact in FACTS}
+    facts["case_id"] = facts["image_path"] = np.array([case.image_path for case in cases])
+    facts["patient_id"] = np.array([case.patient_id for case in cases])
+    facts["origin"] = np.array([case.origin for case in cases])
+    return SplitPredictions(Predictions(np.arange(len(cases), dtype=np.int32), labels, logits), facts)
+
+
+def make_finished_workdir(folder: pathlib.Path, *, num_test=12, **changes):
+    """The settings of the run; its data is the phantom's first cases."""
+    settings, _ = make_trained_workdir(folder, calibrated=True, **changes)
+    phantom = settings.phantom
+    cases = [
+        draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence).case
+        for index in range(2 * num_test)
+    ]
+    write_run_files(folder, val=make_split(cases[num_test:], seed=1), test=make_split(cases[:num_test], seed=0))
+    return settings
+
+
+def write_run_files(folder, *, val, test):
+    (folder / "predictions").mkdir(exist_ok=True)
+    write_predictions(folder / "predictions" / "val.npz", val, DEFAULT_CHAIN)
+    write_predictions(folder / "predictions" / "test.npz", test, DEFAULT_CHAIN)
+    entries = [
+        {"kind": "train", "step": 1, "epoch": 0, "teacher/total": 3.0},
+        {"kind": "train", "step": 2, "epoch": 1, "teacher/total": 2.0, "student/total": 4.0},
+        {"kind": "val", "step": 2, "epoch": 1, "teacher/mean_accuracy": 0.4, "student/mean_accuracy": 0.3},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    counts = {"train": 40, "val": len(val.predictions.index), "test": len(test.predictions.index)}
+    report = {"num_cases": counts, "wall_seconds": 12.5, "best": {"teacher": {"step": 3}, "student": {"step": 5}}}
+    (folder / "report.json").write_text(json.dumps(report))

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.report.correction_view import NOT_GIVEN, read_corrections, write_corrections
+
+CHAIN = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name in ("First", "Second", "Third")))
+
+
+def follow(given):
+    """A network that answers "no" first, and later whatever the step before was answered or given."""
+    answers = np.zeros_like(given)
+    for step in range(1, given.shape[1]):
+        before = given[:, step - 1]
+        answers[:, step] = np.where(before == NOT_GIVEN, answers[:, step - 1], before)
+    return certain(answers)
+
+
+def certain(answers):
+    """Probabilities of a network that is nearly sure of its answers."""
+    return 0.1 + 0.7 * np.eye(3)[answers]
+
+
+def test_later_answers_that_follow_a_given_one_are_flips():
+    truth = np.array([[1, 1, 0], [0, 0, 0], [NOT_ANNOTATED, 1, 1]])
+    found = read_corrections(follow, truth, ["a", "b", "c"])
+    assert found.answers.shape == (3, 3, 3)
+    expected = np.zeros((3, 3, 3), bool)
+    expected[1, 0, 1:] = True  # told "yes" first, it says "yes" twice
+    expected[2, 2, 2] = True  # not annotated first, told "yes" at the second step
+    assert (found.flipped == expected).all()
+    assert found.largest_shift == pytest.approx(0.7)
+
+
+def test_what_changed_is_counted_for_better_and_worse():
+    truth = np.array([[1, 1, 0], [0, 0, 0]])
+    page = write_corrections(read_corrections(follow, truth, ["<a>", "b"]), CHAIN)
+    assert "In 1 of 2 cases" in page
+    assert "2 changes, 1 of them from wrong to right, 1 from right to wrong and 0 between" in page
+    assert page.count('class="flipped"') == 2
+    assert "&lt;a&gt;" in page
+    assert "&lt;yes&gt;" in page
+    assert "<yes>" not in page
+    assert "<caption>b" not in page  # nothing flipped there
+
+
+def test_a_network_that_does_not_listen_has_no_flips():
+    truth = np.ones((2, 3), int)
+
+    def lean(given):
+        """Every answer given makes the last one a little surer."""
+        shares = certain(np.zeros_like(given))
+        shares[:, -1, 0] += 0.01 * (given != NOT_GIVEN).sum(axis=1)
+        shares[:, 0, 0] += 0.2 * (given[:, 0] != NOT_GIVEN)  # which was given, and is no later answer
+        return shares
+
+    found = read_corrections(lean, truth, ["a", "b"])
+    assert not found.flipped.any()
+    assert found.largest_shift == pytest.approx(0.01)
+    page = write_corrections(found, CHAIN)
+    assert "In none of 2 cases" in page
+    assert "more than 1 percentage points" in page
+
+
+def test_a_given_answer_is_no_flip():
+    """The step that is given may be answered otherwise than before; only later ones count."""
+
+    def stubborn(given):
+        return certain(np.where(given == NOT_GIVEN, 0, 2))
+
+    assert not read_corrections(stubborn, np.ones((1, 3), int), ["a"]).flipped.any()

@@ -1,0 +1,98 @@
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.predict.answers import ChainReading, StepAnswer
+from stepcot_jax.predict.changes import Flip, Shift
+from stepcot_jax.report.embedded_pictures import MAX_SIDE, write_map, write_overlay, write_picture
+from stepcot_jax.report.reading_view import write_reading_view
+
+
+def decode(uri):
+    kind, content = uri.split(",")
+    assert kind == "data:image/jpeg;base64"
+    return Image.open(io.BytesIO(base64.b64decode(content)))
+
+
+def grey(size, value=128):
+    return np.full((size, size, 3), value, np.uint8)
+
+
+def test_a_picture_keeps_its_look_and_is_small():
+    pixels = np.repeat(np.linspace(0, 255, 1000).astype(np.uint8)[None, :, None], 600, axis=0).repeat(3, axis=2)
+    shown = decode(write_picture(pixels))
+    assert shown.mode == "L"
+    assert max(shown.size) == MAX_SIDE
+    assert shown.width / shown.height == pytest.approx(1000 / 600, abs=0.02)
+    row = np.asarray(shown)[0].astype(float)
+    assert abs(row - np.linspace(0, 255, shown.width)).max() < 6
+    coloured = grey(20)
+    coloured[..., 0] = 200
+    assert decode(write_picture(coloured)).mode == "RGB"
+
+
+def cells(found):
+    return np.frombuffer(base64.b64decode(found["bytes"]), np.uint8).reshape(found["height"], found["width"])
+
+
+def test_a_map_runs_from_its_lowest_to_its_highest():
+    found = write_map(np.array([[0.2, 0.2, 0.6], [0.36, 0.2, 0.2]]))
+    assert cells(found).tolist() == [[0, 0, 255], [102, 0, 0]]
+
+
+@pytest.mark.parametrize("value", [0.0, 1 / 49, 1e-12])
+def test_an_even_map_shows_nothing(value):
+    assert not cells(write_map(np.full((7, 7), value))).any()
+    assert write_overlay(grey(14), np.full((7, 7), value)) == write_picture(grey(14))
+
+
+def test_a_fine_map_is_averaged():
+    values = np.zeros((96, 48))
+    values[:48] = 1
+    found = cells(write_map(values))
+    assert found.shape == (24, 12)
+    assert (found[:11] == 255).all()
+    assert not found[13:].any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, -1.0, np.inf])
+def test_a_map_that_is_none_is_refused(bad):
+    with pytest.raises(ValueError, match="negative or not finite"):
+        write_map(np.array([[0.0, bad]]))
+
+
+def test_an_overlay_is_bright_where_the_map_is():
+    values = np.zeros((4, 4))
+    values[0, 3] = 1
+    shown = np.asarray(decode(write_overlay(grey(64, 60), values)).convert("RGB")).astype(int)
+    assert shown[4, 60, 0] > 150
+    assert abs(shown[50, 10] - 60).max() < 8
+
+
+def make_reading(given, flipped):
+    steps = []
+    for place, step in enumerate(DEFAULT_CHAIN.steps):
+        shares = [0.0] * step.num_answers
+        shares[1] = 1.0
+        steps.append(StepAnswer(step, 1, tuple(shares), place == given, None))
+    shifted = () if given is None else (Shift("Lesion distribution", 0.25), Shift("Diagnosis", 0.004))
+    facts = {"source": "<image>", "model": "teacher", "calibrated": False, "coverage": None}
+    return ChainReading(**facts, steps=tuple(steps), flipped=flipped, shifted=shifted)
+
+
+def test_a_correction_shows_what_it_changed():
+    maps = np.ones((7, 4, 4))
+    plain = write_reading_view(grey(32), maps, make_reading(None, ()))
+    assert plain.count("<figure") == 8
+    assert "correction" not in plain
+    nothing = write_reading_view(grey(32), maps, make_reading(0, ()))
+    assert "The correction changed no other answer; largest change of a later probability: 25.0 points (" in nothing
+    assert nothing.count('class="given"') == 1
+    flipped = write_reading_view(grey(32), maps, make_reading(0, (Flip("Diagnosis", "<Normal>", "Nodule"),)))
+    assert "Changed by the correction: Diagnosis: &lt;Normal&gt; → Nodule." in flipped
+    assert flipped.count('class="flipped"') == 1
+    assert "was &lt;Normal&gt;" in flipped

@@ -1,0 +1,226 @@
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from report.finished_workdir import make_finished_workdir, make_split, write_run_files
+from trained_workdir import tiny_encoder
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.evaluation.evaluator import evaluate
+from stepcot_jax.evaluation.prediction_files import read_predictions, write_predictions
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.report.__main__ import main
+from stepcot_jax.settings.run_settings import read_settings, write_settings
+
+NUM_TEST = 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_encoder():
+    with tiny_encoder():
+        yield
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "my <run>"
+    make_finished_workdir(folder, num_test=NUM_TEST)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(workdir):
+    assert main([str(workdir), "--num-cases=10"]) == 0
+    return (workdir / "report.html").read_text()
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="case-data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_every_section_is_there(page):
+    for name in ("results", "curves", "confusion", "confidence", "consistency", "cases", "corrections", "settings"):
+        assert f'<section id="{name}"' in page
+        assert f'href="#{name}"' in page
+    assert "Run my &lt;run&gt;" in page
+    assert "Not a medical device" in page
+
+
+def test_the_cases_are_those_of_the_predictions(page, workdir):
+    split = read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
+    data = data_of(page)
+    assert len(data["cases"]) == 10
+    assert [step["options"] for step in data["steps"]] == [list(step.options) for step in DEFAULT_CHAIN.steps]
+    places = {path: place for place, path in enumerate(split.facts["image_path"])}
+    for case in data["cases"]:
+        place = places[case["name"]]
+        assert case["truth"] == split.predictions.labels[place].tolist()
+        logits = split.predictions.logits["student"][place]
+        assert case["answers"] == logits.argmax(axis=1).tolist()
+        # The fixture's temperature is 2; shares are those of the step's own answers.
+        weights = np.exp(logits[6] / 2)
+        assert case["confidences"][6] == pytest.approx(weights.max() / weights.sum(), abs=1e-3)
+        assert case["answers"][6] in case["sets"][6]
+        assert case["picture"].startswith("data:image/jpeg;base64,")
+        assert case["report"]
+        assert len(case["maps"]) == 7
+    assert len({case["picture"] for case in data["cases"]}) == 10
+
+
+def test_figures_are_the_evaluators(page, workdir):
+    split = read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
+    student = evaluate(split.predictions, DEFAULT_CHAIN)["student"]
+    text = re.search(r'<section id="results".*?</section>', page, re.DOTALL)[0]
+    assert f'<span class="value">{100 * student.mean_accuracy:.1f}</span>' in text
+    assert f'<span class="value">{100 * student.steps[3].auc:.1f}</span>' in text
+    confusion = re.search(r'<section id="confusion".*?</section>', page, re.DOTALL)[0]
+    counts = [int(count) for count in re.findall(r'<td class="heat[^>]*>(\d+)</td>', confusion)]
+    assert sum(counts) == 2 * 7 * NUM_TEST
+
+
+@pytest.mark.parametrize(
+    ("num_patients", "words"), [(9, "of too few patients to tell"), (10, "between these two networks|cases can show")]
+)
+def test_the_difference_of_the_networks_is_not_told_from_few_patients(workdir, tmp_path, num_patients, words):
+    run = shutil.copytree(workdir, tmp_path / "run")
+    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
+    patients = np.array([f"p{min(case, num_patients - 1)}" for case in range(NUM_TEST)])
+    changed = dataclasses.replace(split, facts={**split.facts, "patient_id": patients})
+    write_predictions(run / "predictions" / "test.npz", changed, DEFAULT_CHAIN)
+    assert main([str(run), "--without-data"]) == 0
+    said = re.search(r"Mean accuracy, student less teacher: .*?</p>", (run / "report.html").read_text())[0]
+    assert re.search(words, said)
+
+
+def test_the_model_can_be_chosen_and_things_left_out(workdir, tmp_path):
+    out = tmp_path / "sub" / "page.html"
+    assert main([str(workdir), f"--out={out}", "--model=teacher", "--without-data"]) == 0
+    page = out.read_text()
+    data = data_of(page)
+    split = read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
+    assert [case["answers"] for case in data["cases"]] == split.predictions.logits["teacher"].argmax(axis=2).tolist()
+    assert {case["picture"] for case in data["cases"]} == {None}
+    assert "Pictures, reports and maps were left out." in page
+    assert "data:image/jpeg" not in page
+
+
+def test_inconsistent_cases_say_which_rule_they_break(page):
+    for case in data_of(page)["cases"]:
+        nothing = case["answers"][0] == 0
+        breaks = nothing and (case["answers"][6] != 0 or case["answers"][2] != 5)
+        if breaks:
+            assert "No abnormality" in case["inconsistent"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model=studen"], "found no 'studen', accepted are teacher, student"),
+        (["--num-cases=0"], "--num-cases: found 0"),
+    ],
+)
+def test_wrong_flags_are_named(workdir, tmp_path, arguments, words):
+    with pytest.raises(BadInput, match=words):
+        main([str(workdir), f"--out={tmp_path / 'page.html'}", *arguments])
+
+
+@pytest.mark.parametrize("name", ["report.json", "settings.json", "metrics.jsonl", "predictions/test.npz"])
+def test_an_unfinished_or_damaged_run_is_named(workdir, tmp_path, name):
+    copy = tmp_path / "run"
+    for file in (
+        "report.json",
+        "settings.json",
+        "metrics.jsonl",
+        "predictions/test.npz",
+        "reading/chain.json",
+        "reading/text_features.npy",
+    ):
+        target = copy / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((workdir / file).read_bytes())
+    (copy / name).write_bytes(b"{")
+    with pytest.raises(BadInput, match=re.escape(str(copy / name))):
+        main([str(copy), f"--out={tmp_path / 'page.html'}"])
+    (copy / name).unlink()
+    with pytest.raises(BadInput, match=re.escape(str(copy / name))):
+        main([str(copy), f"--out={tmp_path / 'page.html'}"])
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.fixture(scope="module")
+def folder_run(workdir, tmp_path_factory):
+    """The same networks as a run on a folder, with evil reports."""
+    root = tmp_path_factory.mktemp("data")
+    export_phantom(root, num_cases=30, seed=3, size=32)
+    records = json.loads((root / "data.json").read_text())
+    for number, record in enumerate(records):
+        record["report"] = f'<script>alert({number})</script>"><img src=x onerror=alert(1)>\u202e </script>'
+    (root / "data.json").write_text(json.dumps(records))
+    run = tmp_path_factory.mktemp("run") / "run"
+    shutil.copytree(workdir, run)
+    settings = read_settings(run / "settings.json")
+    settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, source="folder", root=str(root)))
+    write_settings(run / "settings.json", settings)
+    cases = read_records(root).cases
+    write_run_files(run, val=make_split(cases[15:], seed=0), test=make_split(cases[:15], seed=1))
+    return run, root
+
+
+def test_cases_of_a_folder_have_their_own_reports_as_text(folder_run, tmp_path):
+    run, _ = folder_run
+    out = tmp_path / "page.html"
+    assert main([str(run), f"--out={out}", "--without-maps"]) == 0
+    page = out.read_text()
+    assert "<script>alert" not in page
+    assert "onerror=alert" not in re.sub(r'id="case-data">.*?</script>', "", page, flags=re.DOTALL)
+    for case in data_of(page)["cases"]:
+        number = int(re.search(r"phantom_(\d+)", case["name"])[1])
+        assert case["report"].startswith(f"<script>alert({number})</script>")
+        assert "[U+202E]" in case["report"]
+        assert case["maps"] is None
+    assert "Maps were left out." in page
+
+
+def test_data_that_changed_is_refused_with_a_way_out(folder_run, tmp_path):
+    run, _ = folder_run
+    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
+    labels = split.predictions.labels.copy()
+    labels[0, 6] = (labels[0, 6] + 1) % 9
+    changed = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
+    before = (run / "predictions" / "test.npz").read_bytes()
+    try:
+        write_run_files(run, val=split, test=changed)
+        with pytest.raises(BadInput, match=r"phantom_\d+\.png: found labels .* --without-data"):
+            main([str(run), f"--out={tmp_path / 'page.html'}"])
+    finally:
+        (run / "predictions" / "test.npz").write_bytes(before)
+
+
+def test_steps_that_were_not_supervised_may_be_annotated_in_the_data(folder_run, tmp_path):
+    run, _ = folder_run
+    before = (run / "predictions" / "test.npz").read_bytes()
+    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
+    labels = split.predictions.labels.copy()
+    labels[:, :6] = NOT_ANNOTATED
+    try:
+        alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
+        write_run_files(run, val=split, test=alone)
+        out = tmp_path / "page.html"
+        assert main([str(run), f"--out={out}", "--without-maps"]) == 0
+    finally:
+        (run / "predictions" / "test.npz").write_bytes(before)
+    page = out.read_text()
+    assert data_of(page)["cases"][0]["truth"][:6] == [NOT_ANNOTATED] * 6
+    assert "no case was annotated" in page
+
+
+def test_help_needs_no_jax():
+    script = "import sys, stepcot_jax.report.__main__; assert not {'jax', 'numpy'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

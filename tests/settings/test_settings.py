@@ -1,0 +1,161 @@
+import copy
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import re
+import typing
+
+import pytest
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.settings.fields import describe_key
+from stepcot_jax.settings.run_settings import Settings, make_settings, read_settings, write_settings
+
+CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.py"))
+MISSING = object()
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load(CONFIGS[0].with_name("base.py")).get_config().to_dict()
+
+
+def changed(base, key, value):
+    config = copy.deepcopy(base)
+    *groups, name = key.split(".")[1:]
+    node = config
+    for group in groups:
+        node = node[group]
+    if value is MISSING:
+        del node[name]
+    else:
+        node[name] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("config.seed", "zero", "a whole number"),
+        ("config.seed", 1.5, "a whole number"),
+        ("config.seed", True, "a whole number"),
+        ("config.seed", -1, "at least 0"),
+        ("config.seed", 2**32, "at most 4294967295"),
+        ("config.resume", 1, "True or False"),
+        ("config.job", "train", "'teacher' or 'distill'"),
+        ("config.job", 3, "'teacher' or 'distill'"),
+        ("config.data", 3, "a group of keys"),
+        ("config.data.root", 3, "a text"),
+        ("config.data.step_names", "Detection", "a tuple, each item a text"),
+        ("config.data.step_names", ("Detection", 2), "a tuple, each item a text"),
+        ("config.data.split_fractions", (0.5, 0.5, 0.5), "three shares that add up to 1"),
+        ("config.data.split_fractions", (0.5, 0.5), "three shares"),
+        ("config.data.split_fractions", (1.0, 0.0, 0.0), "above 0 and at most 1"),
+        ("config.image_encoder.mean", (0.5, 0.5), "3 numbers"),
+        ("config.image_encoder.std", (0.5, 0.5, 0.0), "above 0"),
+        ("config.image_encoder.image_size", 4096, "at least 32 and at most 1024"),
+        ("config.teacher.num_heads", 5, "divisors of config.teacher.width (768)"),
+        ("config.teacher.head_dropout", 1.1, "at least 0 and at most 1"),
+        ("config.training.teacher_learning_rate", 0, "above 0"),
+        ("config.training.weight_decay", float("nan"), "a number"),
+        ("config.training.clip_norm", float("inf"), "a number"),
+        ("config.training.batch_size", None, "a whole number"),
+        ("config.training.batch_size", MISSING, "a whole number"),
+        ("config.student", MISSING, "a group of keys"),
+    ],
+)
+def test_a_refusal_names_key_found_and_accepted(base, key, value, accepted):
+    with pytest.raises(BadInput) as refused:
+        make_settings(changed(base, key, value))
+    message = str(refused.value)
+    assert message.startswith(f"{key}: found ")
+    assert accepted in message.partition("accepted")[2]
+    assert ("nothing" if value is MISSING else repr(value)) in message.partition("accepted")[0]
+
+
+def test_a_folder_needs_its_root(base):
+    with pytest.raises(BadInput, match=r"config\.data\.root: found nothing, accepted is a folder"):
+        make_settings(changed(base, "config.data.source", "folder"))
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("config.training.bach_size", "config.training.batch_size"),
+        ("config.seeed", "config.seed"),
+        # The right name in the wrong place:
+        (
+            "config.batch_size",
+            "config.features.batch_size or config.baseline.batch_size or config.training.batch_size or",
+        ),
+        ("config.loss.T", "config.loss."),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(base, key, nearest):
+    for refuse in (lambda: make_settings(changed(base, key, 3)), lambda: describe_key(Settings, key)):
+        with pytest.raises(BadInput) as refused:
+            refuse()
+        assert str(refused.value).startswith(f"{key}: found an unknown key, accepted are ")
+        assert f"nearest: {nearest}" in str(refused.value)
+
+
+def test_a_key_below_a_value_is_unknown():
+    assert describe_key(Settings, "config.training.batch_size") == "a whole number at least 1"
+    with pytest.raises(BadInput, match=r"nearest: config\.seed"):
+        describe_key(Settings, "config.seed.deep")
+
+
+def fields(cls):
+    hints = typing.get_type_hints(cls)
+    return {
+        field.name: fields(hints[field.name]) if dataclasses.is_dataclass(hints[field.name]) else None
+        for field in dataclasses.fields(cls)
+    }
+
+
+def test_base_has_exactly_the_fields_of_settings(base):
+    def keys(tree):
+        return {name: keys(value) if isinstance(value, dict) else None for name, value in tree.items()}
+
+    assert keys(base) == fields(Settings)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_config_makes_settings_and_tells_its_command(path):
+    module = load(path)
+    config = module.get_config()
+    if config.data.source == "folder" and not config.data.root:
+        config.data.root = "given on the command line"
+    for group in (config.image_encoder, config.prompts):
+        if "pretrained" in (group.get("name"), group.get("encoder")):
+            group.weights = "given on the command line"
+    assert isinstance(make_settings(config), Settings)
+    if path.stem == "base":
+        assert "configs/quickstart.py" in module.__doc__  # base is not run itself
+    else:
+        assert re.search(rf"python -m stepcot_jax\.(main|tables all) --config=configs/{path.name}", module.__doc__)
+
+
+def test_resolved_settings_come_back_from_their_file(base, tmp_path):
+    settings = make_settings(base)
+    write_settings(tmp_path / "settings.json", settings)
+    assert read_settings(tmp_path / "settings.json") == settings
+    assert json.loads((tmp_path / "settings.json").read_text())["training"]["batch_size"] == 32
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(BadInput, match=r"settings\.json: found no settings"):
+        read_settings(tmp_path / "settings.json")
+
+
+@pytest.mark.parametrize("names", [(), ("A", "A", "C"), ("A", " ")])
+def test_step_names_that_cannot_tell_steps_apart_are_refused(base, names):
+    base["data"]["step_names"] = names
+    with pytest.raises(BadInput, match=r"config\.data\.step_names: found .*accepted are names that differ"):
+        make_settings(base)

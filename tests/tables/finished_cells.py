@@ -1,0 +1,79 @@
+"""Finished cells without training: reports and predictions of models of a known quality."""
+
+import json
+
+import numpy as np
+from training.small_run import small_settings
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.tables.cells import Cells
+from stepcot_jax.tables.plan import Plan
+
+NUM_CASES = 120
+CHAIN = Chain((DEFAULT_CHAIN.steps[0], *DEFAULT_CHAIN.steps[-2:]))  # fewer steps, less to resample
+
+
+def make_labels():
+    rng = np.random.default_rng(0)
+    return np.stack([rng.integers(0, count, NUM_CASES) for count in CHAIN.answers_per_step], axis=1).astype(np.int32)
+
+
+LABELS = make_labels()
+
+
+def make_split(qualities, *, seed=0, labels=LABELS):
+    """Predictions of models that are right in about a share of the cases."""
+    logits = {}
+    for place, (name, quality) in enumerate(qualities.items()):
+        rng = np.random.default_rng((seed, place))
+        noise = rng.standard_normal((NUM_CASES, CHAIN.num_steps, 9)).astype(np.float32)
+        knows = rng.random(LABELS.shape) < quality
+        logits[name] = noise + 8 * (np.arange(9) == LABELS[..., None]) * knows[..., None].astype(np.float32)
+    case_ids = np.array([f"images/{case}.png" for case in range(NUM_CASES)])
+    facts = {fact: np.full(NUM_CASES, "", "U1") for fact in FACTS} | {
+        "case_id": case_ids,
+        "patient_id": np.array([f"P{case // 2}" for case in range(NUM_CASES)]),
+    }
+    return SplitPredictions(Predictions(np.arange(NUM_CASES, dtype=np.int32), labels, logits), facts)
+
+
+def finish(cells, cell, qualities, *, labels=LABELS):
+    """Write what a run of the cell would leave behind."""
+    folder = cells.folder(cell)
+    (folder / "predictions").mkdir(parents=True)
+    split = make_split(qualities, seed=cell.settings.seed, labels=labels)
+    for name in ("val", "test"):
+        write_predictions(folder / "predictions" / f"{name}.npz", split, CHAIN)
+    steps = [{"name": step.name, "answers": list(step.options)} for step in CHAIN.steps]
+    report = {"test": {name: {"steps": steps} for name in qualities}}
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+def last_step_labels():
+    labels = np.full_like(LABELS, NOT_ANNOTATED)
+    labels[:, -1] = LABELS[:, -1]
+    return labels
+
+
+def make_plan(workdir, seeds=(0, 1), **arguments):
+    return Plan(small_settings(), seeds, Cells(workdir, Terminal()), num_resamples=60, **arguments)
+
+
+QUALITIES = {"without memory": 0.3, "without text": 0.6, "without write-back": 0.6}
+
+
+def finish_all(plan):
+    """Cells of diagnosis, steps and components: memory matters, nothing else does."""
+    for seed in plan.seeds:
+        finish(plan.cells, plan.main(seed), {"teacher": 0.6, "student": 0.55})
+        for name in ("without memory", "without text", "without write-back", "without distillation",
+                     "without channel alignment"):  # fmt: skip
+            quality = QUALITIES.get(name, 0.6)
+            finish(plan.cells, plan.ablation(name, seed), {"teacher": quality, "student": quality})
+        for cell in plan.baselines(seed):
+            with_steps = cell.settings.baseline.steps == "all"
+            labels = LABELS if with_steps else last_step_labels()
+            finish(plan.cells, cell, {"baseline": 0.5 if with_steps else 0.2}, labels=labels)

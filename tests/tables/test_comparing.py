@@ -1,0 +1,174 @@
+"""When a difference is called one: few patients, few training runs, many comparisons and a second test."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from tables.finished_cells import CHAIN, LABELS, NUM_CASES, make_split
+
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.evaluation.paired import compare_accuracy
+from stepcot_jax.tables import components_table
+from stepcot_jax.tables.comparing import Comparison
+from stepcot_jax.tables.verdicts import Evidence, correct, decide
+from stepcot_jax.tables.writing import Figure
+
+
+def evidence(values, low, high, *, num_patients=60, p=None):
+    return Evidence(Figure(float(np.mean(values)), low, high), tuple(values), num_patients, p)
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "said"),
+    [
+        ([0.15], 0.05, 0.3, "higher"),
+        ([0.1, 0.2], 0.05, 0.3, "higher"),
+        ([0.1, -0.01], 0.01, 0.08, "no difference shown"),
+        ([-0.1, -0.2], -0.28, -0.01, "lower"),
+        ([0.1, 0.2], 0.0, 0.3, "no difference shown"),
+        ([math.nan], math.nan, math.nan, "no difference shown"),
+        ([0.15], None, None, "no difference shown"),
+        ([0.15, 0.14, 0.16], 0.05, 0.25, "higher"),
+        ([0.4, 0.02, 0.03], 0.05, 0.25, "no difference shown"),  # one run of three carries it
+        ([0.15] * 9 + [-0.001], 0.05, 0.25, "higher"),
+    ],
+)
+def test_a_difference_inside_its_interval_or_that_of_the_runs_is_none(values, low, high, said):
+    assert decide([evidence(values, low, high)]) == [said]
+    mirrored = {"higher": "lower", "lower": "higher"}.get(said, said)
+    ends = (None, None) if low is None else (-high, -low)
+    assert decide([evidence([-value for value in values], *ends)]) == [mirrored]
+
+
+@pytest.mark.parametrize(
+    ("num_patients", "p", "said"),
+    [
+        (9, 0.001, "too few patients"),
+        (0, None, "too few patients"),
+        (10, 0.001, "higher"),
+        (10, 0.05, "no difference shown"),
+        (10, math.nan, "no difference shown"),
+        (10, 0.5, "no difference shown"),
+    ],
+)
+def test_an_interval_without_width_is_not_believed_of_few_patients_or_against_mcnemar(num_patients, p, said):
+    assert decide([evidence([1.0], 1.0, 1.0, num_patients=num_patients, p=p)]) == [said]
+
+
+def test_all_patients_alike_are_no_better_than_their_number():
+    alike = evidence([1.0], 1.0, 1.0, num_patients=10)
+    assert decide([alike] * 25) == ["higher"] * 25  # 25 * 2 ** -9 < 0.05
+    assert decide([alike] * 26) == ["no difference shown"] * 26
+
+
+@given(st.floats(0.001, 0.2), st.floats(0.01, 0.5))
+def test_alone_and_of_one_run_the_p_is_that_of_the_interval(width, value):
+    said = decide([evidence([value], value - width, value + width)])
+    assert said == ["higher" if value - width > 1e-9 else "no difference shown"] or abs(value - width) < 1e-6
+
+
+def test_patients_and_runs_add_up():
+    """Each alone would show it, both together do not."""
+    values = [0.05, 0.10, 0.15]
+    error = np.std(values, ddof=1) / math.sqrt(3)
+    ends = 0.1 - 1.959964 * 0.045, 0.1 + 1.959964 * 0.045
+    total = math.hypot(0.045, error)
+    expected = 2 * stats.t.sf(0.1 / total, 2 * (total / error) ** 4)
+    assert 0.03 < expected < 0.1
+    assert ends[0] > 0
+    assert (decide([evidence(values, *ends)]) == ["higher"]) == (expected < 0.05)
+    tighter = 0.1 - 1.959964 * 0.005, 0.1 + 1.959964 * 0.005
+    assert decide([evidence([0.09, 0.1, 0.11], *tighter)]) == ["higher"]
+    assert decide([evidence([0.01, 0.1, 0.19], *tighter)]) == ["no difference shown"]
+
+
+@given(st.lists(st.floats(0, 1) | st.just(math.nan), max_size=8))
+def test_holm_is_scipys_step_down(p_values):
+    known = [(p, place) for place, p in enumerate(p_values) if not math.isnan(p)]
+    found = correct(p_values)
+    rejected, order = set(), sorted(known)
+    for rank, (p, place) in enumerate(order):  # the definition: go down until the first that fails
+        if p * (len(order) - rank) >= 0.05:
+            break
+        rejected.add(place)
+    assert {place for _, place in known if found[place] < 0.05} == rejected
+    assert all(math.isnan(found[place]) == math.isnan(p) for place, p in enumerate(p_values))
+
+
+def test_many_questions_ask_for_more():
+    clear, weak = evidence([0.1], 0.06, 0.14), evidence([0.1], 0.01, 0.19)
+    assert decide([clear, weak]) == ["higher", "higher"]
+    assert decide([clear, *[weak] * 3]) == ["higher", *["no difference shown"] * 3]
+    assert decide([weak, *[evidence([0.1], 0.01, 0.19, num_patients=3)] * 3])[0] == "higher"
+
+
+# Comparisons of predictions
+
+
+def few_annotated():
+    """The first step is annotated in the two cases of two patients, where one model is right and the other wrong."""
+    labels = LABELS.copy()
+    labels[:, 0] = NOT_ANNOTATED
+    labels[[0, 2], 0] = LABELS[[0, 2], 0]
+    split = make_split({"right": 1.0, "wrong": 0.0}, labels=labels)
+    logits = dict(split.predictions.logits)
+    logits["wrong"] = logits["wrong"] - 30 * (np.arange(9) == LABELS[..., None]).astype(np.float32)
+    return dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits=logits))
+
+
+def test_two_patients_give_no_verdict_however_narrow_their_interval():
+    comparison = Comparison([few_annotated()], CHAIN, 60)
+    found = comparison.difference("right", "wrong", "accuracy", 0)
+    assert (found.value, found.low, found.high) == (1, 1, 1)
+    assert comparison.p_value("right", "wrong", 0) == 0.5
+    assert comparison.num_patients("accuracy", 0) == 2
+    assert comparison.verdicts([("right", "wrong", "accuracy", 0)]) == ["too few patients"]
+    assert comparison.verdicts([("right", "wrong", "auc", 0)]) == ["too few patients"]
+    # The mean counts that step as much as any other, a whole chain does not.
+    assert comparison.verdicts([("right", "wrong", "mean_accuracy", None)]) == ["too few patients"]
+    assert comparison.verdicts([("right", "wrong", "chain_accuracy", None)]) == ["higher in this run"]
+    assert comparison.num_patients("chain_accuracy") == NUM_CASES // 2
+
+
+def test_verdicts_are_worded_for_the_training_runs():
+    qualities = {"better": 0.9, "worse": 0.3}
+    splits = [make_split(qualities, seed=seed) for seed in range(3)]
+    said = [
+        Comparison(splits[:count], CHAIN, 60).verdicts([("worse", "better", "accuracy", 1)])[0] for count in (1, 2, 3)
+    ]
+    assert said == ["lower in this run", "lower in both runs", "lower"]
+
+
+def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
+    splits = [make_split({"one": 0.6, "other": 0.45}, seed=seed) for seed in range(3)]
+    each = []
+    for split in splits:
+        answers = {name: found[:, 2, : CHAIN.steps[2].num_answers].argmax(-1)
+                   for name, found in split.predictions.logits.items()}  # fmt: skip
+        each.append(compare_accuracy(labels=LABELS[:, 2], first=answers["one"], second=answers["other"]).exact_p)
+    p_of = [Comparison(splits[:count], CHAIN, 60).p_value("one", "other", 2) for count in (1, 2, 3)]
+    assert p_of == [each[0], max(each[:2]), min(1, 2 * sorted(each)[1])]
+    unknown = make_split({"one": 0.6, "other": 0.45}, labels=np.full_like(LABELS, NOT_ANNOTATED))
+    assert math.isnan(Comparison([unknown], CHAIN, 60).p_value("one", "other", 2))
+
+
+@pytest.mark.parametrize("patients", ["one", "few", "many"])
+def test_conclusions_give_ends_only_where_there_are_some(patients):
+    names = {"one": ["P"] * NUM_CASES, "few": ["P", "Q", "R"] * (NUM_CASES // 3)}.get(patients)
+    variants = components_table.variants()
+    qualities = dict.fromkeys([*variants, *variants.values()], 0.5) | {"teacher without memory": 0.9}
+    split = make_split(qualities)
+    if names:
+        split = dataclasses.replace(split, facts={**split.facts, "patient_id": np.array(names)})
+    sentences = components_table.conclude(Comparison([split], CHAIN, 60))
+    assert len(sentences) == len(variants)
+    assert "nan" not in " ".join(sentences)
+    first, said = sentences[0].split("; ")
+    assert first.startswith("Teacher without memory: mean accuracy +")
+    expected = {"one": "too few patients to tell.", "few": "too few patients to tell."}
+    assert said == expected.get(patients, "the teacher is better without it in this run.")
+    assert first.endswith("points (there is no interval)" if patients == "one" else "] points")

@@ -1,0 +1,158 @@
+"""Given answers: the first steps' true ones in order, the network's own where nobody answered, counted where known."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tables.finished_cells import make_plan
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.features import inputs
+from stepcot_jax.features.inputs import Inputs
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.tables import cells, effect_table
+from stepcot_jax.tables.cell_networks import Weights
+from stepcot_jax.tables.cell_reading import read_cases, read_given
+
+OPTIONS = (3, 3, 4)
+CHAIN = Chain(
+    tuple(Step(f"Step {number}", "?", tuple(f"Answer {k}" for k in range(n))) for number, n in enumerate(OPTIONS))
+)
+NUM_CASES = 40
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class CountingTeacher:
+    """Reads its own answers from the features; each is off by as much as all earlier answers in memory are.
+
+    A stand-in whose every logit is known: feature [case, step] is its own answer to a step, and memory holds given
+    answers, or its own where -1 is given. Any other number that is no answer spoils what comes after it.
+    """
+
+    def apply(self, variables, *, image_features, text_features, given_answers, deterministic):
+        assert deterministic
+        own = image_features.astype(jnp.int32)
+        written = jnp.where(given_answers == -1, own, given_answers)
+        errors = jnp.cumsum(written - own, axis=1) - (written - own)
+        answers = (own + errors) % jnp.asarray(OPTIONS)
+        return types.SimpleNamespace(logits=5.0 * jax.nn.one_hot(answers, max(OPTIONS)))
+
+
+def make_cases():
+    rng = np.random.default_rng(6)
+    own = np.stack([rng.integers(0, count, NUM_CASES) for count in OPTIONS], axis=1)
+    labels = np.stack([rng.integers(0, count, NUM_CASES) for count in OPTIONS], axis=1)
+    labels[rng.random(labels.shape) < 0.3] = NOT_ANNOTATED
+    return own, labels
+
+
+OWN, LABELS = make_cases()
+
+
+def expected_answers(count):
+    """What the counting teacher answers with so many given, case by case."""
+    found = []
+    for own, labels in zip(OWN.tolist(), LABELS.tolist(), strict=True):
+        error, answers = 0, []
+        for step, options in enumerate(OPTIONS):
+            answers.append((own[step] + error) % options)
+            if step < count and labels[step] != NOT_ANNOTATED:
+                error += labels[step] - own[step]
+        found.append(answers)
+    return np.array(found)
+
+
+def make_inputs():
+    cases = tuple(
+        Case(f"P{number}", f"{number}.png", "", "", tuple(labels), ("",) * 3)
+        for number, labels in enumerate(LABELS.tolist())
+    )
+    splits = Splits(train=(0, 1, 2), val=(3,), test=tuple(range(4, NUM_CASES)))
+    dataset = Dataset(CHAIN, cases, splits, None, Preprocessing(32), features=OWN.astype(np.float32))
+    prepare = lambda batch: {name: batch[name] for name in ("image_features", "labels")}  # noqa: E731
+    return Inputs(dataset, None, None, prepare, {})
+
+
+def make_weights(teacher):
+    networks = types.SimpleNamespace(teacher=teacher, image_encoder=None, remat=False)
+    return Weights(None, CHAIN, networks, {"teacher": {"teacher": {}}}, None)
+
+
+def test_true_answers_are_given_in_order_and_missing_ones_stay_the_networks_own():
+    predict = read_given(make_weights(CountingTeacher()), range(3))
+    split = read_cases(predict, make_inputs(), "test", batch_size=7, num_threads=1)
+    assert list(split.predictions.logits) == ["0 given", "1 given", "2 given"]
+    answers = {name: logits.argmax(-1) for name, logits in split.predictions.logits.items()}
+    for count in range(3):
+        np.testing.assert_array_equal(answers[f"{count} given"], expected_answers(count)[4:])
+    np.testing.assert_array_equal(answers["0 given"], OWN[4:])
+    np.testing.assert_array_equal(answers["1 given"][:, 0], OWN[4:, 0])
+    moved = (answers["2 given"] != answers["1 given"]).sum(axis=0)
+    assert moved[:2].tolist() == [0, 0]
+    assert moved[2] > 5  # else the test would see nothing
+
+
+def test_the_table_counts_annotated_cases_alone(tmp_path, monkeypatch):
+    plan = make_plan(tmp_path, seeds=(0,))
+    monkeypatch.setattr(cells.Cells, "chain", lambda self, cell: CHAIN)
+    monkeypatch.setattr(weights, "load_weights", lambda folder, names: make_weights(CountingTeacher()))
+    monkeypatch.setattr(inputs, "load_inputs", lambda settings, folder, terminal: make_inputs())
+    (table,) = effect_table.make_tables(plan)
+    rows = [row[:4] for row in table.rows]
+    assert [row[:2] for row in rows] == [(f"Step {step}", count) for step in range(3) for count in range(step + 1)]
+    accuracies = {}
+    for name, count, accuracy, difference in rows:
+        step = int(name[-1])
+        right = [
+            answers[step] == labels[step]
+            for answers, labels in zip(expected_answers(count)[4:], LABELS[4:], strict=True)
+            if labels[step] != NOT_ANNOTATED
+        ]
+        assert 15 < len(right) < NUM_CASES - 4
+        assert accuracy.value == pytest.approx(np.mean(right))
+        accuracies[name, count] = np.mean(right)
+        if count:
+            assert difference.value == pytest.approx(accuracies[name, count] - accuracies[name, 0])
+    assert len({accuracies["Step 2", count] for count in range(3)}) == 3
+
+
+def test_a_teacher_gets_what_was_given_and_no_more():
+    teacher = Teacher(answers_per_step=OPTIONS, width=8, num_layers=1, num_heads=2)
+    features, text = jnp.asarray(OWN[:6], jnp.float32), jnp.ones((3, 5))
+
+    read = {"image_features": features, "text_features": text, "deterministic": True}
+    shapes = jax.eval_shape(lambda: teacher.init(jax.random.key(0), **read))["params"]
+    rng = np.random.default_rng(1)
+    draw = lambda leaf: jnp.asarray(rng.normal(0, 0.7, leaf.shape), leaf.dtype)  # noqa: E731
+    params = jax.tree.map(draw, shapes)
+
+    @jax.jit
+    def answer(given):
+        return teacher.apply({"params": params}, **read, given_answers=given).logits
+
+    trained = dataclasses.replace(make_weights(teacher), params={"teacher": {"teacher": params}}, text_features=text)
+    found = read_given(trained, range(3))({"image_features": features, "labels": jnp.asarray(LABELS[:6], jnp.int32)})
+    for count in range(3):
+        given = np.full((6, 3), -1, np.int32)
+        for case in range(6):
+            for step in range(count):
+                if LABELS[case, step] != NOT_ANNOTATED:
+                    given[case, step] = LABELS[case, step]
+        expected = answer(jnp.asarray(given))
+        np.testing.assert_allclose(found[f"{count} given"], expected, rtol=1e-5, atol=1e-5)
+    changes = np.abs(found["2 given"] - found["0 given"])
+    assert changes[:, 0].max() == 0
+    assert changes[:, 1, :3].max() > 1e-3
+    assert changes[:, 2].max() > 1e-3

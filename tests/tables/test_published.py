@@ -1,0 +1,123 @@
+"""Published figures: those of facts.md and no others, beside ours and marked."""
+
+import csv
+import re
+
+import pytest
+from tables.finished_cells import CHAIN, finish_all, make_plan
+
+from stepcot_jax.tables import making, published_figures
+from stepcot_jax.tables.published_figures import DETECTION, DIAGNOSIS, DISTRIBUTION, LOCATION, SECONDARY_EFFECTS
+
+
+@pytest.fixture(scope="module")
+def facts(shared):
+    return (shared / "design" / "facts.md").read_text(encoding="utf-8")
+
+
+def line(facts, begins):
+    (found,) = [text for text in facts.splitlines() if text.startswith(f"- {begins}")]
+    return found
+
+
+def shares(text):
+    return tuple(round(float(number) / 100, 4) for number in re.findall(r"\d+\.\d+", text))
+
+
+def after(text, name):
+    """The figures that stand after a name, to the next name."""
+    return shares(text[text.index(name) + len(name) :].split(";")[0])
+
+
+def test_diagnosis_is_as_in_the_facts(facts):
+    text = line(facts, "Published diagnosis-step results")
+    names = {"BiomedCLIP, with steps": "BiomedCLIP with steps"}
+    assert len(published_figures.DIAGNOSIS_FIGURES) == text.count(";") + 1
+    for model, found in published_figures.DIAGNOSIS_FIGURES.items():
+        figures = (found.accuracy, found.auc, found.sensitivity, found.specificity)
+        assert figures == after(text, f"{names.get(model, model)} ")
+
+
+def test_components_are_as_in_the_facts(facts):
+    text = line(facts, "Published ablation").split(": ", 1)[1]
+    assert len(published_figures.COMPONENT_ACCURACY) == text.count(";") + 1
+    for model, found in published_figures.COMPONENT_ACCURACY.items():
+        assert tuple(found) == (DETECTION, DISTRIBUTION, LOCATION, DIAGNOSIS)
+        assert tuple(found.values()) == after(text, f"{model} ")
+
+
+def test_readers_are_as_in_the_facts(facts):
+    text = line(facts, "Readers, N = 200").split(": ", 1)[1]
+    detection, *others = [shares(part.replace(" - ", " 0.0 ")) for part in text.split(";")]
+    of_step = {DETECTION: detection} | dict(zip((DISTRIBUTION, LOCATION, SECONDARY_EFFECTS), others, strict=True))
+    for place, model in enumerate(("clinician", "teacher", "student")):
+        expected = {step: found[place] for step, found in of_step.items() if found[place]}
+        assert published_figures.READER_ACCURACY[model] == expected
+
+
+def test_samples_and_costs_are_as_in_the_facts(facts):
+    text = line(facts, "Cross-dataset")
+    sample = published_figures.TRANSFER_SAMPLES["NIH ChestX-ray8"]
+    assert f"ChestX-ray8, {sample.num_cases} single-label samples" in text
+    assert (sample.num_classes, "eight classes" in text) == (8, True)
+    text = line(facts, "Cost") + line(facts, "Counted as published")
+    for model, cost in published_figures.COST.items():
+        assert f"{model} {cost.milliseconds:.2f} ms" in text
+        assert f"{cost.milliseconds_of_four:.2f} ms" in text
+        assert f"{model} {cost.num_parameters:,}" in text
+        assert f"{cost.num_trained:,}" in text
+    assert f"{published_figures.COST_MEGABYTES:,.2f} MB" in text
+
+
+def test_two_tables_agree_where_both_speak():
+    for model in ("teacher", "student"):
+        assert (
+            published_figures.COMPONENT_ACCURACY[model][DIAGNOSIS]
+            == published_figures.DIAGNOSIS_FIGURES[model].accuracy
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "figures"),
+    [
+        ("teacher", DISTRIBUTION, {"accuracy": 0.846}),
+        ("student", DIAGNOSIS, {"accuracy": 0.775, "auc": 0.9, "sensitivity": 0.418, "specificity": 0.96}),
+        ("teacher without memory", LOCATION, {"accuracy": 0.632}),
+        ("teacher without text", DIAGNOSIS, {"accuracy": 0.721}),
+        ("student without text", DIAGNOSIS, {}),  # the paper takes it from the teacher
+        ("biomedclip, with steps", DIAGNOSIS,
+         {"accuracy": 0.693, "auc": 0.556, "sensitivity": 0.194, "specificity": 0.918}),
+        ("biomedclip, with steps", DETECTION, {}),
+        ("teacher", SECONDARY_EFFECTS, {}),
+        ("most frequent answer", DIAGNOSIS, {}),
+    ],
+)  # fmt: skip
+def test_figures_of_a_step(model, step, figures):
+    assert published_figures.step_figures(model, step) == figures
+
+
+def test_steps_have_published_columns_and_empty_places(tmp_path):
+    plan = make_plan(tmp_path, seeds=(0,))
+    finish_all(plan)
+    making.make_tables(["steps", "components"], plan, command=["python"], folder=tmp_path)
+    headings = [f"published: {name}" for name in ("accuracy", "mAUC", "sensitivity", "specificity")]
+    found = {}
+    for name in ("steps", "components_steps"):
+        with (tmp_path / f"{name}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [heading for heading in rows[0] if heading.startswith("published")] == headings
+        found |= {(row["step"], row["model"]): [row[heading] for heading in headings] for row in rows}
+    filled = {place: row for place, row in found.items() if any(row)}
+    assert {step for step, _ in found} == {step.name for step in CHAIN.steps}
+    assert filled == {
+        (DETECTION, "teacher"): ["0.918", "", "", ""],
+        (DETECTION, "student"): ["0.918", "", "", ""],
+        (DETECTION, "teacher without memory"): ["0.737", "", "", ""],
+        (DETECTION, "teacher without text"): ["0.815", "", "", ""],
+        (DIAGNOSIS, "teacher"): ["0.783", "0.895", "0.46", "0.966"],
+        (DIAGNOSIS, "student"): ["0.775", "0.9", "0.418", "0.96"],
+        (DIAGNOSIS, "teacher without memory"): ["0.655", "", "", ""],
+        (DIAGNOSIS, "teacher without text"): ["0.721", "", "", ""],
+    }
+    assert "| published: mAUC (%) |" in (tmp_path / "steps.md").read_text()
+    assert r"\textit{published: accuracy (\%)}" in (tmp_path / "steps.tex").read_text()

@@ -1,0 +1,320 @@
+"""Tables of finished cells: figures beside independent ones, honest verdicts, and cells that are run once."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+from tables.finished_cells import (
+    CHAIN,
+    LABELS,
+    NUM_CASES,
+    finish,
+    finish_all,
+    last_step_labels,
+    make_plan,
+    make_split,
+)
+
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.resamples import draw_weights
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.tables import comparing, components_table, making
+from stepcot_jax.tables.answers_alone import accuracies_from_answers, predict_from_answers
+from stepcot_jax.tables.cells import Cell, Cells, vary
+from stepcot_jax.tables.plan import ABLATIONS, Plan
+from stepcot_jax.tables.transfer_table import restrict
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    plan = make_plan(tmp_path_factory.mktemp("tables"))
+    finish_all(plan)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def written(plan):
+    folder = plan.workdir / "out"
+    names = making.make_tables(
+        ["diagnosis", "steps", "components"], plan, command=["python", "-m", "x y"], folder=folder
+    )
+    return folder, names
+
+
+def rows(folder, name):
+    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def accuracy(plan, cell, model, step):
+    predictions = plan.cells.predictions(cell).predictions
+    options = plan.cells.chain(cell).steps[step].num_answers
+    return float((predictions.logits[model][:, step, :options].argmax(-1) == LABELS[:, step]).mean())
+
+
+def test_all_files_are_there_and_say_how_they_were_made(written):
+    folder, names = written
+    stems = ("diagnosis", "steps", "components", "components_differences", "components_steps")
+    assert sorted(names) == sorted(f"{stem}.{ending}" for stem in stems for ending in ("csv", "md", "tex"))
+    assert (folder / "steps.md").read_text().endswith("- Made by: python -m 'x y'\n")
+
+
+def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(plan, written):
+    found = rows(written[0], "diagnosis")
+    assert [row["intermediate steps"] for row in found] == ["without", "with"] * 3 + ["with"] * 2 + [""] * 2
+    means = [np.mean([accuracy(plan, plan.baselines(seed)[0], "baseline", -1) for seed in (0, 1)])]
+    means.append(np.mean([accuracy(plan, plan.baselines(seed)[1], "baseline", -1) for seed in (0, 1)]))
+    assert [float(found[place]["accuracy"]) for place in (0, 1)] == pytest.approx(means, rel=1e-5)
+    assert float(found[1]["difference in accuracy"]) == pytest.approx(means[1] - means[0], rel=1e-4)
+    for metric in ("accuracy", "mAUC", "sensitivity"):
+        assert found[1][f"gain in {metric}"] == "gain in both runs"
+    assert (found[0]["gain in accuracy"], found[0]["difference in accuracy"]) == ("", "")
+    teacher = next(row for row in found if row["model"] == "teacher")
+    assert [teacher[f"published: {name}"] for name in ("accuracy", "mAUC", "sensitivity", "specificity")] == [
+        "0.783", "0.895", "0.46", "0.966",
+    ]  # fmt: skip
+    assert found[-1]["model"] == "LLaVA-Med"
+    assert found[-1]["accuracy"] == ""
+
+
+def test_steps_have_every_model_and_the_constant_answer(plan, written):
+    found = rows(written[0], "steps")
+    assert len(found) == CHAIN.num_steps * (1 + 3 + 2)
+    constant = [row for row in found if row["model"] == "most frequent answer"]
+    expected = [np.bincount(LABELS[:, step]).max() / NUM_CASES for step in range(CHAIN.num_steps)]
+    assert [float(row["accuracy"]) for row in constant] == pytest.approx(expected, rel=1e-5)
+    patients = np.array([f"P{case // 2}" for case in range(NUM_CASES)])
+    weights = np.concatenate(list(draw_weights(patients, num_resamples=60, seed=0)))
+    for step, row in enumerate(constant):
+        right = LABELS[:, step] == np.bincount(LABELS[:, step]).argmax()
+        ends = np.quantile([np.repeat(right, counts).mean() for counts in weights], [0.025, 0.975])
+        assert [float(row[f"accuracy {end}"]) for end in ("low", "high")] == pytest.approx(ends, rel=1e-5)
+    student = next(row for row in found if (row["step"], row["model"]) == ("Diagnosis", "student"))
+    shares = [accuracy(plan, plan.main(seed), "student", -1) for seed in (0, 1)]
+    assert float(student["accuracy"]) == pytest.approx(np.mean(shares), rel=1e-5)
+    assert float(student["accuracy deviation"]) == pytest.approx(np.std(shares, ddof=1), rel=1e-4)
+    assert float(student["accuracy low"]) < np.mean(shares) < float(student["accuracy high"])
+
+
+def test_components_say_what_helps_and_what_is_not_shown_to(written):
+    folder, _ = written
+    found = {row["model"]: row for row in rows(folder, "components")}
+    assert list(found)[:4] == [
+        "teacher",
+        "teacher without memory",
+        "teacher without text",
+        "teacher without write-back",
+    ]
+    assert found["teacher without memory"]["with it taken away the mean is"] == "lower in both runs"
+    assert found["teacher without text"]["with it taken away the mean is"] == "no difference shown"
+    assert found["teacher without memory"]["published: Detection"] == "0.737"
+    assert found["student without memory"]["published: Detection"] == ""  # the paper takes it from the teacher
+    text = (folder / "components.md").read_text()
+    assert "Teacher without memory: mean accuracy -" in text
+    assert "points; the teacher needs it in both runs." in text
+    assert "points; no difference is shown." in text
+
+
+def test_differences_are_paired_and_have_p_values(plan, written):
+    found = rows(written[0], "components_differences")
+    assert len(found) == 8 * CHAIN.num_steps
+    first = found[0]
+    assert (first["model"], first["less"], first["step"]) == ("teacher without memory", "teacher", "Detection")
+    cells = [(plan.ablation("without memory", seed), plan.main(seed)) for seed in (0, 1)]
+    expected = np.mean(
+        [accuracy(plan, one, "teacher", 0) - accuracy(plan, other, "teacher", 0) for one, other in cells]
+    )
+    assert float(first["accuracy"]) == pytest.approx(expected, rel=1e-4)
+    assert 0 <= float(first["p"]) < 0.05
+    assert first["accuracy is"] == "lower in both runs"
+
+
+def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
+    def refuse(cell):
+        raise AssertionError(cell.name)
+
+    monkeypatch.setattr(plan.cells, "_run", refuse)
+    everything = [
+        cell for table in (tables_diagnosis, tables_steps, tables_components) for cell in table.list_cells(plan)
+    ]
+    plan.cells.run(everything)
+    assert len(everything) == 2 * (7 + 4 + 6)
+    assert "24 cells, 24 of them finished" in capsys.readouterr().err
+
+
+# Cells
+
+
+def test_a_cell_is_known_by_what_changes_its_results(tmp_path):
+    plan = make_plan(tmp_path)
+    main = plan.main(0)
+    same = vary(main.settings, {"data.num_threads": 7, "features.folder": "elsewhere", "training.log_every": 3,
+                                 "evaluation.num_resamples": 17, "evaluation.coverage": 0.5})  # fmt: skip
+    assert plan.cells.digest(Cell("another name", same)) == plan.cells.digest(main)
+    other = [{"seed": 1}, {"training.joint_epochs": 4}, {"data.origins": ("Phantom A",)}, {"teacher.write_back": False}]
+    digests = {plan.cells.digest(Cell("x", vary(main.settings, change))) for change in other}
+    assert len(digests | {plan.cells.digest(main)}) == 5
+
+
+def test_a_workdir_may_be_moved(tmp_path):
+    digests = []
+    for name in ("here", "there"):
+        plan = make_plan(tmp_path / name)
+        digests.append([plan.cells.digest(cell) for cell in plan.baselines(0)])
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 6
+
+
+def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
+    root = tmp_path / "data"
+    export_phantom(root, num_cases=12, seed=3, size=16)
+    plan = make_plan(tmp_path / "tables", seeds=(0,))
+    cell = Cell("x", vary(plan.main(0).settings, {"data.source": "folder", "data.root": str(root)}))
+    monkeypatch.setattr(jobs, "Run", lambda settings, folder: Finishing(plan.cells, cell))
+    plan.cells.run([cell])
+    plan.cells.run([cell])
+    records = json.loads((root / "data.json").read_text())
+    (root / "data.json").write_text(json.dumps(records[1:]))
+    with pytest.raises(BadInput, match=r"cell 'x' in .*: found other records in .*data than it was run on"):
+        plan.cells.run([cell])
+
+
+class Finishing:
+    def __init__(self, cells, cell):
+        self.cells, self.cell = cells, cell
+
+    def execute(self):
+        finish(self.cells, self.cell, {"teacher": 0.5, "student": 0.5})
+
+
+def test_the_encoder_from_the_teacher_is_that_of_the_seed(tmp_path):
+    both, second = make_plan(tmp_path, seeds=(0, 1)), make_plan(tmp_path, seeds=(1,))
+    of_both = {seed: [both.cells.digest(cell) for cell in both.baselines(seed)] for seed in (0, 1)}
+    assert of_both[1] == [second.cells.digest(cell) for cell in second.baselines(1)]
+    weights = [both.encoders(seed)[1].changes["image_encoder.weights"] for seed in (0, 1)]
+    assert weights[0] != weights[1]
+
+
+def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_path, monkeypatch, capsys):
+    plan, ran = make_plan(tmp_path, seeds=(0,)), []
+    finish(plan.cells, plan.main(0), {"teacher": 0.5, "student": 0.5})
+
+    def run(cell):
+        if cell.name == "without text":
+            raise BadInput("config.x: found y")
+        ran.append(cell.name)
+        finish(plan.cells, cell, {"teacher": 0.5, "student": 0.5})
+
+    monkeypatch.setattr(plan.cells, "_run", run)
+    with pytest.raises(BadInput, match=r"cell 'without text' in .*: config.x: found y"):
+        plan.cells.run([*components_table.list_cells(plan), *components_table.list_cells(plan)])
+    assert ran == ["without memory"]
+    assert "cell 1 of 5: without memory, seed 0" in capsys.readouterr().err
+
+
+def test_a_report_without_steps_is_named(tmp_path):
+    cells = Cells(tmp_path, Terminal())
+    cell = make_plan(tmp_path).main(0)
+    cells.folder(cell).mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"report.json: found no report"):
+        cells.chain(cell)
+    (cells.folder(cell) / "report.json").write_text(json.dumps({"test": {}}))
+    with pytest.raises(BadInput, match=r"report.json: found no steps"):
+        cells.chain(cell)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"job": "teacher"}, "config.job: found 'teacher', accepted is 'distill'"),
+        ({"teacher.memory": False}, "config.teacher: found memory, write_back or text switched off"),
+    ],
+)
+def test_a_plan_starts_from_everything(tmp_path, changes, words):
+    plan = make_plan(tmp_path)
+    with pytest.raises(BadInput, match=words):
+        Plan(vary(plan.settings, changes), (0,), plan.cells)
+
+
+def test_ablations_change_what_they_say(tmp_path):
+    plan = make_plan(tmp_path)
+    settings = {name: plan.ablation(name, 0).settings for name in ABLATIONS}
+    assert not settings["without memory"].teacher.memory
+    assert not settings["without text"].teacher.text
+    assert not settings["without write-back"].teacher.write_back
+    assert settings["without distillation"].loss.soft_label_scale == 0
+    assert settings["without channel alignment"].loss.channel_alignment_scale == 0
+    last, with_steps = plan.baselines(0)[:2]
+    assert (last.settings.baseline.steps, with_steps.settings.baseline.steps) == ("last", "all")
+    assert last.settings.training.batch_size == last.settings.baseline.batch_size == 8
+
+
+# Comparing
+
+
+def test_only_a_table_with_p_values_explains_them(written):
+    folder, _ = written
+    has_note = {path.stem: "- p: exact McNemar test" in path.read_text() for path in folder.glob("*.md")}
+    assert [name for name, has in has_note.items() if has] == ["components_differences"]
+    assert "several may be of one patient" in (folder / "components_differences.md").read_text()
+    for name in ("diagnosis", "components", "components_differences"):
+        assert "corrected for their number (Holm)" in (folder / f"{name}.md").read_text()
+
+
+def test_seeds_are_summarised():
+    figure = comparing.summarise([Interval(0.4, 0.3, 0.5), Interval(0.6, 0.5, 0.7)])
+    assert (figure.value, figure.low, figure.high) == pytest.approx((0.5, 0.4, 0.6))
+    assert figure.deviation == pytest.approx(np.std([0.4, 0.6], ddof=1))
+
+
+def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():
+    main = make_split({"teacher": 0.5})
+    last = make_split({"baseline": 0.5}, seed=3, labels=last_step_labels())
+    joined = comparing.join({"teacher": (main, "teacher"), "base": (last, "baseline")})
+    np.testing.assert_array_equal(joined.predictions.labels, LABELS)
+    np.testing.assert_array_equal(joined.predictions.logits["base"], last.predictions.logits["baseline"])
+    wrong = LABELS.copy()
+    wrong[0, -1] = (wrong[0, -1] + 1) % 9
+    other = make_split({"baseline": 0.5}, labels=wrong)
+    with pytest.raises(BadInput, match="found other labels"):
+        comparing.join({"teacher": (main, "teacher"), "base": (other, "baseline")})
+
+
+def test_restricted_predictions_choose_among_what_is_there():
+    split = make_split({"teacher": 0.5})
+    kept = np.where(np.isin(LABELS, (0, 2)), LABELS, -100)
+    last, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept), CHAIN)
+    answers = restrict(last, chain).predictions.logits["teacher"].argmax(-1)
+    assert set(np.unique(answers)) == {0, 2}
+    unrestricted = split.predictions.logits["teacher"][:, -1].argmax(-1)
+    agree = np.isin(unrestricted, (0, 2))
+    np.testing.assert_array_equal(answers[agree, 0], unrestricted[agree])
+    nothing, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)), chain)
+    with pytest.raises(BadInput, match="found no case with an answer to 'Diagnosis'"):
+        restrict(nothing, chain)
+
+
+# Answers alone
+
+
+def test_a_step_that_follows_from_earlier_ones_is_known_from_them():
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(0, 3, 400), rng.integers(0, 2, 400)
+    labels = np.stack([first, second, (first + second) % 3, rng.integers(0, 4, 400)], axis=1)
+    shares = accuracies_from_answers(train=labels[:300], asked=labels[300:])
+    assert shares[2] == 1.0
+    assert shares[0] == pytest.approx((first[300:] == np.bincount(first[:300]).argmax()).mean())
+    assert shares[3] < 0.5
+
+
+def test_unseen_answers_fall_back_on_later_ones_and_missing_ones_do_not_count():
+    train = np.array([[0, 0, 1], [0, 0, 1], [1, 1, 0], [2, 1, -100]])
+    asked = np.array([[5, 0, 9], [5, 1, 9], [5, 5, 9], [2, 1, 9]])
+    assert predict_from_answers(train=train, asked=asked, step=2).tolist() == [1, 0, 1, 0]
+    never = np.full((3, 2), -100)
+    assert predict_from_answers(train=never, asked=never, step=1).tolist() == [-100] * 3
+    assert all(math.isnan(share) for share in accuracies_from_answers(train=never, asked=never))

@@ -1,0 +1,240 @@
+"""Tables from real runs of the smallest networks: every path from a config to files, once."""
+
+import csv
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from training.small_run import LinearEncoder, small_settings
+
+from stepcot_jax.features import inputs
+from stepcot_jax.features.spec import DESCRIPTION_FILE
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.tables import cost_measuring, cost_table, making, transfer_table
+from stepcot_jax.tables.cells import Cells, vary
+from stepcot_jax.tables.encoders import list_encoders, write_random_encoder
+from stepcot_jax.tables.plan import Plan
+
+
+@pytest.fixture(scope="module", autouse=True)
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def tiny_settings():
+    return small_settings(
+        phantom__num_cases=150,
+        training__teacher_epochs=0,  # one program less to compile
+        training__joint_epochs=1,
+        parallel__num_devices=1,
+        baseline__epochs=1,
+        baseline__hidden=8,
+        baseline__learning_rate=1e-2,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The tables that need weights, each from its own runs."""
+    patch = pytest.MonkeyPatch()
+    for module in (inputs, weights):
+        patch.setattr(module, "make_resnet", lambda name: LinearEncoder())
+    workdir = tmp_path_factory.mktemp("runs")
+    plan = Plan(tiny_settings(), (0,), Cells(workdir, Terminal()), num_resamples=30)
+    names = making.make_tables(["steps", "effect", "transfer"], plan, command=["python"], folder=workdir / "tables")
+    yield plan, workdir / "tables", names
+    patch.undo()
+
+
+def rows(folder, name):
+    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_baseline_was_trained_and_measured(made):
+    plan, folder, names = made
+    assert {"steps.csv", "effect.csv", "effect.png", "transfer.tex"} <= set(names)
+    models = {row["model"] for row in rows(folder, "steps")}
+    assert models == {
+        "most frequent answer", "teacher", "student", "resnet_small, trained along, with steps",
+        "resnet_small, from the teacher, frozen, with steps", "random ViT, frozen, with steps",
+    }  # fmt: skip
+    baseline = plan.baselines(0, ("all",))[1]
+    assert (
+        json.loads((plan.cells.folder(baseline) / "settings.json").read_text())["image_encoder"]["name"] == "imported"
+    )
+    assert {path.name for path in (plan.workdir / "encoders").iterdir()} == {
+        f"teacher-{plan.cells.digest(plan.main(0))}", "random",
+    }  # fmt: skip
+
+
+def test_the_effect_begins_with_what_the_run_itself_measured(made):
+    plan, folder, _ = made
+    found = rows(folder, "effect")
+    assert len(found) == 7 * 8 / 2
+    report = plan.cells.report(plan.main(0))["test"]["teacher"]["steps"]
+    first = [float(row["accuracy"]) for row in found if row["answers given"] == "0"]
+    assert first == pytest.approx([step["accuracy"] for step in report], abs=1e-6)
+    diagnosis = [row for row in found if row["step"] == "Diagnosis"]
+    assert [row["answers given"] for row in diagnosis] == [str(count) for count in range(7)]
+    assert all(row["difference from none given low"] for row in diagnosis[1:])
+    assert (folder / "effect.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_transfer_reads_every_case_of_the_styles_that_were_held_out(made):
+    plan, folder, _ = made
+    found = rows(folder, "transfer")
+    assert [row["read"] for row in found] == [
+        *(name for name in ("the source's test split", "Phantom B", "Phantom C") for _ in range(3)),
+        "NIH ChestX-ray8",
+    ]
+    assert [row["published: cases"] for row in found] == [""] * 9 + ["985"]
+    dataset = inputs.load_inputs(plan.settings, plan.workdir, Terminal()).dataset
+    for origin in ("Phantom B", "Phantom C"):
+        cases = {int(row["cases"]) for row in found if row["read"] == origin}
+        assert cases == {sum(case.origin == origin for case in dataset.cases)}
+    source = json.loads((plan.cells.folder(transfer_table._main(plan, 0)) / "splits.json").read_text())
+    named = [path for images in source["splits"].values() for path in images]
+    of_source = {case.image_path for case in dataset.cases if case.origin == "Phantom A"}
+    assert set(named) == of_source
+
+
+def test_another_config_says_what_transfer_reads(made, tmp_path):
+    plan, _, _ = made
+    target = vary(tiny_settings(), {"phantom.seed": 7, "phantom.num_cases": 60})
+    aimed = dataclasses.replace(plan, target=target)
+    aimed_cells = transfer_table.list_cells(aimed)
+    assert [plan.cells.digest(cell) for cell in aimed_cells] == [
+        plan.cells.digest(cell) for cell in (plan.main(0), plan.baselines(0, ("all",))[0])
+    ]
+    (table,) = transfer_table.make_tables(aimed)
+    assert [row[0] for row in table.rows[:-1]] == ["the source's test split"] * 3 + ["phantom"] * 3
+    assert {row[2] for row in table.rows[3:6]} == {60}
+    assert table.rows[-1] == ("NIH ChestX-ray8", *[None] * 7, 985, 8)
+
+
+def test_other_data_need_a_target(tmp_path):
+    settings = vary(tiny_settings(), {"data.source": "folder", "data.root": "x"})
+    with pytest.raises(BadInput, match="--target_config: found nothing"):
+        transfer_table.list_cells(Plan(settings, (0,), Cells(tmp_path, Terminal())))
+
+
+# Cost
+
+
+@pytest.fixture(scope="module")
+def random_encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("random")
+    write_random_encoder(folder)
+    return folder
+
+
+def test_random_weights_are_those_of_their_seed_and_encode(random_encoder, tmp_path):
+    from stepcot_jax.encoders.load import load_image_encoder
+
+    write_random_encoder(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == (random_encoder / "model.safetensors").read_bytes()
+    write_random_encoder(tmp_path / "other", seed=1)
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != (
+        random_encoder / "model.safetensors"
+    ).read_bytes()
+    encoder = load_image_encoder(str(random_encoder))
+    images = np.random.default_rng(0).standard_normal((3, 64, 64, 3)).astype(np.float32)
+    features = np.asarray(encoder.encode(images))
+    assert features.shape == (3, 128)
+    assert np.isfinite(features).all()
+    assert np.abs(features[0] - features[1]).max() > 0.1  # another image, another feature
+
+
+def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder):
+    cost = cost_measuring.measure_apart(["encoder", f"--weights={random_encoder}", "--repeats=2"])
+    from stepcot_jax.encoders.load import load_image_encoder
+
+    assert cost.num_parameters == load_image_encoder(str(random_encoder)).num_parameters
+    assert (cost.num_trained, cost.starts_from) == (0, "images")
+    assert set(cost.milliseconds) == {1, 4, 32}
+    assert all(value > 0 for value in cost.milliseconds.values())
+    assert cost.megabytes is None or 50 < cost.megabytes < 5000
+    assert cost.images_per_second == pytest.approx(32_000 / cost.milliseconds[32])
+
+
+def test_what_cannot_be_measured_is_said_in_its_own_words(tmp_path):
+    with pytest.raises(BadInput, match="nowhere"):
+        cost_measuring.measure_apart(["encoder", f"--weights={tmp_path / 'nowhere'}"])
+
+
+def test_networks_of_a_run_are_counted_and_timed(made):
+    plan, _, _ = made
+    folder = plan.cells.folder(plan.main(0))
+    teacher, student, encoder = (cost_measuring._open_cell(folder, what) for what in ("teacher", "student", "encoder"))
+    assert encoder.num_trained == encoder.num_parameters == 8 * 8 * 8 + 8
+    assert teacher.num_parameters == teacher.num_trained
+    assert student.num_parameters - student.num_trained == encoder.num_parameters
+    cost = cost_measuring.measure(student, repeats=1)
+    assert cost.num_parameters == student.num_parameters
+
+
+def test_the_cost_table_has_published_columns(made, monkeypatch):
+    plan, _, _ = made
+    asked = []
+
+    def measure(arguments):
+        asked.append(arguments)
+        return cost_measuring.Cost(10, 5, 100.0, {1: 2.0, 4: 3.0, 32: 16.0}, "images")
+
+    monkeypatch.setattr(tables_cost, "measure_apart", measure)
+    (table,) = cost_table.make_tables(plan)
+    by_name = {row[0]: row for row in table.rows}
+    assert list(by_name) == ["encoder resnet_small, trained along", "encoder random ViT, frozen", "teacher", "student"]
+    assert by_name["teacher"][-4:] == (283_664_427, 22_904_874, 22.81, 91.23)
+    assert by_name["student"][7] == pytest.approx(2000)
+    assert asked[1][1].startswith("--weights=")
+    assert any("from the teacher" in note for note in table.notes)
+
+
+# Encoders
+
+
+def test_named_encoders_come_after_and_imports_are_told_by_their_files(made, random_encoder):
+    plan, _, _ = made
+    stored = next((plan.workdir / "encoders").glob("teacher-*"))
+    named = {"CLIP": str(random_encoder), "made elsewhere": str(stored)}
+    found = list_encoders(plan.settings, plan.cells, plan.main(0), named)
+    assert [encoder.name for encoder in found[3:]] == list(named)
+    assert [encoder.changes["image_encoder.name"] for encoder in found[3:]] == ["pretrained", "imported"]
+    assert found[3].note == "Text vectors of CLIP: those of the config (hashed)."
+    frozen = vary(plan.settings, {"image_encoder.name": "pretrained", "image_encoder.weights": "some/where"})
+    assert [encoder.name for encoder in list_encoders(frozen, plan.cells, plan.main(0), {})] == ["where"]
+    with pytest.raises(BadInput, match="found 'where' twice"):
+        list_encoders(frozen, plan.cells, plan.main(0), {"where": "x"})
+
+
+def test_a_named_encoder_reads_texts_with_its_own_text_encoder(made, tmp_path):
+    plan, _, _ = made
+    clip, imported = tmp_path / "clip", tmp_path / "imported"
+    clip.mkdir()
+    (clip / "config.json").write_text(json.dumps({"model_type": "clip", "text_config": {}}))
+    (clip / "tokenizer.json").write_text("{}")
+    for part in ("images", "prompts"):
+        (imported / part).mkdir(parents=True)
+        (imported / part / DESCRIPTION_FILE).write_text("{}")
+    named = {"CLIP": str(clip), "made elsewhere": str(imported)}
+    found = list_encoders(plan.settings, plan.cells, plan.main(0), named | {"BLIP": "transformers:some/blip"})[3:]
+    assert found.pop().note == "Text vectors of BLIP: those of the config (hashed)."
+    cells = [plan.baseline(encoder, "all", 0).settings.prompts for encoder in found]
+    assert [(each.encoder, each.weights) for each in cells] == [("pretrained", str(clip)), ("imported", "")]
+    assert [encoder.note for encoder in found] == [
+        "Text vectors of CLIP: by the text encoder of the same checkpoint.",
+        "Text vectors of made elsewhere: imported with the images' features.",
+    ]
+    (imported / "prompts" / DESCRIPTION_FILE).unlink()
+    all_imported = vary(
+        plan.settings,
+        {"image_encoder.name": "imported", "image_encoder.weights": "x", "prompts.encoder": "imported"},
+    )
+    with pytest.raises(BadInput, match="found 'made elsewhere', which has no text features of its own"):
+        list_encoders(all_imported, plan.cells, plan.main(0), named)

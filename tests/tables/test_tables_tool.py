@@ -1,0 +1,63 @@
+"""The command line of the tables: what it accepts, and one line for all else."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tables import __main__ as tables
+from stepcot_jax.tables.making import TABLES
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_names_are_those_that_can_be_made():
+    assert set(tables.NAMES) == set(TABLES)
+    assert tables.read_names(["all"]) == tables.NAMES
+    assert tables.read_names(["cost", "steps", "cost"]) == ("cost", "steps")
+
+
+@pytest.mark.parametrize(
+    ("read", "entries", "words"),
+    [
+        (tables.read_names, [], "NAME: found nothing"),
+        (tables.read_names, ["diagnoses"], "diagnoses: found no such table, accepted is one or more of diagnosis"),
+        (tables.read_names, ["readers"], "accepted is python -m stepcot_jax.readers"),
+        (tables.read_encoders, ["CLIP"], "--encoders: found 'CLIP', accepted is NAME=WEIGHTS"),
+        (tables.read_encoders, ["=x"], "--encoders: found '=x'"),
+        (tables.read_encoders, ["a=x", "a=y"], "found 'a' twice"),
+        (lambda entries: tables.read_seeds(entries, None), ["0", "-1"], "--seeds: found '-1'"),
+    ],
+)
+def test_what_is_not_accepted_is_named(read, entries, words):
+    with pytest.raises(BadInput, match=words):
+        read(entries)
+
+
+def test_encoders_and_seeds_are_read():
+    assert tables.read_encoders(["CLIP=openai/clip", "own = /a=b"]) == {"CLIP": "openai/clip", "own": "/a=b"}
+    assert tables.read_seeds(["0", "12"], None) == (0, 12)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--help"], 0, "--encoders"),
+        (["stepz", "--config=configs/quickstart.py", "--workdir=x"], 2, "error: stepz: found no such table"),
+    ],
+)
+def test_the_tool_ends_without_a_traceback(flags, code, words):
+    result = subprocess.run(
+        [sys.executable, "-m", "stepcot_jax.tables", *flags],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == code
+    assert words in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
