@@ -1,6 +1,7 @@
 """Files as the package reads and writes them: no more than is accepted, and whole or not at all."""
 
 import contextlib
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -84,3 +85,20 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file so that a reader finds the old content or the new, never a part of it."""
     with writing_whole(path) as file:
         file.write(content)
+
+
+def digest_file(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[int, str]:
+    """Return the size in bytes and the SHA-256 of a file.
+
+    Args:
+      path: the file.
+      sync: flush it to the disk first.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest

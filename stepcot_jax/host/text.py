@@ -1,0 +1,33 @@
+"""Text that is safe to hand to other programs: spreadsheet cells and Markdown."""
+
+import re
+
+# Characters that spreadsheets take for the start of a formula, their full-width forms included.
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+# Underscores within words, and brackets that no link follows, are themselves.
+_MARKDOWN = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
+
+
+def defuse_formula(cell: str) -> str:
+    """Return a CSV cell with an apostrophe in front if a spreadsheet would run it as a formula; numbers stay numbers.
+
+    >>> defuse_formula("=1+1"), defuse_formula("-3.5"), defuse_formula("mass")
+    ("'=1+1", '-3.5', 'mass')
+    """
+    if not _FORMULA.match(cell):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return `text` on one line with Markdown and HTML markup escaped, also inside a table cell.
+
+    >>> escape_markdown("a|b <i>")
+    'a\\|b &lt;i>'
+    """
+    folded = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return _MARKDOWN.sub(r"\\\g<0>", folded)
