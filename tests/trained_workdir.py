@@ -18,9 +18,9 @@ from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.evaluation.calibration import Calibration, write_calibration
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import make_settings, write_settings
-from stepcot_jax.systems.building import make_networks
+from stepcot_jax.systems.networks import init_params, make_networks
 from stepcot_jax.training.checkpoints import Best, Checkpoints
-from stepcot_jax.training.state import TrainState, init_params
+from stepcot_jax.training.state import TrainState
 
 SIDE = 32
 TINY = ResNet(widths=(8,), blocks_per_stage=1, stem_kernel=3, grid=2)

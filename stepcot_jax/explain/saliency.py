@@ -30,7 +30,8 @@ from stepcot_jax.encoders.torchvision_resnet import FrozenBatchNorm, FrozenBlock
 from stepcot_jax.explain.taps import Side, Taps, find_values, step_gradients
 from stepcot_jax.predict.reader import Reader, Reading, read_features
 from stepcot_jax.predict.trained_model import Trained
-from stepcot_jax.training.state import Networks, Params
+from stepcot_jax.systems.networks import Networks
+from stepcot_jax.training.state import Params
 
 PREDICTED = -1
 """As the answer to explain: the most probable one."""

@@ -15,8 +15,8 @@ from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings
-from stepcot_jax.systems.building import make_networks
-from stepcot_jax.training.state import Networks, Params
+from stepcot_jax.systems.networks import Networks, make_networks
+from stepcot_jax.training.state import Params
 from stepcot_jax.training.stored_params import read_best, restore_params
 
 

@@ -15,7 +15,7 @@ from stepcot_jax.evaluation.evaluator import Predictions, collect
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.run.results import with_facts
-from stepcot_jax.systems.gradients import encode_images
+from stepcot_jax.systems.networks import encode_images
 from stepcot_jax.tables.cell_networks import Weights
 
 Predict = Callable[[dict[str, Any]], Mapping[str, Any]]

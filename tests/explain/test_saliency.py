@@ -277,7 +277,7 @@ def test_a_frozen_transformer_is_explained(trained):
     params = random_params(VIT)
     frozen = ImageEncoder("vit", 6, Preprocessing(32), "", 0, VIT, lambda: params)
     networks = trained.networks.replace(image_encoder=None)
-    from stepcot_jax.training.state import init_params
+    from stepcot_jax.systems.networks import init_params
 
     batch = {"image_features": jax.ShapeDtypeStruct((1, 6), np.float32)}
     make = lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=trained.text_features)  # noqa: E731

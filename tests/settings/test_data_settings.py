@@ -3,7 +3,7 @@
 import typing
 
 import pytest
-from training.small_run import small_settings
+from run.small_run import small_settings
 
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
 from stepcot_jax.host.errors import BadInput
