@@ -60,8 +60,8 @@ class Settings:
             )
         if augment != "none" and encoder.is_frozen and self.features.store:
             raise BadInput(
-                f"config.data.augment: must be 'none' with config.features.store=True; got {augment!r} (stored features "
-                "are of unaugmented images)"
+                f"config.data.augment: must be 'none' with config.features.store=True; got {augment!r} (stored "
+                "features are of unaugmented images)"
             )
         if self.prompts.encoder == "imported" and encoder.name != "imported":
             raise BadInput(

@@ -43,8 +43,8 @@ class DataSettings:
             raise BadInput(f"config.data.root is required with config.data.source={self.source!r} (a folder)")
         if self.check_images == "on_use" and self.on_bad_record == "skip":
             raise BadInput(
-                "config.data.check_images: 'on_use' needs config.data.on_bad_record='stop'; got 'skip' (a bad image found "
-                "during training cannot be left out)"
+                "config.data.check_images: 'on_use' needs config.data.on_bad_record='stop'; got 'skip' (a bad image "
+                "found during training cannot be left out)"
             )
         if len(self.split_fractions) != 3 or abs(sum(self.split_fractions) - 1) > 1e-6:
             raise BadInput(f"config.data.split_fractions: {self.split_fractions} is not three shares that add up to 1")
