@@ -12,8 +12,7 @@ import pytest
 
 from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.encoders.prompt_vectors import encode_prompts
-from stepcot_jax.encoders.prompts import write_prompts
+from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.evaluation.calibration import Calibration, write_calibration
 from stepcot_jax.run.stored_reading import write_reading
@@ -66,7 +65,7 @@ def random_params(settings, *, seed):
 
 
 def make_text(settings):
-    return encode_prompts(write_prompts(DEFAULT_CHAIN, settings.prompts.template), settings.prompts.width)
+    return hash_prompts(write_prompts(DEFAULT_CHAIN, settings.prompts.template), settings.prompts.width)
 
 
 _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-workdir-")

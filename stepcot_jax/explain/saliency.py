@@ -23,10 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from stepcot_jax.encoders.clip_vision import VisionTransformer
-from stepcot_jax.encoders.densenet import FrozenDenseNet
+from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.resnet import ResidualBlock
-from stepcot_jax.encoders.torchvision_resnet import FrozenBatchNorm, FrozenBlock
+from stepcot_jax.encoders.torchvision_networks import FrozenBatchNorm, FrozenBlock, FrozenDenseNet
 from stepcot_jax.explain.taps import Side, Taps, find_values, step_gradients
 from stepcot_jax.predict.reader import Reader, Reading, read_features
 from stepcot_jax.predict.trained_model import Trained

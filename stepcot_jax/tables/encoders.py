@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.encoders.weight_sources import has_text_encoder, resolve
+from stepcot_jax.encoders.checkpoint_files import has_text_encoder, resolve
 from stepcot_jax.features.spec import DESCRIPTION_FILE
 from stepcot_jax.features.transformers_encoder import PREFIX
 from stepcot_jax.host.errors import BadInput

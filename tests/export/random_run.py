@@ -11,7 +11,7 @@ import numpy as np
 from configs import quickstart
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.clip_vision import VisionTransformer
+from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.transformer import TransformerSizes
