@@ -40,7 +40,8 @@ def saved_steps(folder: pathlib.Path) -> list[int]:
 def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
     """Return the message for a checkpoint that cannot be restored."""
     others = [step for step in saved_steps(checkpoint.parent) if str(step) != checkpoint.name]
-    return f"{checkpoint}: the checkpoint cannot be restored ({_in_short(error)}); other checkpoints here: {others or 'none'}"
+    reason = _in_short(error)
+    return f"{checkpoint}: the checkpoint cannot be restored ({reason}); other checkpoints here: {others or 'none'}"
 
 
 def _in_short(error: Exception) -> str:
