@@ -29,8 +29,8 @@ def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
         if error.errno not in _OF_THE_DISK:
             raise
         raise RunStopped(
-            f"{error.filename or workdir}: the disk failed ({error.strerror}); the checkpoints stay, and the same command "
-            "resumes from the latest once the disk can be written to"
+            f"{error.filename or workdir}: the disk failed ({error.strerror}); the checkpoints stay, and the same "
+            "command resumes from the latest once the disk can be written to"
         ) from error
 
 
@@ -92,6 +92,6 @@ def check_same_data(dataset: Dataset, digest: str, workdir: pathlib.Path) -> Non
     """
     if digest != dataset.digest:
         raise BadInput(
-            f"{workdir}: cases, labels or splits differ from those the run started with (splits.json lists them); use the "
-            "same data or a new workdir"
+            f"{workdir}: cases, labels or splits differ from those the run started with (splits.json lists them); use "
+            "the same data or a new workdir"
         )

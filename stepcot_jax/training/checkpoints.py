@@ -82,7 +82,7 @@ class Checkpoints:
             looks += 1
             if looks > _LOOKS:
                 raise BadInput(
-                    f"{self.folder}: this process sees checkpoints {sorted(self._manager.all_steps())} and others do not; "
+                    f"{self.folder}: this process sees checkpoints {sorted(self._manager.all_steps())}, others do not; "
                     "the folder must be on a file system that all processes share"
                 )
             time.sleep(1)

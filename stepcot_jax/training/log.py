@@ -62,8 +62,8 @@ class MetricsLog:
             yield
         except OSError as error:
             raise RunStopped(
-                f"{error.filename or self._path}: metrics cannot be written ({error.strerror}); the checkpoints stay, and "
-                "the same command resumes from the latest once the disk has room"
+                f"{error.filename or self._path}: metrics cannot be written ({error.strerror}); the checkpoints stay, "
+                "and the same command resumes from the latest once the disk has room"
             ) from error
 
     def close(self) -> None:

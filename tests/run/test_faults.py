@@ -98,7 +98,9 @@ def test_a_checkpoint_that_cannot_be_written_says_what_is_left(tmp_path, monkeyp
         raise ValueError("RESOURCE_EXHAUSTED: Error writing " + 300 * "x" + ": No space left on device")
 
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", fail)
-    with pytest.raises(RunStopped, match=r"step 5 could not be written .*No space left on device\); there is no earlier checkpoint"):
+    with pytest.raises(
+        RunStopped, match=r"step 5 could not be written .*No space left on device\); there is no earlier"
+    ):
         run.execute()
 
 

@@ -150,7 +150,7 @@ def test_a_used_workdir_is_not_overwritten_without_resume(uninterrupted, monkeyp
 
 def test_other_settings_are_refused_on_resume_by_name(uninterrupted, monkeypatch):
     workdir, *_ = uninterrupted
-    with pytest.raises(BadInput, match=r"started with other values of config.loss.temperature;"):
+    with pytest.raises(BadInput, match=r"started with other values of config.loss.temperature"):
         small_run(workdir, monkeypatch, loss__temperature=3.0)
 
 

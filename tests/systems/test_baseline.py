@@ -192,7 +192,7 @@ def test_the_baseline_has_a_batch_size_of_its_own():
 
 
 def test_a_baseline_without_prompts_is_refused():
-    with pytest.raises(BadInput, match=r"config.teacher.text.*config.job='baseline'"):
+    with pytest.raises(BadInput, match=r"config.teacher.text: .*config.job='baseline'"):
         small_settings(job="baseline", teacher__text=False)
 
 

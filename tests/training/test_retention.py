@@ -43,8 +43,7 @@ def test_a_restored_run_keeps_what_is_best_by_then():
 
 def test_a_best_that_is_gone_is_forgotten_with_a_warning():
     best = {"teacher": {"score": 0.5, "step": 5}, "student": {"score": 0.4, "step": 10}}
-    assert forget_lost(best, [10, 15]) == [
-        "warning: checkpoint 5, so far the best of the teacher, is not there; the best of the epochs to come takes its "
-        "place"
-    ]
+    (warning,) = forget_lost(best, [10, 15])
+    assert "checkpoint 5" in warning
+    assert "teacher" in warning
     assert list(best) == ["student"]
