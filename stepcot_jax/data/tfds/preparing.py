@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepcot_jax.data.images.decoding import MAX_PIXELS
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_check import check_images, folder_files
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash

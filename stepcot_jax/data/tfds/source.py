@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from stepcot_jax.data.images.decoding import MAX_PIXELS
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import most_bytes
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits
