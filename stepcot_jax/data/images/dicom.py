@@ -227,9 +227,7 @@ def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
         planar=fields.integer("PlanarConfiguration", default=0, least=0, most=1) == 1,
     )
     if form.num_rows * form.num_columns > max_pixels:
-        raise fields.refuse(
-            f"{form.num_columns} x {form.num_rows} pixels in its header are more than {max_pixels}"
-        )
+        raise fields.refuse(f"{form.num_columns} x {form.num_rows} pixels in its header are more than {max_pixels}")
     colour = form.photometric == "RGB"
     if form.num_samples != (3 if colour else 1):
         raise fields.refuse(

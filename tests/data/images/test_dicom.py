@@ -435,7 +435,10 @@ REFUSED = [
     ({"PixelRepresentation": 2}, "PixelRepresentation: 2;"),
     ({"RescaleSlope": "0"}, "RescaleSlope: 0"),
     ({"WindowCenter": "10", "WindowWidth": "0"}, "WindowWidth: 0; expected at least 1 with LINEAR"),
-    ({"WindowCenter": "10", "WindowWidth": "5", "VOILUTFunction": "MARKER"}, "is not one of LINEAR, LINEAR_EXACT, SIGMOID"),
+    (
+        {"WindowCenter": "10", "WindowWidth": "5", "VOILUTFunction": "MARKER"},
+        "is not one of LINEAR, LINEAR_EXACT, SIGMOID",
+    ),
     ({"VOILUTSequence": lut(range(9), first=0, bits=20)}, "LUTDescriptor: entries of 20 bits"),
 ]
 
@@ -671,7 +674,4 @@ def test_without_pydicom(tmp_path):
         "except BadInput as error: print(error, error.__context__)"
     )
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
-    assert (
-        "scan.dcm: reading a DICOM file requires pydicom: pip install 'stepcot-jax[dicom]' None"
-        in done.stdout
-    )
+    assert "scan.dcm: reading a DICOM file requires pydicom: pip install 'stepcot-jax[dicom]' None" in done.stdout
