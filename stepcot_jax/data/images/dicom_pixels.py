@@ -115,7 +115,7 @@ def _decode_rle(frame: bytes, fields: Fields, form: PixelFormat) -> np.ndarray:
         values = _unpack_segment(frame[start:stop], num_values=num_values)
         if len(values) < num_values:
             raise fields.refuse(f"PixelData: an RLE segment of {len(values)} bytes instead of {num_values}")
-        plane.flat = np.frombuffer(values, np.uint8, count=num_values)
+        plane[...] = np.frombuffer(values, np.uint8, count=num_values).reshape(plane.shape)
     if bytes_a_sample == 2:
         return planes[0].astype(np.uint16) << 8 | planes[1]
     return planes[0] if form.num_samples == 1 else np.moveaxis(planes, 0, -1)
