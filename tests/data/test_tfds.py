@@ -304,7 +304,7 @@ def test_bad_records_stop_or_are_set_aside_with_their_reasons(sources, tmp_path)
     lines = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
     assert [line["record"] for line in lines] == [3, 5]
     assert "found answer 'Z'" in lines[0]["reason"]
-    assert "at its start" in lines[1]["reason"]
+    assert "starts with bytes" in lines[1]["reason"]
     assert [(item.record, item.patient_id) for item in opened.collection.set_aside] == [(3, "Ä3"), (5, "Ä5")]
     assert tfds.builder_from_directory(folder).info.metadata["num_set_aside"] == 2
     assert opened.images.read(3) == (root / opened.collection.cases[3].image_path).read_bytes()
