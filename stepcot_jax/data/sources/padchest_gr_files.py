@@ -26,7 +26,7 @@ MASTER_TABLE = "master_table*.csv"
 _SLACK = 1e-6
 _MAX_AGE = 150
 _SEXES = ("F", "M", "O")
-_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge")
+_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge", "split")
 
 Corners = tuple[float, float, float, float]
 
@@ -67,12 +67,14 @@ class StudyFacts:
       patient_id: as in the table.
       sex: "F", "M", "O" or "".
       age: in years; None if unknown or impossible.
+      split: "train", "validation" or "test" of the release, disjoint by patient; "" if unknown.
       row: number of the study's first row.
     """
 
     patient_id: str
     sex: str
     age: float | None
+    split: str
     row: int
 
 
@@ -110,7 +112,7 @@ def identify(raw: bytes) -> tuple[str, str]:
 
 
 def read_master_table(path: Path) -> dict[str, StudyFacts]:
-    """Return patient, sex and age of each study.
+    """Return patient, sex, age and split of each study.
 
     Raises:
       BadInput: the file is no table, a column is missing, or two rows of a study name different patients.
@@ -124,10 +126,10 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
     places = [folded.index(fold_column(name)) if fold_column(name) in folded else None for name in _COLUMNS]
     studies: dict[str, StudyFacts] = {}
     for row in rows:
-        study, patient, sex, age = (_cell(row.cells, place) for place in places)
+        study, patient, sex, age, split = (_cell(row.cells, place) for place in places)
         if not study or not patient:
             raise BadInput(f"{path}: row {row.number}: study and patient are required")
-        facts = StudyFacts(patient, sex if sex in _SEXES else "", _read_age(age), row.number)
+        facts = StudyFacts(patient, sex if sex in _SEXES else "", _read_age(age), split, row.number)
         known = studies.setdefault(study, facts)
         if known.patient_id != patient:
             raise BadInput(f"{path}: row {row.number}: the study has another patient than in row {known.row}")
