@@ -33,32 +33,11 @@ _PREAMBLE_BYTES, _MAGIC = 128, b"DICM"
 _MAX_SIDE = 65_535
 _FILE_META_GROUP = 2
 _PARSED = (
-    "SOPClassUID",
-    "Modality",
-    "ViewPosition",
-    "PixelSpacing",
-    "ImagerPixelSpacing",
-    "NominalScannedPixelSpacing",
-    "SamplesPerPixel",
-    "PhotometricInterpretation",
-    "PlanarConfiguration",
-    "NumberOfFrames",
-    "Rows",
-    "Columns",
-    "BitsAllocated",
-    "BitsStored",
-    "HighBit",
-    "PixelRepresentation",
-    "PixelPaddingValue",
-    "PixelPaddingRangeLimit",
-    "RescaleIntercept",
-    "RescaleSlope",
-    "ModalityLUTSequence",
-    "WindowCenter",
-    "WindowWidth",
-    "VOILUTFunction",
-    "VOILUTSequence",
-    "PixelData",
+    *("SOPClassUID", "Modality", "ViewPosition", "PixelSpacing", "ImagerPixelSpacing"),
+    *("NominalScannedPixelSpacing", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
+    *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
+    *("PixelPaddingValue", "PixelPaddingRangeLimit", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence"),
+    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData"),
 )
 _SPACINGS: tuple[SpacingSource, ...] = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing")
 _QUOTING = r"(pydicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"

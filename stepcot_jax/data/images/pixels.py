@@ -14,7 +14,7 @@ from stepcot_jax.data.images.preprocessing import (
     drop_equal_channels,
     prepare_image,
     repeat_grey,
-    resize_grey,
+    resize_image,
 )
 from stepcot_jax.data.phantom.phantom import Prevalence, draw_case
 from stepcot_jax.data.records.cases import Case
@@ -79,7 +79,7 @@ class PhantomPixels:
     def draw(self, index: int) -> tuple[Case, CompactPixels]:
         """Draw a case with its pixels."""
         drawn = draw_case(index, seed=self.seed, size=self.size, prevalence=self.prevalence)
-        return drawn.case, resize_grey(drawn.image, self.preprocessing)
+        return drawn.case, resize_image(drawn.image, self.preprocessing)
 
     def __call__(self, index: int) -> CompactPixels:
         """Return the pixels of a case."""

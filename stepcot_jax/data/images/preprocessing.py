@@ -138,31 +138,16 @@ def drop_equal_channels(
 
 
 def resize_image(
-    pixels: UInt8[np.ndarray, "height width 3"], preprocessing: Preprocessing
-) -> UInt8[np.ndarray, "size size 3"]:
-    """Resize an image to the encoder's size: bicubic, antialiased when shrinking.
+    pixels: UInt8[np.ndarray, "height width *channel"], preprocessing: Preprocessing
+) -> UInt8[np.ndarray, "size size *channel"]:
+    """Resize a grey or RGB image to the encoder's size: bicubic, antialiased when shrinking.
 
     Args:
-      pixels: uint8 [height, width, 3].
+      pixels: uint8 [height, width] or [height, width, 3].
       preprocessing: size and fit; see `Preprocessing`.
 
     Returns:
-      uint8 [size, size, 3].
-    """
-    return np.array(_resize(Image.fromarray(np.ascontiguousarray(pixels)), preprocessing))
-
-
-def resize_grey(
-    pixels: UInt8[np.ndarray, "height width"], preprocessing: Preprocessing
-) -> UInt8[np.ndarray, "size size"]:
-    """Resize a grey image as `resize_image` resizes each channel.
-
-    Args:
-      pixels: uint8 [height, width].
-      preprocessing: size and fit.
-
-    Returns:
-      uint8 [size, size].
+      uint8 [size, size] or [size, size, 3]; a grey image has the values of each channel of its RGB image.
     """
     return np.array(_resize(Image.fromarray(np.ascontiguousarray(pixels)), preprocessing))
 

@@ -156,32 +156,17 @@ def _read_age(written: str) -> float | None:
 _LABELS_OF_DIAGNOSES = {
     "Nodule": ("nodule", "multiple nodules"),
     "Atelectasis": (
-        "atelectasis",
-        "atelectasis basal",
-        "laminar atelectasis",
-        "lobar atelectasis",
-        "round atelectasis",
-        "segmental atelectasis",
-        "total atelectasis",
+        *("atelectasis", "atelectasis basal", "laminar atelectasis", "lobar atelectasis", "round atelectasis"),
+        *("segmental atelectasis", "total atelectasis"),
     ),
     "Infiltration": (
-        "infiltrates",
-        "air bronchogram",
-        "alveolar pattern",
-        "consolidation",
-        "ground glass pattern",
-        "interstitial pattern",
-        "miliary opacities",
-        "reticular interstitial pattern",
-        "reticulonodular interstitial pattern",
+        *("infiltrates", "air bronchogram", "alveolar pattern", "consolidation", "ground glass pattern"),
+        *("interstitial pattern", "miliary opacities", "reticular interstitial pattern"),
+        *("reticulonodular interstitial pattern",),
     ),
     "Effusion": (
-        "pleural effusion",
-        "empyema",
-        "hemothorax",
-        "hydropneumothorax",
-        "loculated fissural effusion",
-        "loculated pleural effusion",
+        *("pleural effusion", "empyema", "hemothorax", "hydropneumothorax", "loculated fissural effusion"),
+        *("loculated pleural effusion",),
     ),
     "Pneumonia": ("pneumonia", "atypical pneumonia"),
     "Cardiomegaly": ("cardiomegaly",),
@@ -190,28 +175,12 @@ _LABELS_OF_DIAGNOSES = {
 }
 
 _DENSER = (
-    "abscess",
-    "calcified granuloma",
-    "fibrotic band",
-    "granuloma",
-    "increased density",
-    "kerley lines",
-    "lepidic adenocarcinoma",
-    "lung metastasis",
-    "lymphangitis carcinomatosa",
-    "post radiotherapy changes",
-    "pulmonary edema",
-    "pulmonary fibrosis",
-    "tuberculosis",
-    "tuberculosis sequelae",
+    *("abscess", "calcified granuloma", "fibrotic band", "granuloma", "increased density", "kerley lines"),
+    *("lepidic adenocarcinoma", "lung metastasis", "lymphangitis carcinomatosa", "post radiotherapy changes"),
+    *("pulmonary edema", "pulmonary fibrosis", "tuberculosis", "tuberculosis sequelae"),
 )
 _MORE_TRANSPARENT = (
-    "air trapping",
-    "bullas",
-    "copd signs",
-    "emphysema",
-    "hyperinflated lung",
-    "lung vascular paucity",
+    *("air trapping", "bullas", "copd signs", "emphysema", "hyperinflated lung", "lung vascular paucity"),
 )
 
 

@@ -26,7 +26,6 @@ from stepcot_jax.data.images.preprocessing import (
     normalise,
     normalise_grey,
     prepare_image,
-    resize_grey,
     resize_image,
 )
 from stepcot_jax.data.records.records import read_records
@@ -331,7 +330,7 @@ def test_resizing_grey_is_resizing_each_of_three_equal_channels():
     pixels = np.random.default_rng(0).integers(0, 256, (1024, 900), np.uint8)
     coloured = Image.fromarray(np.repeat(pixels[..., None], 3, axis=-1))
     expected = np.asarray(coloured.resize((224, 224), Image.Resampling.BICUBIC))
-    grey = resize_grey(pixels, Preprocessing(224, fit="stretch"))
+    grey = resize_image(pixels, Preprocessing(224, fit="stretch"))
     np.testing.assert_array_equal(np.repeat(grey[..., None], 3, axis=-1), expected)
 
 
