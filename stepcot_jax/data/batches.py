@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.augmentation import augment_image
-from stepcot_jax.data.images.pixels import CompactPixels, PixelCache
+from stepcot_jax.data.images.pixels import CompactPixels, PixelCache, augment_image
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.host.errors import BadInput

@@ -172,7 +172,7 @@ def _hold_against_shards(findings: Findings, root: Path) -> None:
         path = scan.tally.image_paths[place]
         if path not in sharded:
             scan.num_missing += 1
-            scan.set_aside(place, reasons.get(path, f"found no such image in the shards ({INDEX_NAME})"))
+            scan.set_aside(place, reasons.get(path, f"the image is not in the shards ({INDEX_NAME})"))
     scan.num_found = int(scan.good.sum())
 
 

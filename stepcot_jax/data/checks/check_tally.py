@@ -23,7 +23,7 @@ _NUM_SHOWN = 300
 _PARTICULAR = re.compile(
     r"^(?:row \d+|\S*[\d/]\S*)(?=: )"  # the place that a reason begins with
     r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # what was found
-    r"|(?<=\$\[)\d+(?=\])|(?<=of record )\d+|\d+ x \d+|(?<=found bytes )[0-9a-f ]+(?= at)"
+    r"|(?<=\$\[)\d+(?=\])|(?<=of record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
 )
 
 

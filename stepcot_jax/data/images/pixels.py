@@ -1,12 +1,14 @@
-"""Pixels of cases at the encoder's size: read at each use, or kept in memory as far as a budget goes."""
+"""Pixels of cases at the encoder's size: cached in memory up to a budget, and augmented for training."""
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
+from PIL import Image
 
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.preprocessing import (
@@ -14,7 +16,7 @@ from stepcot_jax.data.images.preprocessing import (
     drop_equal_channels,
     prepare_image,
     repeat_grey,
-    resize_grey,
+    resize_image,
 )
 from stepcot_jax.data.phantom.phantom import Prevalence, draw_case
 from stepcot_jax.data.records.cases import Case
@@ -30,7 +32,7 @@ class FilePixels:
     """Reads, decodes and resizes the image of a case.
 
     Attributes:
-      images: where the encoded images come from.
+      images: the encoded images.
       preprocessing: size and fit.
       max_pixels: largest accepted width times height.
       file: with the records, for messages.
@@ -44,7 +46,7 @@ class FilePixels:
     records: Sequence[int]
 
     def __call__(self, index: int) -> CompactPixels:
-        """The pixels of a case.
+        """Return the pixels of a case.
 
         Raises:
           BadInput: the image cannot be read or decoded; names record and file.
@@ -57,7 +59,7 @@ class FilePixels:
                 max_pixels=self.max_pixels,
             )
         except BadInput as error:
-            raise BadInput(f"{self.file}: record {self.records[index]}: {error}") from None
+            raise BadInput(f"{self.file}, record {self.records[index]}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,23 +79,23 @@ class PhantomPixels:
     preprocessing: Preprocessing
 
     def draw(self, index: int) -> tuple[Case, CompactPixels]:
-        """A case with its pixels."""
+        """Draw a case with its pixels."""
         drawn = draw_case(index, seed=self.seed, size=self.size, prevalence=self.prevalence)
-        return drawn.case, resize_grey(drawn.image, self.preprocessing)
+        return drawn.case, resize_image(drawn.image, self.preprocessing)
 
     def __call__(self, index: int) -> CompactPixels:
-        """The pixels of a case."""
+        """Return the pixels of a case."""
         return self.draw(index)[1]
 
 
 class PixelCache:
-    """Pixels of cases, kept in memory as far as a budget goes and read again beyond it.
+    """Pixels of cases, cached in memory up to a budget.
 
-    A copy in another process keeps nothing: what every worker keeps for itself would add up beyond the budget.
+    A pickled copy in a worker process caches nothing: the workers' caches would add up beyond the budget.
 
     Args:
-      read: case index -> uint8 [size, size, 3], or [size, size] where the channels are equal.
-      budget_bytes: how much may be kept; grey images count a third.
+      read: case index -> uint8 [size, size, 3], or [size, size] if the channels are equal.
+      budget_bytes: limit of the cache; grey images count a third.
     """
 
     def __init__(self, read: Callable[[int], CompactPixels], budget_bytes: float) -> None:
@@ -109,7 +111,7 @@ class PixelCache:
         self.__init__(state["_read"], 0)
 
     def put(self, index: int, pixels: CompactPixels) -> None:
-        """Keep the pixels of a case if the budget allows."""
+        """Cache the pixels of a case if the budget allows."""
         kept = drop_equal_channels(pixels)
         with self._lock:
             if index not in self._kept and kept.nbytes <= self._left:
@@ -117,7 +119,7 @@ class PixelCache:
                 self._kept[index] = kept
 
     def compact(self, index: int) -> CompactPixels:
-        """The pixels of a case, with one channel where all three are equal; not to be written to."""
+        """Return the pixels of a case, with one channel if all three are equal; read-only."""
         kept = self._kept.get(index)
         if kept is None:
             kept = drop_equal_channels(self._read(index))
@@ -127,3 +129,60 @@ class PixelCache:
     def __getitem__(self, index: int) -> Pixels:
         pixels = self.compact(index)
         return pixels if pixels.ndim == 3 else repeat_grey(pixels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """Limits of the changes to a training image; each change is uniform between minus and plus its limit.
+
+    No flips: left and right of a chest differ (the heart's apex points to the patient's left), and answers about
+    location may name the side.
+
+    Attributes:
+      degrees: of rotation about the centre.
+      shift: along each axis, as a share of the side.
+      scale: of the size, as a share.
+      brightness: added to every pixel, as a share of full scale.
+      contrast: of the distance from mid grey, as a share.
+    """
+
+    degrees: float = 5.0
+    shift: float = 0.03
+    scale: float = 0.05
+    brightness: float = 0.05
+    contrast: float = 0.1
+
+
+LIGHT = Augmentation()
+
+
+def augment_image(
+    pixels: CompactPixels, generator: np.random.Generator, augmentation: Augmentation = LIGHT
+) -> CompactPixels:
+    """Return a changed copy of an image; pixels from beyond its edges are black.
+
+    Args:
+      pixels: uint8 [size, size] or [size, size, 3].
+      generator: draws the changes; the number of draws is constant.
+      augmentation: limits of the changes.
+
+    Returns:
+      An array like `pixels`.
+    """
+    turn, right, down, growth, brightness, contrast = generator.uniform(-1.0, 1.0, 6)
+    slope = 1.0 + augmentation.contrast * contrast
+    values = (np.arange(256) - 127.5) * slope + 127.5 + 255.0 * augmentation.brightness * brightness
+    exposed = np.clip(np.round(values), 0, 255).astype(np.uint8)[pixels]
+    height, width = pixels.shape[:2]
+    angle = math.radians(augmentation.degrees * turn)
+    factor = 1.0 / (1.0 + augmentation.scale * growth)
+    cosine, sine = factor * math.cos(angle), factor * math.sin(angle)
+    # Pillow wants the inverse transform: from each output pixel to its source.
+    centre_x, centre_y = width / 2, height / 2
+    from_x, from_y = centre_x + augmentation.shift * width * right, centre_y + augmentation.shift * height * down
+    rows = (
+        *(cosine, sine, centre_x - cosine * from_x - sine * from_y),
+        *(-sine, cosine, centre_y + sine * from_x - cosine * from_y),
+    )
+    image = Image.fromarray(exposed)
+    return np.array(image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BICUBIC, fillcolor=0))

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from stepcot_jax.data.images.augmentation import LIGHT, Augmentation, augment_image
+from stepcot_jax.data.images.pixels import LIGHT, Augmentation, augment_image
 
 NOTHING = Augmentation(degrees=0, shift=0, scale=0, brightness=0, contrast=0)
 PICTURE = np.random.default_rng(0).integers(0, 256, (32, 32), np.uint8)
