@@ -22,7 +22,8 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.splits.splits import make_splits, read_splits
+from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.tfds.__main__ import main
 from stepcot_jax.data.tfds.preparing import Reading
 from stepcot_jax.data.tfds.source import check_prepared_from, open_prepared, prepare

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from stepcot_jax.data.images.decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, most_bytes
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes, prepare_image, repeat_grey
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 
@@ -80,7 +80,7 @@ def check_images(
     if unreadable and (on_bad_record == "stop" or not cases):
         raise BadInput(describe_bad_records(collection.root / collection.file, unreadable, num_good=len(cases)))
     set_aside = sorted([*collection.set_aside, *unreadable], key=lambda aside: aside.record)
-    return dataclasses.replace(collection, cases=tuple(cases), set_aside=tuple(set_aside))
+    return dataclasses.replace(collection, cases=CaseTable(cases), set_aside=tuple(set_aside))
 
 
 def folder_files(collection: Collection, *, max_pixels: int = MAX_PIXELS) -> FolderFiles:

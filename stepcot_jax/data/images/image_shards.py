@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.data.images.image_check import record_numbers
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
@@ -147,7 +147,7 @@ def keep_sharded(collection: Collection, index: ShardIndex, *, on_bad_record: On
     if missing and (on_bad_record == "stop" or not cases):
         raise BadInput(describe_bad_records(collection.root / collection.file, missing, num_good=len(cases)))
     set_aside = sorted([*collection.set_aside, *missing], key=lambda aside: aside.record)
-    return dataclasses.replace(collection, cases=tuple(cases), set_aside=tuple(set_aside))
+    return dataclasses.replace(collection, cases=CaseTable(cases), set_aside=tuple(set_aside))
 
 
 class ShardFiles:

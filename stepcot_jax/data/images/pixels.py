@@ -108,6 +108,12 @@ class PixelCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_read"], 0)
 
+    def with_reader(self, read: Callable[[int], CompactPixels]) -> "PixelCache":
+        """Return a cache with another reader and the pixels kept so far; this one is not to be used again."""
+        other = PixelCache(read, self._left)
+        other._kept = self._kept
+        return other
+
     def put(self, index: int, pixels: CompactPixels) -> None:
         """Keep the pixels of a case if the budget allows."""
         kept = drop_equal_channels(pixels)

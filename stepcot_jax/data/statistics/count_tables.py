@@ -1,4 +1,7 @@
-"""The counts of a collection as CSV, and its splits as a Markdown table in the layout of the paper's Table 7."""
+"""Write the counts of a collection as CSV, and its splits as a Markdown table like the paper's Table 7.
+
+The csv module, not pandas: integer counts stand beside empty cells, which a data frame would write as 1.0.
+"""
 
 import csv
 import io
@@ -8,18 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from stepcot_jax.data.checks.check_printing import make_printable
-from stepcot_jax.data.splits.split_checks import SPLIT_NAMES
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.data.statistics.counts import Statistics
 from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.text import defuse_formula, escape_markdown
 
 Row = Sequence[str | int | float]
 
 _PERCENTILES = (5, 25, 50, 75, 95)
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_tables(folder: Path, statistics: Statistics) -> list[str]:
-    """Writes all tables into a folder; the names of the files."""
+    """Write all tables into a folder; return the names of the files."""
     tables: dict[str, Iterable[Row]] = {
         "origins_diagnoses.csv": _origins_diagnoses(statistics),
         "answers.csv": _answers(statistics),
@@ -35,13 +38,9 @@ def write_tables(folder: Path, statistics: Statistics) -> list[str]:
 
 def _write_csv(path: Path, rows: Iterable[Row]) -> None:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_defuse(cell) for cell in row] for row in rows)
+    safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(safe)
     write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
-
-
-def _defuse(cell: str | int | float) -> str | int | float:
-    """A cell that a spreadsheet takes for what it is, and not for a formula."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _origins_diagnoses(statistics: Statistics) -> list[Row]:
@@ -88,7 +87,7 @@ def _answer_flow(statistics: Statistics) -> list[Row]:
 
 
 def list_splits(statistics: Statistics) -> list[Row]:
-    """Head, a row for each diagnosis, and the totals; "(not annotated)" only where there are such cases."""
+    """Return head, a row for each diagnosis, and the totals; "(not annotated)" only if there are such cases."""
     names = statistics.answer_names(-1)
     rows = [[name, *counts, sum(counts)] for name, counts in zip(names, statistics.splits.tolist(), strict=True)]
     totals = statistics.splits.sum(axis=0).tolist()
@@ -101,10 +100,9 @@ def _splits_in_markdown(statistics: Statistics) -> str:
     lines = [
         "| " + " | ".join(str(cell).capitalize() for cell in head) + " |",
         "|---|" + "---:|" * (len(head) - 1),
-        *("| " + " | ".join([_escape(str(row[0])), *(f"{cell:,}" for cell in row[1:])]) + " |" for row in rows),
+        *(
+            "| " + " | ".join([escape_markdown(make_printable(str(row[0]))), *(f"{cell:,}" for cell in row[1:])]) + " |"
+            for row in rows
+        ),
     ]
-    return "\n".join([*lines, "", f"Splits: {_escape(statistics.splits_source)}.", ""])
-
-
-def _escape(text: str) -> str:
-    return make_printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])

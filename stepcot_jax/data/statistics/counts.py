@@ -1,17 +1,17 @@
-"""Counts of a collection: origins and diagnoses, answers, lengths of reasoning, flow of answers, splits.
+"""Count a collection as the paper's Figure 2 and Table 7: origins, diagnoses, answers, reasoning, answer flow, splits.
 
-They are those of the paper's Figure 2 and Table 7. An answer that nobody gave has the last place of each count.
+Cases that are not annotated have the last place of each count.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Int64
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.records.cases import Case
-from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits
+from stepcot_jax.data.records.cases import Case, CaseTable, as_table
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 
 NOT_ANNOTATED_NAME = "(not annotated)"
 NO_ORIGIN_NAME = "(none)"
@@ -27,10 +27,10 @@ class Statistics:
       num_patients: number of patients.
       origins: names, the most frequent first.
       diagnoses: cases of each answer of the last step and each origin.
-      answers: for each step the cases of each answer.
-      flows: for each step but the last the cases of each answer of it and each of the next.
-      rest_flows: the same of the cases without the most frequent first answer.
-      words: for each step and origin the number of words of each reasoning that is not empty.
+      answers: for each step, the cases of each answer.
+      flows: for each step but the last, the cases with each answer and each next answer.
+      rest_flows: the same without the cases of the most frequent first answer.
+      words: for each step and origin, the number of words of each reasoning that is not empty.
       splits: cases of each answer of the last step in each split.
       splits_source: where the splits come from, in words.
     """
@@ -48,12 +48,12 @@ class Statistics:
     splits_source: str
 
     def answer_names(self, step: int) -> tuple[str, ...]:
-        """Names of a step's answers and, last, of none."""
+        """Return the names of a step's answers, "(not annotated)" last."""
         return (*self.chain.steps[step].options, NOT_ANNOTATED_NAME)
 
 
-def compute_statistics(cases: Sequence[Case], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
-    """Counts the cases.
+def compute_statistics(cases: Iterable[Case], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
+    """Count the cases.
 
     Args:
       cases: the cases; at least one.
@@ -61,44 +61,51 @@ def compute_statistics(cases: Sequence[Case], chain: Chain, splits: Splits, *, s
       splits: indices into the cases.
       splits_source: where the splits come from, in words.
     """
-    labels = np.array([case.labels for case in cases], np.int64)
+    table = as_table(cases)
+    labels = table.labels.astype(np.int64)
     sizes = [num_answers + 1 for num_answers in chain.answers_per_step]
     places = np.where(labels < 0, np.array(sizes) - 1, labels)
-    origins, origin_of = _number_origins(cases)
-    split_of = np.full(len(cases), -1)
+    origins, origin_of = _rank_origins(table)
+    split_of = np.full(len(table), -1)
     for number, indices in enumerate(splits.by_name().values()):
         split_of[list(indices)] = number
     in_split = split_of >= 0
     answers = tuple(np.bincount(places[:, step], minlength=size) for step, size in enumerate(sizes))
     rest = places[places[:, 0] != np.argmax(answers[0])]
+    words = np.array([[len(text.split()) for text in case.reasoning] for case in table], np.int64)
     return Statistics(
         chain=chain,
-        num_cases=len(cases),
-        num_patients=len({case.patient_id for case in cases}),
+        num_cases=len(table),
+        num_patients=table.count_patients(),
         origins=origins,
         diagnoses=_cross(places[:, -1], origin_of, sizes[-1], len(origins)),
         answers=answers,
         flows=_count_flows(places, sizes),
         rest_flows=_count_flows(rest, sizes),
-        words=_count_words(cases, origin_of, num_steps=chain.num_steps, num_origins=len(origins)),
+        words=tuple(
+            tuple(lengths[(origin_of == origin) & (lengths > 0)] for origin in range(len(origins)))
+            for lengths in words.T
+        ),
         splits=_cross(places[in_split, -1], split_of[in_split], sizes[-1], len(SPLIT_NAMES)),
         splits_source=splits_source,
     )
 
 
-def _number_origins(cases: Sequence[Case]) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
-    names = [case.origin or NO_ORIGIN_NAME for case in cases]
-    found, number_of, counts = np.unique(np.array(names, object), return_inverse=True, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
+def _rank_origins(table: CaseTable) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
+    """Return the names of the origins, the most frequent first, and each case's place among them."""
+    names = [name or NO_ORIGIN_NAME for name in table.origins.names]
+    found = sorted(set(names))  # a file may write "(none)" itself
+    number_of = np.array([found.index(name) for name in names])[table.origins.numbers]
+    order = np.argsort(-np.bincount(number_of), kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return tuple(found[order].tolist()), rank[number_of]
+    return tuple(found[place] for place in order), rank[number_of]
 
 
 def _cross(
     rows: Int64[np.ndarray, " case"], columns: Int64[np.ndarray, " case"], num_rows: int, num_columns: int
 ) -> Int64[np.ndarray, "row column"]:
-    """How many cases have each pair of values."""
+    """Count the cases with each pair of values."""
     pairs = np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns)
     return pairs.reshape(num_rows, num_columns)
 
@@ -108,14 +115,4 @@ def _count_flows(
 ) -> tuple[Int64[np.ndarray, "answer next_answer"], ...]:
     return tuple(
         _cross(places[:, step], places[:, step + 1], sizes[step], sizes[step + 1]) for step in range(len(sizes) - 1)
-    )
-
-
-def _count_words(
-    cases: Sequence[Case], origin_of: Int64[np.ndarray, " case"], *, num_steps: int, num_origins: int
-) -> tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]:
-    counts = np.array([[len(text.split()) for text in case.reasoning] for case in cases], np.int64)
-    return tuple(
-        tuple(lengths[(origin_of == origin) & (lengths > 0)] for origin in range(num_origins))
-        for lengths in (counts[:, step] for step in range(num_steps))
     )

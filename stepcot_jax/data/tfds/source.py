@@ -11,7 +11,7 @@ from typing import Any
 from stepcot_jax.data.images.decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import most_bytes
 from stepcot_jax.data.records.records import Collection
-from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.data.tfds.contents import (
     CONTENTS_NAME,
     NAME,
