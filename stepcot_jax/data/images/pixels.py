@@ -109,7 +109,7 @@ class PixelCache:
         self.__init__(state["_read"], 0)
 
     def with_reader(self, read: Callable[[int], CompactPixels]) -> "PixelCache":
-        """Return a cache with another reader and the pixels kept so far; this one is not to be used again."""
+        """Return a cache with another reader that shares the pixels kept so far; use only the new one."""
         other = PixelCache(read, self._left)
         other._kept = self._kept
         return other

@@ -25,8 +25,7 @@ from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.data.statistics import count_pictures
 from stepcot_jax.data.statistics.answer_flow import draw_flow
 from stepcot_jax.data.statistics.count_pictures import write_pictures
-from stepcot_jax.data.statistics.count_tables import list_splits, write_tables
-from stepcot_jax.data.statistics.counts import compute_statistics
+from stepcot_jax.data.statistics.counts import compute_statistics, list_splits, write_tables
 from stepcot_jax.host.errors import BadInput
 
 CHAIN = Chain(
