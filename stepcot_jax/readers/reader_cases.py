@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.data.images.decoding import decode_picture
 from stepcot_jax.data.images.image_check import folder_files
+from stepcot_jax.data.images.image_decoding import decode_picture
 from stepcot_jax.data.images.image_files import ImageFiles, most_bytes
 from stepcot_jax.data.images.image_shards import ShardFiles, has_shards, keep_sharded, read_index
 from stepcot_jax.data.phantom.phantom import draw_case

@@ -42,7 +42,7 @@ def refusal(root, **changes):
 def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets", reason="needs the extra tfds")
     tfds.disable_progress_bar()
-    from stepcot_jax.data.tfds.source import prepare
+    from stepcot_jax.data.tfds.builder import prepare
 
     prepare(folder, tmp_path)
     prepared, plain = load(tmp_path, source="tfds"), load(folder)

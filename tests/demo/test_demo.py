@@ -143,7 +143,7 @@ def test_a_file_that_is_no_image_is_refused_and_deleted(page, served, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"<script>no image</script>")
     drop(page, bad)
-    page.tab.get_by_text("accepted are PNG").first.wait_for()
+    page.tab.get_by_text("expected a PNG").first.wait_for()
     assert page.tab.locator("#view .panels").count() == 0
     assert served.kept() == []
 

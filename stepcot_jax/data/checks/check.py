@@ -184,7 +184,7 @@ def _compare_with_shards(scan: Scan, root: Path) -> None:
         path = scan.table.image_paths[place]
         if path not in sharded:
             scan.num_missing += 1
-            scan.drop(place, reasons.get(path, f"the shards ({INDEX_NAME}) do not have this image"))
+            scan.drop(place, reasons.get(path, f"the image is not in the shards ({INDEX_NAME})"))
     scan.num_found = int(scan.good.sum())
 
 

@@ -19,7 +19,7 @@ _NUM_SHOWN = 300
 _PARTICULAR = re.compile(
     r"^(?:row \d+|(?!vqa_chain)\S*[\d/]\S*)(?=: )"  # the place that a reason begins with
     r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # the value found
-    r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=found bytes )[0-9a-f ]+(?= at)"
+    r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
 )
 
 

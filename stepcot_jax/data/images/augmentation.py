@@ -1,7 +1,7 @@
-"""Light changes to training images: as a patient who stands a little differently and another exposure would make them.
+"""Light augmentation of training images: small changes of position and exposure.
 
-Nothing is flipped: left and right of a chest differ (the heart's apex points to the patient's left), and the answers
-about location say which side is meant.
+No flips: left and right of a chest differ (the heart's apex points to the patient's left), and answers about location
+may name the side.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from stepcot_jax.data.images.pixels import CompactPixels
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """How far an image may be changed; every change is drawn evenly between minus and plus its limit.
+    """Limits of the changes; each change is uniform between minus and plus its limit.
 
     Attributes:
       degrees: of rotation about the centre.
@@ -38,12 +38,12 @@ LIGHT = Augmentation()
 def augment_image(
     pixels: CompactPixels, generator: np.random.Generator, augmentation: Augmentation = LIGHT
 ) -> CompactPixels:
-    """A changed copy of an image; what comes into view from beyond its edges is black.
+    """Return a changed copy of an image; pixels from beyond its edges are black.
 
     Args:
       pixels: uint8 [size, size] or [size, size, 3].
-      generator: draws the changes; always the same number of draws.
-      augmentation: how far they go.
+      generator: draws the changes; the number of draws is constant.
+      augmentation: limits of the changes.
 
     Returns:
       An array like `pixels`.
@@ -56,7 +56,7 @@ def augment_image(
     angle = math.radians(augmentation.degrees * turn)
     factor = 1.0 / (1.0 + augmentation.scale * growth)
     cosine, sine = factor * math.cos(angle), factor * math.sin(angle)
-    # Pillow asks where each pixel of the result comes from: back from the shift, the turn and the growth.
+    # Pillow wants the inverse transform: from each output pixel to its source.
     centre_x, centre_y = width / 2, height / 2
     from_x, from_y = centre_x + augmentation.shift * width * right, centre_y + augmentation.shift * height * down
     rows = (

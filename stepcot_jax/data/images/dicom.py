@@ -1,7 +1,7 @@
-"""Radiographs from DICOM files as a workstation shows them, without a word of the patient.
+"""Radiographs from DICOM files as a workstation shows them, without the patient's data.
 
-Only the elements that the picture needs are parsed; names, dates and identifiers are passed over unread.
-pydicom's messages, which quote what a file holds, reach no exception, no warning and no log.
+Only the elements that the picture needs are parsed; names, dates and identifiers are never read. pydicom's messages
+quote values, so they are kept out of exceptions, warnings and logs.
 """
 
 import contextlib
@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.data.images.dicom_fields import Fields
+from stepcot_jax.data.images.dicom_fields import EXTRA, SYNTAXES, Fields
 from stepcot_jax.data.images.dicom_pixels import PixelFormat, decode_stored
-from stepcot_jax.data.images.dicom_syntaxes import EXTRA, SYNTAXES
 from stepcot_jax.data.images.dicom_tone import make_tone_table
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-ACCEPTED = "accepted are DICOM files of one grey or 8-bit RGB picture with 8 to 16 bits"
+_EXPECTED = "expected a DICOM file of one grey picture of 8 to 16 bits, or of one 8-bit RGB picture"
 
 SpacingSource = Literal["PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", ""]
 
@@ -89,17 +88,17 @@ class DicomImage:
 
 
 def is_dicom(start: bytes) -> bool:
-    """Whether a file that starts so is a DICOM file: "DICM" after a preamble of 128 bytes."""
+    """Whether a file with this start is DICOM: "DICM" after a preamble of 128 bytes."""
     return start[_PREAMBLE_BYTES : _PREAMBLE_BYTES + len(_MAGIC)] == _MAGIC
 
 
 def decode_dicom(content: bytes, *, name: str, max_pixels: int) -> UInt8[np.ndarray, "height width"]:
-    """Pixels of a DICOM file; see `read_dicom`."""
+    """Return the pixels of a DICOM file; see `read_dicom`."""
     return read_dicom(content, name=name, max_pixels=max_pixels).pixels
 
 
 def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
-    """The picture of a DICOM file as a workstation shows it at first.
+    """Return the picture of a DICOM file as a workstation first shows it.
 
     Stored values go through the modality LUT or slope and intercept, then through the first VOI LUT, else
     the first window (linear, linear exact or sigmoid; DICOM PS3.3 C.11.2); a file with neither is shown from its
@@ -108,12 +107,11 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
 
     Args:
       content: of the file.
-      name: what messages call it, such as its path.
+      name: of the file, for messages.
       max_pixels: largest accepted rows times columns; checked before pixels are decoded.
 
     Raises:
-      BadInput: pydicom is missing, or the file is no picture, truncated, corrupt, too large, or of a kind that is
-        not accepted.
+      BadInput: pydicom is missing, or the file is no picture, truncated, corrupt, too large or of another kind.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
@@ -123,7 +121,7 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
         table = make_tone_table(fields, form, stored)
         pixels = table[stored]
     else:
-        # Pillow's integers for the same weights, so that a colour picture is as grey here as there.
+        # Pillow's integer weights, so that DICOM and PNG colour give the same grey.
         red, green, blue = (stored[..., channel].astype(np.uint32) for channel in range(3))
         pixels = ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)
     spacing, source = _read_spacing(fields)
@@ -137,7 +135,7 @@ def _silence_pydicom(name: str) -> None:
 
         found = True
     if not found:
-        raise BadInput(f"{name}: found a DICOM file, for which pydicom is needed: {EXTRA}")
+        raise BadInput(f"{name}: reading a DICOM file requires pydicom: {EXTRA}")
     if _IGNORED not in warnings.filters:
         warnings.filterwarnings("ignore", module=_QUOTING)
     for logger_name in list(logging.root.manager.loggerDict):
@@ -150,27 +148,27 @@ def _drop(_: logging.LogRecord) -> bool:
 
 
 def _attempt(read: Callable[[], _Read], *, otherwise: str) -> _Read:
-    """What `read` returns; where it raises, an error without a trace of the first one's text."""
+    """Return what `read` returns; where it raises, raise `otherwise` without the original error and its text."""
     with contextlib.suppress(Exception):
         return read()
-    # Outside of an except block: the first error would come along as this one's context.
+    # Outside of an except block: the original error would come along as the context.
     raise BadInput(otherwise)
 
 
 def _read_fields(content: bytes, *, name: str) -> Fields:
     if not is_dicom(content[: _PREAMBLE_BYTES + len(_MAGIC)]):
-        raise BadInput(f"{name}: found no DICOM file; {ACCEPTED}")
+        raise BadInput(f"{name}: is not a DICOM file; {_EXPECTED}")
     file = io.BytesIO(content)
     file.seek(_PREAMBLE_BYTES + len(_MAGIC))
-    otherwise = f"{name}: cannot be read as DICOM; {ACCEPTED}"
+    otherwise = f"{name}: cannot be read as DICOM; {_EXPECTED}"
     syntax = _attempt(lambda: _read_syntax(file), otherwise=otherwise)
     if syntax not in SYNTAXES:
         from pydicom.uid import UID_dictionary
 
         # A known name only: the element of a corrupt file may hold anything.
-        found = UID_dictionary[syntax][0] if syntax in UID_dictionary else "none that is known"
+        found = UID_dictionary[syntax][0] if syntax in UID_dictionary else "an unknown syntax"
         accepted = ", ".join(known.name for known in SYNTAXES.values())
-        raise BadInput(f"{name}: TransferSyntaxUID: found {found}, accepted are {accepted}")
+        raise BadInput(f"{name}: TransferSyntaxUID: {found} is not one of {accepted}")
     dataset = _attempt(lambda: _read_dataset(file, syntax), otherwise=otherwise)
     return Fields(dataset, name=name, syntax=syntax)
 
@@ -191,7 +189,7 @@ def _read_syntax(file: io.BytesIO) -> str:
 
 
 def _read_dataset(file: io.BytesIO, syntax: str) -> "Dataset":
-    """The elements that are needed; dcmread would inflate a deflated file first, however large it becomes."""
+    """Parse the needed elements; `dcmread` would inflate a deflated file first, to any size."""
     from pydicom.datadict import tag_for_keyword
     from pydicom.dataset import FileMetaDataset
     from pydicom.filereader import read_dataset
@@ -208,12 +206,16 @@ def _read_dataset(file: io.BytesIO, syntax: str) -> "Dataset":
 
 
 def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
-    """The pixel format, refused where it is none that is accepted."""
+    """Return the pixel format.
+
+    Raises:
+      BadInput: it is not accepted.
+    """
     if not fields.has("PixelData"):
-        raise fields.refuse(f"found no PixelData ({fields.kind}); {ACCEPTED}")
+        raise fields.refuse(f"has no PixelData ({fields.kind}); {_EXPECTED}")
     num_frames = fields.integer("NumberOfFrames", default=1)
     if num_frames != 1:
-        raise fields.refuse(f"NumberOfFrames: found {num_frames}, accepted is 1")
+        raise fields.refuse(f"NumberOfFrames: {num_frames} instead of 1")
     form = PixelFormat(
         num_rows=fields.integer("Rows", least=1, most=_MAX_SIDE),
         num_columns=fields.integer("Columns", least=1, most=_MAX_SIDE),
@@ -225,22 +227,20 @@ def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
         planar=fields.integer("PlanarConfiguration", default=0, least=0, most=1) == 1,
     )
     if form.num_rows * form.num_columns > max_pixels:
-        raise fields.refuse(
-            f"found {form.num_columns} x {form.num_rows} pixels in its header, accepted are at most {max_pixels}"
-        )
+        raise fields.refuse(f"{form.num_columns} x {form.num_rows} pixels in its header are more than {max_pixels}")
     colour = form.photometric == "RGB"
     if form.num_samples != (3 if colour else 1):
         raise fields.refuse(
-            f"SamplesPerPixel: found {form.num_samples} with {form.photometric}, accepted are 1 for grey and 3 for RGB"
+            f"SamplesPerPixel: {form.num_samples} with {form.photometric}; expected 1 for grey and 3 for RGB"
         )
     if form.bits_allocated not in ((8,) if colour else (8, 16)) or not 8 <= form.bits_stored <= form.bits_allocated:
         raise fields.refuse(
-            f"BitsStored: found {form.bits_stored} in BitsAllocated {form.bits_allocated}, accepted are 8 to 16 in 8 "
-            "or 16 (RGB: 8 in 8)"
+            f"BitsStored: {form.bits_stored} in BitsAllocated {form.bits_allocated}; expected 8 to 16 in 8 or 16 "
+            "(RGB: 8 in 8)"
         )
     high_bit = fields.integer("HighBit", default=form.bits_stored - 1)
     if high_bit != form.bits_stored - 1:
-        raise fields.refuse(f"HighBit: found {high_bit}, accepted is {form.bits_stored - 1}, BitsStored less 1")
+        raise fields.refuse(f"HighBit: {high_bit}; expected {form.bits_stored - 1}, BitsStored less 1")
     return form
 
 

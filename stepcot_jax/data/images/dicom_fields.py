@@ -1,27 +1,75 @@
-"""Single elements of a DICOM file as plain numbers and codes; what cannot be read is named and never quoted."""
+"""Elements of a DICOM file as plain numbers and codes, and the accepted transfer syntaxes.
+
+Messages name an element that cannot be read and never quote its value.
+"""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepcot_jax.data.images.dicom_syntaxes import SYNTAXES
 from stepcot_jax.host.errors import BadInput
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+EXTRA = "pip install 'stepcot-jax[dicom]'"
+"""Installs what reading DICOM needs."""
+
 _CODE = re.compile(r"[A-Z0-9 _]{1,16}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Syntax:
+    """A transfer syntax: how elements are written and pixels are packed.
+
+    Attributes:
+      name: for messages.
+      decoders: pydicom's decoder plugins, the preferred first; none for uncompressed pixels and RLE. GDCM's is left
+        out: it ends the whole process on unexpected input.
+      install: command that installs a decoder.
+      implicit: whether elements come without their type.
+      little_endian: byte order.
+    """
+
+    name: str
+    decoders: tuple[str, ...] = ()
+    install: str = EXTRA
+    implicit: bool = False
+    little_endian: bool = True
+
+
+RLE = "1.2.840.10008.1.2.5"
+_LIBJPEG = "pip install pylibjpeg-libjpeg (GPL)"
+
+SYNTAXES: dict[str, Syntax] = {
+    "1.2.840.10008.1.2": Syntax("Implicit VR Little Endian", implicit=True),
+    "1.2.840.10008.1.2.1": Syntax("Explicit VR Little Endian"),
+    "1.2.840.10008.1.2.2": Syntax("Explicit VR Big Endian", little_endian=False),
+    RLE: Syntax("RLE Lossless"),
+    "1.2.840.10008.1.2.4.50": Syntax("JPEG Baseline", ("pillow", "pylibjpeg")),
+    "1.2.840.10008.1.2.4.51": Syntax("JPEG Extended", ("pillow", "pylibjpeg")),
+    "1.2.840.10008.1.2.4.57": Syntax("JPEG Lossless", ("pylibjpeg",), _LIBJPEG),
+    "1.2.840.10008.1.2.4.70": Syntax("JPEG Lossless SV1", ("pylibjpeg",), _LIBJPEG),
+    "1.2.840.10008.1.2.4.80": Syntax("JPEG-LS", ("pyjpegls", "pylibjpeg")),
+    "1.2.840.10008.1.2.4.81": Syntax("JPEG-LS Near-Lossless", ("pyjpegls", "pylibjpeg")),
+    "1.2.840.10008.1.2.4.90": Syntax("JPEG 2000 Lossless", ("pylibjpeg", "pillow")),
+    "1.2.840.10008.1.2.4.91": Syntax("JPEG 2000", ("pylibjpeg", "pillow")),
+    "1.2.840.10008.1.2.4.201": Syntax("High-Throughput JPEG 2000 Lossless", ("pylibjpeg",)),
+    "1.2.840.10008.1.2.4.203": Syntax("High-Throughput JPEG 2000", ("pylibjpeg",)),
+}
+"""Accepted transfer syntaxes by UID. Deflated is left out: it inflates to any size before its header can be read."""
 
 
 class Fields:
     """Elements of a data set by their keywords.
 
     Args:
-      dataset: as parsed; values are converted when they are asked for.
-      name: what messages call the file.
+      dataset: as parsed; values are converted on access.
+      name: of the file, for messages.
       syntax: UID of the transfer syntax.
     """
 
@@ -31,7 +79,7 @@ class Fields:
         self.syntax = syntax
 
     def refuse(self, problem: str) -> BadInput:
-        """The error for a problem with this file."""
+        """Return the error for a problem with this file."""
         return BadInput(f"{self.name}: {problem}")
 
     @property
@@ -41,7 +89,7 @@ class Fields:
 
     @property
     def kind(self) -> str:
-        """What the file is, as the standard calls it; "of an unknown kind" if its SOP class is not a standard one."""
+        """Name of the file's SOP class; "of an unknown kind" if the class is not a standard one."""
         from pydicom.uid import UID_dictionary
 
         with contextlib.suppress(Exception):
@@ -49,11 +97,11 @@ class Fields:
         return "of an unknown kind"
 
     def has(self, keyword: str) -> bool:
-        """Whether the element is there and not empty."""
+        """Whether the element exists and is not empty."""
         return self.value(keyword) not in (None, "", b"")
 
     def value(self, keyword: str) -> Any:
-        """An element's value as pydicom gives it, None where there is none.
+        """Return an element's value as pydicom gives it, None where it is missing.
 
         Raises:
           BadInput: it cannot be read.
@@ -61,10 +109,10 @@ class Fields:
         with contextlib.suppress(Exception):
             return self.dataset[keyword].value if keyword in self.dataset else None
         # Outside of an except block: pydicom's error quotes the value and would come along as the context.
-        raise self.refuse(f"{keyword}: cannot be read, accepted is a value as DICOM PS3.6 has it")
+        raise self.refuse(f"{keyword}: cannot be read; expected a value as in DICOM PS3.6")
 
     def numbers(self, keyword: str) -> tuple[float, ...]:
-        """An element's values as numbers; none where it is missing or empty.
+        """Return an element's values as numbers; empty where it is missing or empty.
 
         Raises:
           BadInput: it cannot be read.
@@ -73,15 +121,15 @@ class Fields:
         if value is None or value == "":
             return ()
         if isinstance(value, bytes):
-            # The type of some elements depends on others, and is left open where those do not settle it.
+            # The type of some elements depends on others, and pydicom leaves it open where those are missing.
             value = np.frombuffer(value[: len(value) // 2 * 2], self.word).tolist()
         several = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
         with contextlib.suppress(Exception):
             return tuple(float(number) for number in several if number is not None and number != "")
-        raise self.refuse(f"{keyword}: found no number, accepted are numbers")
+        raise self.refuse(f"{keyword}: is not a number")
 
     def integer(self, keyword: str, *, default: int | None = None, least: int = 0, most: int = 2**31 - 1) -> int:
-        """An element's only value as an integer.
+        """Return an element's only value as an integer.
 
         Raises:
           BadInput: it is missing and has no default, cannot be read, is no integer or out of its range.
@@ -91,11 +139,11 @@ class Fields:
             return default
         if len(numbers) != 1 or not least <= numbers[0] <= most or numbers[0] != int(numbers[0]):
             found = f"{numbers[0]:g}" if len(numbers) == 1 else f"{len(numbers)} values"
-            raise self.refuse(f"{keyword}: found {found}, accepted is an integer from {least} to {most}")
+            raise self.refuse(f"{keyword}: {found}; expected one integer from {least} to {most}")
         return int(numbers[0])
 
     def choice(self, keyword: str, accepted: Sequence[str], *, default: str = "") -> str:
-        """An element's value, which is one of those accepted.
+        """Return an element's value, one of `accepted`.
 
         Raises:
           BadInput: it is another one; it is not quoted.
@@ -104,11 +152,11 @@ class Fields:
         text = found.strip().upper() if isinstance(found, str) else default
         text = text or default
         if text not in accepted:
-            raise self.refuse(f"{keyword}: found none of the accepted values, which are {', '.join(accepted)}")
+            raise self.refuse(f"{keyword}: is not one of {', '.join(accepted)}")
         return text
 
     def code(self, keyword: str) -> str:
-        """An element's value as a code string, "" where it is missing or none."""
+        """Return an element's value if it is a code string, else ""."""
         with contextlib.suppress(BadInput):
             value = self.value(keyword)
             if isinstance(value, str) and _CODE.fullmatch(value.strip()):
@@ -116,7 +164,7 @@ class Fields:
         return ""
 
     def item(self, keyword: str) -> "Fields | None":
-        """The first item of a sequence, None where there is none.
+        """Return the first item of a sequence, None where there is none.
 
         Raises:
           BadInput: it cannot be read.
@@ -131,5 +179,5 @@ class Fields:
             item = value[0]
             item.get("LUTDescriptor")
         if item is None:
-            raise self.refuse(f"{keyword}: cannot be read, accepted is a sequence as DICOM PS3.3 has it")
+            raise self.refuse(f"{keyword}: cannot be read; expected a sequence as in DICOM PS3.3")
         return Fields(item, name=f"{self.name}: {keyword}", syntax=self.syntax)

@@ -1,23 +1,20 @@
-"""Decoding every image of a collection once, before a run depends on them."""
+"""Decode every image of a collection once, before a run depends on them."""
 
-import collections
-import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.data.images.decoding import MAX_PIXELS
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture
 from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, most_bytes
-from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes, prepare_image, repeat_grey
+from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
 from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.threads import map_in_threads
 
-Pixels = UInt8[np.ndarray, "height width 3"]
-Prepared = TypeVar("Prepared")
+Pixels = UInt8[np.ndarray, "height width *channel"]
 
 
 def check_images(
@@ -32,20 +29,19 @@ def check_images(
     progress: Callable[[Iterable[Case]], Iterable[Case]] | None = None,
     num_threads: int = 2,
 ) -> Collection:
-    """Decodes every image fully that is not known yet; the collection without those that cannot be.
+    """Decode every image that is not known yet and return the collection without the unreadable ones.
 
-    At most `num_threads` + 2 decoded images are in memory at a time, besides what `visit` keeps.
+    At most `num_threads` + 2 decoded images are in memory at a time, besides those that `visit` keeps.
 
     Args:
       collection: the records as `read_records` gives them.
       images: the cases' images; None for the files below the collection's root.
       on_bad_record: "stop" raises after the last image if any is unreadable, "skip" sets them aside.
       max_pixels: largest accepted width times height of an image.
-      preprocessing: if given, images are resized before they are visited, in the decoding threads.
-      visit: called in order, in the caller's thread, with each readable image's index among the cases that
-        are returned and its pixels: uint8 [height, width, 3], or [size, size, 3] with `preprocessing`.
-      is_known: says of a case and the content of its image file that it was decoded before and need not be again;
-        it is not visited.
+      preprocessing: resizes images in the decoding threads, before they are visited.
+      visit: called in order, in the caller's thread, with each readable image's index among the returned cases and
+        its pixels: uint8 [height, width] if grey, else [height, width, 3]; of the encoder's size with `preprocessing`.
+      is_known: takes a case and the content of its image file; if true, the image is neither decoded nor visited.
       progress: wraps the iterable of cases, as progress bars do.
       num_threads: images decoded at the same time; >= 1.
 
@@ -54,67 +50,66 @@ def check_images(
     """
     files = images or folder_files(collection, max_pixels=max_pixels)
 
-    def prepare(index: int, case: Case) -> Pixels | BadInput | None:
+    def prepare(item: tuple[int, Case]) -> Pixels | BadInput | None:
+        index, case = item
         try:
             content, name = files.read(index), files.name(index)
             if is_known is not None and is_known(case, content):
                 return None
             if preprocessing is None:
-                return decode_image_bytes(content, name=name, max_pixels=max_pixels)
-            pixels = prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
-            return repeat_grey(pixels) if pixels.ndim == 2 else pixels
+                return np.array(decode_picture(content, name=name, max_pixels=max_pixels))
+            return prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
         except BadInput as error:
             return error
 
-    numbers = record_numbers(collection)
-    cases: list[Case] = []
-    unreadable: list[SetAside] = []
+    reasons: dict[int, str] = {}
     watched = collection.cases if progress is None else progress(collection.cases)
-    for number, (case, pixels) in zip(numbers, in_threads(prepare, watched, num_threads=num_threads), strict=True):
+    for (index, _), pixels in map_in_threads(prepare, enumerate(watched), num_threads=num_threads):
         if isinstance(pixels, BadInput):
-            unreadable.append(SetAside(number, case.image_path, str(pixels), case.patient_id))
-            continue
-        if visit is not None and pixels is not None:
-            visit(len(cases), pixels)
-        cases.append(case)
-    if unreadable and (on_bad_record == "stop" or not cases):
-        raise BadInput(describe_bad_records(collection.root / collection.file, unreadable, num_good=len(cases)))
-    set_aside = sorted([*collection.set_aside, *unreadable], key=lambda aside: aside.record)
-    return dataclasses.replace(collection, cases=CaseTable(cases), set_aside=tuple(set_aside))
+            reasons[index] = str(pixels)
+        elif visit is not None and pixels is not None:
+            visit(index - len(reasons), pixels)
+    return set_aside_cases(collection, reasons, on_bad_record=on_bad_record)
+
+
+def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_bad_record: OnBadRecord) -> Collection:
+    """Return the collection with some of its cases moved to `set_aside`.
+
+    Args:
+      collection: the cases.
+      reasons: why a case cannot be used, by its index.
+      on_bad_record: "stop" raises if there is a reason, "skip" sets the cases aside.
+
+    Raises:
+      BadInput: `reasons` is not empty and `on_bad_record` is "stop", or no case is left.
+    """
+    if not reasons:
+        return collection
+    numbers = record_numbers(collection)
+    cases = CaseTable(case for index, case in enumerate(collection.cases) if index not in reasons)
+    unusable = [
+        SetAside(numbers[index], collection.cases[index].image_path, reason, collection.cases[index].patient_id)
+        for index, reason in reasons.items()
+    ]
+    if on_bad_record == "stop" or not cases:
+        raise BadInput(describe_bad_records(collection.root / collection.file, unusable, num_good=len(cases)))
+    set_aside = sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)
+    return dataclasses.replace(collection, cases=cases, set_aside=tuple(set_aside))
 
 
 def folder_files(collection: Collection, *, max_pixels: int = MAX_PIXELS) -> FolderFiles:
-    """The cases' image files below the collection's root."""
+    """Return the cases' image files below the collection's root."""
     paths = tuple(case.image_path for case in collection.cases)
     return FolderFiles(collection.root, paths, most_bytes(max_pixels))
 
 
 def record_numbers(collection: Collection) -> list[int]:
-    """Position of each case among the records: the cases are what is left of them, in order."""
+    """Return the position of each case among the records, those set aside included."""
     aside = {item.record for item in collection.set_aside}
     num_records = len(collection.cases) + len(aside)
     return [number for number in range(num_records) if number not in aside]
 
 
 def numbers_by_path(collection: Collection) -> dict[str, int]:
-    """Position among the records of each case, by its image path."""
+    """Return the position among the records of each case, by its image path."""
     return dict(zip((case.image_path for case in collection.cases), record_numbers(collection), strict=True))
-
-
-def in_threads(
-    prepare: Callable[[int, Case], Prepared], cases: Iterable[Case], *, num_threads: int
-) -> Iterator[tuple[Case, Prepared]]:
-    """Each case with what `prepare` makes of its place and it, in order; a slow consumer holds the threads back."""
-    pending: collections.deque[tuple[Case, concurrent.futures.Future[Prepared]]] = collections.deque()
-    pool = concurrent.futures.ThreadPoolExecutor(max_workers=num_threads)
-    try:
-        for index, case in enumerate(cases):
-            pending.append((case, pool.submit(prepare, index, case)))
-            if len(pending) > num_threads:
-                earliest, result = pending.popleft()
-                yield earliest, result.result()
-        while pending:
-            earliest, result = pending.popleft()
-            yield earliest, result.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

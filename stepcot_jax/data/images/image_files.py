@@ -1,4 +1,4 @@
-"""Where encoded images come from: one interface for folders, shards and whatever else holds images."""
+"""Sources of encoded images: one interface for folders, shards and any other source."""
 
 import dataclasses
 import hashlib
@@ -19,29 +19,29 @@ class ImageFiles(Protocol):
     """Encoded images by number; worker processes get a pickled copy."""
 
     def read(self, index: int) -> bytes:
-        """The content of an image file.
+        """Return the content of an image file.
 
         Raises:
-          BadInput: it cannot be read, or is not what it was.
+          BadInput: it cannot be read, or has changed.
         """
         ...
 
     def name(self, index: int) -> str:
-        """What messages call the image, such as its path."""
+        """Return the image's name for messages, such as its path."""
         ...
 
 
 @runtime_checkable
 class DigestedFiles(Protocol):
-    """Encoded images that know their digests without being read."""
+    """Encoded images with digests that need no reading."""
 
     def digest(self, index: int) -> str:
-        """SHA-256 of the content in hex."""
+        """Return the SHA-256 of the content in hex."""
         ...
 
 
 def digest_content(images: ImageFiles, index: int) -> str:
-    """SHA-256 of an image's content in hex."""
+    """Return the SHA-256 of an image's content in hex."""
     if isinstance(images, DigestedFiles):
         return images.digest(index)
     return hashlib.sha256(images.read(index)).hexdigest()
@@ -49,11 +49,11 @@ def digest_content(images: ImageFiles, index: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Some of other images, in an order of its own.
+    """Some images of another source, in a given order.
 
     Attributes:
-      images: the others.
-      indices: number among the others of each image.
+      images: the other source.
+      indices: index in the other source of each image.
     """
 
     images: ImageFiles
@@ -73,17 +73,16 @@ class Selection:
 
 
 def most_bytes(max_pixels: int) -> int:
-    """Size of the largest file that may hold an image of so many pixels.
+    """Return the size limit of a file with an image of at most `max_pixels`.
 
-    No PNG or JPEG has pixels of more than 8 bytes (16-bit RGBA), and nothing is gained by storing them uncompressed;
-    what is larger than that and a generous room for metadata is no image that would be accepted.
+    PNG and JPEG store at most 8 bytes per pixel (16-bit RGBA) uncompressed; 16 MiB are added for metadata.
     """
     return _BYTES_A_PIXEL * max_pixels + _METADATA_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
 class FolderFiles:
-    """Image files below a data root and nowhere else.
+    """Image files below a data root; links may not lead out of it.
 
     Attributes:
       root: the data root.
@@ -96,23 +95,21 @@ class FolderFiles:
     max_bytes: int
 
     def name(self, index: int) -> str:
-        """The image's path."""
+        """Return the image's path."""
         return str(self.root / self.paths[index])
 
     def read(self, index: int) -> bytes:
-        """The content of an image file; every link on its way must still lead below the root.
+        """Return the content of an image file; every link in its path must lead below the root now.
 
         Raises:
-          BadInput: the file is missing, too large, no ordinary file, or outside the root.
+          BadInput: the file is missing, too large, not an ordinary file, or outside the root.
         """
         try:
-            # A new locator each time: one that is kept remembers where folders led, and they may have become links.
+            # A new locator each time: an old one caches folders, which may have become links since.
             path = ImageLocator(self.root, require_images=True).locate(self.paths[index])
             return read_file(Path(path), max_bytes=self.max_bytes)
         except BadInput as error:
             name = self.name(index)
             raise BadInput(str(error) if name in str(error) else f"{name}: {error}") from None
         except OSError as error:
-            raise BadInput(
-                f"{self.name(index)}: cannot be read ({error.strerror}), accepted is an image file"
-            ) from None
+            raise BadInput(f"{self.name(index)}: cannot be read ({error.strerror})") from None

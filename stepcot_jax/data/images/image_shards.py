@@ -1,23 +1,21 @@
-"""Images in ArrayRecord shards beside a `data.json`: their index, and reading them without trusting the files.
+"""Images in ArrayRecord shards: their index, and a reader that verifies each image against its SHA-256.
 
-A shard is an ArrayRecord file whose record k is the content of an image file, byte for byte. `image_shards.json` says
-which image is where, with the digests of every image and every shard. It is written last: without it there are no
-shards, and what does not agree with it is refused by name.
+`data shards` writes shards whose record k is the content of an image file, indexed by `image_shards.json`, which is
+written last: without it a folder has no shards. `data.tfds` writes shards of tensorflow_datasets examples. `ShardFiles`
+reads both.
 """
 
-import dataclasses
 import hashlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.images.image_check import record_numbers
-from stepcot_jax.data.records.cases import Case, CaseTable
-from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
+from stepcot_jax.data.images.image_check import set_aside_cases
+from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 
@@ -29,6 +27,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _READER_BUFFER_BYTES = 32_768
 _MOST_OPEN = 128
+_CHANGED = "the shard has changed since it was written: copy it again or write the shards anew"
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +44,8 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
 class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
     """All shards of a folder.
 
-    `source` is the SHA-256 of the records that they were made for, `set_aside` the image paths of those whose images
-    could not be decoded, each with its reason.
+    `source` is the SHA-256 of the records that the shards were written for. `set_aside` lists the image paths of the
+    records whose images could not be decoded, each with its reason.
     """
 
     version: int = _VERSION
@@ -70,107 +69,106 @@ def has_shards(root: Path) -> bool:
 
 
 def read_index(root: Path) -> ShardIndex:
-    """The index of a folder of shards, each of which is there at its size.
+    """Read the index of a folder of shards and check the size of each shard.
 
     Raises:
-      BadInput: the index cannot be read or makes no sense, or a shard is missing, truncated or longer than it was.
+      BadInput: the index is unreadable or inconsistent, or a shard is missing, truncated or too long.
     """
     path = Path(root) / INDEX_NAME
-    accepted = "accepted is an index as `python -m stepcot_jax.data shards` writes it"
-    index = read_json(path, ShardIndex, accepted=accepted)
+    expected = "expected the index that `python -m stepcot_jax.data shards` writes"
+    index = read_json(path, ShardIndex, accepted=expected)
     if index.version != _VERSION:
-        raise BadInput(f"{path}: found version {index.version}, accepted is {_VERSION}; make the shards anew")
+        raise BadInput(f"{path}: version {index.version} is not {_VERSION}; write the shards anew")
     seen: set[str] = set()
     for entry in index.shards:
         check_entry(entry, where=path)
         seen.update(entry.paths)
     if len(seen) != sum(len(entry.paths) for entry in index.shards):
-        raise BadInput(f"{path}: found an image in two places; {accepted}")
+        raise BadInput(f"{path}: an image is listed twice; {expected}")
     for entry in index.shards:
-        check_size(Path(root), entry)
+        check_size(Path(root) / entry.file, entry.num_bytes)
     return index
 
 
 def check_entry(entry: ShardEntry, *, where: Path) -> None:
-    """Refuse an entry whose lists do not agree or whose file is none of our shards.
+    """Refuse an entry with a foreign file name, bad digests or lists of different lengths.
 
     Raises:
       BadInput: names `where`.
     """
     if not _SHARD_NAME.fullmatch(entry.file):
-        raise BadInput(f"{where}: found a shard {entry.file[:80]!r}, accepted are names such as {shard_name(0)}")
+        raise BadInput(f"{where}: {entry.file[:80]!r} is not a shard name such as {shard_name(0)}")
     lengths = {len(entry.paths), len(entry.sizes), len(entry.digests)}
     if len(lengths) != 1 or not all(_DIGEST.fullmatch(digest) for digest in (entry.sha256, *entry.digests)):
-        raise BadInput(f"{where}: found an entry of {entry.file} that is not whole, accepted is one as it was written")
+        raise BadInput(f"{where}: the entry of {entry.file} is incomplete or damaged")
 
 
-def check_size(root: Path, entry: ShardEntry) -> None:
-    """Refuse a shard that is missing or has another size than when it was written.
+def check_size(path: Path, num_bytes: int) -> None:
+    """Refuse a shard that is missing or not of the size it was written with.
 
     Raises:
       BadInput: names the shard.
     """
-    path = root / entry.file
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), accepted is the shard as written") from None
-    if found != entry.num_bytes:
-        raise BadInput(
-            f"{path}: found {found} bytes, accepted is the shard as it was written, of {entry.num_bytes} bytes; "
-            "copy it again or make the shards anew"
-        )
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected a shard of {num_bytes} bytes") from None
+    if found != num_bytes:
+        raise BadInput(f"{path}: {found} bytes instead of {num_bytes}; {_CHANGED}")
 
 
 def keep_sharded(collection: Collection, index: ShardIndex, *, on_bad_record: OnBadRecord) -> Collection:
-    """The collection without the records whose images are not in the shards, each set aside with its reason.
+    """Return the collection without the records whose images are not in the shards.
 
     Args:
       collection: the records beside the shards.
       index: of the shards.
-      on_bad_record: "stop" raises if there is such a record, "skip" sets it aside.
+      on_bad_record: "stop" raises if there is such a record, "skip" sets it aside with its reason.
 
     Raises:
       BadInput: an image is not in the shards and `on_bad_record` is "stop", or none is.
     """
     reasons = dict(index.set_aside)
     sharded = {path for entry in index.shards for path in entry.paths}
-    absent = f"found no such image in the shards ({INDEX_NAME}), accepted are those that were written there"
-    cases: list[Case] = []
-    missing: list[SetAside] = []
-    for number, case in zip(record_numbers(collection), collection.cases, strict=True):
-        if case.image_path in sharded:
-            cases.append(case)
-        else:
-            reason = reasons.get(case.image_path, absent)
-            missing.append(SetAside(number, case.image_path, reason, case.patient_id))
-    if missing and (on_bad_record == "stop" or not cases):
-        raise BadInput(describe_bad_records(collection.root / collection.file, missing, num_good=len(cases)))
-    set_aside = sorted([*collection.set_aside, *missing], key=lambda aside: aside.record)
-    return dataclasses.replace(collection, cases=CaseTable(cases), set_aside=tuple(set_aside))
+    absent = f"the image is not in the shards ({INDEX_NAME})"
+    missing = {
+        place: reasons.get(case.image_path, absent)
+        for place, case in enumerate(collection.cases)
+        if case.image_path not in sharded
+    }
+    return set_aside_cases(collection, missing, on_bad_record=on_bad_record)
 
 
 class ShardFiles:
-    """Images in shards; every one is checked against its digest when it is read.
+    """Images in shards, each verified against its SHA-256 when it is read; picklable.
 
     Args:
       root: folder of the shards.
       index: of the folder.
       paths: image path of each case, all in the index.
       max_bytes: a larger image file is refused before it is read.
+      unpack: a picklable function from a record to the content of the image file; None where they are the same.
 
     Raises:
       BadInput: a path is not in the index.
     """
 
-    def __init__(self, root: Path, index: ShardIndex, paths: Sequence[str], *, max_bytes: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        index: ShardIndex,
+        paths: Sequence[str],
+        *,
+        max_bytes: int,
+        unpack: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         places = {
             path: (shard, record) for shard, entry in enumerate(index.shards) for record, path in enumerate(entry.paths)
         }
         for path in paths:
             if path not in places:
-                raise BadInput(f"{root / INDEX_NAME}: found no image {path[:80]!r}, accepted are those in its shards")
-        self._root, self._max_bytes, self._paths = root, max_bytes, tuple(paths)
+                raise BadInput(f"{root / INDEX_NAME}: no image {path[:80]!r}")
+        self._root, self._max_bytes, self._unpack, self._paths = root, max_bytes, unpack, tuple(paths)
         self._places = tuple(places[path] for path in paths)
         self._sizes = tuple(index.shards[shard].sizes[record] for shard, record in self._places)
         self._digests = tuple(index.shards[shard].digests[record] for shard, record in self._places)
@@ -188,38 +186,35 @@ class ShardFiles:
         vars(self).update(state)
         self._open()
 
+    def __len__(self) -> int:
+        return len(self._paths)
+
     def name(self, index: int) -> str:
-        """The image's path and the shard that it is in."""
+        """Return the image's path and its shard."""
         return f"{self._paths[index]} in {self._root / self._files[self._places[index][0]]}"
 
     def digest(self, index: int) -> str:
-        """SHA-256 of the image's content in hex, as the index has it."""
+        """Return the SHA-256 of the image's content in hex, from the index."""
         return self._digests[index]
 
     def read(self, index: int) -> bytes:
-        """The content of an image file.
+        """Return the content of an image file.
 
         Raises:
-          BadInput: the shard cannot be read, or holds something else than when it was written.
+          BadInput: the file is too large, or the shard is unreadable or has changed.
         """
         if self._sizes[index] > self._max_bytes:
-            raise BadInput(
-                f"{self.name(index)}: found a file of {self._sizes[index]} bytes, accepted are at most "
-                f"{self._max_bytes}"
-            )
+            raise BadInput(f"{self.name(index)}: {self._sizes[index]} bytes, more than {self._max_bytes}")
         shard, record = self._places[index]
         try:
             content = self._reader(shard).read([record])[0]
-        # The library gives every failure of its own as one of these.
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise BadInput(
-                f"{self.name(index)}: cannot be read ({str(error)[:200]}), accepted is the shard as it was written"
-            ) from None
+            if self._unpack is not None:
+                content = self._unpack(content)
+        # ArrayRecord and tensorflow_datasets raise a dozen types on a damaged file.
+        except Exception as error:
+            raise BadInput(f"{self.name(index)}: cannot be read ({str(error)[:200]}); {_CHANGED}") from None
         if hashlib.sha256(content).hexdigest() != self._digests[index]:
-            raise BadInput(
-                f"{self.name(index)}: found other content than when the shard was written, accepted is the same; "
-                "copy the shard again or make the shards anew"
-            )
+            raise BadInput(f"{self.name(index)}: the image does not have its SHA-256; {_CHANGED}")
         return content
 
     def _reader(self, shard: int) -> Any:
@@ -233,8 +228,8 @@ class ShardFiles:
                     options=_READER_OPTIONS,
                     file_reader_buffer_size=_READER_BUFFER_BYTES,
                 )
-            self._readers[shard] = reader  # last in the order of use
+            self._readers[shard] = reader  # the least recently used comes first
             if len(self._readers) > _MOST_OPEN:
-                # Not closed here: another thread may be reading from it. It closes when that thread lets go of it.
+                # Not closed here: another thread may be reading from it. Dropping the last reference closes it.
                 del self._readers[next(iter(self._readers))]
         return reader

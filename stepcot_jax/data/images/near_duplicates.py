@@ -1,8 +1,8 @@
-"""Images that are nearly the same: a perceptual hash of each, and the pairs whose hashes differ in few bits.
+"""Near-duplicate images: a perceptual hash of each, and the pairs whose hashes differ in few bits.
 
-The same radiograph comes more than once in collections that were merged: encoded anew, at another size, a little
-brighter. If one copy trains and another tests, the test says too much. Radiographs of different patients look
-alike too, so the radius has to be small; `docs/data.md` has what was measured.
+Merged collections repeat radiographs: encoded anew, at another size, a little brighter. If one copy trains and another
+tests, the test score is too high. Radiographs of different patients look alike too, so the radius must be small;
+`docs/data.md` has measurements.
 """
 
 import functools
@@ -17,10 +17,10 @@ from PIL import Image
 from stepcot_jax.host.errors import BadInput
 
 MAX_RADIUS = 16
-"""Largest radius in bits: far beyond it every radiograph is the next one's neighbour."""
+"""Largest radius in bits; beyond it all radiographs are neighbours."""
 
 MAX_PAIRS = 5_000_000
-"""More pairs than these are not near-duplicates but a radius that is too large."""
+"""Limit of the number of pairs; more of them mean that the radius is too large."""
 
 _NUM_BITS = 64
 _SIDE = 32
@@ -28,11 +28,11 @@ _NUM_FREQUENCIES = 8
 
 
 def perceptual_hash(pixels: UInt8[np.ndarray, "height width *channel"]) -> np.uint64:
-    """64 bits of how an image looks from afar; nearly the same for copies that differ in size, encoding or brightness.
+    """Return a 64-bit hash that is nearly equal for copies that differ in size, encoding or brightness.
 
-    The image is averaged to 32 x 32 grey pixels and transformed to cosines (DCT-II). The bits say which of the
-    8 x 8 coefficients of the frequencies 1 to 8 in both directions are above their median. Frequency 0 is left
-    out: the mean says how bright an image is, and rows or columns alone hardly tell one chest from another.
+    The image is averaged to 32 x 32 grey pixels and transformed by DCT-II. The bits say which of the 8 x 8 coefficients
+    of frequencies 1 to 8 in both directions are above their median. Frequency 0 is omitted: the mean is brightness, and
+    single rows or columns barely distinguish chests.
 
     Args:
       pixels: uint8 [height, width] or [height, width, 3].
@@ -44,7 +44,7 @@ def perceptual_hash(pixels: UInt8[np.ndarray, "height width *channel"]) -> np.ui
     picture = Image.fromarray(pixels).convert("L").convert("F")
     small = np.asarray(picture.resize((_SIDE, _SIDE), Image.Resampling.BOX), np.float64)
     cosines = _cosines()
-    # Rounded, since coefficients that are equal but for the last bit would make bits of noise.
+    # Rounding keeps differences in the last bit out of the hash.
     coefficients = np.round(cosines @ small @ cosines.T, 6).ravel()
     return np.packbits(coefficients > np.median(coefficients)).view(">u8")[0].astype(np.uint64)
 
@@ -56,26 +56,24 @@ def _cosines() -> Float64[np.ndarray, "frequency pixel"]:
 
 
 def find_near_duplicates(hashes: UInt64[np.ndarray, " case"], *, radius: int) -> Int64[np.ndarray, "pair 2"]:
-    """Pairs of cases whose hashes differ in at most `radius` bits, without comparing all with all.
+    """Return the pairs of cases whose hashes differ in at most `radius` bits, without comparing all pairs.
 
-    The bits are cut into bands, more than `radius` of them: two hashes so near each other agree in the other
-    bands wholly, whichever these are. Sorted by each choice of bands, neighbours of one key are the only ones
-    that have to be counted.
+    The bits are cut into more than `radius` bands: two hashes within the radius agree in all other bands. For each
+    choice of bands the hashes are sorted by them, and only equal keys are compared.
 
     Args:
       hashes: uint64 [case].
-      radius: in bits, 0 to 16; 0 finds equal hashes alone.
+      radius: in bits, 0 to 16; 0 finds only equal hashes.
 
     Returns:
-      int64 [pair, 2], indices into `hashes`, the smaller one first, ascending. Cases of one hash are paired with
-      the first of them only, and other pairs name the first case of each hash: the groups that the pairs join
-      are those of all pairs within the radius.
+      int64 [pair, 2], indices into `hashes`, the smaller one first, ascending. Only the first case of each hash is
+      paired with the others of the hash and with other hashes; the connected groups are those of all pairs.
 
     Raises:
       BadInput: the radius is out of range, or finds more than five million pairs.
     """
     if not 0 <= radius <= MAX_RADIUS:
-        raise BadInput(f"near-duplicate radius: found {radius}, accepted are 0 to {MAX_RADIUS} bits")
+        raise BadInput(f"near-duplicate radius: {radius} is not 0 to {MAX_RADIUS} bits")
     hashes = np.asarray(hashes, np.uint64)
     values, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     repeated = np.flatnonzero(first[inverse] != np.arange(len(hashes)))
@@ -85,15 +83,15 @@ def find_near_duplicates(hashes: UInt64[np.ndarray, " case"], *, radius: int) ->
         num_found += len(found)
         if num_found > MAX_PAIRS:
             raise BadInput(
-                f"near-duplicate radius: found more than {MAX_PAIRS} pairs of {len(hashes)} images with {radius}, "
-                "accepted is a smaller one: radiographs that look alike are not all the same"
+                f"near-duplicate radius: {radius} gives more than {MAX_PAIRS} pairs of {len(hashes)} images; choose a "
+                "smaller one"
             )
         pairs.append(np.sort(first[found], axis=1))
     return np.unique(np.concatenate(pairs), axis=0)
 
 
 def _near_values(values: UInt64[np.ndarray, " value"], *, radius: int) -> Iterator[Int64[np.ndarray, "pair 2"]]:
-    """Pairs of different values within the radius, in parts; none twice."""
+    """Yield the pairs of different values within the radius in parts, each pair once."""
     num_bands = _choose_num_bands(len(values), radius=radius)
     edges = np.linspace(0, _NUM_BITS, num_bands + 1).astype(int).tolist()
     bands = [(1 << end) - (1 << start) for start, end in itertools.pairwise(edges)]
@@ -117,7 +115,7 @@ def _near_values(values: UInt64[np.ndarray, " value"], *, radius: int) -> Iterat
 def _equal_neighbours(
     keys: UInt64[np.ndarray, " value"],
 ) -> Iterator[tuple[Int64[np.ndarray, " pair"], Int64[np.ndarray, " pair"]]]:
-    """Positions of all pairs of equal keys among sorted ones, in parts of pairs that are equally far apart."""
+    """Yield the positions of all pairs of equal sorted keys, grouped by distance."""
     left = np.arange(len(keys))
     for distance in itertools.count(1):
         left = left[: np.searchsorted(left, len(keys) - distance)]
@@ -128,9 +126,9 @@ def _equal_neighbours(
 
 
 def _choose_num_bands(num_values: int, *, radius: int) -> int:
-    """The number of bands that costs least; `radius` itself means to compare all with all.
+    """Return the cheapest number of bands; `radius` itself means comparing all pairs.
 
-    Of the bits of a band half are counted on, since those of radiographs depend on each other.
+    Only half of a band's bits count, since bits of radiographs are correlated.
     """
 
     def cost(num_bands: int) -> float:

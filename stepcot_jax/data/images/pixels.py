@@ -1,4 +1,4 @@
-"""Pixels of cases at the encoder's size: read at each use, or kept in memory as far as a budget goes."""
+"""Pixels of cases at the encoder's size, cached in memory up to a budget."""
 
 import dataclasses
 import threading
@@ -30,7 +30,7 @@ class FilePixels:
     """Reads, decodes and resizes the image of a case.
 
     Attributes:
-      images: where the encoded images come from.
+      images: the encoded images.
       preprocessing: size and fit.
       max_pixels: largest accepted width times height.
       file: with the records, for messages.
@@ -44,7 +44,7 @@ class FilePixels:
     records: Sequence[int]
 
     def __call__(self, index: int) -> CompactPixels:
-        """The pixels of a case.
+        """Return the pixels of a case.
 
         Raises:
           BadInput: the image cannot be read or decoded; names record and file.
@@ -57,7 +57,7 @@ class FilePixels:
                 max_pixels=self.max_pixels,
             )
         except BadInput as error:
-            raise BadInput(f"{self.file}: record {self.records[index]}: {error}") from None
+            raise BadInput(f"{self.file}, record {self.records[index]}: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,23 +77,23 @@ class PhantomPixels:
     preprocessing: Preprocessing
 
     def draw(self, index: int) -> tuple[Case, CompactPixels]:
-        """A case with its pixels."""
+        """Draw a case with its pixels."""
         drawn = draw_case(index, seed=self.seed, size=self.size, prevalence=self.prevalence)
         return drawn.case, resize_grey(drawn.image, self.preprocessing)
 
     def __call__(self, index: int) -> CompactPixels:
-        """The pixels of a case."""
+        """Return the pixels of a case."""
         return self.draw(index)[1]
 
 
 class PixelCache:
-    """Pixels of cases, kept in memory as far as a budget goes and read again beyond it.
+    """Pixels of cases, cached in memory up to a budget.
 
-    A copy in another process keeps nothing: what every worker keeps for itself would add up beyond the budget.
+    A pickled copy in a worker process caches nothing: the workers' caches would add up beyond the budget.
 
     Args:
-      read: case index -> uint8 [size, size, 3], or [size, size] where the channels are equal.
-      budget_bytes: how much may be kept; grey images count a third.
+      read: case index -> uint8 [size, size, 3], or [size, size] if the channels are equal.
+      budget_bytes: limit of the cache; grey images count a third.
     """
 
     def __init__(self, read: Callable[[int], CompactPixels], budget_bytes: float) -> None:
@@ -115,7 +115,7 @@ class PixelCache:
         return other
 
     def put(self, index: int, pixels: CompactPixels) -> None:
-        """Keep the pixels of a case if the budget allows."""
+        """Cache the pixels of a case if the budget allows."""
         kept = drop_equal_channels(pixels)
         with self._lock:
             if index not in self._kept and kept.nbytes <= self._left:
@@ -123,7 +123,7 @@ class PixelCache:
                 self._kept[index] = kept
 
     def compact(self, index: int) -> CompactPixels:
-        """The pixels of a case, with one channel where all three are equal; not to be written to."""
+        """Return the pixels of a case, with one channel if all three are equal; read-only."""
         kept = self._kept.get(index)
         if kept is None:
             kept = drop_equal_channels(self._read(index))

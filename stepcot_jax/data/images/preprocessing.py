@@ -1,4 +1,4 @@
-"""Radiographs from image files to what an image encoder takes."""
+"""Prepare radiographs from image files for an image encoder."""
 
 import dataclasses
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from stepcot_jax.data.images.decoding import ACCEPTED, MAX_PIXELS, decode_picture
+from stepcot_jax.data.images.image_decoding import EXPECTED, MAX_PIXELS, decode_picture
 from stepcot_jax.data.images.image_files import most_bytes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
@@ -21,15 +21,14 @@ _WIDEST_RESIZED = 4
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """What an image encoder asks of its input.
+    """Input format of an image encoder.
 
     Attributes:
       size: height and width in pixels.
       mean: mean of red, green and blue in [0, 1], subtracted.
       std: standard deviation of red, green and blue, > 0, divided by.
-      fit: how an image that is not square becomes so. "crop": short side to `size`, then the centre, as
-        CLIP's processor does; "pad": long side to `size`, black bars, nothing is lost; "stretch": both
-        sides to `size`.
+      fit: makes an image square. "crop": resize the short side to `size` and crop the centre, as CLIP's processor
+        does; "pad": resize the long side to `size` and add black bars; "stretch": resize both sides to `size`.
     """
 
     size: int
@@ -39,20 +38,20 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= 4096:
-            raise BadInput(f"preprocessing size: found {self.size}, accepted are 1 to 4096 pixels")
+            raise BadInput(f"preprocessing size: {self.size} is not 1 to 4096 pixels")
         if len(self.mean) != 3 or not np.all(np.isfinite(self.mean)):
-            raise BadInput(f"preprocessing mean: found {self.mean}, accepted are 3 numbers")
+            raise BadInput(f"preprocessing mean: {self.mean} is not 3 numbers")
         if len(self.std) != 3 or not np.all(np.isfinite(self.std)) or min(self.std) <= 0:
-            raise BadInput(f"preprocessing std: found {self.std}, accepted are 3 numbers above 0")
+            raise BadInput(f"preprocessing std: {self.std} is not 3 numbers above 0")
         if self.fit not in ("crop", "pad", "stretch"):
-            raise BadInput(f"preprocessing fit: found {self.fit!r}, accepted are 'crop', 'pad', 'stretch'")
+            raise BadInput(f"preprocessing fit: {self.fit!r} is not 'crop', 'pad' or 'stretch'")
 
 
 def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "height width 3"]:
-    """Pixels of an image file; see `decode_image_bytes`.
+    """Decode an image file; see `decode_image_bytes`.
 
     Args:
-      path: the file; larger than any image of `max_pixels`, it is refused before it is read.
+      path: the file; refused before it is read if larger than any image of `max_pixels`.
       max_pixels: largest accepted width times height.
 
     Returns:
@@ -65,27 +64,27 @@ def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarra
     try:
         content = read_file(path, max_bytes=most_bytes(max_pixels))
     except BadInput as error:
-        raise BadInput(f"{error}; {ACCEPTED}") from None
+        raise BadInput(f"{error}; {EXPECTED}") from None
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}; {ACCEPTED}") from None
+        raise BadInput(f"{path}: cannot be read: {error}; {EXPECTED}") from None
     return decode_image_bytes(content, name=str(path), max_pixels=max_pixels)
 
 
 def decode_image_bytes(
     content: bytes, *, name: str, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """Pixels of a PNG, JPEG or DICOM file's content.
+    """Decode the content of a PNG, JPEG or DICOM file.
 
-    16-bit grey: full scale is the smallest of 2^10 - 1, 2^12 - 1, 2^14 - 1 and 2^16 - 1 that holds the
-    image's largest pixel, since detectors of 10 to 14 bits write into the low bits of 16. Of 16-bit colour
-    the high byte counts. What is transparent lies on black. The EXIF orientation is applied: the picture is
-    as a viewer shows it, hence as its reader saw it. The authors' code, which opens with Pillow, does not
-    apply it; their images have none. Of an animated PNG the first picture counts. DICOM: see `data.dicom`.
+    16-bit grey: full scale is the smallest of 2^10 - 1, 2^12 - 1, 2^14 - 1 and 2^16 - 1 that holds the image's largest
+    pixel, since detectors of 10 to 14 bits write into the low bits of 16. 16-bit colour keeps the high byte.
+    Transparent pixels are blended onto black. The EXIF orientation is applied, so that the picture is as its reader
+    saw it; the authors' code does not apply it, and their images have none. An animated PNG gives its first picture.
+    DICOM: see `dicom.read_dicom`.
 
     Args:
       content: of the file.
-      name: what messages call it, such as its path.
-      max_pixels: largest accepted width times height; checked in the header, before anything is decoded.
+      name: of the file, for messages.
+      max_pixels: largest accepted width times height; checked in the header, before decoding.
 
     Returns:
       uint8 [height, width, 3].
@@ -100,18 +99,18 @@ def decode_image_bytes(
 def prepare_image(
     content: bytes, *, name: str, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "size size"] | UInt8[np.ndarray, "size size 3"]:
-    """An image at the encoder's size: `resize_image(decode_image_bytes(...))`, with one channel where all are equal.
+    """Decode and resize an image; one channel if all three are equal.
 
-    Grey images stay so from the decoder on, which gives the same pixels for a third of the work.
+    Same pixels as `resize_image(decode_image_bytes(...))`; a grey image stays grey for a third of the work.
 
     Args:
       content: of the file.
-      name: what messages call it.
+      name: of the file, for messages.
       preprocessing: size and fit.
       max_pixels: largest accepted width times height.
 
     Returns:
-      uint8 [size, size], or [size, size, 3] where the channels differ.
+      uint8 [size, size], or [size, size, 3] if the channels differ.
 
     Raises:
       BadInput: the content cannot be decoded.
@@ -122,14 +121,14 @@ def prepare_image(
 
 
 def repeat_grey(pixels: UInt8[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width 3"]:
-    """Red, green and blue of a grey image."""
+    """Return a grey image as equal red, green and blue."""
     return np.repeat(pixels[:, :, None], 3, axis=2)
 
 
 def drop_equal_channels(
     pixels: UInt8[np.ndarray, "height width *channel"],
 ) -> UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"]:
-    """One channel of an image whose three are equal; any other as it is."""
+    """Return one channel if all three are equal, else the image unchanged."""
     if pixels.ndim == 2:
         return pixels
     first = pixels[..., 0]
@@ -141,7 +140,7 @@ def drop_equal_channels(
 def resize_image(
     pixels: UInt8[np.ndarray, "height width 3"], preprocessing: Preprocessing
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """An image at the encoder's size; bicubic, smoothed when shrinking.
+    """Resize an image to the encoder's size: bicubic, antialiased when shrinking.
 
     Args:
       pixels: uint8 [height, width, 3].
@@ -156,7 +155,7 @@ def resize_image(
 def resize_grey(
     pixels: UInt8[np.ndarray, "height width"], preprocessing: Preprocessing
 ) -> UInt8[np.ndarray, "size size"]:
-    """What `resize_image` makes of each channel of a grey image.
+    """Resize a grey image as `resize_image` resizes each channel.
 
     Args:
       pixels: uint8 [height, width].
@@ -182,7 +181,7 @@ def _resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 def _crop_centre(image: Image.Image, *, size: int) -> Image.Image:
-    # Without this a picture of 1 x 60000 pixels would become one of 224 x 13440000 before it is cropped.
+    # Otherwise 1 x 60000 pixels would become 224 x 13440000 before the crop.
     longest = _WIDEST_RESIZED * min(image.size)
     if max(image.size) > longest:
         left, top = (max(0, side - longest) // 2 for side in image.size)
@@ -196,7 +195,7 @@ def _crop_centre(image: Image.Image, *, size: int) -> Image.Image:
 
 
 def normalise(pixels: UInt8[np.ndarray, "... 3"], preprocessing: Preprocessing) -> Float32[np.ndarray, "... 3"]:
-    """(pixels / 255 - mean) / std.
+    """Return (pixels / 255 - mean) / std.
 
     Args:
       pixels: uint8 [..., 3].
@@ -212,10 +211,10 @@ def normalise(pixels: UInt8[np.ndarray, "... 3"], preprocessing: Preprocessing) 
 
 
 def normalise_grey(pixels: UInt8[np.ndarray, "..."], preprocessing: Preprocessing) -> Float32[np.ndarray, "... 3"]:
-    """`normalise` of grey images, bit for bit: each of the 256 grey values is computed once.
+    """Return `normalise` of grey images, bit for bit; each of the 256 grey values is computed once.
 
     Args:
-      pixels: uint8 [...], what red, green and blue have in common.
+      pixels: uint8 [...], the common value of red, green and blue.
       preprocessing: mean and standard deviation of each channel.
 
     Returns:

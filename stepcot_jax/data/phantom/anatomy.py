@@ -1,7 +1,7 @@
-"""A schematic frontal chest in attenuation: 0 is air, 1 is what hardly any ray passes.
+"""A schematic frontal chest in attenuation: 0 is air, 1 nearly opaque.
 
-Lengths are in body coordinates. Nothing but `render_anatomy` depends on the number of pixels, so that a patient
-looks alike at every size.
+Lengths are in body coordinates. Only `render_anatomy` depends on the number of pixels, so that a patient looks the same
+at every size.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float32
 
-from stepcot_jax.data.phantom.frame import Frame, Image, smooth_step, stretch
+from stepcot_jax.data.phantom.acquisition import Frame, Image, smooth_step, stretch
 
 _NUM_COARSE, _NUM_MIDDLE, _NUM_KNOTS = 12, 28, 42
 
@@ -47,8 +47,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 class Anatomy:
     """One patient's chest: lengths, shares and densities within `_RANGES`.
 
-    `texture` holds zero-mean, unit-variance values for tissue, lesions and networks; `mediastinal_shift` is how
-    far trachea, great vessels and heart stand to the right of the picture.
+    `texture` holds zero-mean, unit-variance values for tissue, lesions and networks; `mediastinal_shift` is the
+    displacement of trachea, great vessels and heart to the right of the picture.
     """
 
     midline: float
@@ -81,11 +81,11 @@ class Anatomy:
     mediastinal_shift: float = 0.0
 
     def width(self, side: int) -> float:
-        """Distance of the lung's outermost edge from the midline; side -1 is the patient's right lung."""
+        """Return the distance of the lung's outermost edge from the midline; side -1 is the patient's right lung."""
         return self.right_width if side < 0 else self.left_width
 
     def dome(self, side: int) -> float:
-        """Height (y) of the top of the diaphragm."""
+        """Return the height (y) of the top of the diaphragm."""
         return self.right_dome if side < 0 else self.left_dome
 
 
@@ -96,9 +96,9 @@ class Chest:
     Attributes:
       attenuation: the sum of all tissues.
       lungs: the share of aerated lung of the patient's right (-1) and left (1) side.
-      overlaid: the lungs with what heart and mediastinum overlay, where a lesion shows but faintly.
+      overlaid: the lungs including the parts behind heart and mediastinum, where a lesion is only faintly visible.
       heart: the share of heart.
-      vessels: the part of the attenuation that stems from lung vessels.
+      vessels: the lung vessels' part of the attenuation.
       depth: 0 at the lung's apex, 1 at its base.
       across: 0 at the lung's inner edge, 1 at the chest wall.
       mottle: texture of lesions.
@@ -117,20 +117,20 @@ class Chest:
 
 
 def draw_anatomy(rng: np.random.Generator) -> Anatomy:
-    """A random healthy chest."""
+    """Draw a healthy chest."""
     texture = rng.standard_normal((3, _NUM_KNOTS, _NUM_KNOTS), dtype=np.float32)
     return Anatomy(texture=texture, **{name: rng.uniform(*limits) for name, limits in _RANGES.items()})
 
 
 def lung_edges(depth: Image | float) -> tuple[Image, Image]:
-    """Inner and outer edge of a lung of width 1 at a depth of 0 (apex) to 1 (base)."""
+    """Return the inner and outer edge of a lung of width 1 at a depth of 0 (apex) to 1 (base)."""
     squeeze = np.clip(1 - depth / 0.8, 0, 1)
     inner = 0.06 + 0.24 * squeeze * squeeze * squeeze
     return inner, inner + (1 - inner) * np.sqrt(1 - squeeze * squeeze)
 
 
 def render_anatomy(anatomy: Anatomy, frame: Frame) -> Chest:
-    """The attenuation of a chest and the parts that lesions are placed by.
+    """Render a chest and the parts that lesions depend on.
 
     Args:
       anatomy: the patient.
@@ -204,7 +204,7 @@ def _bones(anatomy: Anatomy, frame: Frame, *, ribs_over: Image, across: Image) -
 
 
 def _band(phase: Image) -> Image:
-    # A triangle wave costs a tenth of a cosine and looks the same once squared off.
+    # A triangle wave costs a tenth of a cosine and looks the same after smoothing.
     distance = np.abs(phase - np.rint(phase))
     return smooth_step(0.24 - distance, 0.14)
 

@@ -1,7 +1,7 @@
-"""Phantom chests: drawn frontal radiographs whose seven answers can be seen, for runs without data.
+"""Phantom chests: drawn frontal radiographs that show their seven answers, for runs without data.
 
-The answers are drawn first, then the picture from them. A case depends on (seed, index, prevalence) and its
-pixels on the size as well, on nothing else: not on the cases drawn before it.
+The answers are drawn first, then the picture from them. A case depends only on (seed, index, prevalence), its pixels
+also on the size.
 """
 
 import csv
@@ -13,14 +13,23 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 
 from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.data.phantom.acquisition import (
+    STYLES,
+    Exposure,
+    Frame,
+    Pose,
+    Style,
+    draw_exposure,
+    draw_pose,
+    draw_style,
+    expose,
+)
 from stepcot_jax.data.phantom.anatomy import draw_anatomy, render_anatomy
-from stepcot_jax.data.phantom.frame import Frame, Pose
 from stepcot_jax.data.phantom.phantom_answers import Prevalence, answer_texts, draw_answers, generator
 from stepcot_jax.data.phantom.phantom_findings import draw_findings
 from stepcot_jax.data.phantom.phantom_reports import write_report
 from stepcot_jax.data.phantom.planning import plan_scene
 from stepcot_jax.data.phantom.scene import Scene
-from stepcot_jax.data.phantom.styles import STYLES, Exposure, Style, draw_exposure, draw_pose, draw_style, expose
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
@@ -28,10 +37,10 @@ from stepcot_jax.host.errors import BadInput
 __all__ = ["Box", "PhantomCase", "Prevalence", "draw_answers", "draw_case", "export_phantom"]
 
 ORIGINS = tuple(style.origin for style in STYLES)
-"""Names of the three origins, each with a style of acquisition of its own."""
+"""Names of the three origins, each with its own acquisition style."""
 
 _PATIENTS_OF_BLOCK = (*range(12), 10, 11, 11)
-"""Patient of each of 15 images: ten patients have one, one has two and one has three."""
+"""Patient of each of 15 images: ten patients have one image, one has two and one has three."""
 
 _LEAST_SIZE = 16
 
@@ -43,8 +52,8 @@ class PhantomCase:
     Attributes:
       case: record of the case.
       image: grey levels, [height, width].
-      boxes: where the findings are, in pixels of this image; none for a normal chest.
-      lung_mask: the aerated lungs as they are with the findings' changes of heart and diaphragm, [height, width].
+      boxes: of the findings, in pixels of this image; empty for a normal chest.
+      lung_mask: the aerated lungs, after findings changed heart and diaphragm, [height, width].
       heart_mask: the heart above the diaphragm, [height, width].
     """
 
@@ -57,7 +66,7 @@ class PhantomCase:
 
 @dataclasses.dataclass(frozen=True)
 class _Shot:
-    """All of a case but its pixels."""
+    """A case before its pixels."""
 
     case: Case
     scene: Scene
@@ -67,7 +76,7 @@ class _Shot:
 
 
 def draw_case(index: int, *, seed: int, size: int, prevalence: Prevalence = "published") -> PhantomCase:
-    """One phantom case.
+    """Draw one phantom case.
 
     Args:
       index: number of the case, from 0.
@@ -76,10 +85,10 @@ def draw_case(index: int, *, seed: int, size: int, prevalence: Prevalence = "pub
       prevalence: "published" for the diagnoses' published shares (67 % Normal), "flat" for equal shares.
 
     Returns:
-      The case. At another size it is the same patient with the same findings.
+      The case; another size shows the same patient with the same findings.
 
     Raises:
-      BadInput: a setting out of range.
+      BadInput: a setting is out of range.
     """
     return _develop(_plan(index, seed=seed, prevalence=prevalence), index=index, seed=seed, size=size)
 
@@ -93,21 +102,21 @@ def export_phantom(
     prevalence: Prevalence = "published",
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> None:
-    """Writes phantom cases to a folder in the published layout.
+    """Write phantom cases to a folder in the published layout.
 
-    Beside `data.json` and `images/` it holds `boxes.csv` (image_path, label, x, y, width, height in pixels) and
-    `masks/lung/`, `masks/heart/` (255 inside), named as the images are.
+    Also writes `boxes.csv` (image_path, label, x, y, width, height in pixels) and the masks `masks/lung/` and
+    `masks/heart/` (255 inside) under the names of the images.
 
     Args:
-      root: the folder; made if absent.
+      root: the folder; created if missing.
       num_cases: number of cases, from 1.
       seed: seed of the collection.
       size: side of a picture in pixels.
       prevalence: as in `draw_case`.
-      progress: wraps the indices, so as to show a bar.
+      progress: wraps the indices, as progress bars do.
     """
     if num_cases < 1:
-        raise BadInput(f"phantom: found {num_cases} cases, accepted are whole numbers from 1")
+        raise BadInput(f"phantom: {num_cases} cases; expected at least 1")
     root = Path(root)
     for folder in ("images", "masks/lung", "masks/heart"):
         (root / folder).mkdir(parents=True, exist_ok=True)
@@ -133,9 +142,9 @@ def _write_pictures(root: Path, drawn: PhantomCase) -> None:
 
 
 def _patient(index: int, *, seed: int) -> int:
-    """Number of the patient of an image.
+    """Return the number of an image's patient.
 
-    Images come in blocks, and patients never leave their block: so that no other case need be drawn.
+    A patient's images share a block, so that no other case has to be drawn.
     """
     block, place = divmod(index, len(_PATIENTS_OF_BLOCK))
     order = generator(seed, block, stream=2).permutation(len(_PATIENTS_OF_BLOCK))
@@ -162,9 +171,9 @@ def _plan(index: int, *, seed: int, prevalence: Prevalence) -> _Shot:
 
 
 def _develop(shot: _Shot, *, index: int, seed: int, size: int, healthy: bool = False) -> PhantomCase:
-    """Draws the pixels; `healthy` leaves the findings out and keeps patient, pose, exposure and noise."""
+    """Draw the pixels; `healthy` omits the findings and keeps patient, pose, exposure and noise."""
     if size < _LEAST_SIZE:
-        raise BadInput(f"phantom size: found {size}, accepted are whole numbers of pixels from {_LEAST_SIZE}")
+        raise BadInput(f"phantom size: {size} pixels; expected at least {_LEAST_SIZE}")
     frame = Frame.of(shot.pose, size)
     scene = Scene(shot.scene.healthy, shot.scene.healthy) if healthy else shot.scene
     chest = render_anatomy(scene.anatomy, frame)

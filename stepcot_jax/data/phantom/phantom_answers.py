@@ -1,7 +1,7 @@
 """Consistent answers for phantom chests: the diagnosis first, then the steps that lead to it.
 
-Every step is drawn from a table conditional on the diagnosis, narrowed by the answers already drawn, so
-that no step is settled by the diagnosis alone and later steps depend on earlier ones.
+Every step is drawn from a table conditional on the diagnosis and restricted by the answers already drawn, so that the
+diagnosis alone determines no step and later steps depend on earlier ones.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ _UNLOCALISED_SHARE = 0.4
 
 
 def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published") -> tuple[int, ...]:
-    """Labels of the seven steps of one phantom case, without drawing any pixel.
+    """Draw the labels of the seven steps of one phantom case, without its pixels.
 
     Args:
       index: number of the case, from 0.
@@ -94,7 +94,7 @@ def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published")
       One label for each step of `DEFAULT_CHAIN`.
 
     Raises:
-      BadInput: a negative index or seed, or another prevalence.
+      BadInput: `index` or `seed` is negative, or `prevalence` is another one.
 
     >>> len(draw_answers(0, seed=0, prevalence="flat"))
     7
@@ -104,9 +104,9 @@ def draw_answers(index: int, *, seed: int, prevalence: Prevalence = "published")
 
 
 def answer_texts(index: int, *, seed: int, prevalence: Prevalence) -> tuple[str, ...]:
-    """The same answers as `draw_answers`, as option texts."""
+    """Return the answers of `draw_answers` as option texts."""
     if prevalence not in get_args(Prevalence):
-        raise BadInput(f"phantom prevalence: found {prevalence!r}, accepted are {', '.join(get_args(Prevalence))}")
+        raise BadInput(f"phantom prevalence: {prevalence!r} is not one of {', '.join(get_args(Prevalence))}")
     rng = generator(seed, index, stream=1)
     shares = NUM_PUBLISHED if prevalence == "published" else dict.fromkeys(DIAGNOSIS_OPTIONS, 1)
     diagnosis = _draw(rng, shares)
@@ -125,12 +125,12 @@ def answer_texts(index: int, *, seed: int, prevalence: Prevalence) -> tuple[str,
 
 
 def generator(seed: int, number: int, *, stream: int) -> np.random.Generator:
-    """A random stream of its own for one purpose (`stream`) of one case or patient (`number`).
+    """Return the random generator for one purpose (`stream`) of one case or patient (`number`).
 
     Separate streams keep the answers and the anatomy the same when the number of pixels changes.
     """
     if seed < 0 or number < 0:
-        raise BadInput(f"phantom: found seed {seed} and index {number}, accepted are whole numbers from 0")
+        raise BadInput(f"phantom: seed {seed} and index {number} must be at least 0")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, number), spawn_key=(stream,))))
 
 

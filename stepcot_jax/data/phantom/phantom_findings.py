@@ -1,14 +1,14 @@
-"""Lesions as layers of attenuation over a rendered chest, each with the box that holds it."""
+"""Draw lesions as layers of attenuation over a rendered chest, each with its bounding box."""
 
 import numpy as np
 
+from stepcot_jax.data.phantom.acquisition import Frame, Image, smooth_step
 from stepcot_jax.data.phantom.anatomy import Chest
-from stepcot_jax.data.phantom.frame import Frame, Image, smooth_step
 from stepcot_jax.data.phantom.scene import Air, Fluid, Focus, Scene, Sign
 from stepcot_jax.data.records.cases import Box
 
 _SHOWN = 0.08
-"""A box holds the pixels where a layer is above this share of its greatest value."""
+"""A box encloses the pixels where a layer exceeds this share of its maximum."""
 
 _DOT_CELL = 0.11
 _THINNEST_BLOB = 0.03
@@ -16,17 +16,17 @@ _LARGEST_NODULE = 0.09
 
 
 def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) -> tuple[Image, tuple[Box, ...]]:
-    """The attenuation of a chest with its findings, and their boxes.
+    """Draw a chest with its findings and return their boxes.
 
     Args:
       scene: what to draw.
-      chest: the rendered `scene.anatomy`; it is left as it is.
+      chest: the rendered `scene.anatomy`; not modified.
       frame: the pixels of the picture.
       margin: pixels by which the picture's blur widens a lesion.
 
     Returns:
-      Attenuation [height, width], and one box for each finding that the picture shows, without those that
-      another box of the same label holds.
+      Attenuation [height, width], and one box for each visible finding, without boxes inside another box of the same
+      label.
     """
     attenuation = chest.attenuation.copy()
     boxes = [_box_of_sign(sign, frame) for sign in scene.signs]
@@ -175,13 +175,13 @@ def _filling(focus: Focus, *, chest: Chest, frame: Frame, place: tuple[slice, sl
 
 
 def _dots(focus: Focus, *, frame: Frame, place: tuple[slice, slice]) -> Image:
-    """Small round nodules, one in most cells of a grid, each at a place of its own within its cell."""
+    """Draw small round nodules, one in most cells of a grid, at a random place in its cell."""
     cell = _DOT_CELL if focus.label == "Nodule" else 0.75 * _DOT_CELL
     x, y = frame.x[place] / cell, frame.y[place] / cell
-    # Bent rows and columns keep the eye from seeing the grid.
+    # Bent rows and columns hide the grid.
     x, y = x + 0.5 * np.sin(0.45 * y + focus.phase), y + 0.5 * np.sin(0.5 * x + 2 * focus.phase)
     column, row = np.floor(x), np.floor(y)
-    # Sines of large multiples serve as random numbers that depend on the cell alone.
+    # Sines of large multiples: pseudo-random numbers that depend only on the cell.
     chance = np.sin(12.9898 * column + 78.233 * row + focus.phase)
     across, down = x - column - 0.5 - 0.24 * np.sin(91.7 * chance), y - row - 0.5 - 0.24 * np.sin(57.3 * chance)
     edge = max(0.15 * (1 + focus.softness), frame.pixel / cell)

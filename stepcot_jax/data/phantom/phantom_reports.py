@@ -1,4 +1,4 @@
-"""Report sentences that state all seven answers in words, and the reasoning that cites them."""
+"""Report sentences that state all seven answers, and the reasoning that quotes them."""
 
 import dataclasses
 from typing import TypeAlias
@@ -92,7 +92,7 @@ class _Phrases:
 
 
 def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> tuple[str, tuple[str, ...]]:
-    """The report of a case and the reasoning of each step.
+    """Write the report of a case and the reasoning of each step.
 
     Args:
       answers: option texts of the seven steps.
@@ -100,7 +100,7 @@ def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) 
       rng: stream that chooses the wording.
 
     Returns:
-      The report, and one phrase a step that quotes the words of the report it rests on.
+      The report, and for each step one phrase that quotes the report.
     """
     if answers[-1] == "Normal":
         return _normal_report(rng)

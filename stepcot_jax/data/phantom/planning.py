@@ -1,4 +1,4 @@
-"""From seven answers to a scene: each answer decides something that can be seen in the picture.
+"""Plan a scene from seven answers: each answer decides something visible in the picture.
 
 Detection decides air or density, distribution the number of lesions, pattern their texture, location their
 zone, morphology their edge, secondary effects a sign beside them, and the diagnosis their size and density.
@@ -9,11 +9,10 @@ import dataclasses
 import numpy as np
 
 from stepcot_jax.data.phantom.anatomy import Anatomy, lung_edges
-from stepcot_jax.data.phantom.scene import Air, Fluid, Focus, Scene, Texture
-from stepcot_jax.data.phantom.signs import change_anatomy
+from stepcot_jax.data.phantom.scene import Air, Fluid, Focus, Scene, Texture, change_anatomy
 
 EMPHYSEMA = "Emphysema"
-"""Box label of the bullae that make a detection "Mixed" when nothing else is lucent."""
+"""Box label of the bullae that make a detection "Mixed" if nothing else is lucent."""
 
 _ZONES = {"Upper lung zone": (0.17, 0.31), "Middle lung zone": (0.44, 0.58), "Lower lung zone": (0.72, 0.86)}
 _ANYWHERE = (0.2, 0.85)
@@ -22,7 +21,7 @@ _SOFTNESS = {"Well-circumscribed": 0.12, "Spiculated": 0.25, "Calcified": 0.15, 
 
 @dataclasses.dataclass(frozen=True)
 class _Look:
-    """Least and greatest density and semi-axes of a diagnosis' lesions."""
+    """Ranges of density and semi-axes of a diagnosis' lesions."""
 
     density: tuple[float, float]
     radius_x: tuple[float, float]
@@ -42,7 +41,7 @@ _LOOKS = {
 
 
 def plan_scene(answers: tuple[str, ...], anatomy: Anatomy, rng: np.random.Generator) -> Scene:
-    """The scene that shows seven answers (option texts) in one patient."""
+    """Return the scene that shows seven answers (option texts) in one patient."""
     detection, distribution, pattern, _, _, secondary, diagnosis = answers
     if diagnosis == "Normal":
         return Scene(anatomy, anatomy)
@@ -61,7 +60,7 @@ def plan_scene(answers: tuple[str, ...], anatomy: Anatomy, rng: np.random.Genera
 
 
 def _place(anatomy: Anatomy, side: int, location: str, rng: np.random.Generator) -> tuple[float, float]:
-    """A place in a location, in body coordinates."""
+    """Draw a place in a location, in body coordinates."""
     if location == "Hilar/Mediastinal":
         return anatomy.midline + side * rng.uniform(0.16, 0.23), rng.uniform(-0.10, 0.08)
     depth = rng.uniform(0.3, 0.75) if location == "Pleura/Chest wall" else rng.uniform(*_ZONES.get(location, _ANYWHERE))
@@ -74,7 +73,7 @@ def _place(anatomy: Anatomy, side: int, location: str, rng: np.random.Generator)
 def _lesions(answers: tuple[str, ...], anatomy: Anatomy, side: int, rng: np.random.Generator) -> list[Focus]:
     _, distribution, pattern, location, morphology, _, diagnosis = answers
     if diagnosis == "Cardiomegaly" and location == "Cardiac":
-        location = "Lower lung zone"  # where congestion shows
+        location = "Lower lung zone"  # where congestion is visible
     foci: list[Focus] = []
     if distribution == "Diffuse" and pattern not in ("Linear", "N/A") and diagnosis not in ("Effusion", "Pneumothorax"):
         foci += [_whole_lung(answers, anatomy, each, location, rng) for each in (-1, 1)]

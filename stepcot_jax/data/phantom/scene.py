@@ -1,7 +1,9 @@
-"""What stands where in a phantom chest, in body coordinates and before any pixel."""
+"""The contents of a phantom chest in body coordinates: lesions, fluid, air and changes of the anatomy."""
 
 import dataclasses
 from typing import Literal
+
+import numpy as np
 
 from stepcot_jax.data.phantom.anatomy import Anatomy
 
@@ -23,7 +25,7 @@ class Focus:
       angle: rotation in radians, clockwise on the picture.
       density: attenuation at its densest.
       softness: width of its edge as a share of its radius.
-      phase: what tells its texture from another's.
+      phase: offset of its texture, different for each lesion.
       spiculated: whether spikes stand out of it.
       calcified: whether it holds flecks as dense as bone.
       confined: whether it ends where the lung ends.
@@ -78,7 +80,7 @@ class Air:
       apical: depth of the air above the lung as a share of the lung's height.
       lateral: width of the air beside the lung as a share of the lung's width.
       total: whether the whole lung has collapsed upon its hilum.
-      line: attenuation of the visceral pleura; 0 where it cannot be made out.
+      line: attenuation of the visceral pleura; 0 if invisible.
       softness: width of its edge as a share of the lung.
       collapse: attenuation that the collapsed lung gains.
     """
@@ -103,14 +105,14 @@ class Sign:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """One case before it has pixels.
+    """One case before its pixels.
 
     Attributes:
       healthy: the patient without findings.
-      anatomy: the patient with heart, mediastinum and diaphragm as the findings make them.
+      anatomy: the patient after findings changed heart, mediastinum and diaphragm.
       foci: lesions in front of the lungs.
       pleural: fluid and air around the lungs.
-      signs: changes of the anatomy, of which `anatomy` is the outcome.
+      signs: the changes from `healthy` to `anatomy`.
       side: "right", "left" or "bilateral"; "" for a normal chest.
     """
 
@@ -120,3 +122,42 @@ class Scene:
     pleural: tuple[Fluid | Air, ...] = ()
     signs: tuple[Sign, ...] = ()
     side: str = ""
+
+
+def change_anatomy(
+    answers: tuple[str, ...], anatomy: Anatomy, side: int, rng: np.random.Generator
+) -> tuple[Anatomy, tuple[Sign, ...]]:
+    """Change heart, mediastinum and diaphragm as the findings do; return the anatomy and its changes."""
+    _, _, _, _, morphology, secondary, diagnosis = answers
+    signs = []
+    if "Cardiomegaly" in (secondary, diagnosis):
+        anatomy = dataclasses.replace(
+            anatomy,
+            heart_size=anatomy.heart_size * rng.uniform(1.25, 1.45),
+            heart_x=anatomy.heart_x + 0.03,
+            heart_blur=0.12 if (diagnosis, morphology) == ("Cardiomegaly", "Ill-defined") else anatomy.heart_blur,
+        )
+        signs.append(Sign("Cardiomegaly", _around_heart(anatomy)))
+    if secondary == "Mediastinal shift":
+        # A collapsed lobe pulls the mediastinum, everything else pushes it.
+        shift = side * rng.uniform(0.10, 0.16) * (1 if diagnosis == "Atelectasis" else -1)
+        first, _, last, lower = _around_heart(anatomy)
+        signs.append(Sign(secondary, (first + min(0.0, shift), -1.2, last + max(0.0, shift), lower)))
+        anatomy = dataclasses.replace(anatomy, mediastinal_shift=shift)
+    if secondary == "Volume loss":
+        top, ends = anatomy.dome(side), sorted((anatomy.midline, anatomy.midline + side * anatomy.width(side)))
+        lifted = top - rng.uniform(0.14, 0.22)
+        signs.append(Sign(secondary, (ends[0], lifted - 0.01, ends[1], top + 0.27)))
+        right, left = (lifted, anatomy.left_dome) if side < 0 else (anatomy.right_dome, lifted)
+        anatomy = dataclasses.replace(anatomy, right_dome=right, left_dome=left)
+    return anatomy, tuple(signs)
+
+
+def _around_heart(anatomy: Anatomy) -> tuple[float, float, float, float]:
+    middle, edge = anatomy.midline + anatomy.heart_x, anatomy.heart_blur / 2
+    long, short = anatomy.heart_size * anatomy.heart_stretch, anatomy.heart_size
+    cosine, sine = float(np.cos(anatomy.heart_angle)), float(np.sin(anatomy.heart_angle))
+    across, down = float(np.hypot(long * cosine, short * sine)), float(np.hypot(long * sine, short * cosine))
+    # The right atrium, a circle, may extend beyond the ellipse of the ventricles.
+    left = min(middle - across, anatomy.midline + 0.2 * anatomy.heart_x - 0.78 * short)
+    return left - edge, anatomy.heart_y - down - edge, middle + across + edge, anatomy.heart_y + down + edge

@@ -1,16 +1,14 @@
-"""NIH ChestX-ray8: its box list and its table of labels as cases with the answers that follow from them."""
+"""NIH ChestX-ray8: cases from its box list and its table of labels, with the answers that follow from the labels."""
 
-import collections
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources.chestxray8_records import ImageRecord, list_box_images, list_entries
 from stepcot_jax.data.sources.chestxray8_tables import (
     BOX_LIST,
     ENTRY_TABLE,
@@ -18,6 +16,7 @@ from stepcot_jax.data.sources.chestxray8_tables import (
     RELEASED_SIDE,
     Entry,
     ListedBox,
+    find_table,
     read_box_list,
     read_entries,
 )
@@ -39,37 +38,80 @@ FINDINGS: dict[str, Finding] = DIAGNOSES | {
     "Pleural_Thickening": Finding(),
     "Hernia": Finding(),
 }
-"""What each class says in terms of the chain; the last six are none of the nine diagnoses."""
+"""Each class in terms of the chain; the last six are none of the nine diagnoses."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class BoxListCounts:
-    """What a box list holds; as released 984 boxes on 880 images, 787 of them with one distinct label."""
+class ImageRecord:
+    """One image with its rows of both tables.
 
-    num_boxes: int
-    num_images: int
-    num_single_label: int
-
-
-def count_boxes(root: Path) -> BoxListCounts:
-    """Boxes, images and images with one distinct label in the box list of a data root.
-
-    Raises:
-      BadInput: there is no box list, it cannot be read, or one of its rows cannot; names the row.
+    Attributes:
+      image: name of its file.
+      place: of the record, for messages.
+      labels: distinct classes.
+      boxes: its rows of the box list.
+      entry: its row of the table of labels; None if missing.
+      problem: why the record cannot be used; "" if it can.
     """
-    path = _find_table(root, BOX_LIST)
-    if path is None:
-        raise BadInput(f"{root}: found no box list, accepted is a folder with {BOX_LIST}")
-    labels = collections.defaultdict(set)
-    num_boxes = 0
-    for box in read_box_list(path):
-        if box.problem:
-            raise BadInput(f"{path}: {box.problem}")
-        num_boxes += 1
-        labels[box.image].add(box.label)
-    return BoxListCounts(num_boxes, len(labels), sum(len(found) == 1 for found in labels.values()))
+
+    image: str
+    place: str
+    labels: tuple[str, ...]
+    boxes: tuple[ListedBox, ...]
+    entry: Entry | None
+    problem: str
+
+    @property
+    def patient_id(self) -> str:
+        """The patient in the table of labels, else the number that the image's name begins with."""
+        if self.entry and self.entry.patient_id:
+            return self.entry.patient_id
+        return self.image.partition("_")[0] or self.image
+
+
+def list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> list[ImageRecord]:
+    """Return the images of the box list, in its order, with the labels of their boxes."""
+    entry_of = {entry.image: entry for entry in entries}
+    records = []
+    for listed in _group(boxes).values():
+        image, place = listed[0].image, f"row {listed[0].number}"
+        entry = entry_of.get(image)
+        problem = next((box.problem for box in listed if box.problem), "")
+        if entry and entry.problem and not problem:
+            problem = f"{place}: in the table of labels: {entry.problem}"
+        labels = tuple(dict.fromkeys(box.label for box in listed))
+        records.append(ImageRecord(image, place, labels, listed, entry, problem))
+    return records
+
+
+def list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> list[ImageRecord]:
+    """Return the rows of the table of labels, in its order, then the images that only the box list has."""
+    boxes_of = _group(boxes)
+    first: dict[str, int] = {}
+    records = []
+    for entry in entries:
+        listed = boxes_of.get(entry.image, ()) if entry.image else ()
+        problem = entry.problem or next((f"in the box list: {box.problem}" for box in listed if box.problem), "")
+        known = first.setdefault(entry.image, entry.number)
+        if known != entry.number and not problem:
+            problem = f"row {entry.number}: has the same image as row {known}; expected one row per image"
+        records.append(ImageRecord(entry.image, f"row {entry.number}", entry.labels, listed, entry, problem))
+    for image, listed in boxes_of.items():
+        if image not in first:
+            place = f"row {listed[0].number} of the box list"
+            problem = listed[0].problem or f"{place}: the image is not in the table of labels"
+            records.append(ImageRecord(listed[0].image, place, (), listed, None, problem))
+    return records
+
+
+def _group(boxes: Iterable[ListedBox]) -> dict[str, tuple[ListedBox, ...]]:
+    """Group the boxes by image; a row without an image's name is a group of its own."""
+    groups: dict[str, list[ListedBox]] = {}
+    for box in boxes:
+        groups.setdefault(box.image or f"\0{box.number}", []).append(box)
+    return {image: tuple(listed) for image, listed in groups.items()}
 
 
 def read_chestxray8(
@@ -81,20 +123,20 @@ def read_chestxray8(
     labels_from: LabelsFrom = "auto",
     image_folders: Sequence[str] = IMAGE_FOLDERS,
 ) -> Collection:
-    """Reads the box list, the table of labels, or both.
+    """Read the box list, the table of labels, or both.
 
-    Boxes are scaled from the released 1024 x 1024 pixels to the image at hand; without the image they stay in
-    pixels of the released one, which one warning says. Images of classes outside the nine diagnoses only are
-    set aside, whatever `on_bad_record` is, as are those that `single_label` leaves out.
+    Boxes are scaled from the released 1024 x 1024 pixels to the image file; without a file they stay in released
+    pixels, with a warning. Images whose classes are all outside the nine diagnoses and those that `single_label`
+    excludes are set aside, whatever `on_bad_record` is.
 
     Args:
       root: folder with `BBox_List_2017*.csv`, `Data_Entry_2017*.csv` or both.
       on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
       require_images: whether an image without its file is bad.
-      single_label: whether only images with exactly one distinct label take part; else the diagnosis of an image
-        with several is not annotated.
-      labels_from: "boxes": the images of the box list with the labels of their boxes, as the paper's test across
-        data sets; "entries": those of the table of labels; "auto": "boxes" where there is a box list.
+      single_label: whether to exclude images with several distinct labels; if not, their diagnosis is not
+        annotated.
+      labels_from: "boxes": the images of the box list with the labels of their boxes, as in the paper's test across
+        datasets; "entries": those of the table of labels; "auto": "boxes" if there is a box list.
       image_folders: patterns of the folders with the images, below `root`.
 
     Raises:
@@ -102,12 +144,12 @@ def read_chestxray8(
     """
     root = Path(root)
     if labels_from not in ("auto", "boxes", "entries"):
-        raise BadInput(f"labels_from: found {labels_from!r}, accepted are 'auto', 'boxes', 'entries'")
-    box_list, entry_table = _find_table(root, BOX_LIST), _find_table(root, ENTRY_TABLE)
+        raise BadInput(f"labels_from: {labels_from!r} is not 'auto', 'boxes' or 'entries'")
+    box_list, entry_table = find_table(root, BOX_LIST), find_table(root, ENTRY_TABLE)
     from_boxes = labels_from == "boxes" or (labels_from == "auto" and box_list is not None)
     source = box_list if from_boxes else entry_table
     if source is None:
-        raise BadInput(f"{root}: found no {BOX_LIST if from_boxes else ENTRY_TABLE}, accepted is a folder with it")
+        raise BadInput(f"{root}: has no {BOX_LIST if from_boxes else ENTRY_TABLE}")
     boxes = read_box_list(box_list) if box_list else []
     entries = read_entries(entry_table) if entry_table else []
     records = list_box_images(boxes, entries) if from_boxes else list_entries(boxes, entries)
@@ -123,16 +165,8 @@ def read_chestxray8(
     return intake.finish(DEFAULT_CHAIN)
 
 
-def _find_table(root: Path, pattern: str) -> Path | None:
-    found = sorted(Path(root).glob(pattern))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:5])
-        raise BadInput(f"{root}: found {names}, accepted is one file {pattern}")
-    return found[0] if found else None
-
-
 def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_label: bool) -> bool:
-    """Gives one record to the intake; whether its boxes could not be scaled for want of the image."""
+    """Add one record to the intake; return whether its boxes could not be scaled."""
     patient = record.patient_id
     if record.problem:
         intake.refuse(record.problem, image_path=record.image, patient_id=patient)
@@ -167,11 +201,9 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
 
 def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:
     if single_label and len(labels) > 1:
-        return f"found {len(labels)} labels ({', '.join(sorted(labels))}), accepted is one label (single_label)"
+        return f"{len(labels)} labels ({', '.join(sorted(labels))}) instead of one (single_label)"
     if labels != (NO_FINDING,) and not any(FINDINGS[label].diagnosis for label in labels):
-        return (
-            f"found {', '.join(sorted(labels))}, accepted is an image with one of {', '.join((NO_FINDING, *DIAGNOSES))}"
-        )
+        return f"{', '.join(sorted(labels))} is not one of {', '.join((NO_FINDING, *DIAGNOSES))}"
     return ""
 
 
@@ -193,13 +225,15 @@ def _warn_of_entries(
 ) -> None:
     num_ageless = sum(not entry.problem and entry.age is None for entry in entries)
     if num_ageless:
-        _LOG.warning("%s: %d rows have no possible age: it is unknown for them", path, num_ageless)
+        _LOG.warning("%s: %d rows have an impossible age, taken as unknown", path, num_ageless)
     if not from_boxes or path is None:
         return
     num_other = sum(record.entry is not None and set(record.labels) != set(record.entry.labels) for record in records)
     if num_other:
-        message = "%s: %d images of the box list have other labels here too: those of their boxes are used"
+        message = "%s: %d images of the box list have other labels here: the labels of their boxes are used"
         _LOG.warning(message, path, num_other)
     num_unnamed = sum(record.entry is None for record in records)
     if num_unnamed:
-        _LOG.warning("%s: %d images of the box list are not in it: sex, age and view unknown", path, num_unnamed)
+        _LOG.warning(
+            "%s: %d images of the box list are missing here: their sex, age and view are unknown", path, num_unnamed
+        )

@@ -1,6 +1,6 @@
-"""A hospital's own table: one row an image, with its report and the answers of one step or of all.
+"""A hospital's own table: one row per image, with its report and the answers of one or more steps.
 
-Cells are text and nothing else: what a spreadsheet would take for a formula is read as it stands.
+Every cell is text: a cell that a spreadsheet would run as a formula is read literally.
 """
 
 import logging
@@ -12,19 +12,18 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
-from stepcot_jax.data.sources.chain_file import CHAIN_NAME, read_chain
 from stepcot_jax.data.sources.csv_columns import (
-    IMAGE_COLUMNS,
+    CHAIN_NAME,
     PATIENT_COLUMN,
-    TEXT_COLUMNS,
+    TABLE_NAME,
     Columns,
     find_columns,
     known_columns,
+    read_chain,
 )
 from stepcot_jax.data.sources.delimited import Row, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.layouts import TABLE_NAME
 from stepcot_jax.host.errors import BadInput
 
 _SEXES = {"": "", "f": "F", "female": "F", "m": "M", "male": "M", "o": "O", "other": "O"}
@@ -39,17 +38,16 @@ def read_csv_table(
     on_bad_record: OnBadRecord = "stop",
     require_images: bool = True,
 ) -> Collection:
-    """Reads `cases.csv`: image, report, patient_id, origin, sex, age, view and a column a step.
+    """Read `cases.csv`: image, report, patient_id, origin, sex, age, view and one column per step.
 
-    Column names are taken without regard to letter case, spacing, "_" and "-"; all but image and one with answers
-    may be missing. Answers are letters or texts of the options; an empty cell is not annotated. The chain is that
-    of `chain.json` beside the table, else `DEFAULT_CHAIN`. A table of `DEFAULT_CHAIN` with no other answers than
-    the diagnosis gets those that follow from it, as `findings` has them. Without patient_id each image is its own
-    patient, which a warning says.
+    Column names ignore letter case, spacing, "_" and "-". Only image and one column with answers are required. Answers
+    are letters or texts of the options; an empty cell is not annotated. The chain comes from `chain.json` beside the
+    table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN` is answered, `findings` adds the answers
+    that follow from it. Without patient_id each image counts as a patient of its own, with a warning.
 
     Args:
       root: folder with `cases.csv`, or a table of any name.
-      step_names: name of each step, as the chain has them; the published names go with any chain.
+      step_names: name of each step of the chain; the published names are accepted with any chain.
       on_bad_record: "stop" raises if any row is bad, "skip" sets bad rows aside.
       require_images: whether a row without its image file is bad.
 
@@ -62,7 +60,7 @@ def read_csv_table(
     header, rows = read_table(path, known_columns=known_columns(chain))
     columns = find_columns(header, chain=chain, path=path)
     if PATIENT_COLUMN not in columns.texts:
-        _LOG.warning("%s: found no column patient_id: each image is taken for a patient of its own", path)
+        _LOG.warning("%s: no column patient_id: each image counts as a patient of its own", path)
     reader = _RowReader(folder, columns=columns, chain=chain, require_images=require_images)
     intake = Intake(folder, file=path.name, layout="csv", on_bad_record=on_bad_record)
     for row in rows:
@@ -78,16 +76,16 @@ def read_csv_table(
 
 def _find_chain(folder: Path, *, step_names: Sequence[str]) -> Chain:
     path = folder / CHAIN_NAME
-    chain = read_chain(path, reserved={*IMAGE_COLUMNS, *TEXT_COLUMNS}) if path.exists() else DEFAULT_CHAIN
+    chain = read_chain(path) if path.exists() else DEFAULT_CHAIN
     expected = tuple(step.name for step in chain.steps)
     if tuple(step_names) not in (expected, PUBLISHED_STEP_NAMES):
         where = path if path.exists() else f"{folder}: without {CHAIN_NAME}"
-        raise BadInput(f"{where}: step_names: found {list(step_names)}, accepted are {list(expected)}")
+        raise BadInput(f"{where}: step_names {list(step_names)} do not match the chain's {list(expected)}")
     return chain
 
 
 class _RowReader:
-    """Reads single rows; remembers answers, which repeat in nearly every row."""
+    """Reads single rows; caches answers, which repeat in nearly every row."""
 
     def __init__(self, folder: Path, *, columns: Columns, chain: Chain, require_images: bool) -> None:
         self._locator = ImageLocator(folder, require_images=require_images)
@@ -98,34 +96,34 @@ class _RowReader:
         self._derives = alone and chain == DEFAULT_CHAIN
 
     def identify(self, row: Row) -> tuple[str, str]:
-        """Image and patient of a row that may be bad otherwise, each "" where the row does not reach so far."""
+        """Return image and patient of a bad row, each "" where the row is too short."""
         patient = self._columns.texts.get(PATIENT_COLUMN, len(row.cells))
         texts = [row.cells[place] if place < len(row.cells) else "" for place in (self._columns.image, patient)]
         return texts[0], texts[1]
 
     def read(self, row: Row) -> tuple[Case, str]:
-        """What the row says, and its image with every link followed.
+        """Return the case of a row, and the real path of its image.
 
         Raises:
           BadInput: the row has too few or too many cells, or one of them is not acceptable; names the column.
         """
         num_columns = self._columns.num_columns
         if len(row.cells) < num_columns or any(row.cells[num_columns:]):
-            raise BadInput(f"found {len(row.cells)} cells, accepted are {num_columns} as in the header")
+            raise BadInput(f"{len(row.cells)} cells instead of {num_columns} as in the header")
         if any("\0" in cell for cell in row.cells):
-            raise BadInput("found a NUL byte, accepted is text")
+            raise BadInput("a cell has a NUL byte; expected text")
         image = row.cells[self._columns.image]
         try:
             real_path = self._locator.locate(image)
         except BadInput as error:
             raise BadInput(f"column image: {error}") from error
         texts = {name: row.cells[place] for name, place in self._columns.texts.items()}
-        # What is in a patient's cells is not repeated in messages: these end up in logs.
+        # Messages end up in logs: they must not quote a patient's cells.
         if not texts.get(PATIENT_COLUMN, image):
-            raise BadInput("column patient_id: found an empty cell, accepted is a patient's identifier")
+            raise BadInput("column patient_id: is empty; expected a patient's identifier")
         sex = _SEXES.get(texts.get("sex", "").casefold())
         if sex is None:
-            raise BadInput("column sex: found something else, accepted are F, M, O or an empty cell")
+            raise BadInput("column sex: is not F, M, O or empty")
         answers = self._answer(row)
         case = Case(
             patient_id=texts.get(PATIENT_COLUMN, normalise_image_path(image)),
@@ -164,7 +162,7 @@ class _RowReader:
 
 
 def _read_age(written: str) -> float | None:
-    """The age in years: a number, or one with "Y" after it as DICOM writes it."""
+    """Return the age in years: a number, or one followed by "Y" as in DICOM."""
     if not written:
         return None
     try:
@@ -172,5 +170,5 @@ def _read_age(written: str) -> float | None:
     except ValueError:
         age = math.nan
     if not 0 <= age <= _MAX_AGE:
-        raise BadInput(f"column age: found something else, accepted are years from 0 to {_MAX_AGE} or an empty cell")
+        raise BadInput(f"column age: is not a number of years from 0 to {_MAX_AGE} or empty")
     return age

@@ -1,4 +1,7 @@
-"""Rows of delimited text files, read strictly: what is not a table is refused, not guessed at."""
+"""Rows of delimited text files, read strictly and one at a time.
+
+Not pandas: `read_csv` pads short rows silently, knows no row numbers and needs the whole table in memory.
+"""
 
 import codecs
 import csv
@@ -11,10 +14,10 @@ from typing import TextIO
 from stepcot_jax.host.errors import BadInput
 
 MAX_CELL = 50_000_000
-"""Longest accepted cell in characters; a quotation mark that is never closed ends here at the latest."""
+"""Longest accepted cell in characters; bounds a quotation that is never closed."""
 
 _DELIMITERS = ",;\t"
-_ACCEPTED = "accepted is a table in UTF-8 with a header, separated by comma, semicolon or tab"
+_EXPECTED = "expected a UTF-8 table with a header, separated by comma, semicolon or tab"
 _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
@@ -23,8 +26,8 @@ class Row:
     """One row of a table.
 
     Attributes:
-      number: position in the file, from 1 with the header, as spreadsheets count.
-      cells: its texts without spaces around them.
+      number: position in the file; the header is row 1, as in spreadsheets.
+      cells: its texts without surrounding spaces.
     """
 
     number: int
@@ -32,7 +35,7 @@ class Row:
 
 
 def fold_column(name: str) -> str:
-    """A column's name with letter case, spacing, "_" and "-" made equal.
+    """Return a column's name with letter case, spacing, "_" and "-" normalised.
 
     >>> fold_column("Patient_ID ") == fold_column("patient-id")
     True
@@ -41,35 +44,35 @@ def fold_column(name: str) -> str:
 
 
 def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str, ...], Iterator[Row]]:
-    """Header and rows of a delimited text file; rows without any text are passed over.
+    """Read the header and the rows of a delimited text file; empty rows are skipped.
 
     Args:
-      path: the file; UTF-8, with or without a byte order mark; a first line "sep=;" of spreadsheets counts.
-      known_columns: folded names; the separator is the one that shows most of them in the header.
+      path: the file; UTF-8, with or without a byte order mark or a first line "sep=;".
+      known_columns: folded names; the separator is the one that finds most of them in the header.
 
     Returns:
-      The header's cells, and the rows, read as they are asked for.
+      The header's cells, and an iterator over the rows.
 
     Raises:
-      BadInput: the file cannot be read as a table, at once or, from the rows, at the place where that shows.
+      BadInput: the file is not such a table; the iterator raises at the bad row.
     """
     rows = _read_rows(path, known_columns=known_columns)
     header = next(rows, None)
     if header is None:
-        raise BadInput(f"{path}: found an empty file; {_ACCEPTED}")
+        raise BadInput(f"{path}: is empty; {_EXPECTED}")
     return header.cells, rows
 
 
 def _read_rows(path: Path, *, known_columns: Collection[str]) -> Iterator[Row]:
-    # The limit is one for the whole process: raised for reading and never lowered beneath another reader.
+    # The limit is global: never lower it under another reader.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
     number, line = 0, 0
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise BadInput(f"{path}: found no ordinary file; {_ACCEPTED}")  # to open a pipe would be to wait for ever
+            raise BadInput(f"{path}: is not an ordinary file; {_EXPECTED}")  # opening a pipe would block
         with path.open("rb") as file:
             if file.read(4).startswith(_OTHER_ENCODINGS):
-                raise BadInput(f"{path}: found UTF-16 or UTF-32 text; {_ACCEPTED}")
+                raise BadInput(f"{path}: is UTF-16 or UTF-32 text; {_EXPECTED}")
         with path.open(encoding="utf-8-sig", newline="") as file:
             delimiter, num_skipped = _find_delimiter(file, known_columns=known_columns)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -79,15 +82,15 @@ def _read_rows(path: Path, *, known_columns: Collection[str]) -> Iterator[Row]:
                 if any(texts):
                     yield Row(number, texts)
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: found bytes that are not UTF-8 after row {number}; {_ACCEPTED}") from error
+        raise BadInput(f"{path}: is not UTF-8 after row {number}; {_EXPECTED}") from error
     except csv.Error as error:
-        raise BadInput(f"{path}: the row that begins in line {line + 1} is no row ({error}); {_ACCEPTED}") from error
+        raise BadInput(f"{path}: the row at line {line + 1} is malformed ({error}); {_EXPECTED}") from error
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {_ACCEPTED}") from error
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); {_EXPECTED}") from error
 
 
 def _find_delimiter(file: TextIO, *, known_columns: Collection[str]) -> tuple[str, int]:
-    """The separator and the number of lines before the header; leaves the file at the header."""
+    """Return the separator and the number of lines before the header; leave the file at the header."""
     first = file.readline(MAX_CELL).rstrip("\r\n")
     if first.startswith("sep=") and len(first) == 5 and first[4] in _DELIMITERS:
         return first[4], 1

@@ -1,8 +1,8 @@
-"""From a collection's findings to answers of the chain: only what follows from them, nothing guessed.
+"""Map findings of other collections to answers of the chain, without guessing.
 
-A normal image answers all seven steps: "No abnormality", "N/A" five times, "Normal". Other images answer
-the first step where a finding says that the lungs are denser or more transparent, and the last where they
-have one diagnosis; the steps between are not annotated.
+A normal image answers all seven steps: "No abnormality", "N/A" five times, "Normal". Other images answer the first
+step if a finding implies denser or more transparent lungs, and the last if they have one diagnosis. The steps between
+are not annotated.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ _DETECTION, _DIAGNOSIS = 0, DEFAULT_CHAIN.num_steps - 1
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What a collection's name of a finding says in terms of the chain.
+    """A collection's finding in terms of the chain.
 
     Attributes:
-      diagnosis: the one of the nine that it stands for; "" where it is outside of them.
-      density: of the lungs; "" where it says nothing of it.
+      diagnosis: one of the nine; "" if it is none of them.
+      density: of the lungs; "" if unknown.
     """
 
     diagnosis: str = ""
@@ -52,18 +52,18 @@ class Answers:
 
 
 def answer_normal(reason: str) -> Answers:
-    """The answers of an image without abnormal findings."""
+    """Return the answers of an image without abnormal findings."""
     middle = (NOT_APPLICABLE,) * (DEFAULT_CHAIN.num_steps - 2)
     return _answer((_NO_ABNORMALITY, *middle, NORMAL), reason)
 
 
 def answer_findings(findings: Iterable[Finding], *, diagnosis: str, reason: str) -> Answers:
-    """The answers of an image with abnormal findings.
+    """Return the answers of an image with abnormal findings.
 
     Args:
       findings: all of them.
-      diagnosis: the one among the nine; "" where there is none or more than one.
-      reason: given for each answer.
+      diagnosis: one of the nine; "" if there are none or several.
+      reason: of every answer.
     """
     densities = {finding.density for finding in findings} - {""}
     answers = [""] * DEFAULT_CHAIN.num_steps

@@ -1,4 +1,4 @@
-"""Records of a source as they are read: cases, bad records, and records that a rule of the reader leaves out."""
+"""Collect the records of a source: cases, bad records, and records that a rule of the reader excludes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from stepcot_jax.host.errors import BadInput
 
 
 class Intake:
-    """Takes each record of a source once, in order, and counts them from 0.
+    """Takes every record of a source in order and numbers them from 0.
 
     Args:
       root: folder that the image paths start from.
@@ -29,16 +29,16 @@ class Intake:
         self._first: dict[str, str] = {}
 
     def keep(self, case: Case, *, real_path: str, place: str) -> None:
-        """Takes a record as a case, unless its image has come before.
+        """Add a case; it is a bad record if another case has its image.
 
         Args:
-          case: what the record says.
-          real_path: its image with every link followed, which tells one image from another.
-          place: what to call the record in the message of another that repeats its image, such as "row 7".
+          case: the record.
+          real_path: of its image, with every link resolved; identifies the image.
+          place: of the record, for messages, such as "row 7".
         """
         known = self._first.setdefault(real_path, place)
         if known != place:
-            reason = f"{place}: found the image of {known} again, accepted is one record an image"
+            reason = f"{place}: has the same image as {known}; expected one record per image"
             self.refuse(reason, image_path=case.image_path, patient_id=case.patient_id)
         else:
             self._cases.append(case)
@@ -48,11 +48,11 @@ class Intake:
         self._bad.append(SetAside(self._number(), image_path, reason, patient_id))
 
     def leave_out(self, reason: str, *, image_path: str, patient_id: str) -> None:
-        """Takes a record that is fine, but that a rule of the reader has no use for."""
+        """Add a valid record that a rule of the reader excludes."""
         self._left_out.append(SetAside(self._number(), image_path, reason, patient_id))
 
     def finish(self, chain: Chain) -> Collection:
-        """All records as a collection.
+        """Return all records as a collection.
 
         Raises:
           BadInput: a record is bad and `on_bad_record` is "stop", or no record is a case.
@@ -63,7 +63,7 @@ class Intake:
         set_aside = sorted([*self._bad, *self._left_out], key=lambda aside: aside.record)
         if not self._cases:
             if not set_aside:
-                raise BadInput(f"{path}: found no records")
+                raise BadInput(f"{path}: has no records")
             raise BadInput(describe_bad_records(path, set_aside, num_good=0))
         return Collection(self._root, chain, CaseTable(self._cases), tuple(set_aside), self._layout, self._file)
 

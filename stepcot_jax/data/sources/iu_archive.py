@@ -1,6 +1,6 @@
-"""The report files of the IU X-Ray collection, from its archive or a folder, without trusting either.
+"""Read the report files of the IU X-Ray collection from its archive or a folder, without trusting either.
 
-Nothing is written to disk. A file's name decides nothing but the messages, so it cannot lead anywhere.
+Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ MAX_ARCHIVE_BYTES = 1_000_000_000
 """Most bytes of an unpacked archive; the released one has 20 million."""
 
 _MAX_HEADER_BYTES = 100_000
-_ACCEPTED = "accepted is the collection's archive (.tgz, .tar.gz, .tar) or a folder with its XML files"
+_EXPECTED = "expected the collection's archive (.tgz, .tar.gz, .tar) or a folder with its XML files"
 _NUM_SHOWN = 80
 
 
@@ -37,8 +37,8 @@ class ReportFile:
 
     Attributes:
       name: its name, for messages only.
-      content: its bytes; None where it cannot be read.
-      reason: why it cannot be read; "" where it can.
+      content: its bytes; None if it cannot be read.
+      reason: why it cannot be read; "" if it can.
     """
 
     name: str
@@ -47,14 +47,13 @@ class ReportFile:
 
 
 def iterate_files(source: Path) -> Iterator[ReportFile]:
-    """The XML files of an archive (in its order) or of a folder (by name), one at a time.
+    """Yield the XML files of an archive (in its order) or of a folder (by name), one at a time.
 
-    A link, a device or a file above `MAX_REPORT_BYTES` comes without content and with the reason; folders
-    and files with another ending than .xml are passed over.
+    A link, a device or a file above `MAX_REPORT_BYTES` comes without content and with the reason. Folders and files
+    without the suffix .xml are skipped.
 
     Raises:
-      BadInput: the source as a whole cannot be read: it is missing, truncated, corrupt, no tar archive, or
-        has more entries or bytes than the limits.
+      BadInput: the source is missing, truncated, corrupt, no tar archive, or has more entries or bytes than the limits.
     """
     source = Path(source)
     try:
@@ -66,7 +65,7 @@ def iterate_files(source: Path) -> Iterator[ReportFile]:
         if isinstance(error, BadInput):
             raise
         found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:_NUM_SHOWN]
-        raise BadInput(f"{source}: cannot be read as report files ({found}); {_ACCEPTED}") from None
+        raise BadInput(f"{source}: cannot be read as report files ({found}); {_EXPECTED}") from None
 
 
 def _iterate_folder(folder: Path) -> Iterator[ReportFile]:
@@ -81,15 +80,15 @@ def _iterate_folder(folder: Path) -> Iterator[ReportFile]:
 
 
 def _read_file(path: Path, *, name: str) -> ReportFile:
-    # O_NOFOLLOW and O_NONBLOCK: neither a link out of the folder nor a pipe that never ends is read.
+    # O_NOFOLLOW and O_NONBLOCK: neither follow a link out of the folder nor block on a pipe.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with os.fdopen(os.open(path, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return ReportFile(name, None, "found no ordinary file, accepted is an XML file")
+                return ReportFile(name, None, "is not an ordinary file; expected an XML file")
             return _as_report(name, file.read(MAX_REPORT_BYTES + 1))
     except OSError as error:
-        reason = f"found a link or a file that cannot be read ({error.strerror}), accepted is an XML file"
+        reason = f"is a link or cannot be read ({error.strerror}); expected an XML file"
         return ReportFile(name, None, reason)
 
 
@@ -99,21 +98,21 @@ def _iterate_archive(source: Path) -> Iterator[ReportFile]:
         file.seek(0)
         unpacked = cast(BinaryIO, gzip.GzipFile(fileobj=file) if start == b"\x1f\x8b" else file)
         limited = _LimitedReader(unpacked, source=source)
-        # "r:" and not "r|": a tar stream would hide from the reader how much is asked for at once.
+        # "r:" and not "r|": a tar stream would hide from the reader how much is read at once.
         with tarfile.open(fileobj=limited, mode="r:") as archive:
             num_entries = 0
             while (entry := archive.next()) is not None:
                 num_entries += 1
                 _check_count(num_entries, source=source)
-                # The archive would otherwise remember every entry and every global header.
+                # Otherwise the archive keeps every entry and every global header in memory.
                 archive.members = []  # type: ignore[attr-defined]
                 archive.pax_headers = {}
                 if _is_report_name(entry.name) and not entry.isdir():
                     yield _read_entry(archive, entry, limited)
-            # At a broken header the archive stops as if it were at its end.
+            # tarfile takes a broken header for the end of the archive.
             if limited.last.strip(b"\0") or 0 < len(limited.last) < tarfile.BLOCKSIZE:
-                raise BadInput(f"{source}: breaks off after {num_entries} entries; {_ACCEPTED}")
-            # gzip keeps the checksum of everything behind its end.
+                raise BadInput(f"{source}: breaks off after {num_entries} entries; {_EXPECTED}")
+            # Reading to the end verifies the checksum of gzip.
             while limited.read(_MAX_HEADER_BYTES):
                 limited.seek(limited.tell())
 
@@ -121,40 +120,36 @@ def _iterate_archive(source: Path) -> Iterator[ReportFile]:
 def _read_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, limited: "_LimitedReader") -> ReportFile:
     name = entry.name
     if not entry.isreg() or entry.issparse():
-        return ReportFile(name, None, "found a link, a device or a sparse file, accepted is an ordinary XML file")
+        return ReportFile(name, None, "is a link, a device or a sparse file; expected an ordinary XML file")
     if entry.size > MAX_REPORT_BYTES:
-        return ReportFile(name, None, _describe_size(f"{entry.size}"))
+        return ReportFile(name, None, f"has {entry.size} bytes, more than {MAX_REPORT_BYTES}")
     with limited.allow(MAX_REPORT_BYTES):
         file = archive.extractfile(entry)
         content = file.read() if file else b""
     if len(content) != entry.size:
-        raise BadInput(f"{limited.source}: ends within {name[:_NUM_SHOWN]!r}; {_ACCEPTED}")
+        raise BadInput(f"{limited.source}: ends within {name[:_NUM_SHOWN]!r}; {_EXPECTED}")
     return _as_report(name, content)
 
 
 def _as_report(name: str, content: bytes) -> ReportFile:
     if len(content) > MAX_REPORT_BYTES:
-        return ReportFile(name, None, _describe_size(f"more than {MAX_REPORT_BYTES}"))
+        return ReportFile(name, None, f"has more than {MAX_REPORT_BYTES} bytes")
     return ReportFile(name, content)
 
 
-def _describe_size(found: str) -> str:
-    return f"found a file of {found} bytes, accepted are at most {MAX_REPORT_BYTES}"
-
-
 def _is_report_name(name: str) -> bool:
-    # macOS puts a file "._1.xml" beside each file of an archive that it packs.
+    # macOS archives have a file "._1.xml" for each file "1.xml".
     last = name.rpartition("/")[2]
     return last.lower().endswith(".xml") and not last.startswith("._")
 
 
 def _check_count(num_entries: int, *, source: Path) -> None:
     if num_entries > MAX_REPORTS:
-        raise BadInput(f"{source}: found more than {MAX_REPORTS} entries; {_ACCEPTED}")
+        raise BadInput(f"{source}: has more than {MAX_REPORTS} entries; {_EXPECTED}")
 
 
 class _LimitedReader(io.RawIOBase):
-    """A file of which little can be asked for at once and not too much in all, from the start to the end."""
+    """A forward-only file that limits the bytes of one read and of the whole file."""
 
     def __init__(self, file: BinaryIO, *, source: Path) -> None:
         self._file = file
@@ -164,7 +159,7 @@ class _LimitedReader(io.RawIOBase):
 
     @contextlib.contextmanager
     def allow(self, num_bytes: int) -> Iterator[None]:
-        """Lets this much be asked for at once, for as long as the context lasts."""
+        """Raise the limit of one read within the context."""
         self._largest = num_bytes
         try:
             yield
@@ -172,13 +167,13 @@ class _LimitedReader(io.RawIOBase):
             self._largest = _MAX_HEADER_BYTES
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes; they are kept as `last`.
+        """Return at most `size` bytes and keep them as `last`.
 
         Raises:
-          BadInput: that is more than may be asked for.
+          BadInput: `size` is above the limit of one read.
         """
         if not 0 <= size <= self._largest:
-            raise BadInput(f"{self.source}: found a header of {size} bytes; {_ACCEPTED}")
+            raise BadInput(f"{self.source}: has a header of {size} bytes; {_EXPECTED}")
         self.last = self._file.read(size)
         return self.last
 
@@ -187,13 +182,13 @@ class _LimitedReader(io.RawIOBase):
         return self._file.tell()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Goes on to a position from the start.
+        """Move forward to a position from the start.
 
         Raises:
-          BadInput: the position is before this one, or beyond the limit of the archive.
+          BadInput: the position is before the current one, or beyond the limit of the archive.
         """
         if whence != os.SEEK_SET or offset < self._file.tell():
-            raise BadInput(f"{self.source}: found an entry that leads backwards; {_ACCEPTED}")
+            raise BadInput(f"{self.source}: has an entry that points backwards; {_EXPECTED}")
         if offset > MAX_ARCHIVE_BYTES:
-            raise BadInput(f"{self.source}: found more than {MAX_ARCHIVE_BYTES} bytes when unpacked; {_ACCEPTED}")
+            raise BadInput(f"{self.source}: has more than {MAX_ARCHIVE_BYTES} bytes unpacked; {_EXPECTED}")
         return self._file.seek(offset)

@@ -1,8 +1,8 @@
 """The experts' coding of IU X-Ray (MeSH and RadLex headings with qualifiers) as answers of the chain.
 
-A heading is a finding with qualifiers, such as "Nodule/lung/upper lobe/right". The mapping follows the meaning of the
-words and is literal. The diagnoses were mapped before any rule was tuned; of the other steps one line was changed after
-a first look at the tuning half (several lesions outside the taxonomy answer nothing; they were "multifocal" before).
+A heading is a finding with qualifiers, such as "Nodule/lung/upper lobe/right". The mapping is literal. The diagnoses
+were mapped before any rule was tuned. Of the other steps, one line changed after a first look at the tuning half:
+several lesions outside the taxonomy answer nothing; they were "multifocal" before.
 
 - `DIAGNOSES`: only a heading that names a diagnosis of the chain gives one. A calcified granuloma is a nodule to the
   eye, but a diagnosis of its own that the coders keep apart from "Nodule"; "Opacity", "Density", "Airspace Disease"
@@ -57,7 +57,7 @@ OUTSIDE_LUNG = frozenset(
         *("thoracic vertebrae", "sternum", "humerus", "shoulder", "spine", "lymph nodes"),
     }
 )
-"""Qualifiers by which a calcification, a lucency or a density is no lesion of lung or pleura."""
+"""Qualifiers that place a calcification, a lucency or a density outside lung and pleura."""
 
 LOCATIONS: dict[str, str] = {
     "apex": "Upper lung zone",
@@ -120,13 +120,13 @@ _Heading = tuple[str, ...]
 
 
 def read_coding(mesh: Sequence[str]) -> tuple[int, ...]:
-    """The labels of the seven steps of `DEFAULT_CHAIN` that a report's coding carries.
+    """Return the labels of the seven steps of `DEFAULT_CHAIN` that a report's coding implies.
 
     Args:
-      mesh: the major headings of a report as the archive has them.
+      mesh: the major headings of a report.
 
     Returns:
-      One label a step, `NOT_ANNOTATED` where the coding names no answer or several.
+      One label per step, `NOT_ANNOTATED` where the coding implies no answer or several.
 
     >>> read_coding(["Nodule/lung/upper lobe/right", "Calcinosis/lung/upper lobe/right"])
     (1, 0, 2, 0, 3, 6, 1)
@@ -163,7 +163,7 @@ def _only(answers: Collection[str]) -> str | None:
 
 
 def _described(headings: Sequence[_Heading], diagnosis: str | None) -> list[_Heading]:
-    """The headings of the lesion that steps 2 to 5 are about."""
+    """Return the headings of the lesion that steps 2 to 5 describe."""
     lesions = [item for item in headings if item[0] in LESIONS and not OUTSIDE_LUNG.intersection(item[1:])]
     if diagnosis is None:
         return lesions if len({_place(item) for item in lesions}) == 1 else []

@@ -1,17 +1,17 @@
 """Which images of an IU X-Ray report are frontal.
 
-The released files do not say it: the captions describe the whole examination, the names count series and
-images. Three things tell, in this order:
+The released files do not say it: captions describe the whole examination, names count series and images. The
+projection comes from, in this order:
 
-1. `indiana_projections.csv` (columns uid, filename, projection), where a copy of it lies with the data.
-2. The descriptors that every image has in its report: words for its edges, colours and layout, computed
-   from its pixels. `EVIDENCE` holds how much more often a word is a frontal image's than a lateral one's.
+1. `indiana_projections.csv` (columns uid, filename, projection), if a copy lies with the data.
+2. The descriptors of every image in its report: words for its edges, colours and layout, computed from its pixels.
+   `EVIDENCE` says how much more often a word belongs to a frontal than to a lateral image.
 3. The order of the figures: the frontal image comes first in about nine of ten reports of two images.
 
-The evidence was measured on 1,935 reports, half of the collection, by expectation-maximisation over a
-two-class naive Bayes model, in which a report of two images has one of each kind; no image was looked at.
-Of the 3,575 images that it decides 51.3 % are frontal; `indiana_projections.csv` is said to have 3,818
-frontal images of 7,466, which is 51.1 %.
+The evidence was measured on 1,935 reports, half of the collection, by expectation-maximisation over a two-class naive
+Bayes model in which a report of two images has one of each kind; the images themselves were not used. Of the 3,575
+images that it decides, 51.3 % are frontal; `indiana_projections.csv` is reported to have 3,818 frontal images of 7,466
+(51.1 %).
 """
 
 import csv
@@ -85,7 +85,7 @@ EVIDENCE: dict[str, dict[str, float]] = {
         "f0p0k518": -3.1,
     },
 }
-"""Log odds of frontal against lateral for each descriptor's words, times 0.65 since descriptors agree by nature."""
+"""Log odds of frontal against lateral for each descriptor's words, times 0.65 since the descriptors are correlated."""
 
 FIRST_OF_TWO = 2.2
 """Log odds that the first of two images is the frontal one: 0.90 against 0.10."""
@@ -97,21 +97,20 @@ ProjectionList: TypeAlias = Mapping[str, Projection]
 
 _MAX_LIST_BYTES = 10_000_000
 _NUM_SHOWN = 80
-_ACCEPTED = "accepted are the columns uid, filename and projection (Frontal or Lateral)"
+_EXPECTED = "expected the columns uid, filename and projection (Frontal or Lateral)"
 
 
 def decide_projections(
     descriptors: Sequence[Mapping[str, str]], *, listed: Sequence[Projection | None] = ()
 ) -> tuple[tuple[Projection, DecidedBy], ...]:
-    """The projection of each image of one report, and what decided it.
+    """Return the projection of each image of one report, and what decided it.
 
-    Of two images one is frontal and one lateral, unless the list says otherwise; of any other number each
-    is judged by itself.
+    Two images are one frontal and one lateral, unless the list says otherwise; otherwise each is judged by itself.
 
     Args:
       descriptors: for each image, in the order of the figures, its word for each descriptor.
-      listed: for each image what `indiana_projections.csv` says, None where it does not name the image; or
-        nothing at all.
+      listed: for each image its projection in `indiana_projections.csv`, None if it is not listed; empty without
+        the list.
 
     >>> decide_projections([{"EdgeHistogram": "f0p0k518"}, {"EdgeHistogram": "f0p0k338"}])
     (('lateral', 'descriptors'), ('frontal', 'descriptors'))
@@ -146,41 +145,41 @@ def _judge(log_odds: float) -> Projection:
 
 
 def read_projection_list(path: Path) -> ProjectionList:
-    """`indiana_projections.csv` as projections by image (`name_image`).
+    """Read the projections in `indiana_projections.csv`, by image (`name_image`).
 
     Raises:
-      BadInput: the file cannot be read, a column is missing, a projection is neither Frontal nor Lateral, or
-        an image stands there twice with two projections; names the line.
+      BadInput: the file cannot be read, a column is missing, a projection is neither Frontal nor Lateral, or an
+        image has two projections; names the line.
     """
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_LIST_BYTES + 1)
         if len(content) > _MAX_LIST_BYTES:
-            raise BadInput(f"{path}: found more than {_MAX_LIST_BYTES} bytes; {_ACCEPTED}")
+            raise BadInput(f"{path}: has more than {_MAX_LIST_BYTES} bytes; {_EXPECTED}")
         rows = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
         return _collect(rows, path=path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path}: cannot be read ({error}); {_ACCEPTED}") from None
+        raise BadInput(f"{path}: cannot be read ({error}); {_EXPECTED}") from None
 
 
 def _collect(rows: csv.DictReader, *, path: Path) -> ProjectionList:
     missing = {"filename", "projection"} - set(rows.fieldnames or ())
     if missing:
-        raise BadInput(f"{path}: found no column {' and '.join(sorted(missing))}; {_ACCEPTED}")
+        raise BadInput(f"{path}: no column {' and '.join(sorted(missing))}; {_EXPECTED}")
     projections: dict[str, Projection] = {}
     for row in rows:
         where = f"{path}: line {rows.line_num}"
         projection = (row["projection"] or "").strip().lower()
         if projection not in ("frontal", "lateral"):
-            raise BadInput(f"{where}: found projection {projection[:_NUM_SHOWN]!r}; {_ACCEPTED}")
+            raise BadInput(f"{where}: projection {projection[:_NUM_SHOWN]!r}; {_EXPECTED}")
         image = name_image((row["filename"] or "").strip())
         if projections.setdefault(image, projection) != projection:  # type: ignore[arg-type]
-            raise BadInput(f"{where}: found {image[:_NUM_SHOWN]!r} again with another projection; {_ACCEPTED}")
+            raise BadInput(f"{where}: {image[:_NUM_SHOWN]!r} already has another projection; {_EXPECTED}")
     return projections
 
 
 def name_image(name: str) -> str:
-    """An image's name without its beginning and endings that differ from release to release.
+    """Return an image's name without the prefix and suffixes that differ between releases.
 
     >>> name_image("CXR1_1_IM-0001-3001") == name_image("1_IM-0001-3001.dcm.png")
     True

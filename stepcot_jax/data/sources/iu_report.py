@@ -1,6 +1,6 @@
-"""One report file of the IU X-Ray collection: XML to its sections, its coding and its images.
+"""Parse one XML report of the IU X-Ray collection: sections, coding and images.
 
-`XXXX` in a text marks what was removed from it to protect the patient; texts are kept as they are.
+`XXXX` in a text marks words removed to protect the patient; texts are kept unchanged.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _TEXTS = {"AbstractText", "major", "automatic", "caption", "url", "figureId", *E
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MAX_DEPTH = 50
 _NUM_SHOWN = 80
-_ACCEPTED = "accepted is a report of the collection (<eCitation> with <uId>, <AbstractText> and <parentImage>)"
+_EXPECTED = "expected a report of the collection (<eCitation> with <uId>, <AbstractText> and <parentImage>)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +32,11 @@ class IuImage:
 
     Attributes:
       id: its name without ending, such as "CXR1000_IM-0003-1001".
-      caption: what the examination is; nearly always the same for all images of a report.
-      figure: its place in the report as written, such as "F1"; "" where there is none.
-      file_name: its file as the archive names it, such as "CXR1000_IM-0003-1001.jpg".
+      caption: of the examination; nearly always the same for all images of a report.
+      figure: its place in the report, such as "F1"; "" if it has none.
+      file_name: its file in the archive, such as "CXR1000_IM-0003-1001.jpg".
       projection: "frontal", "lateral" or "undecided".
-      decided_by: "list", "descriptors" or "order" (see `iu_projections`); "" where undecided.
+      decided_by: "list", "descriptors" or "order" (see `iu_projections`); "" if undecided.
     """
 
     id: str
@@ -49,16 +49,16 @@ class IuImage:
 
 @dataclasses.dataclass(frozen=True)
 class IuReport:
-    """One report with its coding; sections that it does not have are "".
+    """One report with its coding; missing sections are "".
 
     Attributes:
       uid: name of the report, such as "CXR1000"; the collection has one report a patient.
-      findings: what is seen.
-      impression: what it means.
-      indication: why the examination was made.
-      comparison: what it was compared with.
+      findings: section of that name.
+      impression: section of that name.
+      indication: section of that name.
+      comparison: section of that name.
       mesh: the experts' codes as written, such as "Opacity/lung/upper lobe/right" or "normal".
-      automatic: terms that a program found in the text.
+      automatic: terms that a program extracted from the text.
       images: in the order of the file.
     """
 
@@ -73,7 +73,7 @@ class IuReport:
 
     @property
     def text(self) -> str:
-        """Findings and impression with their headings, without those that are empty.
+        """Findings and impression with their headings; empty sections are omitted.
 
         >>> IuReport("CXR1", "Clear lungs.", "Normal.", "", "", ("normal",), (), ()).text
         'FINDINGS: Clear lungs. IMPRESSION: Normal.'
@@ -83,17 +83,17 @@ class IuReport:
 
     @property
     def frontal_images(self) -> tuple[IuImage, ...]:
-        """The images that are known to be frontal."""
+        """The images decided to be frontal."""
         return tuple(image for image in self.images if image.projection == "frontal")
 
 
 def read_report(content: bytes, *, listed: ProjectionList | None = None) -> IuReport:
-    """The report that a file holds.
+    """Parse a report file.
 
-    A document type declaration is refused, so there are no entities to expand and no other files to fetch.
+    A document type declaration is refused, so no entity is expanded and no other file fetched.
 
     Args:
-      content: bytes of the file; UTF-8, UTF-16, Latin-1 or ASCII, as its first line says.
+      content: bytes of the file; UTF-8, UTF-16, Latin-1 or ASCII, as declared in its first line.
       listed: projections of `indiana_projections.csv`, if there is one.
 
     Raises:
@@ -111,16 +111,16 @@ def read_report(content: bytes, *, listed: ProjectionList | None = None) -> IuRe
     except (expat.ExpatError, ValueError, LookupError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput(f"found what is not XML ({error}); {_ACCEPTED}") from None
+        raise BadInput(f"is not XML ({error}); {_EXPECTED}") from None
     return _as_report(collector, listed=listed)
 
 
 def _refuse_declarations(*_: object) -> None:
-    raise BadInput(f"found a document type declaration; {_ACCEPTED}, without one")
+    raise BadInput(f"has a document type declaration; {_EXPECTED}, without one")
 
 
 class _Collector:
-    """Keeps the few parts of a file that are used, while it is parsed."""
+    """Keeps the parts of a file that are used, while it is parsed."""
 
     def __init__(self) -> None:
         self.uid = ""
@@ -135,10 +135,10 @@ class _Collector:
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         if not self._path and name != "eCitation":
-            raise BadInput(f"found <{name[:_NUM_SHOWN]}>; {_ACCEPTED}")
+            raise BadInput(f"is <{name[:_NUM_SHOWN]}>; {_EXPECTED}")
         self._path.append(name)
         if len(self._path) > _MAX_DEPTH:
-            raise BadInput(f"found elements within elements more than {_MAX_DEPTH} deep; {_ACCEPTED}")
+            raise BadInput(f"nests elements more than {_MAX_DEPTH} deep; {_EXPECTED}")
         if name == "uId":
             self.uid = attributes.get("id", "").strip()
         elif name == "parentImage":
@@ -177,7 +177,7 @@ def _as_report(collector: _Collector, *, listed: ProjectionList | None) -> IuRep
     unknown = collector.sections.keys() - set(_SECTIONS)
     if unknown:
         found = sorted(label[:_NUM_SHOWN] for label in unknown)
-        raise BadInput(f"found AbstractText with the label {found}, accepted are {', '.join(_SECTIONS)}")
+        raise BadInput(f"AbstractText with label {found} is not one of {', '.join(_SECTIONS)}")
     sections = {name.lower(): " ".join(collector.sections.get(name, ())) for name in _SECTIONS}
     return IuReport(
         uid=collector.uid,
@@ -190,7 +190,7 @@ def _as_report(collector: _Collector, *, listed: ProjectionList | None) -> IuRep
 
 def _require_name(field: str, name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise BadInput(f"{field}: found {name[:_NUM_SHOWN]!r}, accepted are letters, digits, '.', '_' and '-'")
+        raise BadInput(f"{field}: {name[:_NUM_SHOWN]!r} must have only letters, digits, '.', '_' and '-'")
 
 
 def _as_images(found: Sequence[dict[str, str]], *, listed: ProjectionList | None) -> tuple[IuImage, ...]:

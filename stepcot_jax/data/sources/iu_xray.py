@@ -1,7 +1,7 @@
-"""The IU X-Ray collection (Demner-Fushman et al., JAMIA 2016) as it is released: reports, coding and images.
+"""The IU X-Ray collection (Demner-Fushman et al., JAMIA 2016): reports, coding and images.
 
-A data root is the archive `NLMCXR_reports.tgz`, a folder that holds it, or a folder with the XML files (in
-it or in `ecgen-radiology/`). Images are beside the reports in `NLMCXR_png/` or `images/`.
+A data root is the archive `NLMCXR_reports.tgz`, a folder with it, or a folder with the XML files (directly or in
+`ecgen-radiology/`). Images are beside the reports in `NLMCXR_png/` or `images/`.
 """
 
 import re
@@ -25,13 +25,11 @@ _ARCHIVE_PATTERNS = ("NLMCXR_reports*.tgz", "NLMCXR_reports*.tar.gz", "NLMCXR_re
 _REPORT_FOLDER = "ecgen-radiology"
 _IMAGE_FOLDERS = ("NLMCXR_png", "images")
 _NUM_SHOWN = 80
-_ACCEPTED = (
-    f"accepted are NLMCXR_reports.tgz, a folder with it, and a folder with XML reports in it or in {_REPORT_FOLDER}/"
-)
+_EXPECTED = f"expected NLMCXR_reports.tgz, a folder with it, or a folder with XML reports in it or in {_REPORT_FOLDER}/"
 
 
 def is_iu_xray(root: Path) -> bool:
-    """Whether a data root is this collection's, told by the names and, for loose XML files, the first one's start."""
+    """Whether a data root has this collection, by its file names and, for loose XML files, the start of the first."""
     root = Path(root)
     if root.is_file():
         return root.name.lower().endswith(_ARCHIVE_ENDINGS)
@@ -47,17 +45,16 @@ def is_iu_xray(root: Path) -> bool:
 
 
 def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
-    """The reports of an archive or a folder, one at a time, in the archive's order or by file name.
+    """Yield the reports of an archive or a folder, in the archive's order or by file name.
 
-    A file that cannot be used comes as what is set aside: its position among the files from 0, and its name
-    in the reason. Projections are decided as `iu_projections` says, with the list beside the reports if
-    there is one.
+    An unusable file comes as a `SetAside` with its position among the files from 0 and its name in the reason.
+    `iu_projections` decides the projections, with the list beside the reports if there is one.
 
     Args:
-      source: a data root; see the top of this module.
+      source: a data root, as in the module docstring.
 
     Raises:
-      BadInput: the source as a whole cannot be used, or has no report file; names it.
+      BadInput: the source cannot be used, or has no report file; names it.
     """
     source = Path(source)
     listed = _read_list(_locate_data(source))
@@ -69,31 +66,30 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
                 raise BadInput(file.reason)
             report = read_report(file.content, listed=listed)
             if report.uid in seen:
-                raise BadInput(f"uId: found {report.uid!r} again, accepted is one file a report")
+                raise BadInput(f"uId: {report.uid!r} occurs twice; expected one file per report")
             seen.add(report.uid)
             yield report
         except BadInput as error:
             yield SetAside(record, "", f"{file.name[-_NUM_SHOWN:]}: {error}")
     if record < 0:
-        raise BadInput(f"{source}: found no file that ends in .xml; {_ACCEPTED}")
+        raise BadInput(f"{source}: has no .xml file; {_EXPECTED}")
 
 
 def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_images: bool = True) -> Collection:
-    """One case for each frontal image, with the labels that the experts' coding gives (`iu_coding`).
+    """Read one case for each frontal image, labelled from the experts' coding (`iu_coding`).
 
-    A step that the coding leaves open or answers in several ways is not annotated. Records are counted from 0: every
-    image is one, and so is every report without an image and every unusable file. Those that are no case are
-    set aside: lateral and undecided images and reports without images in any case, unusable files and
-    missing images as bad records.
+    A step that the coding leaves open or answers in several ways is not annotated. Every image, every report without
+    an image and every unusable file is a record, numbered from 0. Lateral and undecided images and reports without
+    images are set aside; unusable files and missing images are bad records.
 
     Args:
-      root: a data root; see the top of this module.
+      root: a data root, as in the module docstring.
       on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
-      require_images: whether a record without its image file is bad; if not, its image path is the name
-        that the report has for it, in the folder "images".
+      require_images: whether a record without its image file is bad; if not, its image path is its name in the
+        report, in the folder "images".
 
     Raises:
-      BadInput: the root cannot be used, it gives no case, or a record is bad and `on_bad_record` is "stop".
+      BadInput: the root cannot be used, no record is a case, or a record is bad and `on_bad_record` is "stop".
     """
     root = Path(root)
     folder, reports = _locate_data(root), _locate_reports(root)
@@ -105,7 +101,7 @@ def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_ima
             intake.refuse(report.reason)
             continue
         if not report.images:
-            reason = f"{report.uid}: found no image, accepted is one or more"
+            reason = f"{report.uid}: has no image"
             intake.leave_out(reason, image_path="", patient_id=report.uid)
         for image in report.images:
             _take_image(intake, report, image, finder)
@@ -143,17 +139,17 @@ def _read_labels(mesh: Sequence[str]) -> tuple[int, ...]:
 
 
 def _read_view(caption: str) -> str:
-    """PA or AP where the caption has one of them and not the other, else nothing."""
+    """Return PA or AP if the caption has exactly one of them, else ""."""
     found = set(re.findall(r"\b(PA|AP)\b", caption.upper()))
     return found.pop() if len(found) == 1 else ""
 
 
 def _explain(report: IuReport, image: IuImage) -> str:
     if image.projection == "lateral":
-        return f"{report.uid}: found a lateral view (by {image.decided_by}), accepted are frontal views"
+        return f"{report.uid}: lateral view (by {image.decided_by}); expected a frontal view"
     return (
-        f"{report.uid}: found an image of which neither its descriptors nor its place say whether it is frontal, "
-        f"accepted are frontal views; {LIST_NAME} beside the reports would say"
+        f"{report.uid}: neither the image's descriptors nor its place decide whether it is frontal; "
+        f"expected a frontal view, or {LIST_NAME} beside the reports"
     )
 
 
@@ -162,7 +158,7 @@ def _locate_data(root: Path) -> Path:
 
 
 def _locate_reports(root: Path) -> Path:
-    """The archive, or the folder with the XML files, of a data root."""
+    """Return the archive or the folder with the XML files of a data root."""
     if not root.is_dir():
         return root
     archives = _find_archives(root)
@@ -170,7 +166,7 @@ def _locate_reports(root: Path) -> Path:
     found = [*archives, *([folder] if folder.is_dir() else [])]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise BadInput(f"{root}: found reports in {names}, accepted is one of them, or to name one as the root")
+        raise BadInput(f"{root}: has reports in {names}; keep one of them, or use one as the root")
     return found[0] if found else root
 
 

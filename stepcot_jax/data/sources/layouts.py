@@ -1,4 +1,4 @@
-"""The layouts that a data root may have, how they are told apart, and one way to read each of them."""
+"""Dataset layouts: detect the layout of a data root and read it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Literal
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
+from stepcot_jax.data.sources.csv_columns import TABLE_NAME
 from stepcot_jax.host.errors import BadInput
 
 AUTO = "auto"
-TABLE_NAME = "cases.csv"
 
 LAYOUTS: dict[str, str] = {
     "published": "a folder with data.json",
@@ -19,11 +19,11 @@ LAYOUTS: dict[str, str] = {
     "iu_xray": "a folder or .tgz archive with the collection's XML reports",
     "csv": f"a folder with {TABLE_NAME}, or a .csv file",
 }
-"""Name of each layout and what it is known by."""
+"""Name of each layout and the files that it is recognised by."""
 
 
 def detect_layout(root: Path) -> str:
-    """The layout of a data root, told by the names of its files.
+    """Return the layout of a data root, recognised by its file names.
 
     Args:
       root: folder or file.
@@ -32,22 +32,20 @@ def detect_layout(root: Path) -> str:
       A key of `LAYOUTS`.
 
     Raises:
-      BadInput: there is nothing at `root`, or it has none of the layouts or several of them.
+      BadInput: `root` does not exist, or has none or several of the layouts.
     """
     root = Path(root)
     try:
         exists = root.exists()
     except (OSError, ValueError) as error:
-        raise BadInput(f"{str(root)[:200]!r}: cannot be read as a path ({error}), {_accepted()}") from None
+        raise BadInput(f"{str(root)[:200]!r}: is not a path ({error}); {_expected()}") from None
     if not exists:
-        raise BadInput(f"{root}: does not exist, {_accepted()}")
-    found = [layout for layout, has_layout in _SIGNS.items() if has_layout(root)]
+        raise BadInput(f"{root}: does not exist; {_expected()}")
+    found = [layout for layout, has_layout in _RECOGNISERS.items() if has_layout(root)]
     if not found:
-        raise BadInput(f"{root}: found none of the known layouts, {_accepted()}")
+        raise BadInput(f"{root}: has no known layout; {_expected()}")
     if len(found) > 1:
-        raise BadInput(
-            f"{root}: found files of the layouts {' and '.join(found)}, accepted is to name one as the layout"
-        )
+        raise BadInput(f"{root}: has files of the layouts {' and '.join(found)}; choose one as the layout")
     return found[0]
 
 
@@ -61,22 +59,21 @@ def read_source(
     single_label: bool = True,
     labels_from: Literal["auto", "boxes", "entries"] = "auto",
 ) -> Collection:
-    """Reads a data root in any layout.
+    """Read a data root in any layout.
 
-    Layouts other than "published" bring no chain: their answers are labels of `DEFAULT_CHAIN`, or of the
-    `chain.json` beside a table of one's own.
+    Only the layouts "published" and "csv" (with a `chain.json`) have a chain of their own. The answers of the others
+    are labels of `DEFAULT_CHAIN`.
 
     Args:
       root: folder or file.
-      layout: a key of `LAYOUTS`, or "auto" to tell it by the files.
+      layout: a key of `LAYOUTS`, or "auto" to detect it.
       step_names: name of each step, in order.
-      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside. What a rule of the
-        reader leaves out (several labels, a class that no diagnosis stands for, a lateral view) is no bad
-        record: it is set aside with its reason in both cases.
+      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside. Records that
+        a rule of the reader excludes (several labels, a class without a diagnosis, a lateral view) are not bad: they
+        are set aside with their reasons in both cases.
       require_images: whether a record without its image file is bad.
-      single_label: whether an image with several findings is left out, for layouts with lists of findings
-        (chestxray8, padchest_gr).
-      labels_from: which table of chestxray8 the images and their labels are from, as in `read_chestxray8`.
+      single_label: whether to exclude images with several findings (chestxray8, padchest_gr).
+      labels_from: table with the images and labels of chestxray8, as in `read_chestxray8`.
 
     Raises:
       BadInput: the root cannot be used; names file, record and field.
@@ -85,7 +82,7 @@ def read_source(
     if layout == AUTO:
         layout = detect_layout(root)
     elif layout not in LAYOUTS:
-        raise BadInput(f"layout: found {layout[:80]!r}, accepted are {', '.join((AUTO, *LAYOUTS))}")
+        raise BadInput(f"layout: {layout[:80]!r} is not one of {', '.join((AUTO, *LAYOUTS))}")
     if layout == "published":
         return read_records(root, step_names=step_names, on_bad_record=on_bad_record, require_images=require_images)
     if layout == "csv":
@@ -115,11 +112,11 @@ def read_source(
 def _require_default_names(step_names: Sequence[str], *, layout: str) -> None:
     expected = [step.name for step in DEFAULT_CHAIN.steps]
     if list(step_names) != expected:
-        raise BadInput(f"step_names: found {list(step_names)}, accepted with the layout {layout} are {expected}")
+        raise BadInput(f"step_names {list(step_names)} do not match the layout {layout}: expected {expected}")
 
 
-def _accepted() -> str:
-    return "accepted are: " + "; ".join(f"{description} ({name})" for name, description in LAYOUTS.items())
+def _expected() -> str:
+    return "expected " + "; ".join(f"{description} ({name})" for name, description in LAYOUTS.items())
 
 
 def _has(*patterns: str) -> Callable[[Path], bool]:
@@ -136,7 +133,7 @@ def _is_iu_xray(root: Path) -> bool:
     return is_iu_xray(root)
 
 
-_SIGNS: dict[str, Callable[[Path], bool]] = {
+_RECOGNISERS: dict[str, Callable[[Path], bool]] = {
     "published": _has(data_json.FILE_NAME),
     "chestxray8": _has("BBox_List_2017*.csv", "Data_Entry_2017*.csv"),
     "padchest_gr": _has("grounded_reports*.json"),

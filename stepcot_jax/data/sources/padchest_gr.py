@@ -1,4 +1,4 @@
-"""BIMCV PadChest-GR: grounded reports as cases with boxes, sentences and the answers that follow from the labels."""
+"""BIMCV PadChest-GR: grounded reports as cases, with boxes, sentences and the answers implied by the labels."""
 
 import dataclasses
 import logging
@@ -21,10 +21,10 @@ from stepcot_jax.data.sources.padchest_gr_files import (
     GroundedStudy,
     StudyFacts,
     decode_study,
+    find_findings,
     identify,
     read_master_table,
 )
-from stepcot_jax.data.sources.padchest_gr_labels import find_findings
 from stepcot_jax.host.errors import BadInput
 
 Readers = Literal["first", "both"]
@@ -51,21 +51,20 @@ def read_padchest_gr(
     readers: Readers = "first",
     image_folders: Sequence[str] = IMAGE_FOLDERS,
 ) -> Collection:
-    """Reads `grounded_reports*.json`, with patients from `master_table*.csv` where there is one.
+    """Read `grounded_reports*.json`, and the patients from `master_table*.csv` if there is one.
 
-    The report is its sentences in English (in Spanish where one has no English), in order. Boxes need the image,
-    whose width and height their fractions are of: a case without its file has no boxes, which one warning says.
-    Studies with abnormal findings of which none is one of the diagnoses are set aside, whatever `on_bad_record`
-    is, as are those that `single_label` leaves out. Without a master table each study is a patient of its own,
-    which a warning says.
+    The report joins the English sentences in order, Spanish where a sentence has no English. Boxes are fractions of
+    the image's width and height: a case without its file has no boxes, with a warning. Abnormal studies without one of
+    the diagnoses and those that `single_label` excludes are set aside, whatever `on_bad_record` is. Without a master
+    table each study counts as a patient of its own, with a warning.
 
     Args:
       root: folder with the reports.
       on_bad_record: "stop" raises if any study is bad, "skip" sets bad studies aside.
       require_images: whether a study without its image file is bad.
-      single_label: whether only studies with exactly one diagnosis take part; else the diagnosis of a study with
-        several is not annotated. Labels outside the diagnoses ("scoliosis") do not count.
-      readers: whose boxes: those of the first reader, or of a second one too.
+      single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
+        Labels outside the diagnoses ("scoliosis") do not count.
+      readers: boxes of the "first" reader or of "both".
       image_folders: patterns of the folders with the images, below `root`.
 
     Raises:
@@ -73,10 +72,10 @@ def read_padchest_gr(
     """
     root = Path(root)
     if readers not in ("first", "both"):
-        raise BadInput(f"readers: found {readers!r}, accepted are 'first' and 'both'")
+        raise BadInput(f"readers: {readers!r} is not 'first' or 'both'")
     path = _find_file(root, (REPORTS,))
     if path is None:
-        raise BadInput(f"{root}: found no {REPORTS}, accepted is a folder with it")
+        raise BadInput(f"{root}: has no {REPORTS}")
     reader = _StudyReader(
         finder=ImageFinder(root, folders=image_folders, require_images=require_images),
         facts=_read_facts(root, path=path),
@@ -99,22 +98,22 @@ def _find_file(root: Path, patterns: Sequence[str]) -> Path | None:
     found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.is_file()]
     if len(found) > 1:
         names = ", ".join(str(path.relative_to(root)) for path in found[:5])
-        raise BadInput(f"{root}: found {names}, accepted is one file {patterns[0]}")
+        raise BadInput(f"{root}: several files {patterns[0]} ({names}); expected one")
     return found[0] if found else None
 
 
 def _read_facts(root: Path, *, path: Path) -> Mapping[str, StudyFacts]:
-    # Unpacking the released archive makes a folder that is called like the table in it.
+    # Unpacking the released archive makes a folder named like the table in it.
     table = _find_file(root, (MASTER_TABLE, f"{MASTER_TABLE}/{MASTER_TABLE}"))
     if table is not None:
         return read_master_table(table)
-    _LOG.warning("%s: found no %s: each study is taken for a patient of its own", path, MASTER_TABLE)
+    _LOG.warning("%s: no %s: each study counts as a patient of its own", path, MASTER_TABLE)
     return {}
 
 
 @dataclasses.dataclass
 class _StudyReader:
-    """Reads single studies; counts what the warnings at the end are about."""
+    """Reads single studies and counts for the warnings at the end."""
 
     finder: ImageFinder
     facts: Mapping[str, StudyFacts]
@@ -127,16 +126,16 @@ class _StudyReader:
         return self.facts[study].patient_id if study in self.facts else study
 
     def read(self, study: GroundedStudy, *, index: int, intake: Intake) -> None:
-        """Gives one study to the intake.
+        """Add one study to the intake.
 
         Raises:
           BadInput: a field's content is not acceptable; the message ends with the JSON path.
         """
         study_id = str(study.study)
         if not study_id.strip():
-            raise BadInput(f"found an empty text, accepted is a study's identifier - at `$[{index}].StudyID`")
+            raise BadInput(f"the study's identifier is empty - at `$[{index}].StudyID`")
         if self.facts and study_id not in self.facts:
-            raise BadInput(f"found a study that the master table does not have - at `$[{index}].StudyID`")
+            raise BadInput(f"the study is not in the master table - at `$[{index}].StudyID`")
         try:
             image_path, real_path = self.finder.find(study.image)
             boxed = any(finding.boxes or finding.extra_boxes for finding in study.findings)
@@ -175,16 +174,16 @@ class _StudyReader:
     def warn(self, path: Path) -> None:
         if self.num_boxless:
             _LOG.warning(
-                "%s: %d studies with boxes have no image file: their boxes are left out", path, self.num_boxless
+                "%s: %d studies with boxes have no image file: their boxes are ignored", path, self.num_boxless
             )
         if self.num_second:
-            _LOG.warning("%s: %d boxes of a second reader are left out", path, self.num_second)
+            _LOG.warning("%s: %d boxes of a second reader are ignored", path, self.num_second)
 
     def _find_no_use(self, diagnoses: Sequence[str]) -> str:
         if not diagnoses:
-            return f"found abnormal labels that are no diagnosis, accepted is one of {', '.join((NORMAL, *DIAGNOSES))}"
+            return f"the abnormal labels have none of {', '.join((NORMAL, *DIAGNOSES))}"
         if self.single_label and len(diagnoses) > 1:
-            return f"found {len(diagnoses)} diagnoses ({', '.join(sorted(diagnoses))}), accepted is one (single_label)"
+            return f"{len(diagnoses)} diagnoses ({', '.join(sorted(diagnoses))}) instead of one (single_label)"
         return ""
 
     def _boxes(self, study: GroundedStudy, *, size: tuple[int, int] | None) -> tuple[Box, ...]:
@@ -201,7 +200,7 @@ class _StudyReader:
 
 
 def _list_labels(study: GroundedStudy) -> list[str]:
-    """The labels of what is present, each once, sorted."""
+    """Return the labels of abnormal findings, each once, sorted."""
     present = (finding.labels or () for finding in study.findings if finding.abnormal)
     return sorted({" ".join(label.split()) for labels in present for label in labels} - {""})
 

@@ -1,19 +1,23 @@
-"""The files of BIMCV PadChest-GR as they are documented: grounded reports in JSON, and the master table.
+"""The files of BIMCV PadChest-GR, grounded reports in JSON and the master table, and its labels as findings.
 
 `grounded_reports_20240819.json` is an array of studies: StudyID, ImageID, PreviousStudyID, PreviousImageID and
 findings, each with sentence_en, sentence_es, abnormal, boxes and extra_boxes ([x0, y0, x1, y1] as fractions of
 the image's width and height, from the first reader and a second one), labels, locations and progression.
-`master_table.csv` has a row a study and label. de Castro et al., "PadChest-GR", NEJM AI 2025
-(arXiv 2411.05085).
+`master_table.csv` has a row for each study and label. de Castro et al., "PadChest-GR", NEJM AI 2025 (arXiv 2411.05085).
+
+PadChest's labels form a tree (Bustos et al., Medical Image Analysis 2020). A label stands for the diagnosis that it or
+a label above it names: "laminar atelectasis" is below "atelectasis", "alveolar pattern" and "consolidation" are below
+"infiltrates". Masses outside of the lung, calcified granulomas and pseudonodules (nipple shadows) stand for none.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from stepcot_jax.data.sources.delimited import fold_column, read_table
+from stepcot_jax.data.sources.findings import DIAGNOSES, Finding
 from stepcot_jax.host.errors import BadInput
 
 REPORTS = "grounded_reports*.json"
@@ -22,13 +26,13 @@ MASTER_TABLE = "master_table*.csv"
 _SLACK = 1e-6
 _MAX_AGE = 150
 _SEXES = ("F", "M", "O")
-_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge", "split")
+_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge")
 
 Corners = tuple[float, float, float, float]
 
 
 class GroundedFinding(msgspec.Struct, frozen=True):
-    """One sentence of a report; those of what is absent have no boxes and often no labels."""
+    """One sentence of a report; sentences about absent findings have no boxes and often no labels."""
 
     sentence_en: str | None = None
     sentence_es: str | None = None
@@ -57,28 +61,26 @@ _IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
 
 @dataclasses.dataclass(frozen=True)
 class StudyFacts:
-    """What the master table says of a study.
+    """A study in the master table.
 
     Attributes:
       patient_id: as in the table.
       sex: "F", "M", "O" or "".
-      age: in years; None where unknown or impossible.
-      split: "train", "validation" or "test" of the release, which are disjoint by patient; "" where unknown.
+      age: in years; None if unknown or impossible.
       row: number of the study's first row.
     """
 
     patient_id: str
     sex: str
     age: float | None
-    split: str
     row: int
 
 
 def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
-    """One study of the grounded reports.
+    """Decode one study of the grounded reports.
 
     Raises:
-      BadInput: a field is missing or of another type, or a box is none; the message ends with the JSON path.
+      BadInput: a field is missing or of another type, or a box is invalid; the message ends with the JSON path.
     """
     try:
         study = _DECODER.decode(raw)
@@ -86,19 +88,19 @@ def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
         here, message = f"`$[{index}]", str(error)
         raise BadInput(message.replace("`$", here) if "`$" in message else f"{message} - at {here}`") from error
     if not study.findings:
-        raise BadInput(f"found no findings, accepted is one or more - at `$[{index}].findings`")
+        raise BadInput(f"has no findings - at `$[{index}].findings`")
     for number, finding in enumerate(study.findings):
         for name in ("boxes", "extra_boxes"):
             for place, corners in enumerate(getattr(finding, name) or ()):
                 if not _is_box(corners):
                     where = f"`$[{index}].findings[{number}].{name}[{place}]`"
-                    accepted = "accepted are x0 < x1, y0 < y1 as fractions from 0 to 1"
-                    raise BadInput(f"found box {list(corners)}, {accepted} - at {where}")
+                    expected = "expected x0 < x1, y0 < y1 as fractions from 0 to 1"
+                    raise BadInput(f"box {list(corners)}: {expected} - at {where}")
     return study
 
 
 def identify(raw: bytes) -> tuple[str, str]:
-    """Study and image of a record that may be bad otherwise, each "" where it cannot be read."""
+    """Return study and image of a bad record, each "" if it cannot be read."""
     try:
         found = _IDENTITY_DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError):
@@ -108,7 +110,7 @@ def identify(raw: bytes) -> tuple[str, str]:
 
 
 def read_master_table(path: Path) -> dict[str, StudyFacts]:
-    """Patient, sex, age and split of each study.
+    """Return patient, sex and age of each study.
 
     Raises:
       BadInput: the file is no table, a column is missing, or two rows of a study name different patients.
@@ -118,17 +120,17 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
     missing = [name for name in _COLUMNS[:2] if fold_column(name) not in folded]
     if missing:
         shown = [name[:40] for name in header[:30]]
-        raise BadInput(f"{path}: found columns {shown} without {', '.join(missing)}, accepted is a table with them")
+        raise BadInput(f"{path}: columns {shown} lack {', '.join(missing)}")
     places = [folded.index(fold_column(name)) if fold_column(name) in folded else None for name in _COLUMNS]
     studies: dict[str, StudyFacts] = {}
     for row in rows:
-        study, patient, sex, age, split = (_cell(row.cells, place) for place in places)
+        study, patient, sex, age = (_cell(row.cells, place) for place in places)
         if not study or not patient:
-            raise BadInput(f"{path}: row {row.number}: found no study or no patient, accepted are both")
-        facts = StudyFacts(patient, sex if sex in _SEXES else "", _read_age(age), split, row.number)
+            raise BadInput(f"{path}: row {row.number}: study and patient are required")
+        facts = StudyFacts(patient, sex if sex in _SEXES else "", _read_age(age), row.number)
         known = studies.setdefault(study, facts)
         if known.patient_id != patient:
-            raise BadInput(f"{path}: row {row.number}: found another patient than row {known.row} has for the study")
+            raise BadInput(f"{path}: row {row.number}: the study has another patient than in row {known.row}")
     return studies
 
 
@@ -147,3 +149,88 @@ def _read_age(written: str) -> float | None:
     except ValueError:
         return None
     return age if 0 <= age <= _MAX_AGE else None
+
+
+_LABELS_OF_DIAGNOSES = {
+    "Nodule": ("nodule", "multiple nodules"),
+    "Atelectasis": (
+        "atelectasis",
+        "atelectasis basal",
+        "laminar atelectasis",
+        "lobar atelectasis",
+        "round atelectasis",
+        "segmental atelectasis",
+        "total atelectasis",
+    ),
+    "Infiltration": (
+        "infiltrates",
+        "air bronchogram",
+        "alveolar pattern",
+        "consolidation",
+        "ground glass pattern",
+        "interstitial pattern",
+        "miliary opacities",
+        "reticular interstitial pattern",
+        "reticulonodular interstitial pattern",
+    ),
+    "Effusion": (
+        "pleural effusion",
+        "empyema",
+        "hemothorax",
+        "hydropneumothorax",
+        "loculated fissural effusion",
+        "loculated pleural effusion",
+    ),
+    "Pneumonia": ("pneumonia", "atypical pneumonia"),
+    "Cardiomegaly": ("cardiomegaly",),
+    "Mass": ("mass", "pulmonary mass"),
+    "Pneumothorax": ("pneumothorax", "hydropneumothorax"),
+}
+
+_DENSER = (
+    "abscess",
+    "calcified granuloma",
+    "fibrotic band",
+    "granuloma",
+    "increased density",
+    "kerley lines",
+    "lepidic adenocarcinoma",
+    "lung metastasis",
+    "lymphangitis carcinomatosa",
+    "post radiotherapy changes",
+    "pulmonary edema",
+    "pulmonary fibrosis",
+    "tuberculosis",
+    "tuberculosis sequelae",
+)
+_MORE_TRANSPARENT = (
+    "air trapping",
+    "bullas",
+    "copd signs",
+    "emphysema",
+    "hyperinflated lung",
+    "lung vascular paucity",
+)
+
+
+def _table() -> dict[str, tuple[Finding, ...]]:
+    table: dict[str, tuple[Finding, ...]] = {label: (Finding(density="increased"),) for label in _DENSER}
+    table |= {label: (Finding(density="decreased"),) for label in _MORE_TRANSPARENT}
+    for diagnosis, labels in _LABELS_OF_DIAGNOSES.items():
+        for label in labels:
+            table[label] = (*table.get(label, ()), DIAGNOSES[diagnosis])
+    return table
+
+
+FINDINGS = _table()
+"""Findings of each label in lower case; any other label has none."""
+
+
+def find_findings(labels: Iterable[str]) -> tuple[Finding, ...]:
+    """Return the findings that labels stand for.
+
+    >>> [finding.diagnosis for finding in find_findings([" Laminar atelectasis", "scoliosis"])]
+    ['Atelectasis']
+    """
+    folded = (" ".join(label.split()).casefold() for label in labels)
+    return tuple(finding for label in folded for finding in FINDINGS.get(label, ()))

@@ -1,4 +1,4 @@
-"""Step-CoT as a dataset of tensorflow_datasets, without tensorflow: `builder` prepares it, `source` reads it.
+"""Step-CoT as a tensorflow_datasets dataset, without tensorflow: `builder` prepares it, `source` opens it.
 
-Nothing here is imported by the rest of the package, since tensorflow_datasets is optional.
+The rest of the package imports this lazily, since tensorflow_datasets is optional.
 """

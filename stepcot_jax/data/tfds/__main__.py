@@ -4,13 +4,14 @@ import argparse
 import pathlib
 
 from stepcot_jax.data.tfds.contents import QUARANTINE_NAME
+from stepcot_jax.data.tfds.examples import import_tfds
 from stepcot_jax.data.tfds.preparing import Reading
-from stepcot_jax.data.tfds.source import open_prepared, prepare
+from stepcot_jax.data.tfds.source import open_prepared
 from stepcot_jax.host.errors import run_tool
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prepare the folder that the command line names, and say what came of it."""
+    """Prepare the folder from the command line and print the numbers of cases."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.data.tfds", description=__doc__)
     parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder with data.json and images")
     parser.add_argument("data_dir", type=pathlib.Path, metavar="DIR", help="where datasets are kept")
@@ -25,6 +26,9 @@ def main(arguments: list[str] | None = None) -> None:
         split_seed=options.split_seed,
         near_duplicate_radius=options.near_duplicate_radius,
     )
+    import_tfds()
+    from stepcot_jax.data.tfds.builder import prepare  # imports tensorflow_datasets
+
     folder = prepare(options.root, options.data_dir, reading)
     prepared = open_prepared(folder)
     counts = ", ".join(f"{len(indices)} {name}" for name, indices in prepared.splits.by_name().items())

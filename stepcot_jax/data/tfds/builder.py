@@ -1,29 +1,23 @@
-"""The builder of tensorflow_datasets for a folder in the published layout.
+"""The tensorflow_datasets builder for a folder in the published layout.
 
     from stepcot_jax.data.tfds.builder import StepCot
     StepCot(data_root="FOLDER", data_dir="PREPARED").download_and_prepare()
     source = tensorflow_datasets.data_source("step_cot", split="train", data_dir="PREPARED")
 
-Importing this module needs tensorflow_datasets and registers the dataset under the name `step_cot`. Neither it nor what
-is done with it needs tensorflow.
+Importing this module requires tensorflow_datasets and registers the dataset as `step_cot`. Nothing needs tensorflow.
 """
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.tfds.contents import (
-    QUARANTINE_NAME,
-    VERSION,
-    digest_image,
-    write_account,
-    write_contents,
-)
+from stepcot_jax.data.tfds.contents import QUARANTINE_NAME, VERSION, write_account, write_contents
 from stepcot_jax.data.tfds.examples import import_tfds, make_example, make_features
 from stepcot_jax.data.tfds.preparing import Gathered, Reading, gather, identify_source
 from stepcot_jax.data.tfds.source import check_prepared_from
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.errors import BadInput, make_workdir
 
 tfds = import_tfds()
 
@@ -41,16 +35,16 @@ and a reason. Prepared from a folder in the layout that the authors of Step-CoT 
 
 
 class StepCot(tfds.core.GeneratorBasedBuilder):
-    """Prepares a folder in the published layout, and reads what was prepared.
+    """Prepares a folder in the published layout and reads a prepared dataset.
 
     Args:
-      data_root: the folder; None reads `manual_dir` (see `MANUAL_DOWNLOAD_INSTRUCTIONS`), or what is prepared already.
-      reading: how it is read.
-      file_format: "array_record", the one format that is read without tensorflow.
+      data_root: the folder; None for `manual_dir` (see `MANUAL_DOWNLOAD_INSTRUCTIONS`) or a prepared dataset.
+      reading: how the folder is read.
+      file_format: "array_record", the only format that needs no tensorflow.
       kwargs: of `tfds.core.GeneratorBasedBuilder`, such as `data_dir`.
 
     Raises:
-      BadInput: another format is asked for.
+      BadInput: `file_format` is another one.
     """
 
     VERSION = tfds.core.Version(VERSION)
@@ -72,7 +66,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
     ) -> None:
         wanted = getattr(file_format, "value", file_format) or _FORMAT
         if wanted != _FORMAT:
-            raise BadInput(f"file_format: found {wanted!r}, accepted is {_FORMAT!r}")
+            raise BadInput(f"file_format: {wanted!r} is not {_FORMAT!r}")
         self._root = None if data_root is None else Path(data_root)
         self._reading = reading or Reading()
         self._images: dict[int, tuple[int, str]] = {}
@@ -91,18 +85,18 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
             homepage=_HOMEPAGE,
             citation=_CITATION,
             metadata=tfds.core.MetadataDict(),
-            # Record k of a split is its case k, so that the records beside the shards say what is in them.
+            # Record k of a split is its case k: `Contents` relies on the order.
             disable_shuffling=True,
         )
 
     def download_and_prepare(self, **kwargs: Any) -> None:
-        """Prepares the dataset unless it is there.
+        """Prepare the dataset unless it is prepared already.
 
         Args:
-          kwargs: as of the overridden method.
+          kwargs: of the overridden method.
 
         Raises:
-          BadInput: the folder cannot be used, or something else is prepared already where it should go.
+          BadInput: the folder cannot be used, or the target holds a dataset prepared from other data.
         """
         config = kwargs.get("download_config")
         overwrites = config is not None and config.download_mode.overwrite_dataset
@@ -114,7 +108,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         root = self._root or _find_manual_dir(dl_manager)
         self._gathered = gather(root, self._reading)
         source = identify_source(root, self._reading)
-        folder = Path(self.data_dir)  # a temporary one, which takes its place when this returns
+        folder = Path(self.data_dir)  # a temporary one, renamed when this returns
         write_account(folder, self._gathered)
         self._describe(self._gathered, source)
         super()._download_and_prepare(dl_manager, download_config)
@@ -125,7 +119,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         write_contents(folder, self._gathered, source=source, shard_lengths=lengths, images=self._images)
 
     def _describe(self, gathered: Gathered, source: str) -> None:
-        """What the metadata say of the data; they are written beside the shards."""
+        """Set the metadata that tensorflow_datasets writes beside the shards."""
         collection = gathered.collection
         self.info.metadata.update(
             {
@@ -148,7 +142,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, indices: tuple[int, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
         for place, index in enumerate(indices):
             content = self._gathered.images.read(index)
-            self._images[index] = digest_image(content)
+            self._images[index] = len(content), hashlib.sha256(content).hexdigest()
             yield place, make_example(self._gathered.collection.cases[index], content)
 
 
@@ -157,6 +151,26 @@ def _find_manual_dir(dl_manager: Any) -> Path:
         return Path(dl_manager.manual_dir)
     except (AssertionError, ValueError) as error:
         raise BadInput(
-            f"step_cot: found neither data_root nor anything in manual_dir ({' '.join(str(error).split())[:200]}), "
-            "accepted is a folder in the published layout, named as data_root or put into manual_dir"
+            f"step_cot: data_root or a filled manual_dir is required ({' '.join(str(error).split())[:200]}): "
+            "a folder in the published layout"
         ) from None
+
+
+def prepare(root: Path, data_dir: Path, reading: Reading | None = None) -> Path:
+    """Prepare a folder in the published layout, unless it is prepared already.
+
+    Args:
+      root: the folder.
+      data_dir: where datasets are kept; this one goes to `step_cot/1.0.0` below it.
+      reading: how the folder is read; None for the defaults.
+
+    Returns:
+      The folder of the prepared dataset.
+
+    Raises:
+      BadInput: the folder cannot be used, or other data are prepared there.
+    """
+    make_workdir(Path(data_dir))
+    builder = StepCot(data_root=root, reading=reading, data_dir=data_dir)
+    builder.download_and_prepare()
+    return Path(builder.data_dir)

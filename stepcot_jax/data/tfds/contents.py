@@ -1,20 +1,20 @@
-"""What lies beside the shards of a prepared dataset: the records, and a list of what is where.
+"""The files beside the shards of a prepared dataset.
 
-tensorflow_datasets writes the shards and what it needs to read them. Beside these stand `data.json` with the cases
-that take part, in the published layout, so that nobody has to read all images to learn the labels; `quarantine.jsonl`
-with those that do not; and `step_cot.json`, which says where each image is and what it must be. That one is written
-last: where it is missing, nothing was prepared.
+tensorflow_datasets writes the shards and its own metadata. Beside them lie `data.json` with the cases in the published
+layout, so that reading labels needs no images; `quarantine.jsonl` with the records that were set aside; and
+`step_cot.json`, which says where each image is and gives its digest. That one is written last: without it, the
+preparation was not finished.
 """
 
-import hashlib
 from pathlib import Path
 
 import msgspec
 
+from stepcot_jax.data.images.image_shards import ShardEntry, ShardIndex, check_size
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
-from stepcot_jax.data.tfds.preparing import Gathered, hash_file
+from stepcot_jax.data.tfds.preparing import Gathered, digest_of_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
 
@@ -23,7 +23,7 @@ VERSION = "1.0.0"
 CONTENTS_NAME = "step_cot.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 
-_ACCEPTED = "accepted is what `stepcot_jax.data.tfds` prepared"
+_EXPECTED = "expected what `stepcot_jax.data.tfds` prepared"
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +36,11 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a prepared dataset but the images.
+    """A prepared dataset apart from its images.
 
-    `source` is `gathering.identify_source` of the folder it was prepared from, `records` the SHA-256 of the `data.json`
-    beside it; `sizes` and `digests` (SHA-256) are those of each case's image file, in the order of that `data.json`;
-    `splits` has indices of the same order.
+    `source` is the result of `identify_source` for the folder it was prepared from, `records` the SHA-256 of the
+    `data.json` beside it. `sizes` and `digests` (SHA-256) describe each case's image file, in the order of that
+    `data.json`; `splits` has indices into the same order.
     """
 
     version: str = VERSION
@@ -54,9 +54,32 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     digests: tuple[str, ...]
     set_aside: tuple[SetAside, ...]
 
+    def index(self, paths: tuple[str, ...]) -> ShardIndex:
+        """Return the shards as `ShardFiles` takes them.
+
+        Args:
+          paths: image path of each case.
+        """
+        # Shards follow each other as the splits do.
+        order = iter([case for name in SPLIT_NAMES for case in self.splits[name]])
+        entries = []
+        for shard in self.shards:
+            cases = [next(order) for _ in range(shard.num_records)]
+            entries.append(
+                ShardEntry(
+                    file=shard.file,
+                    num_bytes=shard.num_bytes,
+                    sha256="",
+                    paths=tuple(paths[case] for case in cases),
+                    sizes=tuple(self.sizes[case] for case in cases),
+                    digests=tuple(self.digests[case] for case in cases),
+                )
+            )
+        return ShardIndex(source=self.source, shards=tuple(entries))
+
 
 def write_account(folder: Path, gathered: Gathered) -> None:
-    """Writes the cases and, if there are any, the records that were set aside."""
+    """Write the cases and, if there are any, the records that were set aside."""
     collection = gathered.collection
     write_records(folder, chain=collection.chain, cases=collection.cases)
     if collection.set_aside:
@@ -71,12 +94,12 @@ def write_contents(
     shard_lengths: dict[str, list[tuple[str, int]]],
     images: dict[int, tuple[int, str]],
 ) -> None:
-    """Writes the list of what is where, after everything that it speaks of.
+    """Write `step_cot.json`, after all the files that it describes.
 
     Args:
       folder: of the shards.
-      gathered: what was prepared.
-      source: `identify_source` of where it comes from.
+      gathered: the prepared cases and splits.
+      source: `identify_source` of the folder they come from.
       shard_lengths: file name and number of records of each shard of each split, in order.
       images: size and SHA-256 of each case's image.
 
@@ -86,11 +109,11 @@ def write_contents(
     for name, indices in gathered.splits.by_name().items():
         found = sum(length for _, length in shard_lengths[name])
         if found != len(indices):
-            raise BadInput(f"{folder}: found {found} records written of split {name}, accepted are all {len(indices)}")
+            raise BadInput(f"{folder}: {found} records of split {name} were written instead of {len(indices)}")
     order = [images[index] for index in range(len(gathered.collection.cases))]
     contents = Contents(
         source=source,
-        records=hash_file(folder / FILE_NAME),
+        records=digest_of_file(folder / FILE_NAME),
         step_names=tuple(step.name for step in gathered.collection.chain.steps),
         splits=gathered.splits.by_name(),
         splits_source=gathered.splits_source,
@@ -107,59 +130,42 @@ def write_contents(
 
 
 def read_contents(folder: Path) -> Contents:
-    """The list of what is where, checked against the shards' sizes.
+    """Read `step_cot.json` and check the sizes of the shards.
 
     Raises:
-      BadInput: it is missing or damaged, of another version, or a shard is missing, truncated or too long.
+      BadInput: it is missing, damaged or of another version, or a shard is missing, truncated or too long.
     """
     path = folder / CONTENTS_NAME
-    contents = read_json(path, Contents, accepted=_ACCEPTED)
+    contents = read_json(path, Contents, accepted=_EXPECTED)
     if contents.version != VERSION:
-        raise BadInput(f"{path}: found version {contents.version[:20]!r}, accepted is {VERSION}: prepare it anew")
+        raise BadInput(f"{path}: version {contents.version[:20]!r} is not {VERSION}; prepare the dataset anew")
     num_cases = len(contents.digests)
     lengths = dict.fromkeys(SPLIT_NAMES, 0)
     for shard in contents.shards:
         if Path(shard.file).name != shard.file or shard.split not in lengths or shard.num_records < 1:
-            raise BadInput(f"{path}: found a shard {shard.file[:80]!r} that cannot be; {_ACCEPTED}")
+            raise BadInput(f"{path}: the entry of shard {shard.file[:80]!r} is invalid; {_EXPECTED}")
         lengths[shard.split] += shard.num_records
     members = [index for name in SPLIT_NAMES for index in contents.splits.get(name, ())]
-    whole = sorted(members) == list(range(num_cases)) and len(contents.sizes) == num_cases
-    if not whole or lengths != {name: len(indices) for name, indices in contents.splits.items()}:
-        raise BadInput(f"{path}: found splits, shards and images that do not agree in number; {_ACCEPTED}")
+    is_whole = sorted(members) == list(range(num_cases)) and len(contents.sizes) == num_cases
+    if not is_whole or lengths != {name: len(indices) for name, indices in contents.splits.items()}:
+        raise BadInput(f"{path}: the numbers of splits, shards and images disagree; {_EXPECTED}")
     for shard in contents.shards:
-        _check_size(folder / shard.file, shard.num_bytes)
+        check_size(folder / shard.file, shard.num_bytes)
     return contents
 
 
-def _check_size(path: Path, num_bytes: int) -> None:
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), accepted is the shard as prepared") from None
-    if found != num_bytes:
-        raise BadInput(
-            f"{path}: found {found} bytes, accepted is the shard as it was prepared, of {num_bytes} bytes: copy it "
-            "again or prepare the dataset anew"
-        )
-
-
 def read_collection(folder: Path, contents: Contents) -> tuple[Collection, Splits]:
-    """The cases beside the shards, with those set aside, and their splits.
+    """Read the cases beside the shards, those set aside, and the splits.
 
     Raises:
-      BadInput: the records are not those that were prepared.
+      BadInput: the records have changed since they were prepared.
     """
     path = folder / FILE_NAME
-    if hash_file(path) != contents.records:
-        raise BadInput(f"{path}: found other records than were prepared; {_ACCEPTED}, unaltered")
+    if digest_of_file(path) != contents.records:
+        raise BadInput(f"{path}: the records have changed since they were prepared; {_EXPECTED}, unaltered")
     found = read_records(folder, step_names=contents.step_names, require_images=False)
     if len(found.cases) != len(contents.digests):
-        raise BadInput(f"{path}: found {len(found.cases)} cases, accepted are the {len(contents.digests)} prepared")
+        raise BadInput(f"{path}: {len(found.cases)} cases instead of the {len(contents.digests)} prepared")
     splits = Splits(**contents.splits)
     check_splits(splits, found.cases, source=str(folder / CONTENTS_NAME))
     return Collection(folder, found.chain, found.cases, contents.set_aside), splits
-
-
-def digest_image(content: bytes) -> tuple[int, str]:
-    """Size and SHA-256 of an image file's content, as `Contents` keeps them."""
-    return len(content), hashlib.sha256(content).hexdigest()

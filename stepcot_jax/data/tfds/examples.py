@@ -1,5 +1,6 @@
-"""One case as an example of tensorflow_datasets: its features, and their values."""
+"""Cases as tensorflow_datasets examples: their features and values."""
 
+import functools
 import json
 import math
 from typing import Any
@@ -11,7 +12,7 @@ from stepcot_jax.host.errors import BadInput
 
 
 def import_tfds() -> Any:
-    """The module tensorflow_datasets.
+    """Return the module tensorflow_datasets.
 
     Raises:
       BadInput: it is not installed.
@@ -21,17 +22,16 @@ def import_tfds() -> Any:
         import tensorflow_datasets
     except ImportError as error:
         raise BadInput(
-            f"tensorflow_datasets: cannot be imported ({error}), accepted is an environment with it: "
-            "pip install 'stepcot-jax[tfds]'"
+            f"tensorflow_datasets is required and cannot be imported ({error}): pip install 'stepcot-jax[tfds]'"
         ) from None
     return tensorflow_datasets
 
 
 def make_features() -> Any:
-    """The features of an example, as a `FeaturesDict`.
+    """Return the features of an example, a `FeaturesDict`.
 
-    The image is the content of its file, neither decoded nor encoded anew. Labels are positions among the options
-    that the dataset's metadata list, -100 where nobody answered.
+    The image is the unchanged content of its file. Labels are indices into the options in the dataset's metadata,
+    -100 where a step is not annotated.
     """
     features = import_tfds().features
     text = features.Text
@@ -63,13 +63,20 @@ def make_features() -> Any:
     )
 
 
-def make_image_features() -> Any:
-    """The image alone: all that is parsed of an example takes time."""
+@functools.cache
+def _image_features() -> Any:
+    """The image alone: parsing the other features would only cost time."""
     return import_tfds().features.FeaturesDict({"image": make_features()["image"]})
 
 
+def read_image(example: bytes) -> bytes:
+    """Return the content of the image file in a serialised example."""
+    content: bytes = _image_features().deserialize_example_np(example)["image"]
+    return content
+
+
 def make_example(case: Case, content: bytes) -> dict[str, Any]:
-    """The values of a case's features.
+    """Return the values of a case's features.
 
     Args:
       case: the case.

@@ -1,4 +1,4 @@
-"""What is to be prepared, read from a folder in the published layout: cases, splits, and the images' files."""
+"""Read a folder in the published layout for preparation: cases, splits and image files."""
 
 import dataclasses
 import hashlib
@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepcot_jax.data.images.decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_check import check_images, folder_files
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.records.data_json import FILE_NAME
@@ -17,21 +17,20 @@ from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS, make_split
 from stepcot_jax.data.splits.split_resolver import find_tables, read_splits
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
-
-_CHUNK_BYTES = 2**20
+from stepcot_jax.host.files import digest_file
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How a folder is read; what is prepared depends on it.
+    """How a folder is read; part of the identity of a prepared dataset.
 
     Attributes:
       step_names: name of each step, in order.
       on_bad_record: "stop" at a bad record or image, or "skip" it: set it aside with its reason.
       max_pixels: largest accepted width times height of an image.
-      split_seed: of the splits that are made where the folder has no tables.
-      split_fractions: shares of train, val and test then.
-      near_duplicate_radius: images whose hashes differ in at most so many bits come into one split then; 0 for none.
+      split_seed: for new splits, made if the folder has no split tables.
+      split_fractions: shares of train, val and test of new splits.
+      near_duplicate_radius: new splits keep images together whose hashes differ in at most this many bits; 0: off.
     """
 
     step_names: tuple[str, ...] = PUBLISHED_STEP_NAMES
@@ -43,15 +42,15 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.on_bad_record not in ("stop", "skip"):
-            raise BadInput(f"on_bad_record: found {self.on_bad_record!r}, accepted are 'stop' and 'skip'")
+            raise BadInput(f"on_bad_record: {self.on_bad_record!r} is not 'stop' or 'skip'")
 
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """What is to be prepared.
+    """Cases, splits and images to prepare.
 
     Attributes:
-      collection: the cases with readable images, and what was set aside.
+      collection: the cases with readable images, and the records that were set aside.
       splits: indices into the cases.
       splits_source: where the splits come from, in words.
       images: the image file of each case.
@@ -64,7 +63,7 @@ class Gathered:
 
 
 def gather(root: Path, reading: Reading) -> Gathered:
-    """Reads the records of a folder, decodes every image once, and reads or makes the splits.
+    """Read the records of a folder, decode every image once, and read or make the splits.
 
     Raises:
       BadInput: a record, an image or a split cannot be used and the reading says to stop.
@@ -90,7 +89,7 @@ def gather(root: Path, reading: Reading) -> Gathered:
 
 
 def identify_source(root: Path, reading: Reading) -> str:
-    """SHA-256 of the records, the tables and the reading: what tells one source from another.
+    """Return the SHA-256 of the records, the split tables and the reading settings.
 
     Raises:
       BadInput: the records cannot be read.
@@ -98,21 +97,17 @@ def identify_source(root: Path, reading: Reading) -> str:
     digest = hashlib.sha256(msgspec.json.encode(reading))
     tables = find_tables(root) or {}
     for path in (root / FILE_NAME, *(tables[name] for name in sorted(tables))):
-        digest.update(hash_file(path).encode())
+        digest.update(digest_of_file(path).encode())
     return digest.hexdigest()
 
 
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file in hex.
+def digest_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hex.
 
     Raises:
       BadInput: it cannot be read.
     """
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+        return digest_file(path)[1]
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), accepted is an ordinary file") from None
-    return digest.hexdigest()
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None

@@ -128,7 +128,7 @@ def test_a_shard_of_another_size_is_refused_by_name_at_the_start(copy, change):
     path.write_bytes(content[:-1] if change == "truncated" else content + b"x")
     if change == "missing":
         path.unlink()
-    with pytest.raises(BadInput, match=r"images-00001\.array_record: .*accepted is the shard as"):
+    with pytest.raises(BadInput, match=r"images-00001\.array_record: "):
         load_dataset(settings(copy), preprocessing=Preprocessing(32))
 
 
@@ -156,19 +156,19 @@ def test_a_shard_in_anothers_place_is_refused(copy):
         entry["num_bytes"] = path.stat().st_size
     (copy / INDEX_NAME).write_text(json.dumps(content))
     images, _ = files_of(copy)
-    with pytest.raises(BadInput, match="found other content than when the shard was written"):
+    with pytest.raises(BadInput, match="the image does not have its SHA-256"):
         images.read(0)
 
 
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        (lambda index: index.update(version=2), "found version 2"),
-        (lambda index: index["shards"][0].update(file="../images-00000.array_record"), "found a shard '../images"),
-        (lambda index: index["shards"][0].update(file="/etc/passwd"), "found a shard '/etc/passwd'"),
-        (lambda index: index["shards"][0]["sizes"].pop(), "not whole"),
-        (lambda index: index["shards"][0]["digests"].__setitem__(0, "zz"), "not whole"),
-        (lambda index: index["shards"].append(index["shards"][0]), "found an image in two places"),
+        (lambda index: index.update(version=2), "version 2 is not 1"),
+        (lambda index: index["shards"][0].update(file="../images-00000.array_record"), "'../images"),
+        (lambda index: index["shards"][0].update(file="/etc/passwd"), "'/etc/passwd' is not a shard name"),
+        (lambda index: index["shards"][0]["sizes"].pop(), "incomplete or damaged"),
+        (lambda index: index["shards"][0]["digests"].__setitem__(0, "zz"), "incomplete or damaged"),
+        (lambda index: index["shards"].append(index["shards"][0]), "an image is listed twice"),
         (lambda index: index.pop("shards"), "missing required field"),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_record_without_its_image_in_the_shards_is_set_aside_with_its_reason(f
     data = load_dataset(settings(tmp_path / "out", data__on_bad_record="skip"), preprocessing=Preprocessing(32))
     assert [(aside.record, aside.image_path) for aside in data.set_aside] == [(4, paths[4]), (9, paths[9])]
     assert "bytes 47 49 46" in data.set_aside[0].reason
-    assert "found no such image in the shards" in data.set_aside[1].reason
+    assert "the image is not in the shards" in data.set_aside[1].reason
     expected = [path for path in paths if path not in (paths[4], paths[9])]
     assert [data.images.digest(i) for i in range(28)] == [
         hashlib.sha256((folder / path).read_bytes()).hexdigest() for path in expected
@@ -225,7 +225,7 @@ def test_a_second_start_writes_nothing_and_another_source_is_refused(folder, sha
     assert {path.name: path.stat().st_mtime_ns for path in sharded.glob("images-*")} == before
     other = tmp_path / "other"
     export_phantom(other, num_cases=NUM_CASES, seed=1, size=48, prevalence="flat")
-    with pytest.raises(BadInput, match="found shards of other records"):
+    with pytest.raises(BadInput, match="has shards of other records"):
         shard(other, sharded)
     for root, out, found in ((sharded, tmp_path / "x", "found shards already"), (folder, folder, "the folder that is")):
         with pytest.raises(BadInput, match=found):
@@ -304,7 +304,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named(folder, tmp_p
 
 
 def test_one_writer_at_a_time(folder, tmp_path):
-    with shard_writing.only_writer(tmp_path), pytest.raises(BadInput, match="found another process writing shards"):
+    with shard_writing.only_writer(tmp_path), pytest.raises(BadInput, match="another process is writing shards"):
         shard(folder, tmp_path)
 
 
@@ -364,9 +364,9 @@ def test_images_with_several_findings_are_kept_where_asked_for(tmp_path):
 def test_a_file_larger_than_any_image_is_refused(sharded):
     index = read_index(sharded)
     images = ShardFiles(sharded, index, index.shards[0].paths, max_bytes=5)
-    with pytest.raises(BadInput, match="accepted are at most 5"):
+    with pytest.raises(BadInput, match="more than 5"):
         images.read(0)
-    with pytest.raises(BadInput, match=r"found no image 'other\.png'"):
+    with pytest.raises(BadInput, match=r"no image 'other\.png'"):
         ShardFiles(sharded, index, ["other.png"], max_bytes=5)
 
 

@@ -87,7 +87,7 @@ def test_a_diagnosis_beside_other_steps_answers_only_itself(tmp_path):
 def test_without_patients_each_image_is_its_own_and_a_warning_says_so(tmp_path, caplog):
     write(tmp_path, "image,label\nx/a.png,Mass\nx\\b.png,Mass\n")
     assert [case.patient_id for case in read(tmp_path).cases] == ["x/a.png", "x/b.png"]
-    assert "found no column patient_id: each image is taken for a patient of its own" in caplog.text
+    assert "no column patient_id: each image counts as a patient of its own" in caplog.text
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -106,7 +106,8 @@ def test_the_line_by_which_spreadsheets_name_the_separator(tmp_path):
     write(tmp_path, "sep=;\r\nimage;label\r\na.png;Mass\r\nb.png;Masse\r\n", encoding="utf-8-sig")
     collection = read(tmp_path, on_bad_record="skip")
     assert collection.cases[0].image_path == "a.png"
-    assert collection.set_aside[0].reason.startswith("row 4: column Diagnosis: found answer 'Masse'")
+    assert collection.set_aside[0].reason.startswith("row 4: column Diagnosis: ")
+    assert "'Masse'" in collection.set_aside[0].reason
 
 
 def test_a_table_of_any_name(tmp_path):
@@ -119,24 +120,24 @@ def test_a_table_of_any_name(tmp_path):
     ("row", "message"),
     [
         (".png,Mass,1,F,50", None),
-        ("b.png,Mass,1,F", "found 4 cells, accepted are 5 as in the header"),
-        ("b.png,Mass,1,F,50,extra", "found 6 cells, accepted are 5"),
+        ("b.png,Mass,1,F", "4 cells instead of 5"),
+        ("b.png,Mass,1,F,50,extra", "6 cells instead of 5"),
         ("b.png,Mass,1,F,50,,,", None),
-        ("b.png,Edema,1,F,50", "column Diagnosis: found answer 'Edema', accepted are A. Normal, B. Nodule"),
-        ("b.png,J,1,F,50", "column Diagnosis: found answer 'J'"),
-        ("b.png,=1+1,1,F,50", "column Diagnosis: found answer '=1+1'"),
-        ("b.png,Mass,,F,50", "column patient_id: found an empty cell"),
-        ("b.png,Mass,1,X,50", "column sex: found something else, accepted are F, M, O"),
-        ("b.png,Mass,1,F,1970-01-01", "column age: found something else, accepted are years from 0 to 150"),
+        ("b.png,Edema,1,F,50", "'Edema'"),
+        ("b.png,J,1,F,50", "'J'"),
+        ("b.png,=1+1,1,F,50", "'=1+1'"),
+        ("b.png,Mass,,F,50", "column patient_id: is empty"),
+        ("b.png,Mass,1,X,50", "column sex: is not F, M, O"),
+        ("b.png,Mass,1,F,1970-01-01", "column age: is not a number of years from 0 to 150"),
         ("b.png,Mass,1,F,-1", "column age"),
         ("b.png,Mass,1,F,nan", "column age"),
         ("b.png,Mass,1,F,Y", "column age"),
-        ("b.png,Mass,1\0,F,50", "found a NUL byte, accepted is text"),
-        (",Mass,1,F,50", "column image: found '', accepted is a path below the data root"),
-        ("../b.png,Mass,1,F,50", "column image: found '../b.png', accepted is a path below the data root"),
+        ("b.png,Mass,1\0,F,50", "a cell has a NUL byte"),
+        (",Mass,1,F,50", "column image: "),
+        ("../b.png,Mass,1,F,50", "column image: "),
         ("/etc/passwd,Mass,1,F,50", "column image"),
         ("C:\\b.png,Mass,1,F,50", "column image"),
-        ("./a.png,Mass,1,F,50", "found the image of row 2 again, accepted is one record an image"),
+        ("./a.png,Mass,1,F,50", "has the same image as row 2"),
         ('"b.png\n",Mass,1,F,50', None),
     ],
 )
@@ -175,19 +176,19 @@ def test_a_report_of_5_mb(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "found an empty file"),
-        ("\n \n,,\n", "found an empty file"),
-        ("image,label\n", "found no records"),
+        ("", "is empty"),
+        ("\n \n,,\n", "is empty"),
+        ("image,label\n", "has no records"),
         (
             "picture,label\na,Mass\n",
-            r"found no image columns in \['picture', 'label'\]; accepted are image, one or more",
+            r"no image columns in \['picture', 'label'\]; expected image, one or more",
         ),
-        ("image,image path,label\na,a,Mass\n", "found 2 image columns"),
-        ("image,label,Label\na,Mass,Mass\n", "found column 'label' more than once"),
-        ("image,report\na,text\n", "found no column with answers"),
-        ("image,label,diagnosis\na,Mass,Mass\n", "found the columns label and Diagnosis, accepted is one of them"),
-        ('image,label\n"a.png,Mass\nb.png,Mass\n', "the row that begins in line 2 is no row"),
-        ('image,label\na.png,Mass\n"b".png,Mass\n', "the row that begins in line 3 is no row"),
+        ("image,image path,label\na,a,Mass\n", "2 image columns"),
+        ("image,label,Label\na,Mass,Mass\n", "column 'label' occurs more than once"),
+        ("image,report\na,text\n", "no column with answers"),
+        ("image,label,diagnosis\na,Mass,Mass\n", "columns label and Diagnosis exclude each other"),
+        ('image,label\n"a.png,Mass\nb.png,Mass\n', "the row at line 2 is malformed"),
+        ('image,label\na.png,Mass\n"b".png,Mass\n', "the row at line 3 is malformed"),
     ],
 )
 def test_tables_that_cannot_be_used(tmp_path, text, message):
@@ -200,9 +201,9 @@ def test_tables_that_cannot_be_used(tmp_path, text, message):
 
 def test_other_encodings_are_refused(tmp_path):
     for encoding, message in (
-        ("utf-16", "found UTF-16"),
+        ("utf-16", "is UTF-16"),
         ("latin-1", "not UTF-8 after row"),
-        ("utf-32", "found UTF-16 or"),
+        ("utf-32", "is UTF-16 or"),
     ):
         write(tmp_path, "image,report,label\na.png,Größe,Mass\n", encoding=encoding)
         with pytest.raises(BadInput, match=message):
@@ -211,7 +212,7 @@ def test_other_encodings_are_refused(tmp_path):
     with pytest.raises(BadInput, match="cannot be read"):
         read(tmp_path)
     os.mkfifo(tmp_path / "cases.csv")
-    with pytest.raises(BadInput, match="found no ordinary file"):
+    with pytest.raises(BadInput, match="ordinary file"):
         read(tmp_path)
 
 
@@ -219,7 +220,7 @@ def test_empty_columns_at_the_end_are_nothing(tmp_path, caplog):
     write(tmp_path, "image,patient_id,label,,\na.png,1,Mass\nb.png,2,Mass,,\nc.png,3,Mass,,x\n")
     collection = read(tmp_path, on_bad_record="skip")
     assert [case.image_path for case in collection.cases] == ["a.png", "b.png"]
-    assert "row 4: found 5 cells, accepted are 3" in collection.set_aside[0].reason
+    assert "row 4: 5 cells instead of 3" in collection.set_aside[0].reason
     assert not caplog.text
 
 
@@ -227,7 +228,7 @@ def test_unknown_columns_are_named(tmp_path, caplog):
     write(tmp_path, "image,label,Doctor,Doctor\na.png,Mass,x,y\n")
     with caplog.at_level(logging.WARNING):
         read(tmp_path)
-    assert "columns that are not read: 'Doctor', 'Doctor'" in caplog.text
+    assert "ignored columns: 'Doctor', 'Doctor'" in caplog.text
 
 
 def test_images_must_be_there_unless_told_otherwise(tmp_path):
@@ -236,7 +237,7 @@ def test_images_must_be_there_unless_told_otherwise(tmp_path):
     (tmp_path / "c.png").symlink_to("/etc/hostname")
     collection = read_csv_table(tmp_path, on_bad_record="skip")
     assert [case.image_path for case in collection.cases] == ["b.png"]
-    assert "row 2: column image: found 'a.png', which does not exist" in collection.set_aside[0].reason
+    assert "row 2: column image: " in collection.set_aside[0].reason
     write(tmp_path, "image,label\nc.png,Mass\n")
     with pytest.raises(BadInput, match="a link that leads out of the data root"):
         read_csv_table(tmp_path)
@@ -253,31 +254,31 @@ def test_a_chain_of_ones_own(tmp_path):
     assert [answers(case, collection.chain) for case in read(tmp_path).cases] == [[None, "Left"]]
     assert read(tmp_path, step_names=["Anything", "Side"]).chain == collection.chain
     with pytest.raises(
-        BadInput, match=r"chain\.json: step_names: found \['Other'\], accepted are \['Anything', 'Side'\]"
+        BadInput, match=r"chain\.json: step_names \['Other'\] do not match the chain's \['Anything', 'Side'\]"
     ):
         read(tmp_path, step_names=["Other"])
     (tmp_path / "chain.json").unlink()
-    with pytest.raises(BadInput, match=r"without chain\.json: step_names: found \['Other'\]"):
+    with pytest.raises(BadInput, match=r"without chain\.json: step_names \['Other'\]"):
         read(tmp_path, step_names=["Other"])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "accepted is a JSON array of"),
+        (b"", "expected a JSON array of"),
         (b"{}", "Expected `array`"),
         (b"[]", "a chain needs at least one step"),
         (b'[{"name": "A", "question": "?"}]', "missing required field `options`"),
-        (b'[{"name": "A", "question": "?", "options": ["x"]}]', "found 1 options, accepted are 2 to 26"),
+        (b'[{"name": "A", "question": "?", "options": ["x"]}]', "1 options"),
         (b'[{"name": "A", "question": "?", "options": ["x", "y"], "extra": 1}]', "unknown field `extra`"),
         (
             json.dumps([SMALL_CHAIN[0], SMALL_CHAIN[0] | {"name": "anything "}]).encode(),
-            "accepted are distinct ones",
+            "must be distinct",
         ),
-        (json.dumps([SMALL_CHAIN[0] | {"name": "patient_id"}]).encode(), "accepted are distinct ones"),
-        (b'["\xff"]', "accepted is a JSON array"),
-        (b"[" * 100_000, "accepted is a JSON array"),
-        (b" " * 1_000_001, "found more than 1000000 bytes"),
+        (json.dumps([SMALL_CHAIN[0] | {"name": "patient_id"}]).encode(), "must be distinct"),
+        (b'["\xff"]', "expected a JSON array"),
+        (b"[" * 100_000, "expected a JSON array"),
+        (b" " * 1_000_001, "1000001 bytes"),
     ],
 )
 def test_chain_files_that_cannot_be_used(tmp_path, content, message):
@@ -292,7 +293,7 @@ def test_chain_files_that_cannot_be_used(tmp_path, content, message):
 def test_a_chain_that_is_a_folder(tmp_path):
     (tmp_path / "chain.json").mkdir()
     write(tmp_path, "image,label\na.png,Mass\n")
-    with pytest.raises(BadInput, match="found no ordinary file"):
+    with pytest.raises(BadInput, match="ordinary file"):
         read(tmp_path)
 
 

@@ -32,19 +32,19 @@ def test_files_are_roots_of_some_layouts(tmp_path):
         (tmp_path / name).write_text("")
         assert detect_layout(tmp_path / name) == layout
     (tmp_path / "data.json").write_text("")
-    with pytest.raises(BadInput, match="found none of the known layouts"):
+    with pytest.raises(BadInput, match="has no known layout"):
         detect_layout(tmp_path / "data.json")
 
 
 def test_nothing_and_several_are_refused_with_what_is_accepted(tmp_path):
-    with pytest.raises(BadInput, match="does not exist, accepted are: a folder with data") as error:
+    with pytest.raises(BadInput, match="does not exist; expected a folder with data") as error:
         detect_layout(tmp_path / "nowhere")
     assert all(f"({name})" in str(error.value) for name in LAYOUTS)
-    with pytest.raises(BadInput, match="found none of the known layouts"):
+    with pytest.raises(BadInput, match="has no known layout"):
         detect_layout(tmp_path)
     for name in ("data.json", "cases.csv"):
         (tmp_path / name).write_text("")
-    with pytest.raises(BadInput, match="found files of the layouts published and csv, accepted is to name one"):
+    with pytest.raises(BadInput, match="has files of the layouts published and csv"):
         detect_layout(tmp_path)
     for path in ("a\0b", "a" * 5000):
         with pytest.raises(BadInput):
@@ -66,17 +66,17 @@ def test_every_layout_is_read_the_same_way(tmp_path):
         collection = read_source(folder, require_images=False, single_label=False)
         assert (collection.layout, len(collection.cases)) == (folder.name, 1)
         assert read_source(folder, layout=folder.name, require_images=False, single_label=False) == collection
-        with pytest.raises(BadInput, match="found"):
+        with pytest.raises(BadInput, match=r"'(a|1|00000001_000)\.png'"):
             read_source(folder, single_label=False)
     for folder in (chestxray8, padchest_gr):
         with pytest.raises(BadInput, match="single_label"):
             read_source(folder, require_images=False)
-        with pytest.raises(BadInput, match=rf"step_names: found \['One'\], accepted with the layout {folder.name}"):
+        with pytest.raises(BadInput, match=rf"step_names \['One'\] do not match the layout {folder.name}"):
             read_source(folder, step_names=["One"])
     assert read_source(chestxray8, require_images=False, labels_from="entries").cases[0].labels[-1] == 7
-    with pytest.raises(BadInput, match=r"step_names: found \['One'\]"):
+    with pytest.raises(BadInput, match=r"step_names.*'One'"):
         read_source(table, step_names=["One"])
-    with pytest.raises(BadInput, match="layout: found 'other', accepted are auto, published, chestxray8"):
+    with pytest.raises(BadInput, match="layout: 'other' is not one of auto, published, chestxray8"):
         read_source(table, layout="other")
 
 

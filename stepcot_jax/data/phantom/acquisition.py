@@ -1,6 +1,8 @@
-"""Three ways to take a radiograph: tone curve, sharpness, noise, field of view, collimation and marker.
+"""How a phantom radiograph is taken: body coordinates, their pixels, and three acquisition styles.
 
-They stand for three origins, so that a model trained on one can be tried on another.
+The trunk spans about -1 to 1; x grows to the right of the picture (the patient's left) and y downwards. The styles
+differ in tone curve, sharpness, noise, field of view, collimation and marker. They stand for three origins, so that a
+model trained on one can be tested on another.
 """
 
 import dataclasses
@@ -9,16 +11,83 @@ import functools
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from stepcot_jax.data.phantom.frame import Image, Pose
+Image = Float32[np.ndarray, "height width"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pose:
+    """Position of the patient in one exposure: rotation in radians, shifts and field of view (1: the trunk)."""
+
+    rotation: float
+    shift_x: float
+    shift_y: float
+    field_of_view: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """The pixels of one picture in body coordinates.
+
+    Attributes:
+      x: [height, width].
+      y: [height, width].
+      pixel: side of a pixel in body coordinates.
+      pose: maps body coordinates to pixels.
+    """
+
+    x: Image
+    y: Image
+    pixel: float
+    pose: Pose
+
+    @classmethod
+    def of(cls, pose: Pose, size: int) -> "Frame":
+        """Return the frame of a square picture with sides of `size` pixels."""
+        steps = (2 * (np.arange(size, dtype=np.float32) + 0.5) / size - 1) * pose.field_of_view
+        cosine, sine = float(np.cos(pose.rotation)), float(np.sin(pose.rotation))
+        across, down = steps[None, :] - pose.shift_x, steps[:, None] - pose.shift_y
+        return cls(cosine * across + sine * down, cosine * down - sine * across, 2 * pose.field_of_view / size, pose)
+
+    def to_pixels(self, x: float, y: float) -> tuple[float, float]:
+        """Return the fractional column and row of a place in the body; 0 is the outer edge of the first pixel."""
+        cosine, sine = float(np.cos(self.pose.rotation)), float(np.sin(self.pose.rotation))
+        across, down = cosine * x - sine * y + self.pose.shift_x, sine * x + cosine * y + self.pose.shift_y
+        return (across + self.pose.field_of_view) / self.pixel, (down + self.pose.field_of_view) / self.pixel
+
+    def ramp(self, distance: Image, width: float) -> Image:
+        """Return 0 outside, 1 inside, smooth over `width` (at least one pixel, against aliasing) around distance 0."""
+        return smooth_step(distance, max(width, self.pixel))
+
+
+def smooth_step(distance: Image, width: float) -> Image:
+    """Return a cubic ramp from 0 to 1 centred on distance 0."""
+    share = np.clip(distance / width + 0.5, 0, 1)
+    return share * share * (3 - 2 * share)
+
+
+def stretch(values: Float32[np.ndarray, "knot knot"], size: int) -> Image:
+    """Interpolate a smooth random field with sides of `size` pixels from values at knots, with their variance."""
+    weights = _spline(values.shape[0], size)
+    return weights @ values @ weights.T
+
+
+@functools.lru_cache(maxsize=32)
+def _spline(num_knots: int, size: int) -> Float32[np.ndarray, "size knot"]:
+    place = (np.arange(size) + 0.5) / size * (num_knots - 1)
+    distance = np.abs(place[:, None] - np.arange(num_knots)[None, :])
+    near, far = np.clip(1 - distance, 0, None), np.clip(2 - distance, 0, None)
+    weights = (far**3 - 4 * near**3) / 6
+    # Unit variance in two dimensions when the knots have it.
+    return (weights / np.sqrt((weights**2).sum(1, keepdims=True))).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How one institution's pictures look.
+    """Appearance of one institution's pictures.
 
     Attributes:
       origin: name of the institution.
-      num_published: cases of the published origin it stands for.
+      num_published: published cases of the origin that it stands for.
       fields_of_view: least and greatest half-width of the picture in body units.
       darkest: attenuation shown as black.
       brightest: attenuation shown as white.
@@ -26,7 +95,7 @@ class Style:
       blur: standard deviation of the point spread as a share of the picture's side.
       noise: standard deviation of a pixel's noise, in grey levels of 0 to 1.
       border: width of the unexposed border as a share of the picture's side.
-      marker: the letter laid on the cassette.
+      marker: letter on the cassette.
       marker_place: left and upper edge of the letter as shares of the picture's side.
     """
 
@@ -59,20 +128,20 @@ _LETTER_HEIGHT = 0.055
 
 @dataclasses.dataclass(frozen=True)
 class Exposure:
-    """The differences between two pictures of one style: factor and offset of the attenuation."""
+    """Gain and offset of the attenuation, which vary between pictures of one style."""
 
     gain: float
     offset: float
 
 
 def draw_style(rng: np.random.Generator) -> Style:
-    """A style, each as frequent as the origin that it stands for."""
+    """Draw a style, each as frequent as the origin that it stands for."""
     shares = np.array([style.num_published for style in STYLES], dtype=float)
     return STYLES[int(rng.choice(len(STYLES), p=shares / shares.sum()))]
 
 
 def draw_pose(rng: np.random.Generator, style: Style) -> Pose:
-    """A random position of the patient before the detector."""
+    """Draw a position of the patient before the detector."""
     return Pose(
         rotation=rng.uniform(-0.07, 0.07),
         shift_x=rng.uniform(-0.04, 0.04),
@@ -82,20 +151,20 @@ def draw_pose(rng: np.random.Generator, style: Style) -> Pose:
 
 
 def draw_exposure(rng: np.random.Generator) -> Exposure:
-    """A random exposure."""
+    """Draw an exposure."""
     return Exposure(gain=rng.uniform(0.94, 1.06), offset=rng.uniform(-0.03, 0.03))
 
 
 def expose(
     attenuation: Image, *, style: Style, exposure: Exposure, rng: np.random.Generator
 ) -> UInt8[np.ndarray, "height width"]:
-    """The picture of an attenuation.
+    """Return the picture of an attenuation.
 
     Args:
       attenuation: [height, width], square; 0 is air.
-      style: how the picture looks.
+      style: of the picture.
       exposure: the gain and offset of this picture.
-      rng: stream of the noise. The same stream gives the same noise whatever the attenuation.
+      rng: of the noise, which does not depend on the attenuation.
 
     Returns:
       Grey levels from 0 to 255.
