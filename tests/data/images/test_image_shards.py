@@ -310,7 +310,7 @@ def test_one_writer_at_a_time(folder, tmp_path):
 
 def test_bad_options_are_refused(folder, tmp_path):
     for option, value in (("--shard-megabytes", "0"), ("--num-threads", "0"), ("--max-megapixels", "inf")):
-        with pytest.raises(BadInput, match=f"{option}: found"):
+        with pytest.raises(BadInput, match=f"{option} must be above 0"):
             main(["shards", str(folder), "--out", str(tmp_path), option, value])
 
 
