@@ -1,4 +1,4 @@
-"""The chain of questions: steps, their answers, and how a written answer becomes a label.
+"""The chain of questions: steps, their answers, and the label of a written answer.
 
 A label is the position of an answer among a step's options: letters A, B, C ... are 0, 1, 2 ..., and
 "N/A" is the last label of a step that offers it (paper: Section 3; authors' dataset card).
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from stepcot_jax.host.errors import BadInput
 
 NOT_ANNOTATED = -100
-"""Label of a question that nobody answered: it takes part in no loss and in no metric."""
+"""Label of a question that nobody answered; excluded from every loss and metric."""
 
 NOT_APPLICABLE = "N/A"
 
@@ -20,7 +20,7 @@ _LETTERED = re.compile(r"\(?([A-Za-z])(?:[.):]*|[.):]+\s*(\S.*))", re.DOTALL)
 
 
 def fold(text: str) -> str:
-    """`text` with case and runs of white space made equal, for comparing answers.
+    """Return `text` with case folded and white space collapsed, for comparing answers.
 
     >>> fold("  Ill-Defined   margin ")
     'ill-defined margin'
@@ -34,7 +34,7 @@ class Step:
 
     Attributes:
       name: short name for tables, such as "Diagnosis".
-      question: the question as the reader is asked it.
+      question: the question as readers are asked.
       options: the answers without letter prefixes, in label order; "N/A", where offered, is last.
     """
 
@@ -45,18 +45,18 @@ class Step:
     def __post_init__(self) -> None:
         folded = [fold(option) for option in self.options]
         if len(folded) < 2 or len(folded) > len(string.ascii_uppercase):
-            raise BadInput(f"step {self.name!r}: found {len(folded)} options, accepted are 2 to 26")
+            raise BadInput(f"step {self.name!r}: {len(folded)} options; 2 to 26 are required")
         if len(set(folded)) != len(folded) or "" in folded:
-            raise BadInput(f"step {self.name!r}: options must be distinct and not empty, found {list(self.options)}")
+            raise BadInput(f"step {self.name!r}: options {list(self.options)} must be distinct and not empty")
         if any(
             len(text) == 1 and text.isalpha() and string.ascii_lowercase.find(text) != k
             for k, text in enumerate(folded)
         ):
             raise BadInput(
-                f"step {self.name!r}: an option that is a letter must be its own, found {list(self.options)}"
+                f"step {self.name!r}: in {list(self.options)} an option that is a letter is not its own letter"
             )
         if fold(NOT_APPLICABLE) in folded[:-1]:
-            raise BadInput(f"step {self.name!r}: {NOT_APPLICABLE} must be the last option, found {list(self.options)}")
+            raise BadInput(f"step {self.name!r}: {NOT_APPLICABLE} must be the last option of {list(self.options)}")
 
     @property
     def num_answers(self) -> int:
@@ -65,14 +65,14 @@ class Step:
 
     @property
     def lettered_options(self) -> tuple[str, ...]:
-        """The options as the published files write them: a letter before each but "N/A"."""
+        """The options as the published files write them: with a letter before each except "N/A"."""
         return tuple(
             option if fold(option) == fold(NOT_APPLICABLE) else f"{letter}. {option}"
             for letter, option in zip(string.ascii_uppercase, self.options, strict=False)
         )
 
     def written(self, label: int) -> str | None:
-        """The answer of a label as the published files write it: a letter, "N/A", or None if not annotated."""
+        """Return a label's answer as the published files write it: a letter, "N/A", or None if not annotated."""
         if label == NOT_ANNOTATED:
             return None
         if fold(self.options[label]) == fold(NOT_APPLICABLE):
@@ -80,17 +80,17 @@ class Step:
         return string.ascii_uppercase[label]
 
     def read_answer(self, answer: str | None) -> int:
-        """The label of a written answer.
+        """Return the label of a written answer.
 
         Args:
           answer: a letter ("C", "C.", "(C)", "C. text"), an option's text (case and spacing folded) or
-            "N/A"; None and blank text mean that nobody answered.
+            "N/A"; None and blank text mean "not annotated".
 
         Returns:
           The label, or `NOT_ANNOTATED`.
 
         Raises:
-          BadInput: the answer is none of the step's options, or its letter and its text disagree.
+          BadInput: the answer is not one of the step's options, or its letter and text disagree.
 
         >>> Step("Size", "How large?", ("Small", "Large", "N/A")).read_answer("(B)")
         1
@@ -107,10 +107,7 @@ class Step:
             text = lettered[2]
             if label < self.num_answers and (text is None or by_text.get(fold(text)) == label):
                 return label
-        raise BadInput(f"found answer {answer[:80]!r}, accepted are {self._accepted()}")  # type: ignore[index]
-
-    def _accepted(self) -> str:
-        return ", ".join(self.lettered_options) + ", or null where nobody answered"
+        raise BadInput(f"{answer[:80]!r} is not one of {', '.join(self.lettered_options)} or null")  # type: ignore[index]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +118,7 @@ class Chain:
 
     def __post_init__(self) -> None:
         if not self.steps:
-            raise BadInput("a chain needs at least one step, found none")
+            raise BadInput("a chain needs at least one step")
 
     @property
     def num_steps(self) -> int:
@@ -135,14 +132,14 @@ class Chain:
 
 
 def read_options(options: Sequence[str]) -> tuple[str, ...]:
-    """Options of a file as bare texts in label order.
+    """Return a file's options as bare texts in label order.
 
-    Letter prefixes, where every option but "N/A" has one, decide the order; without prefixes the order of
-    the list does. "N/A" goes last wherever it stands.
+    If every option except "N/A" has a letter prefix, the letters decide the order, otherwise the order of the list.
+    "N/A" goes last.
 
     Raises:
-      BadInput: the letters are not A, B, C ... without a gap or a repetition, some options have a letter and others
-        have none, or "N/A" stands there twice.
+      BadInput: the letters are not A, B, C ... without gap or repetition, only some options have a letter, or "N/A"
+        occurs twice.
 
     >>> read_options(["B. Multifocal", "A. Focal", "N/A"])
     ('Focal', 'Multifocal', 'N/A')
@@ -150,15 +147,15 @@ def read_options(options: Sequence[str]) -> tuple[str, ...]:
     absent = [option for option in options if fold(option) == fold(NOT_APPLICABLE)]
     present = [" ".join(option.split()) for option in options if fold(option) != fold(NOT_APPLICABLE)]
     if len(absent) > 1:
-        raise BadInput(f"found {NOT_APPLICABLE} {len(absent)} times, accepted is once")
+        raise BadInput(f"{NOT_APPLICABLE} occurs {len(absent)} times; once is allowed")
     matches = [match for option in present if (match := _LETTERED.fullmatch(option)) and match[2]]
     if matches and matches[0].string == present[0] and matches[0][1] in "Aa" and len(matches) < len(present):
-        raise BadInput(f"found options with and without a letter {list(options)}, accepted are all or none")
+        raise BadInput(f"only some of the options {list(options)} have a letter; all or none must")
     if matches and len(matches) == len(present):
         by_letter = {match[1].upper(): match[2] for match in matches}
         expected = string.ascii_uppercase[: len(present)]
         if "".join(sorted(by_letter)) != expected or len(matches) != len(by_letter):
-            raise BadInput(f"found option letters {sorted(by_letter)}, accepted are {list(expected)}, each once")
+            raise BadInput(f"option letters {sorted(by_letter)} must be {list(expected)}, each once")
         present = [by_letter[letter] for letter in expected]
         if fold(present[-1]) == fold(NOT_APPLICABLE):
             present[-1] = NOT_APPLICABLE
@@ -174,7 +171,7 @@ PUBLISHED_STEPS: tuple[tuple[str, str], ...] = (
     ("Secondary effects", "Are there secondary effects or associated signs?"),
     ("Diagnosis", "What is the most likely radiographic diagnosis?"),
 )
-"""Names and questions of the seven published steps; the options of steps 2 to 6 exist in the data only."""
+"""Names and questions of the seven published steps."""
 
 DETECTION_OPTIONS = ("No abnormality", "Increased opacity", "Decreased opacity", "Mixed")
 DIAGNOSIS_OPTIONS = (
@@ -223,7 +220,7 @@ DEFAULT_CHAIN = Chain(
         )
     )
 )
-"""The published seven steps with 4, 4, 6, 7, 5, 7 and 9 answers: for data that bring no chain of their own.
+"""The published seven steps with 4, 4, 6, 7, 5, 7 and 9 answers, for data without a chain of their own.
 
-The options of steps 2 to 6 are ours, since the published ones are in the published data only.
+The options of steps 2 to 6 are ours; the published ones are only in the published data.
 """

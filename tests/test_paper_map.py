@@ -246,9 +246,7 @@ def reached_from(path):
             continue
         found.add(here)
         for node in ast.walk(parse(here)):
-            if isinstance(node, ast.ImportFrom) and re.match(
-                r"stepcot_jax\.(tables|evaluation)", node.module or ""
-            ):
+            if isinstance(node, ast.ImportFrom) and re.match(r"stepcot_jax\.(tables|evaluation)", node.module or ""):
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
                 paths = (f"{name.replace('.', '/')}.py" for name in names)
                 waiting += [each for each in paths if (ROOT / each).is_file()]

@@ -108,7 +108,7 @@ def _read_published(folder: Path) -> Iterator[Report]:
     locator = ImageLocator(folder, require_images=False)
     for index, raw in enumerate(data_json.read_raw_records(path)):
         try:
-            record = data_json.decode_record(raw, index=index)
+            record = data_json.decode_record(raw)
             patient_id = str(record.patient_id).strip()
             if not patient_id:
                 raise BadInput(f"found a blank patient, accepted is an identifier - at `$[{index}].patient_id`")

@@ -1,20 +1,206 @@
-"""Work with folders of cases: check one, draw its statistics, write its images to shards, or draw chest phantoms."""
+"""`python -m stepcot_jax.data`: check a folder of cases, count it, write its images to shards, or draw phantoms.
+
+Each command imports what it needs when it runs, so that `--help` is fast.
+"""
 
 import argparse
+import math
+import pathlib
+import sys
+from typing import Any
 
-from stepcot_jax.data.commands import check_command, phantom_command, shard_command, statistics_command
-from stepcot_jax.host.errors import run_tool
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
+from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
+from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.terminal import Terminal
+
+EXIT_WOULD_STOP = 1
 
 
 def main(arguments: list[str] | None = None) -> int | None:
-    """Run the command that the command line names, for its exit code."""
+    """Run a command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (check_command, statistics_command, shard_command, phantom_command):
-        module.add_command(commands)
+    _add_check(commands)
+    _add_stats(commands)
+    _add_shards(commands)
+    _add_phantom(commands)
     options = parser.parse_args(arguments)
+    for name in ("max_megapixels", "shard_megabytes", "num_threads"):
+        if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
+            raise BadInput(f"--{name.replace('_', '-')} must be above 0; got {getattr(options, name)}")
     code: int | None = options.run(options)
     return code
+
+
+def _add_check(commands: Any) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="show what a folder holds and whether a run can use it",
+        description="Shows what a folder of cases holds, reading it as a run does. Exit code 0: a run can use it; 1: "
+        "something would stop a run; 2: it cannot be read at all.",
+    )
+    _add_reading_options(parser)
+    parser.add_argument("--json", metavar="FILE", help="also write the facts as JSON; - prints JSON instead of tables")
+    parser.add_argument(
+        "--images",
+        choices=("decode", "exists", "none"),
+        default="decode",
+        help="decode each image, test only that it exists, or skip images (imported features); default decode",
+    )
+    _add_image_options(parser)
+    parser.add_argument("--split-seed", type=int, default=0, help="for making splits without tables, default 0")
+    parser.set_defaults(run=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from stepcot_jax.data.checks.check import CheckOptions, check_root
+    from stepcot_jax.data.checks.check_printing import print_facts, write_facts
+
+    check_options = CheckOptions(
+        **_reading_arguments(options),
+        images=options.images,
+        max_pixels=int(options.max_megapixels * 1e6),
+        split_seed=options.split_seed,
+        num_threads=options.num_threads,
+    )
+    facts = check_root(options.root, check_options, terminal=Terminal())
+    if options.json == "-":
+        sys.stdout.write(write_facts(facts))
+    else:
+        if options.json:
+            try:
+                write_whole(pathlib.Path(options.json), write_facts(facts).encode())
+            except OSError as error:
+                raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
+        print_facts(facts)
+    return EXIT_WOULD_STOP if facts["stops"] else 0
+
+
+def _add_stats(commands: Any) -> None:
+    parser = commands.add_parser(
+        "stats",
+        help="count a folder's origins, answers, reasoning and splits, and draw them",
+        description="Counts origins and diagnoses, answers, lengths of reasoning, the flow of answers and splits (the "
+        "paper's Figure 2 and Table 7): CSV and Markdown tables, PNG and SVG pictures.",
+    )
+    _add_reading_options(parser)
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder for tables and pictures")
+    parser.add_argument("--split-seed", type=int, default=0, help="for making splits without tables, default 0")
+    parser.set_defaults(run=_write_statistics)
+
+
+def _write_statistics(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.checks.check_printing import make_printable
+    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.data.splits.split_making import make_splits
+    from stepcot_jax.data.splits.split_resolver import read_splits
+    from stepcot_jax.data.statistics.count_pictures import write_pictures
+    from stepcot_jax.data.statistics.counts import compute_statistics, write_tables
+
+    collection = read_source(options.root, require_images=False, **_reading_arguments(options))
+    splits, source = read_splits(collection.root, collection.cases, set_aside=collection.set_aside), "read from tables"
+    if splits is None:
+        splits = make_splits(collection.cases, seed=options.split_seed)
+        source = f"made from seed {options.split_seed}, there being no tables"
+    make_workdir(options.out)
+    statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
+    tables = write_tables(options.out, statistics)
+    pictures, missing = write_pictures(options.out, statistics)
+    if collection.set_aside:
+        print(f"{len(collection.set_aside)} records are set aside; `check` shows why")
+    if "reasoning_length.png" not in pictures:
+        print("no case has reasoning: reasoning_length is not drawn")
+    if missing:
+        print(f"no installed font has {make_printable(missing[:40])}: boxes in the .png, text in the .svg")
+    print(make_printable(f"{statistics.num_cases:,} cases in {options.out}: {', '.join((*tables, *pictures))}"))
+
+
+def _add_shards(commands: Any) -> None:
+    parser = commands.add_parser("shards", help="write a folder's images into ArrayRecord shards to train from")
+    _add_reading_options(parser)
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="new folder, or one to resume")
+    parser.add_argument("--shard-megabytes", type=float, default=256.0, help="size of a shard, default 256")
+    _add_image_options(parser)
+    parser.set_defaults(run=_make_shards)
+
+
+def _make_shards(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.sharding import make_shards
+
+    make_shards(
+        options.root,
+        options.out,
+        reading=_reading_arguments(options),
+        max_pixels=int(options.max_megapixels * 1e6),
+        shard_bytes=int(options.shard_megabytes * 2**20),
+        num_threads=options.num_threads,
+        terminal=Terminal(),
+    )
+
+
+def _add_phantom(commands: Any) -> None:
+    parser = commands.add_parser("phantom", help="draw chest phantoms with all seven answers, boxes and masks")
+    parser.add_argument("folder", type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--num-cases", type=int, default=1000, help="default 1000")
+    parser.add_argument("--size", type=int, default=256, help="height and width in pixels, default 256")
+    parser.add_argument("--prevalence", choices=("published", "flat"), default="published", help="of the diagnoses")
+    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    parser.set_defaults(run=_draw_phantom)
+
+
+def _draw_phantom(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.phantom.phantom import export_phantom
+
+    folder: pathlib.Path = options.folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} is not empty; a new or empty folder is required")
+    make_workdir(folder)
+    export_phantom(
+        folder,
+        num_cases=options.num_cases,
+        seed=options.seed,
+        size=options.size,
+        prevalence=options.prevalence,
+        progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
+    )
+    print(f"{options.num_cases} cases in {folder}")
+
+
+def _add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """Add ROOT and the options that `config.data` has for reading it."""
+    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder or file in any layout")
+    parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: detected from the files")
+    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help="as in a run")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="as in a run, default stop")
+    parser.add_argument(
+        "--several-labels",
+        action="store_true",
+        help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
+    )
+    parser.add_argument(
+        "--labels-from",
+        choices=("auto", "boxes", "entries"),
+        default="auto",
+        help="as in a run: the table that ChestX-ray8's labels come from",
+    )
+
+
+def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options as keyword arguments of `layouts.read_source`."""
+    return {
+        "layout": options.layout,
+        "step_names": tuple(options.step_names),
+        "on_bad_record": options.on_bad_record,
+        "single_label": not options.several_labels,
+        "labels_from": options.labels_from,
+    }
+
+
+def _add_image_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-megapixels", type=float, default=64.0, help="largest accepted image, default 64")
+    parser.add_argument("--num-threads", type=int, default=2, help="images decoded at a time, default 2")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Grain pipelines: cases -> batches. A training batch is a function of the seed and the step alone."""
+"""Grain pipelines from cases to batches. A training batch depends on the seed and the update number only."""
 
 import dataclasses
 import math
@@ -18,17 +18,17 @@ from stepcot_jax.host.errors import BadInput
 Batch = dict[str, Any]
 Sampling = Literal["uniform", "inverse_frequency"]
 
-# Kinds of random numbers: none shares a stream with another.
+# Separate streams of random numbers.
 _SAMPLING, _AUGMENTATION = 1, 2
 _ENDLESS = 2**50
 
 
 @dataclasses.dataclass(frozen=True)
 class _ReadBatch(grain.transforms.MapWithIndex):
-    """Step and positions in a split -> this process's rows of them, with pixels or features; runs in workers.
+    """Reads this process's rows of a batch, as pixels or features; runs in workers.
 
-    It holds what reading needs and no more, since every worker gets a copy. Pixels have one channel where those of the
-    whole batch are grey: a twelfth of what crosses to the parent as normalised images.
+    It holds only what reading needs, since every worker gets a copy. Pixels have one channel if the whole batch is
+    grey: a twelfth of the bytes of normalised images.
     """
 
     indices: Sequence[int]
@@ -40,7 +40,7 @@ class _ReadBatch(grain.transforms.MapWithIndex):
     def map_with_index(self, index: int, element: Int[np.ndarray, " row"]) -> Batch:
         positions = np.asarray(element, np.int32)
         own = positions[self.rows]
-        # A short batch may leave a process without a row of its own: it reads one for the shapes.
+        # A process without rows in a short batch reads one for the shapes.
         read = own if len(own) else positions[-1:]
         cases = [self.indices[position] for position in read]
         places = {"index": read, "num_cases": np.int32(len(own))}
@@ -57,7 +57,7 @@ class _ReadBatch(grain.transforms.MapWithIndex):
 
 
 def _stack(images: Sequence[CompactPixels]) -> np.ndarray:
-    """uint8 [case, size, size], or [case, size, size, 3] if any image has colours."""
+    """Stack to uint8 [case, size, size], or [case, size, size, 3] if any image has colours."""
     if all(image.ndim == 2 for image in images):
         return np.stack(images)
     stacked = np.empty((len(images), *images[0].shape[:2], 3), np.uint8)
@@ -68,7 +68,7 @@ def _stack(images: Sequence[CompactPixels]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Finish:
-    """Pixels -> normalised images, features as they are; labels; rows that fill up a short batch are marked."""
+    """Normalises pixels, adds labels, and pads a short batch with rows marked as not present."""
 
     preprocessing: Preprocessing
     labels: Int[np.ndarray, "position step"]
@@ -90,7 +90,7 @@ class _Finish:
 
 @dataclasses.dataclass(frozen=True)
 class _DrawRows(grain.transforms.Map):
-    """Step -> positions drawn anew, each answer of the last step as often as any other."""
+    """Draws the positions of an update; each answer of the last step has the same chance."""
 
     cumulative: np.ndarray
     batch_size: int
@@ -103,11 +103,11 @@ class _DrawRows(grain.transforms.Map):
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Batches by number, each made in two stages so that the first may run in another process.
+    """Batches by number, made in two stages so that the first may run in another process.
 
     Attributes:
       read: number -> uint8 pixels or features, and positions.
-      finish: what `read` gives -> the batch.
+      finish: output of `read` -> the batch.
     """
 
     read: grain.MapDataset
@@ -121,7 +121,7 @@ class Batches:
 
 
 def batches_per_epoch(dataset: Dataset, batch_size: int) -> int:
-    """Batches that make an epoch: as many as the training cases fill, at least one."""
+    """Return the number of batches in an epoch: as many as the training cases fill, at least one."""
     return max(1, len(dataset.splits.train) // batch_size)
 
 
@@ -135,19 +135,19 @@ def training_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Batches:
-    """Endless training batches; item k is the batch of step k, whatever came before and whoever reads it.
+    """Return endless training batches; item k is the batch of update k, independent of any other item.
 
-    Uniform: every case comes once before any comes again, in a new order each time; cases that do not fill a batch go
-    into the next one, so none is left out. Inverse frequency: each row is drawn anew, first an answer of the last step
-    (a missing one counts as an answer of its own), then a case that has it, each with the same chance.
+    Uniform: every case comes once before any repeats, in a new order each time; a remainder goes into the next batch,
+    so no case is dropped. Inverse frequency: each row draws an answer of the last step ("not annotated" counts as one),
+    then a case with that answer, each with equal chance.
 
     Args:
       dataset: the cases.
       batch_size: cases in a batch, over all processes.
-      seed: of the order and of the changes of images.
+      seed: of the order and the augmentation.
       sampling: see above.
-      augment: whether images are changed a little, see `data.augmentation`.
-      process_index: which of the processes this is; it gets its rows of every batch and reads no others.
+      augment: change images slightly, see `images.augmentation`.
+      process_index: number of this process; it reads only its own rows of every batch.
       process_count: number of processes, a divisor of the batch size.
 
     Returns:
@@ -155,10 +155,10 @@ def training_batches(
       [case, step], "index" int32 [case] (position in the split) and "present" bool [case].
 
     Raises:
-      BadInput: the batch cannot be divided among the processes, or features are to be augmented.
+      BadInput: the batch size is no multiple of the processes, or features are to be augmented.
     """
     if augment and dataset.features is not None:
-        raise BadInput("augment: found features that are made ahead, accepted are cases with images to change")
+        raise BadInput("augment requires images; these features were encoded ahead")
     rows = _rows(batch_size, process_index, process_count)
     indices = dataset.splits.train
     if sampling == "uniform":
@@ -166,7 +166,7 @@ def training_batches(
         positions = order.batch(batch_size, drop_remainder=True)
     else:
         cumulative = np.cumsum(_inverse_frequencies(dataset.labels[list(indices), -1]))
-        cumulative[-1] = 1.0  # so that no draw falls beyond for a rounding
+        cumulative[-1] = 1.0  # no draw may fall beyond it by rounding
         positions = grain.MapDataset.range(_ENDLESS).map(_DrawRows(cumulative, batch_size, seed))
     return _make_batches(dataset, indices, positions, rows, augment_seed=seed if augment else None)
 
@@ -180,7 +180,7 @@ def evaluation_batches(
     process_count: int = 1,
     multiple_of: int = 1,
 ) -> Batches:
-    """The batches of a split in order; the last one is filled up with rows whose "present" is False.
+    """Return the batches of a split in order; the last one is padded with rows whose "present" is False.
 
     Args:
       dataset: the cases.
@@ -188,13 +188,13 @@ def evaluation_batches(
       batch_size: cases in a batch, over all processes; a smaller split makes a smaller batch.
       process_index: see `training_batches`.
       process_count: see `training_batches`.
-      multiple_of: what the batch size is rounded up to, such as the number of devices.
+      multiple_of: round the batch size up to a multiple of this, such as the number of devices.
 
     Returns:
-      Batches as from `training_batches`, never drawn or changed, every case exactly once over all processes.
+      Batches as from `training_batches`, without sampling or augmentation; every case once over all processes.
 
     Raises:
-      BadInput: the batch cannot be divided among the processes.
+      BadInput: the batch size is no multiple of the processes.
     """
     indices = getattr(dataset.splits, split)
     multiple_of = math.lcm(multiple_of, process_count)
@@ -205,15 +205,15 @@ def evaluation_batches(
 
 
 def _rows(batch_size: int, process_index: int, process_count: int) -> slice:
-    """The rows of a batch that are a process's own."""
+    """Return the rows of a batch that belong to a process."""
     num_rows, remainder = divmod(batch_size, process_count)
     if remainder:
-        raise BadInput(f"batch size: found {batch_size} for {process_count} processes, accepted are multiples")
+        raise BadInput(f"batch size {batch_size} is not a multiple of {process_count} processes")
     return slice(process_index * num_rows, (process_index + 1) * num_rows)
 
 
 def _inverse_frequencies(answers: Int[np.ndarray, " case"]) -> np.ndarray:
-    """Chance of each case, such that every answer comes equally often."""
+    """Return the probability of each case such that every answer is equally frequent."""
     _, answer_of, counts = np.unique(answers, return_inverse=True, return_counts=True)
     return 1.0 / (len(counts) * counts[answer_of])
 
@@ -227,11 +227,11 @@ def _make_batches(
 
 
 def iterate(batches: Batches, *, num_threads: int, num_workers: int = 0) -> ReadAhead:
-    """An iterator that reads ahead; `get_state` and `set_state` save and restore its position.
+    """Return an iterator that reads ahead; `get_state` and `set_state` save and restore its position.
 
     Args:
       batches: of training or evaluation.
-      num_threads: threads that read, in this process or in each worker.
-      num_workers: processes that read. The batches are the same with any number.
+      num_threads: reading threads, in this process or in each worker.
+      num_workers: reading processes; the batches are the same with any number.
     """
     return ReadAhead(batches.read, batches.finish, num_threads=num_threads, num_workers=num_workers)

@@ -1,7 +1,9 @@
-"""Columns of texts and digests for a million records: bytes side by side instead of an object for each."""
+"""Compact columns for a million records: texts, digests and categories without an object per item."""
 
 import array
+import bisect
 import hashlib
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -9,52 +11,71 @@ from jaxtyping import Int64, UInt64
 _DIGEST_BYTES = 16
 
 
-class TextColumn:
-    """Texts by their place; takes their UTF-8 bytes and 8 more each.
+def _encode(text: str) -> bytes:
+    # A lone surrogate is not valid UTF-8, but a path may contain one.
+    return text.encode("utf-8", "surrogatepass")
 
-    >>> column = TextColumn()
-    >>> column.append("Übersicht")
-    >>> column[0], len(column)
-    ('Übersicht', 1)
-    """
+
+class BytesColumn:
+    """Byte strings by position; each takes its own length and 8 bytes."""
 
     def __init__(self) -> None:
         self._content = bytearray()
         self._ends = array.array("q", [0])
 
-    def append(self, text: str) -> None:
-        """Adds a text."""
-        # Half of a surrogate pair is no character, but JSON can write it and a path may have it.
-        self._content += text.encode("utf-8", "surrogatepass")
+    def append_bytes(self, content: bytes) -> None:
+        """Append an item."""
+        self._content += content
         self._ends.append(len(self._content))
+
+    def get_bytes(self, place: int) -> bytes:
+        """Return the item at `place`, counted from 0."""
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return bytes(self._content[self._ends[place] : self._ends[place + 1]])
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
+
+class TextColumn(BytesColumn):
+    """Texts by position; each takes its UTF-8 bytes and 8 more.
+
+    >>> column = TextColumn(["Übersicht"])
+    >>> column[0], len(column)
+    ('Übersicht', 1)
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        super().__init__()
+        for text in texts:
+            self.append(text)
+
+    def append(self, text: str) -> None:
+        """Append a text."""
+        self.append_bytes(_encode(text))
+
     def __getitem__(self, place: int) -> str:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        begin, end = self._ends[place], self._ends[place + 1]
-        return self._content[begin:end].decode("utf-8", "surrogatepass")
+        return self.get_bytes(place).decode("utf-8", "surrogatepass")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[place] for place in range(len(self)))
 
 
 class DigestColumn:
-    """What tells contents apart, by their place: 16 bytes each, by which equal contents are found."""
+    """Digests of 16 bytes by position, for finding equal contents."""
 
     def __init__(self) -> None:
         self._content = bytearray()
 
-    def append(self, *parts: bytes | str) -> None:
-        """Adds the digest of a content that is given in parts; equal contents must be given in equal parts."""
-        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        for part in parts:
-            digest.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
-        self.append_digest(digest.digest())
+    def append(self, content: str) -> None:
+        """Append the BLAKE2b digest of a text."""
+        self._content += hashlib.blake2b(_encode(content), digest_size=_DIGEST_BYTES).digest()
 
     def append_digest(self, digest: bytes) -> None:
-        """Adds a digest of 16 bytes that was made elsewhere."""
+        """Append a digest of 16 bytes computed elsewhere."""
         if len(digest) != _DIGEST_BYTES:
-            raise ValueError(f"found a digest of {len(digest)} bytes, expected {_DIGEST_BYTES}")
+            raise ValueError(f"digest must have {_DIGEST_BYTES} bytes; got {len(digest)}")
         self._content += digest
 
     def __len__(self) -> int:
@@ -62,12 +83,86 @@ class DigestColumn:
 
     @property
     def halves(self) -> UInt64[np.ndarray, "item 2"]:
-        """The digests as two numbers each; the column cannot grow while this array lives."""
+        """Each digest as two numbers; the column cannot grow while this view exists."""
         return np.frombuffer(self._content, np.uint64).reshape(-1, 2)
 
 
+class CategoryColumn:
+    """Repeated texts by position: a number per item, and each distinct text once.
+
+    Args:
+      max_names: number of distinct texts kept; further ones become `other`. None keeps all.
+      max_chars: longer texts are cut. None cuts none.
+      other: stands for the texts beyond `max_names`.
+    """
+
+    def __init__(self, *, max_names: int | None = None, max_chars: int | None = None, other: str = "") -> None:
+        self.names: list[str] = []
+        self._numbers = array.array("i")
+        self._number_of: dict[str, int] = {}
+        self._max_names, self._max_chars, self._other = max_names, max_chars, other
+
+    def append(self, name: str) -> None:
+        """Append a text."""
+        name = name[: self._max_chars]
+        if self._max_names is not None and name not in self._number_of and len(self.names) >= self._max_names:
+            name = self._other
+        number = self._number_of.get(name)
+        if number is None:
+            number = self._number_of[name] = len(self.names)
+            self.names.append(name)
+        self._numbers.append(number)
+
+    def __getitem__(self, place: int) -> str:
+        return self.names[self._numbers[place]]
+
+    @property
+    def numbers(self) -> Int64[np.ndarray, " item"]:
+        """Position of each item's text in `names`."""
+        return np.array(self._numbers, np.int64)
+
+
+class TextIndex:
+    """Finds the positions of a text in a column; takes 16 bytes per item, a tenth of a dict.
+
+    Args:
+      column: the texts.
+      places: positions to index.
+      key: maps a text to what it is found by; None leaves it out.
+
+    >>> TextIndex(TextColumn(["a", "b", "A"]), range(3), key=str.casefold).find("a")
+    [0, 2]
+    """
+
+    def __init__(
+        self, column: TextColumn, places: Iterable[int], *, key: Callable[[str], str | None] = lambda text: text
+    ) -> None:
+        self._column, self._key = column, key
+        digests, found = array.array("Q"), array.array("q")
+        for place in places:
+            text = key(column[place])
+            if text is not None:
+                digests.append(_short_digest(text))
+                found.append(place)
+        order = np.argsort(np.array(digests, np.uint64), kind="stable")
+        # Python arrays: looking up single numbers in NumPy arrays is slow.
+        self._digests = array.array("Q", np.array(digests, np.uint64)[order].tobytes())
+        self._places = array.array("q", np.array(found, np.int64)[order].tobytes())
+
+    def find(self, text: str) -> list[int]:
+        """Return the positions of the texts whose key is `text`, in the order indexed."""
+        digest = _short_digest(text)
+        begin = bisect.bisect_left(self._digests, digest)
+        end = bisect.bisect_right(self._digests, digest, lo=begin)
+        return [place for place in self._places[begin:end] if self._key(self._column[place]) == text]
+
+
+def _short_digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(_encode(text), digest_size=8).digest(), "little")
+
+
 def find_first(halves: UInt64[np.ndarray, "item 2"]) -> Int64[np.ndarray, " item"]:
-    """Place of the first item that equals each; an item's own place where it is the first of its kind.
+    """Return for each item the position of the first equal item, its own where it is the first.
 
     >>> find_first(np.array([[7, 1], [7, 2], [7, 1]], np.uint64)).tolist()
     [0, 1, 0]
@@ -75,7 +170,7 @@ def find_first(halves: UInt64[np.ndarray, "item 2"]) -> Int64[np.ndarray, " item
     places = np.arange(len(halves))
     if not len(halves):
         return places
-    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable, hence the first of equals comes first
+    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: the first of equal items comes first
     ordered = halves[order]
     is_new = np.concatenate(([True], (ordered[1:] != ordered[:-1]).any(axis=1)))
     first = np.empty_like(order)

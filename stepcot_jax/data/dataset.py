@@ -1,10 +1,10 @@
-"""The cases of a run: chain, labels, splits, and pixels at the encoder's size."""
+"""The data of a run: chain, cases, splits, and pixels at the encoder's size."""
 
 import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,31 +14,33 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.pixels import PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import CaseTable, as_table
 from stepcot_jax.data.records.records import SetAside, write_quarantine
-from stepcot_jax.data.splits.splits import Splits, write_manifest
+from stepcot_jax.data.splits.split_manifest import write_manifest
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """All that training and evaluation need of the data.
+    """The data that training and evaluation need.
 
     Attributes:
       chain: the steps with their options.
-      cases: every case that can be read; those of no split take part in nothing.
+      cases: every readable case, as columns; any sequence of cases is converted. Cases of no split are not used.
       splits: which cases train, validate and test.
       pixels: case index -> uint8 [size, size, 3].
-      preprocessing: what the image encoder asks for.
-      features: float32 [case, width] of a frozen encoder, in memory or read by index; None where images are encoded
-        in training.
+      preprocessing: of the image encoder.
+      features: float32 [case, width] of a frozen encoder, in memory or read by index; None if images are encoded in
+        training.
       set_aside: records that are not among the cases, each with its reason.
       splits_source: where the splits come from, in words.
       images: the cases' encoded images; None for the phantom, which has none.
+      digests: SHA-256 of image contents that loading has computed, by case index.
     """
 
     chain: Chain
-    cases: Sequence[Case]
+    cases: CaseTable
     splits: Splits
     pixels: PixelCache
     preprocessing: Preprocessing
@@ -46,65 +48,64 @@ class Dataset:
     set_aside: tuple[SetAside, ...] = ()
     splits_source: str = ""
     images: ImageFiles | None = None
+    digests: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cases", as_table(self.cases))
 
     @property
     def labels(self) -> Int32[np.ndarray, "case step"]:
         """Labels of all cases, NOT_ANNOTATED where nobody answered."""
-        return np.array([case.labels for case in self.cases], np.int32)
+        return self.cases.labels.astype(np.int32)
 
     @property
     def digest(self) -> str:
         """SHA-256 over what a resumed run must find unchanged: steps, options, and each split's images and labels."""
+        paths, labels = self.cases.image_paths, self.labels.tolist()
         splits = {
-            name: [(self.cases[index].image_path, self.cases[index].labels) for index in indices]
+            name: [(paths[index], labels[index]) for index in indices]
             for name, indices in self.splits.by_name().items()
         }
         text = json.dumps([[(step.name, step.options) for step in self.chain.steps], splits])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def with_last_step_alone(self) -> "Dataset":
-        """The same cases with no answer but the last step's, so that nothing else supervises or is measured."""
-        cases = tuple(
-            dataclasses.replace(case, labels=(*[NOT_ANNOTATED] * (len(case.labels) - 1), case.labels[-1]))
-            for case in self.cases
-        )
-        return dataclasses.replace(self, cases=cases)
+        """Return the same cases with the last step's answers only."""
+        labels = self.labels
+        labels[:, :-1] = NOT_ANNOTATED
+        return dataclasses.replace(self, cases=self.cases.with_labels(labels))
 
     def with_origins(self, origins: Sequence[str]) -> "Dataset":
-        """The same splits, each with its cases of some origins alone; the other cases are in none.
+        """Return the same splits with only the cases of some origins; the other cases are in no split.
 
         Raises:
-          BadInput: no case has one of the origins, or a split has no case left.
+          BadInput: no case has one of the origins, or a split would be empty.
         """
-        found = {case.origin for case in self.cases}
+        found = {name for name, count in self.cases.count_origins(np.ones(len(self.cases), bool)).items() if count}
         for origin in origins:
             if origin not in found:
-                raise BadInput(
-                    f"config.data.origins: found {origin!r}, accepted are {', '.join(map(repr, sorted(found)))}"
-                )
+                raise BadInput(f"config.data.origins: {origin!r} is not one of {', '.join(map(repr, sorted(found)))}")
         kept = {
-            name: tuple(index for index in indices if self.cases[index].origin in origins)
+            name: tuple(index for index in indices if self.cases.origins[index] in origins)
             for name, indices in self.splits.by_name().items()
         }
         for name, indices in kept.items():
             if not indices:
-                raise BadInput(
-                    f"config.data.origins: found no case of {list(origins)} in split {name}, accepted is one"
-                )
+                raise BadInput(f"config.data.origins: split {name} has no case of {list(origins)}")
         source = f"{self.splits_source}; of {', '.join(origins)} alone"
         return dataclasses.replace(self, splits=Splits(**kept), splits_source=source)
 
     @property
     def num_cases(self) -> dict[str, int]:
         """Number of cases in each split."""
-        return {name: len(getattr(self.splits, name)) for name in ("train", "val", "test")}
+        return {name: len(indices) for name, indices in self.splits.by_name().items()}
 
 
 def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:
-    """Write who is in which split to `splits.json`, and what was set aside, with its reason, to `quarantine.jsonl`.
+    """Write the splits to `splits.json`, and the records set aside with their reasons to `quarantine.jsonl`.
 
     Returns:
-      A sentence for the person if anything was set aside, else None.
+      A sentence for the user if records were set aside, else None.
     """
     write_manifest(workdir / "splits.json", dataset.splits, dataset.cases, source=dataset.splits_source)
     quarantine = workdir / "quarantine.jsonl"

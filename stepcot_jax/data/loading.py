@@ -1,7 +1,8 @@
-"""The data that the settings name: from a folder of any layout, from tensorflow_datasets, or from the phantom."""
+"""Load the data that the settings name: a folder in any layout, tensorflow_datasets, or the phantom."""
 
+import hashlib
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,39 +16,44 @@ from stepcot_jax.data.images.near_duplicates import find_near_duplicates, percep
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.data.splits.splits import Splits, make_splits, read_splits
+from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.split_resolver import read_splits
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 """Wraps an iterable with a known length and a description, as progress bars do."""
 
+IsKnown = Callable[[str], bool]
+"""Whether an image with this SHA-256 was decoded before and need not be decoded now."""
+
 
 def load_dataset(
     settings: Settings,
     *,
     preprocessing: Preprocessing,
-    is_known: Callable[[Case, bytes], bool] | None = None,
+    is_known: IsKnown | None = None,
     require_images: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
-    """The data that the settings name.
+    """Load the data that the settings name.
 
-    Unless `data.check_images` is "on_use", every image that is not known has been decoded once when this returns:
-    here, or when its shard was written.
+    Unless `data.check_images` is "on_use", every image that is not known has been decoded once when this returns: here,
+    or when its shard was written.
 
     Args:
       settings: of the run.
-      preprocessing: what the image encoder asks for.
-      is_known: says of a folder's case and its image file's content that it is good and need not be decoded now.
-      require_images: whether a folder's images have to be there; if not, none is looked at.
-      progress: shows how far the reading is.
+      preprocessing: of the image encoder.
+      is_known: tells by the SHA-256 of an image file whether it need not be decoded; the dataset then has the digests.
+      require_images: whether a folder's images must exist; if not, none is opened.
+      progress: shows progress.
 
     Raises:
-      BadInput: a record, an image or a split cannot be used and the settings say to stop.
+      BadInput: a record, an image or a split is invalid and the settings say to stop.
     """
     if settings.data.source == "phantom":
         return _load_phantom(settings, preprocessing, progress)
@@ -68,7 +74,7 @@ def load_dataset(
     if sharded and require_images:
         index = read_index(root)
         collection = keep_sharded(collection, index, on_bad_record=data.on_bad_record)
-        paths = [case.image_path for case in collection.cases]
+        paths = tuple(collection.cases.image_paths)
         images = ShardFiles(collection.root, index, paths, max_bytes=most_bytes(_max_pixels(settings)))
     else:
         images = folder_files(collection, max_pixels=_max_pixels(settings))
@@ -91,56 +97,61 @@ def make_dataset(
     preprocessing: Preprocessing,
     are_checked: bool,
     splits: tuple[Splits, str] | None = None,
-    is_known: Callable[[Case, bytes], bool] | None = None,
+    is_known: IsKnown | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
-    """A collection with images from anywhere as the data of a run.
+    """Make the dataset of a run from a collection with images from anywhere.
 
     Args:
       settings: of the run.
       collection: the cases.
       images: the image of each case, in order.
-      preprocessing: what the image encoder asks for.
-      are_checked: whether no image has to be decoded before the run depends on it.
-      splits: those of the collection and where they come from, for images that are checked; None finds or makes them.
+      preprocessing: of the image encoder.
+      are_checked: whether the images need not be decoded ahead.
+      splits: of the collection, with their source in words, if its images are checked; None reads or makes them.
       is_known: see `load_dataset`.
       progress: see `load_dataset`.
 
     Raises:
-      BadInput: an image or a split cannot be used and the settings say to stop.
+      BadInput: an image or a split is invalid and the settings say to stop.
     """
-    chosen: list[int] = []
-    records: list[int] = []
-    file = str(collection.root / collection.file)
-    images = Selection(images, chosen)
-    reader = FilePixels(images, preprocessing, _max_pixels(settings), file, records)
-    pixels = PixelCache(reader, _budget(settings))
-    numbers = record_numbers(collection)
+    max_pixels, file = _max_pixels(settings), str(collection.root / collection.file)
+    all_numbers = record_numbers(collection)
+    decoded = PixelCache(FilePixels(images, preprocessing, max_pixels, file, all_numbers), _budget(settings))
+    digests: dict[str, str] = {}
     if not are_checked:
+
+        def digest_known(case: Case, content: bytes) -> bool:
+            digests[case.image_path] = hashlib.sha256(content).hexdigest()
+            return is_known is not None and is_known(digests[case.image_path])
+
         collection = check_images(
             collection,
-            images=Selection(images.images, range(len(collection.cases))),
+            images=images,
             on_bad_record=settings.data.on_bad_record,
-            max_pixels=_max_pixels(settings),
+            max_pixels=max_pixels,
             preprocessing=preprocessing,
-            visit=pixels.put,
-            is_known=is_known,
+            visit=decoded.put,
+            is_known=None if is_known is None else digest_known,
             progress=None if progress is None else lambda cases: progress(cases, "reading the images"),
             num_threads=settings.data.num_threads,
         )
-    records += record_numbers(collection)
-    places = {number: place for place, number in enumerate(numbers)}
-    chosen += [places[number] for number in records]
+    numbers = record_numbers(collection)
+    if len(numbers) < len(all_numbers):
+        places = {number: place for place, number in enumerate(all_numbers)}
+        images = Selection(images, [places[number] for number in numbers])
+        decoded = decoded.with_reader(FilePixels(images, preprocessing, max_pixels, file, numbers))
     chosen_splits, source = splits or _find_splits(settings, collection, images, progress)
     return Dataset(
         collection.chain,
         collection.cases,
         chosen_splits,
-        pixels,
+        decoded,
         preprocessing,
         set_aside=collection.set_aside,
         splits_source=source,
         images=images,
+        digests={index: digests[path] for index, path in enumerate(collection.cases.image_paths) if path in digests},
     )
 
 
@@ -149,7 +160,7 @@ def _max_pixels(settings: Settings) -> int:
 
 
 def _budget(settings: Settings) -> float:
-    """Bytes of pixels to keep here; nothing where workers read for themselves and would not be served by it."""
+    """Return how many bytes of pixels to cache; 0 if workers read, since they do not share this cache."""
     is_stored = settings.image_encoder.is_frozen and settings.features.store
     return 0.0 if settings.data.num_workers and not is_stored else settings.data.cache_megabytes * 1e6
 
@@ -157,9 +168,8 @@ def _budget(settings: Settings) -> float:
 def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress | None) -> Dataset:
     phantom = settings.phantom
     drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
-    pixels = PixelCache(drawing, _budget(settings))
+    pixels, cases = PixelCache(drawing, _budget(settings)), CaseTable()
     indices: Iterable[int] = range(phantom.num_cases)
-    cases = []
     for index in indices if progress is None else progress(indices, "drawing the phantom"):
         case, drawn = drawing.draw(index)
         cases.append(case)
@@ -169,19 +179,17 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
         return draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence).image
 
     splits, source = _make_splits(settings, cases, "the phantom", draw_whole, progress)
-    return Dataset(DEFAULT_CHAIN, tuple(cases), splits, pixels, preprocessing, splits_source=source)
+    return Dataset(DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source)
 
 
 def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress | None) -> Dataset:
-    """What `data.tfds` has prepared; every image was decoded then."""
+    """Load what `data.tfds` prepared; every image was decoded then."""
     from stepcot_jax.data.tfds.source import open_prepared
 
     prepared = open_prepared(pathlib.Path(settings.data.root), max_pixels=_max_pixels(settings))
     names = tuple(step.name for step in prepared.collection.chain.steps)
     if names != settings.data.step_names:
-        raise BadInput(
-            f"config.data.step_names: found {settings.data.step_names}, accepted with {prepared.folder} are {names}"
-        )
+        raise BadInput(f"config.data.step_names: {settings.data.step_names} must be {names} with {prepared.folder}")
     return make_dataset(
         settings,
         prepared.collection,
@@ -196,8 +204,8 @@ def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: P
 def _find_splits(
     settings: Settings, collection: Collection, images: ImageFiles, progress: Progress | None
 ) -> tuple[Splits, str]:
-    """The splits that the data comes with, else new ones; and where they are from, in words."""
-    root = collection.root  # a folder also where `data.root` names a file in it
+    """Return the splits of the data's tables, else new ones, and where they come from, in words."""
+    root = collection.root  # a folder even if `data.root` names a file in it
     splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
     if splits is not None:
         return splits, str(root)
@@ -210,12 +218,12 @@ def _find_splits(
 
 def _make_splits(
     settings: Settings,
-    cases: Sequence[Case],
+    cases: CaseTable,
     where: str,
     read_whole: Callable[[int], np.ndarray],
     progress: Progress | None,
 ) -> tuple[Splits, str]:
-    """New splits; near-duplicates are looked for in whole pictures, so that they do not depend on the encoder."""
+    """Make splits; near-duplicates are found in full-size images, so that they do not depend on the encoder."""
     data = settings.data
     source = f"made from seed {data.split_seed}, {data.split_fractions}: stratified by last step and origin, disjoint "
     source += "by patient"
@@ -227,7 +235,7 @@ def _make_splits(
         joined = find_near_duplicates(hashes, radius=data.near_duplicate_radius)
         source += f", near-duplicates within {data.near_duplicate_radius} bits together"
     try:
-        splits = make_splits(cases, seed=data.split_seed, fractions=data.split_fractions, joined=joined)  # type: ignore[arg-type]
+        splits = make_splits(cases, seed=data.split_seed, fractions=data.split_fractions, joined=joined)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     return splits, source

@@ -1,6 +1,6 @@
-"""Items of a Grain data set in order, read ahead in threads or in worker processes; the position can be saved.
+"""Iterate over a Grain dataset in order, reading ahead in threads or worker processes.
 
-The position is the number of the next item, whatever reads ahead: a run may go on with another number of workers.
+The saved position is the number of the next item, so that a run may resume with another number of workers.
 """
 
 import contextlib
@@ -24,21 +24,20 @@ Finish = Callable[[Any], Any]
 _POLL_SECONDS = 1.0
 _GRACE_SECONDS = 5.0
 _BUFFER = 2
-_INLINE_BYTES = 2048  # smaller arrays travel in the message; the others in shared memory
+_INLINE_BYTES = 2048  # smaller arrays are sent in the message, larger ones in shared memory
 _GRAIN_SAYS = "terminated unexpectedly"
 
 
 class ReadAhead(Iterator[Any]):
-    """Iterates over `items`, each of which then goes through `finish` in this process.
+    """Iterates over `items` and applies `finish` to each in this process.
 
-    Reading starts with the first item that is asked for. Close it when it is not needed any more: workers end then, and
-    at the latest with this process.
+    Reading starts with the first item. Close it after use to end its workers; they end with this process at the latest.
 
     Args:
-      items: what is read; with workers, it is pickled.
-      finish: applied in this process, in another thread than the caller's.
-      num_threads: threads that read, in this process or in each worker.
-      num_workers: processes that read; 0 for none.
+      items: the dataset; pickled for workers.
+      finish: applied to each item in a thread of this process.
+      num_threads: reading threads, in this process or in each worker.
+      num_workers: reading processes; 0 for none.
     """
 
     def __init__(self, items: grain.MapDataset, finish: Finish, *, num_threads: int, num_workers: int = 0) -> None:
@@ -67,16 +66,16 @@ class ReadAhead(Iterator[Any]):
         return item
 
     def get_state(self) -> dict[str, int]:
-        """The position, for `set_state`."""
+        """Return the position, for `set_state`."""
         return {"next_index": self._next_index}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Go to a position; what was read ahead is dropped."""
+        """Move to a position and drop what was read ahead."""
         self.close()
         self._next_index = int(state["next_index"])
 
     def close(self) -> None:
-        """End threads and workers; the next item that is asked for starts them anew."""
+        """End threads and workers; the next item starts new ones."""
         if self._started is not None:
             self._started.close()
             self._started = None
@@ -97,12 +96,11 @@ class _Threads:
 
 
 class _Workers:
-    """Reads in processes, through Grain, and finishes in one thread of this process."""
+    """Reads in Grain's worker processes and finishes in one thread of this process."""
 
     def __init__(self, items: grain.MapDataset, finish: Finish, *, num_threads: int, num_workers: int) -> None:
         if not flags.FLAGS.is_parsed():
-            # Grain asks its flags, which nobody can have given where no absl program runs (a notebook, a test): they
-            # have their defaults then, which is all that this says.
+            # Grain reads absl flags; outside an absl program (a notebook, a test) they keep their defaults.
             flags.FLAGS.mark_as_parsed()
         self._num_workers = num_workers
         self._roll = RollCall()
@@ -118,7 +116,7 @@ class _Workers:
         thread = threading.Thread(
             target=_feed, args=(iter(read), finish, self._finished, stop), name="stepcot-finish", daemon=True
         )
-        # Also at the exit of the interpreter, before the modules that the workers' ends need are gone.
+        # Also runs at interpreter exit, while the modules that it needs still exist.
         self._close = weakref.finalize(self, _shut_down, self._roll, self._finished, stop, thread)
         thread.start()
 
@@ -131,7 +129,7 @@ class _Workers:
             try:
                 item, error = self._finished.get(timeout=_POLL_SECONDS if all_known else LOOK_SECONDS)
             except queue.Empty:
-                # Grain notices most ends of workers itself; one that ends while it writes leaves it waiting.
+                # Grain notices most worker deaths, but not one in the middle of a message.
                 if ended_at is None and self._roll.describe_ended():
                     ended_at = time.monotonic()
                 if ended_at is not None and time.monotonic() - ended_at > _GRACE_SECONDS:
@@ -149,15 +147,15 @@ class _Workers:
     def _stopped(self, otherwise: str) -> RunStopped:
         which = self._roll.describe_ended() or otherwise
         return RunStopped(
-            f"one of the {self._num_workers} worker processes that read images is gone: {which}; SIGKILL is most often "
-            "too little memory, SIGBUS too little /dev/shm; config.data.num_workers may be lower, or 0 to read without"
+            f"one of the {self._num_workers} worker processes that read images died: {which}; SIGKILL usually means "
+            "too little memory, SIGBUS too little /dev/shm; lower config.data.num_workers, or set it to 0"
         )
 
 
 def _feed(iterator: Any, finish: Finish, finished: queue.Queue, stop: threading.Event) -> None:
-    """Put every finished item, and at last what ended them, into the queue, until told to stop; then end the workers.
+    """Put every finished item, then the error that ended the iteration, into the queue; at last end the workers.
 
-    Nobody else touches the iterator: closed under the hands of who waits for it, it might never come back.
+    Only this thread uses the iterator: closing it while another thread waits on it may block forever.
     """
     hold_signals()
     error: BaseException | None = None
@@ -165,7 +163,7 @@ def _feed(iterator: Any, finish: Finish, finished: queue.Queue, stop: threading.
         item = None
         try:
             item = finish(next(iterator))
-        except BaseException as raised:  # all of it goes to the thread that asks for items
+        except BaseException as raised:  # passed to the consuming thread
             error = raised
         while not stop.is_set():
             with contextlib.suppress(queue.Full):
@@ -175,24 +173,23 @@ def _feed(iterator: Any, finish: Finish, finished: queue.Queue, stop: threading.
 
 
 def _shut_down(roll: RollCall, finished: queue.Queue, stop: threading.Event, thread: threading.Thread) -> None:
-    """End the thread, and with it the workers: those that do not end by themselves, and at once where one is gone."""
+    """End the thread and its workers; kill workers that do not end, at once if one has died."""
     stop.set()
     try:
         roll.look()
     finally:
         roll.close()
-    if threading.current_thread() is thread:  # garbage is collected anywhere
+    if threading.current_thread() is thread:  # the garbage collector may run here
         return
     ended = not roll.describe_ended() and _await(thread, finished)
     roll.kill()
     if not ended:
-        # A thread that waits for the rest of a message of one that was killed never ends; it has nothing and does
-        # nothing, and is left alone.
+        # A thread waiting for the rest of a killed worker's message never ends; it is harmless and left alone.
         _await(thread, finished)
 
 
 def _await(thread: threading.Thread, finished: queue.Queue) -> bool:
-    """Whether the thread ends within the time of grace; what it has finished is dropped."""
+    """Return whether the thread ends within the grace period; drop its finished items."""
     deadline = time.monotonic() + _GRACE_SECONDS
     while thread.is_alive() and time.monotonic() < deadline:
         with contextlib.suppress(queue.Empty):
@@ -202,5 +199,5 @@ def _await(thread: threading.Thread, finished: queue.Queue) -> bool:
 
 
 def _start_worker(waiting: Path, number: int, num_workers: int) -> None:  # noqa: ARG001 (Grain gives both)
-    """What Grain has a worker do before it reads."""
+    """Report to the run before reading; Grain calls this in each worker."""
     report(waiting)

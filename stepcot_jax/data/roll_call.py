@@ -1,7 +1,7 @@
-"""Which worker processes are whose: each reports to the process that started it, and waits until it is known.
+"""Handshake between the run and its worker processes: a worker reports and waits until the run knows it.
 
-Python forgets a process that ended before anybody asked for it. A worker that is not known until it reads cannot end
-unnoticed: before, it has written nothing, and Grain sees that it is gone; after, its exit code is kept.
+Python drops the exit code of a child that ended unnoticed. Until a worker is known it has written nothing and Grain
+notices its death; afterwards the run keeps its exit code.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from pathlib import Path
 from stepcot_jax.host.errors import BadInput
 
 LOOK_SECONDS = 0.02
-"""How often a worker that waits, and who waits for workers, look again."""
+"""Polling interval of waiting workers and of the run waiting for them."""
 
 _KILL_SECONDS = 5.0
 _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
@@ -30,71 +30,71 @@ class RollCall:
     """The workers of one iterator.
 
     Attributes:
-      waiting: folder in which workers report; what `report` is called with.
-      processes: those that have reported, by process number.
+      waiting: folder in which workers report, the argument of `report`.
+      processes: workers that have reported, by process ID.
     """
 
     def __init__(self) -> None:
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="stepcot-workers-", ignore_cleanup_errors=True)
         except FileNotFoundError as error:
-            raise BadInput(f"{error.strerror}, accepted is one that can be written to, by TMPDIR") from None
+            raise BadInput(f"{error.strerror}; set TMPDIR to a writable folder") from None
         self.waiting = Path(self._folder.name, "waiting")
         self.waiting.mkdir()
         self.processes: dict[int, BaseProcess] = {}
 
     def look(self) -> None:
-        """Take in who has reported, and let them go on."""
+        """Register the workers that have reported, and let them continue."""
         reported = [int(path.name) for path in self.waiting.iterdir()] if self.waiting.exists() else []
         if reported:
             children = {process.pid: process for process in multiprocessing.active_children()}
             self.processes |= {number: children[number] for number in reported if number in children}
-        for number in self.processes.keys() & reported:  # one that Python does not know of yet has to wait
+        for number in self.processes.keys() & reported:  # others wait until Python knows them
             (self.waiting / str(number)).unlink(missing_ok=True)
 
     def describe_ended(self) -> str:
-        """Which workers ended otherwise than well, and how; "" if none did."""
+        """Return which workers failed and how; "" if none did."""
         ended = {number: process.exitcode for number, process in self.processes.items() if process.exitcode}
         return ", ".join(f"process {number} {_describe_exit(code)}" for number, code in ended.items())
 
     def kill(self) -> None:
-        """End all that have reported, whatever they are doing."""
+        """Kill all workers that have reported."""
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():
             process.join(_KILL_SECONDS)
 
     def close(self) -> None:
-        """Send those home that wait, or have not reported yet."""
-        with contextlib.suppress(FileNotFoundError):  # at once, whatever is written to it in the meantime
+        """End the workers that wait or have not reported yet."""
+        with contextlib.suppress(FileNotFoundError):  # atomic, even while workers write to it
             self.waiting.rename(self.waiting.with_name("over"))
         self._folder.cleanup()
 
 
 def hold_signals() -> None:
-    """Keep the signals that are the parent's alone from workers that this thread, or one of its threads, starts.
+    """Block the parent's signals in workers that this thread or its threads start.
 
     They are blocked from a worker's first moment, and ignored once it reports.
     """
-    resource_tracker.ensure_running()  # which would let them through again, were it started later
+    resource_tracker.ensure_running()  # started later, it would unblock them
     signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
 
 
 def report(waiting: Path) -> None:
-    """In a worker: say who one is, wait to be known, and from now on end with the parent.
+    """Report this worker to the run, wait until it is known, and from then on end with the run.
 
-    Ctrl-C and SIGTERM may reach a whole group of processes; they are left to the parent, which closes its workers.
+    Ctrl-C and SIGTERM may reach the whole process group; only the run handles them and closes its workers.
     """
     for number in _OF_THE_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_PARENT)
-    # A message that cannot be pickled would be dropped, and waited for.
+    # A message that cannot be pickled would be dropped silently, and the run would wait for it.
     queues.Queue._on_queue_feeder_error = staticmethod(_end_with)  # type: ignore[attr-defined]
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
         parent.join()  # type: ignore[union-attr]
-        shutil.rmtree(waiting.parent, ignore_errors=True)  # which the parent had no time for
+        shutil.rmtree(waiting.parent, ignore_errors=True)  # the killed parent could not
         os._exit(1)
 
     threading.Thread(target=watch, name="stepcot-watch-parent", daemon=True).start()

@@ -1,7 +1,6 @@
 """What a run feeds its networks: cases, prompt vectors, and image features or an encoder to train along."""
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
 from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
@@ -159,14 +157,12 @@ def _with_stored_features(
     """
     spec = describe_image_store(encoder, patches=settings.features.patches)
     store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
-    contents: dict[str, str] = {}
 
-    def is_known(case: Case, content: bytes) -> bool:
-        contents[case.image_path] = hashlib.sha256(content).hexdigest()
-        return fill.image_keys(encoder, [_file_digest(contents[case.image_path])])[0] in store
+    def is_known(sha256: str) -> bool:
+        return fill.image_keys(encoder, [_file_digest(sha256)])[0] in store
 
     dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
-    keys = fill.image_keys(encoder, _digest_images(dataset, contents))
+    keys = fill.image_keys(encoder, _digest_images(dataset))
     counts = encode_together(
         encoder,
         list(fill.image_items(dataset, keys)),
@@ -181,13 +177,13 @@ def _with_stored_features(
     return dataclasses.replace(dataset, features=open_features(store, keys))
 
 
-def _digest_images(dataset: Dataset, known: dict[str, str]) -> list[str]:
-    """The digest of each case's image, of those that are not known as their source has it."""
+def _digest_images(dataset: Dataset) -> list[str]:
+    """Return the digest of each case's image, reading only images that loading has not digested."""
     if dataset.images is None:
         return fill.digest_images(dataset, None)
     return [
-        _file_digest(known.get(case.image_path) or digest_content(dataset.images, index))
-        for index, case in enumerate(dataset.cases)
+        _file_digest(dataset.digests.get(index) or digest_content(dataset.images, index))
+        for index in range(len(dataset.cases))
     ]
 
 

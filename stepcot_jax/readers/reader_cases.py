@@ -120,7 +120,7 @@ def _with_files(name: str, collection: Collection, images: ImageFiles, max_pixel
     def decode(place: int) -> Image.Image:
         return decode_picture(images.read(place), name=images.name(place), max_pixels=max_pixels)
 
-    return CaseSource(name, collection.chain, collection.cases, decode)
+    return CaseSource(name, collection.chain, tuple(collection.cases), decode)
 
 
 def _predicted_cases(predictions: SplitPredictions) -> Sequence[Case]:

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -95,8 +94,5 @@ def _load(settings: Settings, preprocessing: Preprocessing, progress: Progress) 
     """The data without what only training needs: no image is decoded before it is shown, no splits are looked for."""
     data = dataclasses.replace(settings.data, near_duplicate_radius=0, cache_megabytes=0.0)
 
-    def is_known(case: Case, content: bytes) -> Any:  # noqa: ARG001
-        return True
-
     settings = dataclasses.replace(settings, data=data)
-    return load_dataset(settings, preprocessing=preprocessing, is_known=is_known, progress=progress)
+    return load_dataset(settings, preprocessing=preprocessing, is_known=lambda _: True, progress=progress)

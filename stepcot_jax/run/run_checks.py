@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.splits.splits import check_manifest
+from stepcot_jax.data.splits.split_manifest import check_manifest
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.settings.run_settings import Settings, changed_keys, read_settings
 from stepcot_jax.training.checkpoints import saved_steps

@@ -9,6 +9,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.data.records.cases import CaseTable
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.features.inputs import trained_preprocessing
 from stepcot_jax.features.keys import digest_pixels
@@ -87,7 +88,7 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
         for split, members in dataset.splits.by_name().items()
     }
     left_out = {own.options[label]: counts[label] for label in sorted(unknown)}
-    changed = dataclasses.replace(dataset, chain=chain, cases=tuple(relabelled), splits=Splits(**kept))
+    changed = dataclasses.replace(dataset, chain=chain, cases=CaseTable(relabelled), splits=Splits(**kept))
     return changed, LeftOut(left_out, num_unanswered, len(dataset.set_aside))
 
 

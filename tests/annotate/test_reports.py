@@ -91,7 +91,7 @@ def test_published_layout_whatever_its_chain(tmp_path):
         (b"id,report,image\n ,Example,a.png\n", "line 2: field id: found ''"),
         (b'id,report,image,patient_id\nr1,Example,a.png,"p\n1"\n', "line 3: field patient_id"),
         (b'id,report,image\n"r\n1",Example,a.png\n', "line 3: field id"),
-        (b"id,report,image\nr1,Example,../a.png\n", "line 2: field image: found '../a.png'"),
+        (b"id,report,image\nr1,Example,../a.png\n", "line 2: field image: '../a.png' must"),
         (b"id,report,image\nr1,Example,/etc/passwd\n", "line 2: field image"),
         (b"id,report,image\nr1,Example,C:\\a.png\n", "line 2: field image"),
         (b"id,report,image\nr1,Exam\0ple,a.png\n", "line 2: f"),
@@ -112,7 +112,7 @@ def test_odd_csv_is_named_by_row_and_field(tmp_path, content, words):
         (b'{"id": "a", "report": "Example"}', "line 1: Object missing required field `image`"),
         (b'{"id": null, "report": "Example", "image": "a"}', "line 1: Expected `int | str`, got `null` - at `$.id`"),
         (b'{"id": "a", "report": ["Example"], "image": "a"}', "`$.report`"),
-        (b'{"id": "a", "report": "Example", "image": ["../a"]}', "field image: found '../a'"),
+        (b'{"id": "a", "report": "Example", "image": ["../a"]}', "field image: '../a' must"),
         (b'{"id": "a", "report": "Example \xff", "image": "a"}', "line 1: "),
         (b"[" * 100_000, "line 1: "),
         (b" " * (1 << 22), "line 1: found more than"),
@@ -125,9 +125,9 @@ def test_odd_json_lines_are_named_by_line_and_field(tmp_path, line, words):
 def test_odd_published_records_are_named(tmp_path):
     record = {"patient_id": 3, "image_path": "a.png", "origin": None, "report": "Example", "vqa_chain": []}
     for change, words in (
-        ({"image_path": "../a.png"}, "record 1: found '../a.png'"),
+        ({"image_path": "../a.png"}, "record 1: '../a.png' must"),
         ({"patient_id": " "}, "record 1: found a blank patient"),
-        ({"report": 3}, "record 1: Expected `str | null`"),
+        ({"report": 3}, "record 1: report: Expected `str | null`"),
     ):
         write(tmp_path, json.dumps([record, {**record, "image_path": "b.png", **change}]), "data.json")
         with pytest.raises(BadInput) as caught:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.data.splits.splits import make_splits
+from stepcot_jax.data.splits.split_making import make_splits
 
 NUM_CASES = 15
 
@@ -281,31 +281,31 @@ def keep(root):
 # Name, what it does to a good folder, exit code of check, words of its output, further arguments.
 ODD_INPUTS = [
     ("nothing odd", keep, 0, ["a run can use it"], []),
-    ("empty file", empty, 2, ["data.json: found an empty file"], []),
+    ("empty file", empty, 2, ["data.json: the file is empty"], []),
     ("truncated JSON", truncate, 2, ["not readable as JSON: Input data was truncated", "from byte"], []),
-    ("wrong encoding (Latin-1)", use_latin_1, 2, ["not UTF-8 (first at byte"], []),
-    ("wrong encoding (UTF-16)", use_utf_16, 2, ["found UTF-16 text"], []),
+    ("wrong encoding (Latin-1)", use_latin_1, 2, ["not UTF-8 (from byte"], []),
+    ("wrong encoding (UTF-16)", use_utf_16, 2, ["the text is UTF-16"], []),
     ("byte order mark of UTF-8", add_mark, 0, ["a run can use it"], []),
     ("brackets nested 200,000 deep", nest_deeply, 2, ["not readable as JSON: maximum recursion depth"], []),
     (
         "patient in two splits",
         share_a_patient,
         1,
-        ["splits: patients are in more than one split: 'P", "(train, val)"],
+        ["splits: patients are in more than one split: 'P", "(train.csv row 2, val.csv row 2)"],
         [],
     ),
-    ("image missing", lose_an_image, 1, ["images missing 1", "which does not exist"], []),
+    ("image missing", lose_an_image, 1, ["images missing 1", "does not exist below the data root"], []),
     ("image truncated", truncate_an_image, 1, ["images unreadable 1", "1 images cannot be decoded"], []),
     ("16-bit PNG", use_16_bits, 0, ["a run can use it"], []),
     ("palette PNG", use_a_palette, 0, ["a run can use it"], []),
     ("CMYK JPEG", use_cmyk, 0, ["a run can use it"], []),
     ("decompression bomb", plant_a_bomb, 1, ["images unreadable 1", "pixels in its header"], []),
-    ("path escape", escape, 1, ["accepted is a path below the data root"], []),
-    ("symlink out", link_out, 1, ["a link that leads out of the data root"], []),
-    ("step missing", lose_a_step, 1, ["found 6 steps"], []),
-    ("answer not among options", answer_otherwise, 1, ["found answer …, accepted are A. Upper lung zone"], []),
-    ("letter outside range", answer_out_of_range, 1, ["found answer …, accepted are A. Upper lung zone"], []),
-    ("options in another order", reorder_options, 1, ["records with other options 1", "its options differ"], []),
+    ("path escape", escape, 1, ["must be a path below the data root"], []),
+    ("symlink out", link_out, 1, ["is a link out of the data root"], []),
+    ("step missing", lose_a_step, 1, ["6 steps"], []),
+    ("answer not among options", answer_otherwise, 1, ["… is not one of A. Upper lung zone"], []),
+    ("letter outside range", answer_out_of_range, 1, ["… is not one of A. Upper lung zone"], []),
+    ("options in another order", reorder_options, 1, ["records with other options 1", "differ from"], []),
     ("lettered options in another order", reorder_lettered_options, 0, ["records with other options 0"], []),
     ("split file with unknown ids", name_unknown_ids, 1, ["a patient_id that data.json does not have", "P999999"], []),
     ("split file with empty rows", leave_rows_empty, 0, ["3 rows of split tables name nothing"], []),
@@ -317,13 +317,13 @@ ODD_INPUTS = [
         ["splits: cases are in no split", "1 rows of split tables"],
         [],
     ),
-    ("split file missing", lose_a_table, 1, ["accepted is one of val.xlsx and val.csv"], []),
+    ("split file missing", lose_a_table, 1, ["exactly one of val.xlsx and val.csv is required"], []),
     ("non-ASCII text", write_umlauts, 0, ["Universitätsklinik"], []),
     ("control characters", write_escapes, 0, ["\\x1b[2J\\x1b]0;title\\x07 clinic \\u202egnp"], []),
     ("5 MB report", write_5_megabytes, 0, ["a run can use it"], []),
-    ("image named twice", repeat_an_image_path, 1, ["records that repeat an image 1", "found the image of record"], []),
+    ("image named twice", repeat_an_image_path, 1, ["records that repeat an image 1", "the image of record"], []),
     ("one picture in two splits", repeat_content_across_splits, 0, ["pictures in several splits 1", "leakage"], []),
-    ("no answer at all", answer_nothing, 1, ["no annotated answer in the train split"], []),
-    ("two patients, no tables", keep_two_patients, 1, ["found 2 patients, accepted are at least 3"], []),
+    ("no answer at all", answer_nothing, 1, ["no annotated answer"], []),
+    ("two patients, no tables", keep_two_patients, 1, ["2 patients cannot fill 3 splits"], []),
     ("many records, images elsewhere", write_many, 0, ["records 2,000", "images found -"], ["--images", "none"]),
 ]

@@ -54,7 +54,7 @@ def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
         for name, rows in theirs[step].items():
             np.testing.assert_array_equal(ours[step][name], rows, err_msg=name)
     message = refusal(tmp_path, source="tfds", data__step_names=("one", "two"))
-    assert re.search(r"config\.data\.step_names: found \('one', 'two'\), accepted with .* are \('Detection'", message)
+    assert re.search(r"config\.data\.step_names: \('one', 'two'\) must be \('Detection'", message)
 
 
 def test_prepared_data_that_are_not_there_are_refused(tmp_path):

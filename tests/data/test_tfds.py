@@ -22,7 +22,8 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.splits.splits import make_splits, read_splits
+from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.tfds.__main__ import main
 from stepcot_jax.data.tfds.preparing import Reading
 from stepcot_jax.data.tfds.source import check_prepared_from, open_prepared
@@ -303,7 +304,7 @@ def test_bad_records_stop_or_are_set_aside_with_their_reasons(sources, tmp_path)
     assert [case.patient_id for case in opened.collection.cases] == [f"Ä{n}" for n in range(12) if n not in (3, 5)]
     lines = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
     assert [line["record"] for line in lines] == [3, 5]
-    assert "found answer 'Z'" in lines[0]["reason"]
+    assert "'Z' is not one of" in lines[0]["reason"]
     assert "starts with bytes" in lines[1]["reason"]
     assert [(item.record, item.patient_id) for item in opened.collection.set_aside] == [(3, "Ä3"), (5, "Ä5")]
     assert tfds.builder_from_directory(folder).info.metadata["num_set_aside"] == 2
@@ -461,7 +462,7 @@ def test_refuses_other_file_formats(tmp_path):
 def test_refuses_to_prepare_from_nowhere(tmp_path):
     message = refusal(StepCot(data_dir=tmp_path).download_and_prepare)
     assert "data_root or a filled manual_dir is required" in message
-    assert "accepted is a JSON array" in refusal(prepare, tmp_path / "none", tmp_path / "data")
+    assert "expected a JSON array" in refusal(prepare, tmp_path / "none", tmp_path / "data")
 
 
 def test_refuses_to_leave_cases_out(sources, tmp_path):

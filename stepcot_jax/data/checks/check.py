@@ -1,7 +1,7 @@
-"""What a data root holds and whether a run can use it, as one object of plain facts.
+"""Check a data root: what it holds and whether a run can use it, as one object of plain facts.
 
-A check reads with the code that a run reads with: the same splitter, record reader, agreement, decoder, tables and
-split making. Where it differs is that it goes on after the first fault and keeps no texts.
+A check reads with the code of a run: the same scan, decoder, split tables and split making. Unlike a run it continues
+after the first fault, and it keeps no texts.
 """
 
 import contextlib
@@ -15,13 +15,16 @@ from typing import Any, Literal
 import numpy as np
 
 from stepcot_jax.data.checks.check_facts import Findings, gather
-from stepcot_jax.data.checks.check_images import look_at_pictures
-from stepcot_jax.data.checks.check_records import Scan, count_bytes, scan_collection, scan_published
-from stepcot_jax.data.checks.check_splits import check_tables, make_for
+from stepcot_jax.data.checks.check_images import decode_pictures
+from stepcot_jax.data.checks.check_records import Reasons, scan_collection
 from stepcot_jax.data.images.image_shards import INDEX_NAME, has_shards, read_index
+from stepcot_jax.data.records.data_json import FILE_NAME
+from stepcot_jax.data.records.record_scan import Scan, scan_records
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
-from stepcot_jax.data.splits.splits import PUBLISHED_FRACTIONS
+from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS, make_splits
+from stepcot_jax.data.splits.split_resolver import resolve_tables
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 
@@ -31,19 +34,19 @@ _MEGABYTE = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class CheckOptions:
-    """How a data root is checked; what has a name of a run's setting means the same.
+    """How to check a data root; names shared with a run's settings mean the same.
 
     Attributes:
       layout: a key of `layouts.LAYOUTS`, or "auto".
-      images: "decode" decodes every image, "exists" sees that it is there, "none" does without.
+      images: "decode" decodes every image, "exists" tests that its file exists, "none" skips images.
       step_names: name of each step, in order.
       on_bad_record: whether bad records would stop a run.
       max_pixels: largest accepted width times height of an image.
-      split_seed: of splits that are made.
-      split_fractions: of splits that are made.
+      split_seed: seed for making splits.
+      split_fractions: shares for making splits.
       num_threads: images decoded at a time.
-      single_label: whether images with several findings are left out, in layouts with lists of findings.
-      labels_from: table that ChestX-ray8's labels are from.
+      single_label: leave images with several findings out, in layouts with lists of findings.
+      labels_from: table that ChestX-ray8's labels come from.
     """
 
     layout: str = AUTO
@@ -59,36 +62,47 @@ class CheckOptions:
 
 
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
-    """The facts of a data root; `docs/data.md` says what each means.
+    """Return the facts of a data root, which `docs/data.md` explains.
 
     Args:
       root: folder or file in any layout.
       options: how to check.
-      terminal: shows how far it is.
+      terminal: shows progress.
 
     Raises:
-      BadInput: it cannot be read at all.
+      BadInput: the root cannot be read at all.
     """
     root = Path(root)
     layout = detect_layout(root) if options.layout == AUTO else options.layout
     require_images = options.images != "none" and not has_shards(root)
     if layout == "published":
-        findings = Findings(_scan_published(root, options, require_images, terminal), layout, options.images)
+        reasons = Reasons()
+        findings = Findings(_scan_published(root, reasons, options, require_images, terminal), reasons, layout)
     else:
         findings = _read_other(root, layout, options, require_images)
+    findings.images = options.images
+    scan, reasons = findings.scan, findings.reasons
     if options.images != "none" and has_shards(root):
-        _hold_against_shards(findings, root)
+        _compare_with_shards(scan, root)
     if layout == "published":
-        _stop_at_bad_records(findings, options)
-    _look_at_pictures(findings, root, options, terminal)
-    if findings.scan.good.any():
-        splits = check_tables(findings.scan, findings.scan.root)
-        findings.splits = splits or make_for(findings.scan, seed=options.split_seed, fractions=options.split_fractions)
+        if not scan.good.any():
+            findings.stops.append(f"{scan.file}: no record is valid")
+        elif len(reasons) and options.on_bad_record == "stop":
+            findings.stops.append(
+                f"{scan.file}: {len(reasons)} of {int(scan.good.sum()) + len(reasons)} records are bad (set aside "
+                "below); data.on_bad_record=skip continues without them"
+            )
+    if options.images == "decode":
+        _decode_pictures(findings, root, options, terminal)
+    if scan.good.any():
+        findings.assignment = _find_splits(scan, reasons, options)
     return gather(findings)
 
 
-def _scan_published(root: Path, options: CheckOptions, require_images: bool, terminal: Terminal) -> Scan:
-    shown = 0
+def _scan_published(
+    root: Path, reasons: Reasons, options: CheckOptions, require_images: bool, terminal: Terminal
+) -> Scan:
+    path, shown = root / FILE_NAME, 0
 
     def show(num_bytes: int) -> None:
         nonlocal shown
@@ -96,26 +110,23 @@ def _scan_published(root: Path, options: CheckOptions, require_images: bool, ter
             shown = megabytes
             terminal.update(megabytes)
 
-    with terminal.bar("reading the records (MB)", total=math.ceil(count_bytes(root) / _MEGABYTE)):
-        return scan_published(root, step_names=options.step_names, require_images=require_images, visit=show)
-
-
-def _stop_at_bad_records(findings: Findings, options: CheckOptions) -> None:
-    scan = findings.scan
-    if not scan.good.any():
-        findings.stops.append(f"{scan.file}: no record can be used")
-    elif scan.reasons.count and options.on_bad_record == "stop":
-        findings.stops.append(
-            f"{scan.file}: {scan.reasons.count} of {scan.num_records} records are bad (set aside below); "
-            "data.on_bad_record=skip does without them"
+    num_bytes = path.stat().st_size if path.is_file() else 0
+    with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
+        return scan_records(
+            root,
+            reasons,
+            step_names=options.step_names,
+            require_images=require_images,
+            with_texts=False,
+            visit=show,
         )
 
 
 def _read_other(root: Path, layout: str, options: CheckOptions, require_images: bool) -> Findings:
-    """Reads a layout that is no data.json, where only its reader tells bad records from those that a rule leaves out.
+    """Read a layout other than data.json; only its reader distinguishes bad records from those a rule leaves out.
 
     Raises:
-      BadInput: it cannot be read at all.
+      BadInput: the root cannot be read at all.
     """
 
     def read(*, single_label: bool = options.single_label, **how: Any) -> Collection:
@@ -128,14 +139,15 @@ def _read_other(root: Path, layout: str, options: CheckOptions, require_images: 
             **how,
         )
 
-    with _hearing() as warnings:
+    with _recorded_warnings() as warnings:
         collection = read(on_bad_record="skip", require_images=False)
-    findings = Findings(scan_collection(collection, require_images=require_images), layout, options.images)
+    reasons = Reasons()
+    findings = Findings(scan_collection(collection, reasons, require_images=require_images), reasons, layout)
     findings.notes += warnings
-    with _hearing():  # what is said again is no news
+    with _recorded_warnings():  # the same ones again
         if layout in _SEVERAL_LABELS:
             every = read(on_bad_record="skip", require_images=False, single_label=False)
-            findings.boxes_of = scan_collection(every, require_images=False)
+            findings.boxes_of = every.cases
         try:
             read(on_bad_record=options.on_bad_record, require_images=require_images)
         except BadInput as error:
@@ -144,8 +156,8 @@ def _read_other(root: Path, layout: str, options: CheckOptions, require_images: 
 
 
 @contextlib.contextmanager
-def _hearing() -> Iterator[list[str]]:
-    """The warnings of the readers, in a list instead of a log."""
+def _recorded_warnings() -> Iterator[list[str]]:
+    """Collect the readers' warnings in a list instead of the log."""
     heard: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
@@ -159,33 +171,48 @@ def _hearing() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def _hold_against_shards(findings: Findings, root: Path) -> None:
-    """Sets the records aside whose images are not in the shards that are there instead of files.
+def _compare_with_shards(scan: Scan, root: Path) -> None:
+    """Set the records aside whose images are not in the shards.
 
     Raises:
-      BadInput: the index of the shards cannot be used.
+      BadInput: the index of the shards is unusable.
     """
-    scan, index = findings.scan, read_index(root)
+    index = read_index(root)
     sharded = {path for entry in index.shards for path in entry.paths}
     reasons = dict(index.set_aside)
     for place in np.flatnonzero(scan.good).tolist():
-        path = scan.tally.image_paths[place]
+        path = scan.table.image_paths[place]
         if path not in sharded:
             scan.num_missing += 1
-            scan.set_aside(place, reasons.get(path, f"the image is not in the shards ({INDEX_NAME})"))
+            scan.drop(place, reasons.get(path, f"the image is not in the shards ({INDEX_NAME})"))
     scan.num_found = int(scan.good.sum())
 
 
-def _look_at_pictures(findings: Findings, root: Path, options: CheckOptions, terminal: Terminal) -> None:
-    if options.images != "decode":
-        return
-    findings.pictures = look_at_pictures(
-        findings.scan,
-        root,
-        max_pixels=options.max_pixels,
-        num_threads=options.num_threads,
-        progress=terminal.watch,
+def _decode_pictures(findings: Findings, root: Path, options: CheckOptions, terminal: Terminal) -> None:
+    scan = findings.scan
+    findings.pictures = decode_pictures(
+        scan, root, max_pixels=options.max_pixels, num_threads=options.num_threads, progress=terminal.watch
     )
     num_unreadable = findings.pictures.num_unreadable
-    if num_unreadable and (options.on_bad_record == "stop" or not findings.scan.good.any()):
-        findings.stops.append(f"{findings.scan.root}: {num_unreadable} images cannot be decoded (set aside below)")
+    if num_unreadable and (options.on_bad_record == "stop" or not scan.good.any()):
+        findings.stops.append(f"{scan.root}: {num_unreadable} images cannot be decoded (set aside below)")
+
+
+def _find_splits(scan: Scan, reasons: Reasons, options: CheckOptions) -> Assignment:
+    """Return the splits of the tables, else those that a run would make."""
+    found = resolve_tables(
+        scan.root,
+        scan.table,
+        good=scan.good,
+        set_aside_paths=reasons.image_paths,
+        set_aside_patients=reasons.patient_ids,
+    )
+    if found is not None:
+        return found
+    try:
+        splits = make_splits(scan.table, seed=options.split_seed, fractions=options.split_fractions, chosen=scan.good)
+    except BadInput as error:
+        found = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
+        found.add_problem("splits cannot be made", str(error))
+        return found
+    return Assignment.of(splits, len(scan.table))

@@ -1,4 +1,4 @@
-"""The facts of a check as a table for a person, or as JSON; text from data cannot steer the terminal."""
+"""Print the facts of a check as tables, or write them as JSON; text from data cannot control the terminal."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ Table = tuple[str, Sequence[str], list[list[str]]]
 
 
 def make_printable(text: str) -> str:
-    r"""Text in which nothing can steer a terminal: control characters, escapes and reversals are written out.
+    r"""Return text that cannot control a terminal: control characters and text reversals are escaped.
 
     >>> print(make_printable("a\x1b[2Jb"))
     a\x1b[2Jb
@@ -42,12 +42,12 @@ def make_printable(text: str) -> str:
 
 
 def write_facts(facts: dict[str, Any]) -> str:
-    """The facts as JSON in ASCII."""
+    """Return the facts as JSON in ASCII."""
     return json.dumps(facts, indent=1) + "\n"
 
 
 def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
-    """Prints the facts: with rich on a terminal, as plain aligned text elsewhere."""
+    """Print the facts with rich on a terminal, as plain aligned text elsewhere."""
     file = file or sys.stdout
     tables = list_tables(facts)
     if file.isatty():
@@ -62,7 +62,7 @@ def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
 
 
 def list_tables(facts: dict[str, Any]) -> list[Table]:
-    """The facts as tables of printable cells; shares of answers are of those annotated."""
+    """Return the facts as tables of printable cells; shares of answers refer to annotated cases."""
     reasons = facts["set_aside_reasons"]
     num_further = sum(reason["count"] for reason in reasons[_MOST_REASONS:])
     tables: list[Table] = [
@@ -134,7 +134,7 @@ def _list_examples(reason: dict[str, Any]) -> list[str]:
 
 
 def _align(table: Table) -> str:
-    """A table as text; its last columns are wrapped where they would not fit."""
+    """Return a table as text; its last columns wrap if they do not fit."""
     title, head, rows = table
     columns = list(zip(head, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]

@@ -1,153 +1,105 @@
-"""The records of a data root for a check: read by the code that a run reads them with, and counted, not kept."""
+"""Records of a data root for `data check`: scanned as a run scans them, with reasons grouped instead of listed."""
 
 import dataclasses
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import re
 
 import numpy as np
-from jaxtyping import Bool
 
-from stepcot_jax.chain import Chain
-from stepcot_jax.data.checks.check_tally import Reasons, Tally
-from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.record_agreement import Agreement, Verdicts, describe_disagreement, describe_repetition
-from stepcot_jax.data.records.record_reader import ImageLocator, MissingImage, RecordReader
+from stepcot_jax.data.columns import TextColumn
+from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.data.records.record_reader import ImageLocator, MissingImage
+from stepcot_jax.data.records.record_scan import Scan
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.host.errors import BadInput
 
+_MOST_KINDS = 100
+_NUM_EXAMPLES = 3
+_NUM_SHOWN = 300
+# The parts of a reason that differ between records.
+_PARTICULAR = re.compile(
+    r"^(?:row \d+|(?!vqa_chain)\S*[\d/]\S*)(?=: )"  # the place that a reason begins with
+    r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # the value found
+    r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
+)
+
 
 @dataclasses.dataclass
-class Scan:
-    """What is known of a data root's records when all have been read.
+class Reason:
+    """Records that are set aside for the same reason.
 
     Attributes:
-      root: folder that the image paths start from.
-      file: the file with the records.
-      chain: the chain of most records; None where no record can be read.
-      tally: the records that can be read.
-      good: which of them take part.
-      reasons: what is set aside.
-      num_found: records whose image was found; None where none was looked for.
-      num_missing: records without their image.
-      num_other_options: records whose options are not those of most.
-      num_repeated: records whose image an earlier one has.
+      kind: the reason with "…" for the parts that differ between records.
+      count: number of records.
+      examples: the first few: record, image path, and the reason in full.
     """
 
-    root: Path
-    file: Path
-    chain: Chain | None
-    tally: Tally
-    good: Bool[np.ndarray, " record"]
-    reasons: Reasons
-    num_found: int | None = None
-    num_missing: int = 0
-    num_other_options: int = 0
-    num_repeated: int = 0
-
-    @property
-    def num_records(self) -> int:
-        """Number of records, good or bad."""
-        return int(self.good.sum()) + self.reasons.count
-
-    def set_aside(self, place: int, reason: str) -> None:
-        """Takes a readable record out of those that take part."""
-        self.good[place] = False
-        self.reasons.add(
-            reason,
-            record=self.tally.records[place],
-            image_path=self.tally.image_paths[place],
-            patient_id=self.tally.patient_ids[place],
-        )
+    kind: str
+    count: int = 0
+    examples: list[tuple[int, str, str]] = dataclasses.field(default_factory=list)
 
 
-def scan_published(
-    root: Path, *, step_names: Sequence[str], require_images: bool, visit: Callable[[int], None] | None = None
-) -> Scan:
-    """Reads `root/data.json` record by record.
+class Reasons:
+    """Counts records set aside by reason; keeps their names, which split tables may use.
 
-    Args:
-      root: the data root.
-      step_names: name of each step, in order.
-      require_images: whether a record without its image file is bad.
-      visit: see `data_json.read_raw_records`.
-
-    Raises:
-      BadInput: the file as a whole cannot be used.
+    Attributes:
+      image_paths: their images.
+      patient_ids: their patients.
     """
-    path = Path(root) / data_json.FILE_NAME
-    reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
-    agreement, tally, reasons = Agreement(path), Tally(), Reasons()
-    num_missing = 0
-    for index, raw in enumerate(data_json.read_raw_records(path, visit=visit)):
-        try:
-            item = reader.read(data_json.decode_record(raw, index=index), index=index)
-        except BadInput as error:
-            patient_id, image_path = data_json.identify(raw)
-            reasons.add(str(error), record=index, image_path=image_path, patient_id=patient_id)
-            num_missing += isinstance(error, MissingImage)
-            continue
-        agreement.add(item)
-        tally.add(item.case, item.steps, record=index)
-    scan = Scan(Path(root), path, None, tally, np.ones(len(tally), bool), reasons, num_missing=num_missing)
-    scan.num_found = len(tally) if require_images else None
-    if len(tally):
-        _apply(scan, agreement, agreement.judge())
-    return scan
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, Reason] = {}
+        self.image_paths = TextColumn()
+        self.patient_ids = TextColumn()
+
+    def append(self, item: SetAside) -> None:
+        """Add a record."""
+        kind = _PARTICULAR.sub("…", item.reason)[:_NUM_SHOWN]
+        if kind not in self._reasons and len(self._reasons) >= _MOST_KINDS:
+            kind = "further reasons"
+        found = self._reasons.setdefault(kind, Reason(kind))
+        found.count += 1
+        if len(found.examples) < _NUM_EXAMPLES:
+            found.examples.append((item.record, item.image_path[:_NUM_SHOWN], item.reason[:_NUM_SHOWN]))
+        self.image_paths.append(item.image_path)
+        self.patient_ids.append(item.patient_id)
+
+    def __len__(self) -> int:
+        return len(self.image_paths)
+
+    def listed(self) -> list[Reason]:
+        """Return the reasons, the most frequent first."""
+        return sorted(self._reasons.values(), key=lambda reason: -reason.count)
 
 
-def _apply(scan: Scan, agreement: Agreement, verdicts: Verdicts) -> None:
-    tally, reference = scan.tally, verdicts.reference
-    scan.chain = Chain(agreement.steps(reference))
-    for place in np.flatnonzero(~verdicts.good).tolist():
-        original = int(verdicts.original[place])
-        if verdicts.agrees[place]:
-            scan.num_repeated += 1
-            reason = describe_repetition(
-                record=tally.records[place],
-                known_record=tally.records[original],
-                known_image_path=tally.image_paths[original],
-            )
-        else:
-            scan.num_other_options += 1
-            reason = describe_disagreement(
-                agreement.steps(place),
-                scan.chain.steps,
-                record=tally.records[reference],
-                image_path=tally.image_paths[reference],
-            )
-        scan.set_aside(place, reason)
-
-
-def scan_collection(collection: Collection, *, require_images: bool) -> Scan:
-    """Takes over what the reader of another layout gives.
+def scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
+    """Return a collection of another layout as a scan; it shares the collection's table.
 
     Args:
       collection: read with bad records set aside and without requiring images.
-      require_images: whether a case without its image file is bad.
+      reasons: takes the records that take no part.
+      require_images: set cases without their image file aside.
     """
-    tally, reasons = Tally(), Reasons()
     aside = {item.record for item in collection.set_aside}
-    numbers = (number for number in range(len(aside) + len(collection.cases)) if number not in aside)
-    for record, case in zip(numbers, collection.cases, strict=True):
-        tally.add(case, collection.chain.steps, record=record)
+    numbers = [number for number in range(len(aside) + len(collection.cases)) if number not in aside]
     for item in collection.set_aside:
-        reasons.add(item.reason, record=item.record, image_path=item.image_path, patient_id=item.patient_id)
-    file = collection.root / collection.file
-    scan = Scan(collection.root, file, collection.chain, tally, np.ones(len(tally), bool), reasons)
+        reasons.append(item)
+    scan = Scan(
+        collection.root,
+        collection.root / collection.file,
+        collection.cases,
+        numbers,
+        reasons,
+        np.ones(len(numbers), bool),
+        collection.chain,
+        num_wordings=(1,) * collection.chain.num_steps,
+    )
     if require_images:
         locator = ImageLocator(collection.root, require_images=True)
-        for place in range(len(tally)):
+        for place in range(len(numbers)):
             try:
-                locator.locate(tally.image_paths[place])
+                locator.locate(scan.table.image_paths[place])
             except BadInput as error:
                 scan.num_missing += isinstance(error, MissingImage)
-                scan.set_aside(place, str(error))
+                scan.drop(place, str(error))
         scan.num_found = int(scan.good.sum())
     return scan
-
-
-def count_bytes(root: Path) -> int:
-    """Size of `root/data.json`, 0 where there is none."""
-    path = Path(root) / data_json.FILE_NAME
-    return os.path.getsize(path) if path.is_file() else 0  # noqa: PTH202

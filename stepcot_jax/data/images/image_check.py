@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture
 from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, most_bytes
 from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.threads import map_in_threads
@@ -86,7 +86,7 @@ def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_ba
     if not reasons:
         return collection
     numbers = record_numbers(collection)
-    cases = tuple(case for index, case in enumerate(collection.cases) if index not in reasons)
+    cases = CaseTable(case for index, case in enumerate(collection.cases) if index not in reasons)
     unusable = [
         SetAside(numbers[index], collection.cases[index].image_path, reason, collection.cases[index].patient_id)
         for index, reason in reasons.items()

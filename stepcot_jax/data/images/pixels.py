@@ -110,6 +110,12 @@ class PixelCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_read"], 0)
 
+    def with_reader(self, read: Callable[[int], CompactPixels]) -> "PixelCache":
+        """Return a cache with another reader that shares the pixels kept so far; use only the new one."""
+        other = PixelCache(read, self._left)
+        other._kept = self._kept
+        return other
+
     def put(self, index: int, pixels: CompactPixels) -> None:
         """Cache the pixels of a case if the budget allows."""
         kept = drop_equal_channels(pixels)

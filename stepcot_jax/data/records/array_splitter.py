@@ -1,7 +1,6 @@
-"""A JSON array cut into its elements chunk by chunk: neither the file nor its text is in memory as a whole.
+"""Split a JSON array into its elements chunk by chunk, without holding the whole file in memory.
 
-Only the cuts are found here, from quotes, backslashes, brackets and commas; whether an element is JSON is msgspec's to
-say. What lies between a bracket, commas and a bracket and is JSON piece by piece is JSON, so nothing else slips in.
+The splitter finds the cuts from quotes, backslashes, brackets and commas; msgspec checks that each element is JSON.
 """
 
 import codecs
@@ -14,7 +13,7 @@ from jaxtyping import Bool, UInt8
 from stepcot_jax.host.errors import BadInput
 
 MAX_RECORD_BYTES = 64_000_000
-"""Largest element that is accepted: ten times the largest report that anyone has tried."""
+"""Largest accepted element: ten times the largest report tried."""
 
 _WHITE = b" \t\n\r"
 _QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE = b'"\\,{}'
@@ -25,11 +24,11 @@ _PLACE = re.compile(r"\(byte (\d+)\)")
 
 
 class ArraySplitter:
-    """Cuts one JSON array, given as chunks of bytes of any size, into its elements.
+    """Splits one JSON array, fed as chunks of any size, into its elements.
 
     Args:
-      start: position in the file of the first byte that will be given, for messages.
-      max_record_bytes: largest element that is accepted; no more is kept between chunks.
+      start: position in the file of the first byte, for messages.
+      max_record_bytes: largest accepted element, and the most kept between chunks.
     """
 
     def __init__(self, *, start: int = 0, max_record_bytes: int = MAX_RECORD_BYTES) -> None:
@@ -45,7 +44,7 @@ class ArraySplitter:
         self._has_ended = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The elements that end in this chunk, each valid JSON without white space around it.
+        """Return the elements that end in this chunk, each valid JSON without surrounding white space.
 
         Args:
           chunk: the next bytes.
@@ -69,20 +68,20 @@ class ArraySplitter:
         return elements
 
     def close(self) -> None:
-        """Takes note that no chunk follows.
+        """Check that the array is complete.
 
         Raises:
-          BadInput: there was nothing, or the array has not ended.
+          BadInput: there was no array, or it has not ended.
         """
         if self._half_character:
             raise _not_utf8(self._position - len(self._half_character))
         if self._has_ended:
             return
         if not self._depth:
-            raise BadInput("found an empty file")
+            raise BadInput("the file is empty")
         rest = b"".join(self._parts)
         if rest.strip(_WHITE):
-            self._check_json(rest, self._position - len(rest))  # may find more than that the end is missing
+            self._check_json(rest, self._position - len(rest))  # may find a fault before the missing end
         raise BadInput(f"not readable as JSON: {_INCOMPLETE} ({self._name(self._position - len(rest))})")
 
     def _check_text(self, chunk: bytes) -> None:
@@ -94,7 +93,7 @@ class ArraySplitter:
         self._half_character = text[num_read:]
 
     def _find_array(self, chunk: bytes) -> int:
-        """Place after the bracket that begins the array, or after the chunk where it is all white space."""
+        """Return the position after the opening bracket, or the end of a chunk that is all white space."""
         rest = chunk.lstrip(_WHITE)
         if not rest:
             return len(chunk)
@@ -107,7 +106,7 @@ class ArraySplitter:
         return place + 1
 
     def _find_cuts(self, chunk: bytes, begin: int) -> list[int]:
-        """Places of the commas between elements and of the bracket that ends the array."""
+        """Return the positions of the commas between elements and of the closing bracket."""
         data = np.frombuffer(chunk, np.uint8)[begin:]
         if not data.size:
             return []
@@ -120,14 +119,14 @@ class ArraySplitter:
         kinds = lower[marks]
         depths = self._depth + np.cumsum((kinds == _OPEN).astype(np.int64) - (kinds == _CLOSE))
         ends = np.flatnonzero(depths == 0)
-        if ends.size:  # what follows the array is not looked at here
+        if ends.size:  # `feed` checks what follows the array
             marks, kinds, depths = marks[: ends[0] + 1], kinds[: ends[0] + 1], depths[: ends[0] + 1]
         self._depth = int(depths[-1]) if depths.size else self._depth
         is_cut = ((kinds == _COMMA) & (depths == 1)) | (depths == 0)
         return (begin + marks[is_cut]).tolist()
 
     def _mark_quotes(self, data: UInt8[np.ndarray, " byte"]) -> Bool[np.ndarray, " byte"]:
-        """Where a string begins or ends: quotes without an odd number of backslashes before them."""
+        """Mark the quotes that begin or end a string: those after an even number of backslashes."""
         is_quote = data == _QUOTE
         backslashes = np.flatnonzero(data == _BACKSLASH)
         if self._is_escaped:
@@ -144,7 +143,7 @@ class ArraySplitter:
         return is_quote
 
     def _take(self, chunk: bytes, begin: int, cut: int) -> list[bytes]:
-        """The element that ends before `cut`; none where an array without elements ends."""
+        """Return the element that ends before `cut`; none if an empty array ends there."""
         self._keep(chunk, begin, cut)
         place = self._position + cut
         content = b"".join(self._parts) if len(self._parts) > 1 else self._parts[0]
@@ -155,7 +154,7 @@ class ArraySplitter:
         if element:
             self._check_json(content, place - len(content))
         elif self._num_elements or not self._has_ended:
-            raise _malformed("found no value between commas", place)
+            raise _malformed("no value between commas", place)
         if closing not in (b",", b"]"):
             raise _malformed("expected ',' or ']'", place)
         self._num_elements += 1
@@ -166,7 +165,7 @@ class ArraySplitter:
         self._parts.append(chunk[begin:end])
         if self._num_kept > self._max:
             start = self._position + end - self._num_kept
-            raise BadInput(f"{self._name(start)}: found more than {self._max} bytes, accepted are at most {self._max}")
+            raise BadInput(f"{self._name(start)}: larger than the accepted {self._max} bytes")
 
     def _check_json(self, content: bytes, start: int) -> None:
         try:
@@ -184,4 +183,4 @@ def _malformed(what: str, place: int) -> BadInput:
 
 
 def _not_utf8(place: int) -> BadInput:
-    return BadInput(f"found bytes that are not UTF-8 (first at byte {place})")
+    return BadInput(f"not UTF-8 (from byte {place})")

@@ -1,19 +1,35 @@
-"""A radiograph with its chain, and where in it a finding is: what every source gives and everything else takes."""
+"""The core records: `Case`, `Box`, `SetAside`, and `CaseTable`, which holds cases as columns."""
 
+import array
+import copy
 import dataclasses
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from jaxtyping import Bool, Int, Int8, Int64
+
+from stepcot_jax.data.columns import BytesColumn, CategoryColumn, DigestColumn, TextColumn, find_first
+
+OTHER_ORIGINS = "(further origins)"
+
+_MAX_ORIGINS = 1000
+_MAX_ORIGIN_CHARS = 300
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """Where a finding is in its picture.
+    """A finding's location in the image.
 
     Attributes:
       label: the finding.
-      x: left edge in pixels of the picture as its file has it.
+      x: left edge in pixels of the image file.
       y: upper edge in pixels.
       width: in pixels, > 0.
       height: in pixels, > 0.
-      sentence: what the report says of it; "" where the source has no sentence.
+      sentence: the report's sentence about it; "" if the source has none.
     """
 
     label: str
@@ -30,16 +46,16 @@ class Case:
 
     Attributes:
       patient_id: patient, as in the file; splits are disjoint by it.
-      image_path: image, relative to the data root, with "/" between its parts.
-      origin: collection the image comes from; "" where the file has none.
-      report: radiologist's report; "" where the file has none.
+      image_path: image, relative to the data root, with "/" as separator.
+      origin: collection that the image comes from; "" if unknown.
+      report: radiologist's report; "" if there is none.
       labels: label of each step, `chain.NOT_ANNOTATED` where nobody answered.
-      reasoning: reason given for each step's answer; "" where the file has none.
-      boxes: where findings are; none where the source has no boxes.
-      sex: "F", "M" or "O"; "" where unknown.
-      age: in years; None where unknown.
-      view: projection, such as "PA" or "AP"; "" where unknown.
-      provenance: how the answers came about, as names and values; empty for answers that the source came with.
+      reasoning: reason given for each step's answer; "" if there is none.
+      boxes: locations of findings.
+      sex: "F", "M" or "O"; "" if unknown.
+      age: in years; None if unknown.
+      view: projection, such as "PA" or "AP"; "" if unknown.
+      provenance: how the answers were made, as names and values; empty for answers of the source itself.
     """
 
     patient_id: str
@@ -53,3 +69,143 @@ class Case:
     age: float | None = None
     view: str = ""
     provenance: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class SetAside:
+    """A record that takes no part.
+
+    Attributes:
+      record: its position in the file, from 0.
+      image_path: its image as in the file; "" if unreadable.
+      reason: the field, what it holds, and what is expected.
+      patient_id: its patient, which lets split files resolve this patient; "" if unreadable.
+    """
+
+    record: int
+    image_path: str
+    reason: str
+    patient_id: str = ""
+
+
+class CaseTable(Sequence[Case]):
+    """Cases as columns; indexing builds one `Case`.
+
+    Args:
+      cases: the first cases; all must have equally many labels.
+      with_texts: keep everything. Otherwise only labels, identifiers, origins and box counts are kept, in less than
+        200 bytes a case, and origins beyond the first thousand are merged.
+
+    Attributes:
+      patient_ids: patient of each case.
+      image_paths: image of each case.
+      patients: digest of each case's patient.
+      origins: origin of each case.
+
+    >>> table = CaseTable([Case("p", "a.png", "", "", (0, 1), ("", ""))])
+    >>> table.labels.tolist(), table[0].patient_id
+    ([[0, 1]], 'p')
+    """
+
+    def __init__(self, cases: Iterable[Case] = (), *, with_texts: bool = True) -> None:
+        self.patient_ids, self.image_paths = TextColumn(), TextColumn()
+        self.patients = DigestColumn()
+        limits: dict[str, Any] = {"max_names": _MAX_ORIGINS, "max_chars": _MAX_ORIGIN_CHARS, "other": OTHER_ORIGINS}
+        self.origins = CategoryColumn(**({} if with_texts else limits))
+        self._labels = array.array("b")
+        self._num_boxes, self._num_box_labels = array.array("i"), array.array("i")
+        self._rest = BytesColumn() if with_texts else None
+        for case in cases:
+            self.append(case)
+
+    def append(self, case: Case) -> None:
+        """Append a case."""
+        self.patient_ids.append(case.patient_id)
+        self.image_paths.append(case.image_path)
+        self.patients.append(case.patient_id)
+        self.origins.append(case.origin)
+        self._labels.extend(case.labels)
+        self._num_boxes.append(len(case.boxes))
+        self._num_box_labels.append(len({box.label for box in case.boxes}) if case.boxes else 0)
+        if self._rest is not None:
+            boxes = [dataclasses.astuple(box) for box in case.boxes]
+            rest = (case.report, case.reasoning, boxes, case.sex, case.age, case.view, case.provenance)
+            self._rest.append_bytes(msgspec.msgpack.encode(rest))
+
+    def __len__(self) -> int:
+        return len(self.patient_ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = operator.index(index)
+        place += len(self) if place < 0 else 0
+        identity = self.patient_ids[place], self.image_paths[place], self.origins[place]
+        num_steps = len(self._labels) // len(self)
+        labels = tuple(self._labels[place * num_steps : (place + 1) * num_steps])
+        if self._rest is None:
+            return Case(*identity, "", labels, ())
+        report, reasoning, boxes, sex, age, view, provenance = msgspec.msgpack.decode(self._rest.get_bytes(place))
+        return Case(
+            *identity,
+            report,
+            labels,
+            tuple(reasoning),
+            tuple(Box(*box) for box in boxes),
+            sex,
+            age,
+            view,
+            tuple((name, value) for name, value in provenance),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CaseTable | tuple | list):
+            return NotImplemented
+        return len(self) == len(other) and all(own == each for own, each in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"CaseTable({len(self)} cases)"
+
+    @property
+    def labels(self) -> Int8[np.ndarray, "case step"]:
+        """Labels, `chain.NOT_ANNOTATED` where nobody answered; the table cannot grow while this view exists."""
+        if not len(self):
+            return np.empty((0, 0), np.int8)
+        return np.frombuffer(self._labels, np.int8).reshape(len(self), -1)
+
+    def with_labels(self, labels: Int[np.ndarray, "case step"]) -> "CaseTable":
+        """Return the same cases with other labels; all other columns are shared."""
+        changed = copy.copy(self)
+        changed._labels = array.array("b", labels.astype(np.int8).tobytes())
+        return changed
+
+    def count_patients(self, chosen: Bool[np.ndarray, " case"] | None = None) -> int:
+        """Count the patients of the chosen cases (None: of all)."""
+        halves = self.patients.halves
+        first = find_first(halves if chosen is None else halves[chosen])
+        return int((first == np.arange(len(first))).sum())
+
+    def count_origins(self, chosen: Bool[np.ndarray, " case"]) -> dict[str, int]:
+        """Count the chosen cases of each origin, the most frequent first."""
+        names = self.origins.names
+        counts = np.bincount(self.origins.numbers[chosen], minlength=len(names)).tolist()
+        return {name: count for count, name in sorted(zip(counts, names, strict=True), reverse=True) if count}
+
+    def count_boxes(self, chosen: Bool[np.ndarray, " case"]) -> tuple[int, int, int]:
+        """Count the boxes of the chosen cases, the cases with boxes, and the cases whose boxes have one label."""
+        num_boxes, num_labels = np.array(self._num_boxes)[chosen], np.array(self._num_box_labels)[chosen]
+        return int(num_boxes.sum()), int((num_boxes > 0).sum()), int((num_labels == 1).sum())
+
+    def count_answers(
+        self, chosen: Bool[np.ndarray, " case"], *, step: int, num_answers: int
+    ) -> Int64[np.ndarray, " answer"]:
+        """Count each answer of a step among the chosen cases; those not annotated count nowhere."""
+        labels = self.labels[chosen, step]
+        return np.bincount(labels[labels >= 0], minlength=num_answers)
+
+
+def as_table(cases: Iterable[Case]) -> CaseTable:
+    """Return the cases as a table, the same object if they are one."""
+    return cases if isinstance(cases, CaseTable) else CaseTable(cases)

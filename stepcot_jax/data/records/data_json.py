@@ -1,8 +1,8 @@
-"""The published layout of `data.json`, and nothing of its meaning: bytes to typed records and back.
+"""The published layout of `data.json`: bytes to typed records and back.
 
 `data.json` is one array of records: patient_id, image_path, origin, report and vqa_chain, which holds one
 entry a step: step, question, options, answer, reasoning (authors' dataset card). The optional
-`stepcot_jax` holds what we keep beyond that; any other field is passed over. `records` gives the entries their meaning.
+`stepcot_jax` holds our additional fields; other fields are ignored. `record_reader` interprets the entries.
 """
 
 import codecs
@@ -29,7 +29,7 @@ _BYTE_ORDER_MARKS = {
 
 
 class PublishedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `vqa_chain`; a missing answer means the same as null: nobody answered."""
+    """One entry of `vqa_chain`; a missing answer means the same as null: not annotated."""
 
     step: str
     question: str
@@ -39,7 +39,7 @@ class PublishedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedBox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a finding is, in pixels of the image file."""
+    """A finding's location, in pixels of the image file."""
 
     label: str
     x: Annotated[float, msgspec.Meta(ge=0)]
@@ -50,7 +50,7 @@ class PublishedBox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Addition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What we keep of a case beyond the authors' fields, under a name of its own so that it meets no other's field."""
+    """Our additional fields of a case, under one key that collides with no other field."""
 
     boxes: tuple[PublishedBox, ...] = ()
     sex: Literal["", "F", "M", "O"] = ""
@@ -83,25 +83,25 @@ _IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
 
 
 def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) -> Iterator[bytes]:
-    """The undecoded records of a `data.json`, so that one bad record leaves the others readable.
+    """Yield the undecoded records of a `data.json`, so that one bad record leaves the others readable.
 
-    The file is read as the records are taken: of a file of any size no more than a part is in memory.
+    The file is read while the records are consumed; only a chunk of it is in memory.
 
     Args:
       path: the file; UTF-8, with or without a byte order mark.
-      visit: called now and then with the number of bytes read so far, as progress bars need it.
+      visit: called after each chunk with the number of bytes read so far, for progress bars.
 
     Raises:
-      BadInput: the file cannot be read, is not UTF-8, not JSON, or not a non-empty array of records of an
-        acceptable size; raised where the reading comes upon it.
+      BadInput: the file cannot be read, is not UTF-8, not JSON, not an array, empty, or a record is too large; raised
+        when reading reaches the fault.
     """
-    accepted = "accepted is a JSON array of records in UTF-8"
+    expected = "expected a JSON array of records in UTF-8"
     num_records, num_bytes = 0, 0
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise BadInput("found no ordinary file")  # to open a pipe would be to wait for ever
+            raise BadInput("not a regular file")  # opening a pipe would block
         with path.open("rb") as file:
-            splitter = ArraySplitter(start=_pass_over_mark(file))
+            splitter = ArraySplitter(start=_skip_byte_order_mark(file))
             while chunk := file.read(_CHUNK_BYTES):
                 num_bytes += len(chunk)
                 records = splitter.feed(chunk)
@@ -111,42 +111,38 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
                     visit(num_bytes)
             splitter.close()
     except BadInput as error:
-        raise BadInput(f"{path}: {error}; {accepted}") from None
+        raise BadInput(f"{path}: {error}; {expected}") from None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {accepted}") from error
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from error
     if not num_records:
-        raise BadInput(f"{path}: found an array without records; {accepted}")
+        raise BadInput(f"{path}: the array has no records; {expected}")
 
 
-def _pass_over_mark(file: BinaryIO) -> int:
-    """Length of the byte order mark of UTF-8 at the start of a file, which is then at its first character."""
+def _skip_byte_order_mark(file: BinaryIO) -> int:
+    """Move to the first character of a file; return its position."""
     start = file.read(4)
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if start.startswith(mark):
-            raise BadInput(f"found {encoding} text")
+            raise BadInput(f"the text is {encoding}")
     return file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
 
 
-def decode_record(raw: bytes, *, index: int) -> PublishedRecord:
-    """One typed record.
-
-    Args:
-      raw: the record's bytes.
-      index: its position in the array, from 0, for the JSON path of an error.
+def decode_record(raw: bytes) -> PublishedRecord:
+    """Decode one record.
 
     Raises:
-      BadInput: a field is missing or of another type; the message ends with the JSON path.
+      BadInput: a field is missing or has another type; the message begins with the field's JSON path.
     """
     try:
         return _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        message = str(error)
-        place = f"`$[{index}]"
-        raise BadInput(message.replace("`$", place) if "`$" in message else f"{message} - at {place}`") from error
+        message, _, place = str(error).partition(" - at `$")
+        field = place.rstrip("`").lstrip(".")
+        raise BadInput(f"{field}: {message}" if field else message) from error
 
 
 def identify(raw: bytes) -> tuple[str, str]:
-    """Patient and image path of a record that may be bad otherwise, each "" where it cannot be read."""
+    """Return patient and image path of a record that may be invalid, each "" if unreadable."""
     try:
         found = _IDENTITY_DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError):
@@ -156,5 +152,5 @@ def identify(raw: bytes) -> tuple[str, str]:
 
 
 def encode_records(records: Iterable[PublishedRecord]) -> bytes:
-    """Records as the bytes of a `data.json`, indented for reading."""
+    """Encode records as an indented `data.json`."""
     return msgspec.json.format(msgspec.json.encode(list(records)), indent=1) + b"\n"

@@ -1,6 +1,6 @@
-"""Records of the published layout as cases with labels, and back; what cannot be used is said or set aside.
+"""Records of the published layout as cases, and back; invalid records stop the run or are set aside.
 
-Records are counted from 0, as in the JSON paths of the messages.
+Records are counted from 0.
 """
 
 import dataclasses
@@ -13,12 +13,22 @@ import msgspec
 
 from stepcot_jax.chain import PUBLISHED_STEPS, Chain
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import Case, CaseTable, SetAside, as_table
 from stepcot_jax.data.records.data_json import NOTHING_ADDED, Addition, PublishedBox, PublishedRecord, PublishedStep
-from stepcot_jax.data.records.record_agreement import Agreement, describe_disagreement, describe_repetition
-from stepcot_jax.data.records.record_reader import ReadRecord, RecordReader
+from stepcot_jax.data.records.record_scan import scan_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
+
+__all__ = [
+    "PUBLISHED_STEP_NAMES",
+    "Collection",
+    "OnBadRecord",
+    "SetAside",
+    "describe_bad_records",
+    "read_records",
+    "write_quarantine",
+    "write_records",
+]
 
 OnBadRecord = Literal["stop", "skip"]
 
@@ -29,41 +39,27 @@ _NUM_SHOWN = 80
 
 
 @dataclasses.dataclass(frozen=True)
-class SetAside:
-    """A record that takes no part.
-
-    Attributes:
-      record: its position in `data.json`, from 0.
-      image_path: its image as in the file; "" where that cannot be read.
-      reason: what was found and what is accepted.
-      patient_id: its patient, so that a split which names the patient is not at a loss; "" where unreadable.
-    """
-
-    record: int
-    image_path: str
-    reason: str
-    patient_id: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Collection:
-    """Cases of one data root in the order of its records, and the records that take no part.
+    """The cases of one data root in the order of its records, and the records that take no part.
 
     Attributes:
       root: folder that the image paths start from.
       chain: questions and options of the labels.
-      cases: what takes part.
-      set_aside: what does not; with the cases, each record once.
-      layout: how the root is laid out, a key of `sources.layouts.LAYOUTS`.
+      cases: the records that take part, as a `CaseTable`; any sequence of cases is converted.
+      set_aside: the other records.
+      layout: a key of `sources.layouts.LAYOUTS`.
       file: name of the file with the records, for messages.
     """
 
     root: Path
     chain: Chain
-    cases: tuple[Case, ...]
+    cases: CaseTable
     set_aside: tuple[SetAside, ...]
     layout: str = "published"
     file: str = data_json.FILE_NAME
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cases", as_table(self.cases))
 
 
 def read_records(
@@ -73,56 +69,49 @@ def read_records(
     on_bad_record: OnBadRecord = "stop",
     require_images: bool = True,
 ) -> Collection:
-    """Reads `root/data.json`.
+    """Read `root/data.json`.
 
-    The chain's options are those that most records have (the first record's, if as many have others);
-    letter prefixes, letter case and spacing make no difference between options. Its questions are those of
-    the first record with these options; other wordings are counted in one warning.
+    The chain's options are those that most records have (the first record's on a tie). Its questions are those of the
+    first record with these options; other wordings are counted in one warning.
 
     Args:
       root: folder with `data.json` and the images.
-      step_names: name of each step, in order; a record must have exactly these many steps.
+      step_names: name of each step, in order; a record must have exactly as many steps.
       on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
       require_images: whether a record without its image file is bad.
 
     Raises:
-      BadInput: the file as a whole cannot be used, no record is good, or a record is bad and
-        `on_bad_record` is "stop"; names file, record and field.
+      BadInput: the file as a whole is unusable, no record is good, or a record is bad and `on_bad_record` is "stop";
+        names file, record and field.
     """
-    path = Path(root) / data_json.FILE_NAME
-    reader = RecordReader(Path(root), step_names=step_names, require_images=require_images)
-    agreement = Agreement(path)
-    readable: list[ReadRecord] = []
     set_aside: list[SetAside] = []
-    for index, raw in enumerate(data_json.read_raw_records(path)):
-        try:
-            readable.append(reader.read(data_json.decode_record(raw, index=index), index=index))
-        except BadInput as error:
-            patient_id, image_path = data_json.identify(raw)
-            set_aside.append(SetAside(index, image_path, str(error), patient_id))
-            continue
-        agreement.add(readable[-1])
-    good = _part(readable, agreement, set_aside) if readable else []
-    set_aside.sort(key=lambda aside: aside.record)
-    if set_aside and (on_bad_record == "stop" or not good):
-        raise BadInput(describe_bad_records(path, set_aside, num_good=len(good)))
-    _warn_of_wordings(path, good)
-    return Collection(Path(root), Chain(good[0].steps), tuple(item.case for item in good), tuple(set_aside))
+    scan = scan_records(root, set_aside, step_names=step_names, require_images=require_images, with_texts=True)
+    set_aside.sort(key=lambda item: item.record)
+    num_good = int(scan.good.sum())
+    if scan.chain is None or (set_aside and on_bad_record == "stop"):
+        raise BadInput(describe_bad_records(scan.file, set_aside, num_good=num_good))
+    if num_other := scan.count_other_wordings():
+        message = "%s: %d records word a question differently than record %d, whose wording is used"
+        _LOG.warning(message, scan.file, num_other, scan.numbers[scan.reference])
+    table = scan.table
+    if num_good < len(table):
+        table = CaseTable(table[place] for place in range(len(table)) if scan.good[place])
+    return Collection(scan.root, scan.chain, table, tuple(set_aside))
 
 
 def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good: int) -> str:
-    """The message for records that stop a run: the first in full, the number of the others, the way on."""
+    """Return the message for records that stop a run: the first in full, the number of the others, the way on."""
     first, more = set_aside[0], len(set_aside) - 1
     if not num_good:
-        others = "; no record can be used"
+        others = "; no record is valid"
     else:
         others = f"; {more} more of the {more + 1 + num_good} records are bad" if more else ""
         others += "; data.on_bad_record=skip sets bad records aside and lists each with its reason"
-    return f"{path}: record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r}): {first.reason}{others}"
+    return f"{path}, record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r}), {first.reason}{others}"
 
 
 def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
-    """Writes `root/data.json` in the published layout; `read_records` gives the same cases back.
+    """Write `root/data.json` in the published layout; `read_records` returns the same cases.
 
     Step names are not part of the layout: reading needs them as `step_names`.
     """
@@ -163,39 +152,6 @@ def _addition(case: Case) -> Addition | None:
 
 
 def write_quarantine(path: Path, set_aside: Sequence[SetAside]) -> None:
-    """Writes the records that take no part, one JSON object a line: record, image_path, reason."""
+    """Write the records set aside, one JSON object per line: record, image_path, reason."""
     lines = [{"record": item.record, "image_path": item.image_path, "reason": item.reason} for item in set_aside]
     write_whole(Path(path), msgspec.json.Encoder().encode_lines(lines))
-
-
-def _part(readable: Sequence[ReadRecord], agreement: Agreement, set_aside: list[SetAside]) -> list[ReadRecord]:
-    """The records that take part; the others are added to those set aside."""
-    verdicts = agreement.judge()
-    reference = readable[verdicts.reference]
-    good = []
-    for place, (item, agrees, original) in enumerate(
-        zip(readable, verdicts.agrees.tolist(), verdicts.original.tolist(), strict=True)
-    ):
-        if agrees and original == place:
-            good.append(item)
-            continue
-        known = readable[original]
-        if agrees:
-            reason = describe_repetition(
-                record=item.record, known_record=known.record, known_image_path=known.case.image_path
-            )
-        else:
-            reason = describe_disagreement(
-                item.steps, reference.steps, record=reference.record, image_path=reference.case.image_path
-            )
-        set_aside.append(SetAside(item.record, item.case.image_path, reason, item.case.patient_id))
-    return good
-
-
-def _warn_of_wordings(path: Path, readable: Sequence[ReadRecord]) -> None:
-    questions = [step.question for step in readable[0].steps]
-    others = [[step.question for step in item.steps] for item in readable[1:]]
-    num_other = sum(found != questions for found in others)
-    if num_other:
-        message = "%s: %d records word a question differently than record %d, whose wording is used"
-        _LOG.warning(message, path, num_other, readable[0].record)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 
@@ -65,7 +65,7 @@ class Intake:
             if not set_aside:
                 raise BadInput(f"{path}: has no records")
             raise BadInput(describe_bad_records(path, set_aside, num_good=0))
-        return Collection(self._root, chain, tuple(self._cases), tuple(set_aside), self._layout, self._file)
+        return Collection(self._root, chain, CaseTable(self._cases), tuple(set_aside), self._layout, self._file)
 
     def _number(self) -> int:
         return len(self._cases) + len(self._bad) + len(self._left_out)

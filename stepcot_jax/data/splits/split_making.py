@@ -1,64 +1,105 @@
-"""Splits for data that come without: disjoint by patient, in proportion by diagnosis and origin, one for a seed."""
+"""Make splits for data without split tables: disjoint by patient, stratified by diagnosis and origin."""
 
 import collections
+import dataclasses
+import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from stepcot_jax.data.records.cases import Case
-from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits, check_splits
-from stepcot_jax.data.splits.split_groups import Group, check_largest, collect_strata, form_groups, shuffle_groups
+import numpy as np
+from jaxtyping import Bool
+
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.records.cases import Case, CaseTable, as_table
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.host.errors import BadInput
 
 PUBLISHED_FRACTIONS = (0.7, 0.15, 0.15)
 
+Stratum = tuple[int, str]
+"""Diagnosis (the last step's label) and origin."""
+
 Level = tuple[str, int | str]
-"""What a count of images is of: all, a diagnosis or an origin, with its value."""
+"""What images are counted by: all, a diagnosis or an origin, with its value."""
 
 LevelCounts = list[tuple[Level, int]]
 
 _EPSILON = 1e-6
+_NUM_SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """Patients that stay together: one, or several with near-duplicate images.
+
+    Attributes:
+      patients: their identifiers, ascending; at least one.
+      cases: indices of all their images, ascending.
+      stratum: the rarest diagnosis among the images, and the rarest origin.
+    """
+
+    patients: tuple[str, ...]
+    cases: tuple[int, ...]
+    stratum: Stratum
+
+    @property
+    def num_images(self) -> int:
+        """Number of images."""
+        return len(self.cases)
 
 
 def make_splits(
-    cases: Sequence[Case],
+    cases: Iterable[Case],
     *,
     seed: int,
-    fractions: tuple[float, float, float] = PUBLISHED_FRACTIONS,
-    joined: Iterable[Sequence[int]] = (),
+    fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
+    joined: Any = (),
+    chosen: Bool[np.ndarray, " case"] | None = None,
 ) -> Splits:
-    """Splits cases by patient, with each diagnosis of each origin spread over the splits in proportion.
+    """Split cases by patient, with each diagnosis of each origin spread over the splits in proportion.
 
-    A patient counts for the rarest diagnosis among their images (the last step's label; not annotated is a
-    diagnosis of its own where the patient has no other) and for their rarest origin. In a stratum, that is a
-    diagnosis of an origin, each split is off its share by less than the images of the stratum's largest
-    patient; what cannot be dealt evenly, hence all of a rare stratum, goes where it serves the diagnosis,
-    the origin and the size of the splits best. Each split gets at least one patient of every diagnosis that
-    has as many patients as there are splits, even where that costs a rare stratum its share.
+    A patient counts for the rarest diagnosis among their images (the last step's label; "not annotated" only if the
+    patient has no other) and for their rarest origin. In a stratum, that is a diagnosis of an origin, each split is
+    off its share by less than the images of the stratum's largest patient. What cannot be dealt evenly, hence all of a
+    rare stratum, goes where it serves the diagnosis, the origin and the size of the splits best. Each split gets at
+    least one patient of every diagnosis that has as many patients as there are splits, even at the cost of a rare
+    stratum's share.
 
     Args:
       cases: the cases, in any order: the same cases give the same splits.
       seed: any integer.
       fractions: share of the cases for train, val and test; each > 0, sum 1.
-      joined: pairs of indices into `cases`, such as near-duplicates, whose patients come into one split. What
-        is said of patients above holds of all that are joined, directly or through others, as one.
+      joined: pairs of indices into `cases`, such as near-duplicates, whose patients come into one split. Patients
+        joined directly or through others then count as one patient.
+      chosen: which cases take part; None for all.
 
     Returns:
-      Every case in exactly one split.
+      Every chosen case in exactly one split.
 
     Raises:
-      BadInput: the fractions cannot be used, there are fewer patients than splits, or so many patients are
-        joined that they exceed the smallest split's share.
+      BadInput: the fractions are invalid, there are fewer patients than splits, or joined patients exceed the smallest
+        split's share.
     """
     if len(fractions) != 3 or not all(share > 0 for share in fractions) or not math.isclose(sum(fractions), 1.0):
-        raise BadInput(f"split fractions: found {fractions}, accepted are three numbers above 0 with sum 1")
-    groups = form_groups(cases, joined)
-    check_largest(groups, cases, smallest_share=min(fractions))
+        raise BadInput(f"split fractions: {fractions} are not three numbers above 0 with sum 1")
+    table = as_table(cases)
+    groups = form_groups(table, joined, chosen=chosen)
+    largest = max((group for group in groups if len(group.patients) > 1), key=lambda own: own.num_images, default=None)
+    num_cases = sum(group.num_images for group in groups)
+    most = min(fractions) * num_cases
+    if largest is not None and largest.num_images > most:
+        raise BadInput(
+            f"near-duplicates join {len(largest.patients)} patients with {largest.num_images} images of {num_cases} "
+            f"to one group (one is {table.image_paths[largest.cases[0]][:_NUM_SHOWN]!r}); the smallest split holds "
+            f"{int(most)}: a smaller radius joins fewer, 0 none"
+        )
     if len(groups) < len(fractions):
-        raise BadInput(f"found {len(groups)} patients, accepted are at least {len(fractions)} to fill the splits")
+        raise BadInput(f"{len(groups)} patients cannot fill {len(fractions)} splits")
     order = shuffle_groups(groups, seed=seed)
-    dealer = _Dealer(cases, fractions)
-    for _, strata in itertools.groupby(collect_strata(order), key=lambda stratum: stratum[0].stratum[0]):
+    dealer = _Dealer(table, fractions)
+    for _, strata in itertools.groupby(_collect_strata(order), key=lambda stratum: stratum[0].stratum[0]):
         of_diagnosis = list(strata)
         for stratum in of_diagnosis:
             dealer.deal(stratum)
@@ -68,36 +109,111 @@ def make_splits(
     for group in groups:
         members[dealer.split_of[group.patients]].extend(group.cases)
     splits = Splits(*(tuple(sorted(indices)) for indices in members))
-    check_splits(splits, cases, source=f"splits made with seed {seed}")
+    check_splits(splits, table, source=f"splits made with seed {seed}")
     return splits
 
 
-class _Dealer:
-    """Deals groups to the splits and keeps how many images each split is short of its share, at every level.
+def form_groups(
+    cases: Iterable[Case], joined: Any = (), *, chosen: Bool[np.ndarray, " case"] | None = None
+) -> list[Group]:
+    """Group the patients; each patient is in one group.
 
-    The levels are the stratum at hand, each diagnosis, each origin and all images; but for the first they count
-    each image by its own diagnosis and origin, whatever its patient counts for.
+    Args:
+      cases: the cases, in any order: the same cases give the same groups.
+      joined: pairs of indices into `cases` whose patients stay together, directly or through others.
+      chosen: which cases take part; None for all.
+
+    Raises:
+      BadInput: a pair names no case.
+    """
+    table = as_table(cases)
+    diagnosis_of = table.labels[:, -1].tolist() if len(table) else []
+    images = collections.defaultdict(list)
+    for index in range(len(table)) if chosen is None else np.flatnonzero(chosen).tolist():
+        images[table.patient_ids[index]].append(index)
+    members = _join_patients(sorted(images), images, joined, num_cases=len(table))
+    indices = [tuple(sorted(index for patient in patients for index in images[patient])) for patients in members]
+    diagnoses = _choose_rarest([{diagnosis_of[index] for index in found} for found in indices])
+    rarest_origins = _choose_rarest([{table.origins[index] for index in found} for found in indices])
+    strata = zip(diagnoses, rarest_origins, strict=True)
+    return [Group(*parts) for parts in zip(members, indices, strata, strict=True)]
+
+
+def _join_patients(
+    patients: Sequence[str], images: Mapping[str, Sequence[int]], joined: Any, *, num_cases: int
+) -> list[tuple[str, ...]]:
+    """Return the connected components of the patients, each ascending, in the order of their first."""
+    pairs = np.asarray(joined, np.int64).reshape(-1, 2)
+    if not len(pairs):
+        return [(patient,) for patient in patients]
+    outside = pairs[((pairs < 0) | (pairs >= num_cases)).any(axis=1)]
+    if len(outside):
+        raise BadInput(f"joined cases: pair {tuple(outside[0].tolist())} is not of indices below {num_cases}")
+    from scipy.sparse import coo_array, csgraph  # slow to import, and rarely needed
+
+    patient_of = np.zeros(num_cases, np.int64)
+    for number, patient in enumerate(patients):
+        patient_of[images[patient]] = number
+    rows, columns = patient_of[pairs].T
+    graph = coo_array((np.ones(len(pairs), bool), (rows, columns)), shape=(len(patients), len(patients)))
+    members = collections.defaultdict(list)
+    for patient, component in zip(patients, csgraph.connected_components(graph, directed=False)[1], strict=True):
+        members[component].append(patient)
+    return [tuple(found) for found in members.values()]
+
+
+def _choose_rarest(values: Sequence[set]) -> list:
+    """Return of each group's values the one that fewest groups have; "not annotated" only if there is no other."""
+    num_groups: Mapping = collections.Counter(value for found in values for value in found)
+    return [min(found, key=lambda value: (value == NOT_ANNOTATED, num_groups[value], value)) for found in values]
+
+
+def shuffle_groups(groups: Iterable[Group], *, seed: int) -> list[Group]:
+    """Hash-based shuffle, independent of NumPy's generators; groups with more images come first."""
+
+    def rank(group: Group) -> bytes:
+        return hashlib.sha256(f"{seed}:{group.patients[0]}".encode("utf-8", "surrogatepass")).digest()
+
+    return sorted(groups, key=lambda group: (-group.num_images, rank(group)))
+
+
+def _collect_strata(groups: Iterable[Group]) -> list[list[Group]]:
+    """Return the groups of each diagnosis and origin: the rarest diagnosis first, its rarest origin first."""
+    strata: dict[Stratum, list[Group]] = collections.defaultdict(list)
+    num_groups: collections.Counter[int] = collections.Counter()
+    for group in groups:
+        strata[group.stratum].append(group)
+        num_groups[group.stratum[0]] += 1
+    order = sorted(strata, key=lambda key: (num_groups[key[0]], key[0], len(strata[key]), key[1]))
+    return [strata[key] for key in order]
+
+
+class _Dealer:
+    """Deals groups to the splits and tracks how many images each split is short of its share, at every level.
+
+    The levels are the current stratum, each diagnosis, each origin and all images. All but the first count each image
+    by its own diagnosis and origin, whatever its patient counts for.
     """
 
-    def __init__(self, cases: Sequence[Case], fractions: Sequence[float]) -> None:
-        self._cases = cases
+    def __init__(self, table: CaseTable, fractions: Sequence[float]) -> None:
+        self._diagnoses, self._origins = table.labels[:, -1].tolist(), table.origins
         self._fractions = fractions
         self._short: dict[Level, list[float]] = collections.defaultdict(lambda: [0.0] * len(fractions))
         self.split_of: dict[tuple[str, ...], int] = {}
 
     def deal(self, stratum: Sequence[Group]) -> None:
-        """Deals one stratum, the groups with most images first, which fits best.
+        """Deal one stratum, the groups with most images first.
 
-        Groups of one size are spread by the shares before smaller ones are, or else all large ones would be in
-        the largest split. A group goes to a split that it does not give more than its share of the stratum; if
-        there is none, to one that still lacks some of the stratum. Among these it is the split that is shortest
-        over all levels, so that what rounding leaves of one stratum is made up in the others.
+        Groups of one size are spread by the shares before smaller ones, or else all large ones would go to the largest
+        split. A group goes to a split that it does not take beyond its share of the stratum; if there is none, to one
+        that still lacks some of the stratum. Among these it is the split that is shortest over all levels, so that the
+        other strata compensate for rounding in one.
         """
         own: list[float] = [0.0] * len(self._fractions)
         for num_images, same_size in itertools.groupby(stratum, key=lambda group: group.num_images):
             groups = list(same_size)
-            counts = [self._count_levels(group) for group in groups]
             own = [short + share * num_images * len(groups) for short, share in zip(own, self._fractions, strict=True)]
+            counts = [self._count_levels(group) for group in groups]
             self._claim_shares(counts)
             for group, levels in zip(groups, counts, strict=True):
                 rows = [(self._short[level], number) for level, number in levels]
@@ -106,6 +222,14 @@ class _Dealer:
                 own[split] -= num_images
                 for short, number in rows:
                     short[split] -= number
+
+    def _count_levels(self, group: Group) -> LevelCounts:
+        """Count the group's images at each level, sorted since sums of floats depend on the order."""
+        counts: dict[Level, int] = {("all", ""): group.num_images}
+        for index in group.cases:
+            for level in (("diagnosis", self._diagnoses[index]), ("origin", self._origins[index])):
+                counts[level] = counts.get(level, 0) + 1
+        return sorted(counts.items())
 
     def _claim_shares(self, counts: Sequence[LevelCounts]) -> None:
         totals: dict[Level, int] = {}
@@ -118,7 +242,7 @@ class _Dealer:
             ]
 
     def fill_empty(self, groups: Sequence[Group]) -> None:
-        """Gives each split one of the groups, if there are enough; takes the last of the best provided."""
+        """Give each split one of the groups, if there are enough; the split with most gives its last."""
         held: list[list[Group]] = [[] for _ in self._fractions]
         for group in groups:
             held[self.split_of[group.patients]].append(group)
@@ -134,22 +258,13 @@ class _Dealer:
                     self._short[level][donor] += number
                     self._short[level][split] -= number
 
-    def _count_levels(self, group: Group) -> LevelCounts:
-        """How many images of the group each level has; in one order, on which sums of floats depend."""
-        counts: dict[Level, int] = {("all", ""): group.num_images}
-        for index in group.cases:
-            case = self._cases[index]
-            for level in (("diagnosis", case.labels[-1]), ("origin", case.origin)):
-                counts[level] = counts.get(level, 0) + 1
-        return sorted(counts.items())
-
 
 def _choose(rows: Sequence[tuple[Sequence[float], int]], own: Sequence[float], *, num_images: int) -> int:
-    """The split that lowers the sum over all levels of the squared shortages most, of those that may have the group.
+    """Return the allowed split that lowers the sum over all levels of the squared shortages most.
 
     Args:
-      rows: for each level that the group has images of, what the splits are short of there, and how many it has.
-      own: what the splits are short of in the stratum.
+      rows: for each level of the group, what each split is short of there, and the group's images.
+      own: what each split is short of in the stratum.
       num_images: of the group.
     """
     splits = [split for split, short in enumerate(own) if short > num_images - _EPSILON]

@@ -1,4 +1,7 @@
-"""Rows of a split's table, train.xlsx or train.csv and the like: patient and image of each, as text."""
+"""Read the rows of a split table, such as train.xlsx or train.csv, as text.
+
+The csv module, not pandas: messages need the row as spreadsheets count it, and a stray quote must stay an error.
+"""
 
 import csv
 import dataclasses
@@ -11,20 +14,19 @@ from stepcot_jax.host.errors import BadInput
 
 _COLUMNS = ("patient_id", "image_path")
 _MAX_UNPACKED = 500_000_000
-_ACCEPTED = "accepted is a table whose first row has a column patient_id or image_path, or both"
-
 _MAX_CELL = 131_072
+_EXPECTED = "expected a table whose first row has a column patient_id or image_path, or both"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SplitRow:
-    """One row of a split's table.
+    """One row of a split table.
 
     Attributes:
       file: name of the table's file.
       number: row in the file, from 1, as spreadsheets count.
-      patient_id: patient; "" where the cell is empty or the column missing.
-      image_path: image; "" where the cell is empty or the column missing.
+      patient_id: patient; "" if the cell is empty or the column missing.
+      image_path: image; "" if the cell is empty or the column missing.
     """
 
     file: str
@@ -37,8 +39,8 @@ class SplitRow:
         return f"{self.file}: row {self.number} ({', '.join(cells)})"
 
 
-def read_split_table(path: Path) -> list[SplitRow]:
-    """Rows of a table that name a patient or an image; rows with neither are empty and passed over.
+def read_split_table(path: Path) -> Iterator[SplitRow]:
+    """Yield the rows of a table that name a patient or an image.
 
     Args:
       path: .xlsx (its first sheet) or .csv (UTF-8; comma, semicolon or tab).
@@ -46,48 +48,49 @@ def read_split_table(path: Path) -> list[SplitRow]:
     Raises:
       BadInput: the file cannot be read, or has neither of the two columns, or one of them twice.
     """
+    places: dict[str, int] = {}
     try:
-        rows = list(_read_xlsx(path) if path.suffix == ".xlsx" else _read_csv(path))
+        for number, cells in _read_xlsx(path) if path.suffix == ".xlsx" else _read_csv(path):
+            if not any(cells):
+                continue
+            if not places:
+                places = _find_columns(cells, path=path)
+                continue
+            texts = [cells[place] if 0 <= place < len(cells) else "" for place in places.values()]
+            if any(texts):
+                yield SplitRow(path.name, number, *texts)
     except BadInput:
         raise
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: found bytes that are not UTF-8; accepted is CSV in UTF-8") from error
-    # openpyxl raises a dozen kinds of error on broken files; each of them is the file's fault.
+        raise BadInput(f"{path}: not UTF-8; CSV tables must be UTF-8") from error
+    # openpyxl raises a dozen kinds of error on broken files.
     except Exception as error:
-        raise BadInput(f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; {_ACCEPTED}") from error
-    filled = [(number, cells) for number, cells in rows if any(cells)]
-    if not filled:
-        raise BadInput(f"{path}: found an empty table; {_ACCEPTED}")
-    places = _find_columns(filled[0][1], path=path)
-    split_rows = []
-    for number, cells in filled[1:]:
-        texts = {column: cells[place] if place < len(cells) else "" for column, place in places.items()}
-        if any(texts.values()):
-            split_rows.append(SplitRow(path.name, number, texts.get("patient_id", ""), texts.get("image_path", "")))
-    return split_rows
+        raise BadInput(f"{path}: cannot be read: {type(error).__name__}: {str(error)[:200]}; {_EXPECTED}") from error
+    if not places:
+        raise BadInput(f"{path}: the table is empty; {_EXPECTED}")
 
 
 def _find_columns(header: list[str], *, path: Path) -> dict[str, int]:
+    """Return the position of each column, -1 if missing."""
     folded = ["_".join(name.casefold().replace("_", " ").split()) for name in header]
     shown = [name[:40] for name in header[:20]]
     for column in _COLUMNS:
         if folded.count(column) > 1:
-            raise BadInput(f"{path}: found column {column} more than once in {shown}; {_ACCEPTED}")
-    places = {column: folded.index(column) for column in _COLUMNS if column in folded}
-    if not places:
-        raise BadInput(f"{path}: found columns {shown}; {_ACCEPTED}")
-    return places
+            raise BadInput(f"{path}: column {column} is there more than once in {shown}; {_EXPECTED}")
+    if not set(_COLUMNS) & set(folded):
+        raise BadInput(f"{path}: columns {shown} name no case; {_EXPECTED}")
+    return {column: folded.index(column) if column in folded else -1 for column in _COLUMNS}
 
 
 def _read_xlsx(path: Path) -> Iterator[tuple[int, list[str]]]:
-    import openpyxl  # here, because most runs have no spreadsheet
+    import openpyxl  # slow to import, and most runs read no spreadsheet
 
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(member.file_size for member in archive.infolist())
     if unpacked > _MAX_UNPACKED:
-        raise BadInput(f"{path}: found {unpacked} bytes when unpacked, accepted are at most {_MAX_UNPACKED}")
+        raise BadInput(f"{path}: {unpacked} bytes when unpacked; at most {_MAX_UNPACKED} are accepted")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of styles and validation rules that openpyxl leaves out
+        warnings.simplefilter("ignore")  # about styles and validation rules, which do not matter here
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
     try:
         sheet = book.worksheets[0]
@@ -102,10 +105,9 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = file.readline()
         file.seek(0)
-        delimiter = max(",;\t", key=header.count)
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        rows = csv.reader(file, delimiter=max(",;\t", key=header.count), strict=True)
         for cells in rows:
-            if max(map(len, cells), default=0) > _MAX_CELL:  # csv's own limit is the whole process's, and may be higher
+            if max(map(len, cells), default=0) > _MAX_CELL:  # csv's own limit is global and may be higher
                 raise csv.Error(f"a cell of more than {_MAX_CELL} characters in line {rows.line_num}")
             yield rows.line_num, [cell.strip() for cell in cells]
 

@@ -1,4 +1,4 @@
-"""How answers lead from step to step: a column for each step, a band for the cases that share two answers."""
+"""Draw the flow of answers: a column for each step, a band for the cases with a pair of answers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#
 _NOT_APPLICABLE_COLOUR = "#BDBDBD"
 _NOT_ANNOTATED_COLOUR = "#6E6E6E"
 _NODE_WIDTH = 0.05
-_GAP = 0.035  # as much as a label is high, so that labels at the middle of their nodes never meet
+_GAP = 0.035  # the height of a label, so that labels never overlap
 _NUM_SHOWN = 24
 
 
@@ -42,14 +42,14 @@ class _Node:
 
 
 def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure | None:
-    """The flow of answers from step to step.
+    """Draw the flow of answers from step to step.
 
     Args:
       statistics: the counts.
-      without_usual: leaves out the cases with the most frequent first answer, which would dwarf the others.
+      without_usual: leave out the cases with the most frequent first answer, which dwarf the others.
 
     Returns:
-      The picture; None for a chain of one step or where no case is left.
+      The picture; None for a chain of one step or without cases.
     """
     flows = statistics.rest_flows if without_usual else statistics.flows
     if not flows or not flows[0].sum():
@@ -89,7 +89,7 @@ def _shorten(text: str) -> str:
 
 
 def _stack(names: Sequence[str], counts: Int64[np.ndarray, " answer"], num_cases: int) -> list[_Node]:
-    """The answers that are given, from above, with gaps between them; all heights together are one."""
+    """Return the answers given, top down with gaps; the heights sum to 1."""
     nodes, top = [], 1.0
     for place, (name, count) in enumerate(zip(names, counts.tolist(), strict=True)):
         if count:

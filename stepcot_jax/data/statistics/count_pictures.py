@@ -1,4 +1,4 @@
-"""The counts of a collection as pictures, drawn with matplotlib's objects alone: no state, no window."""
+"""Draw the counts of a collection with matplotlib's object API: no global state, no window."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ from stepcot_jax.data.statistics.answer_flow import draw_flow
 from stepcot_jax.data.statistics.counts import Statistics
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's colours, which people of all kinds of colour vision tell apart."""
+"""Okabe and Ito's colours, safe for colour-blind readers."""
 
 _GREY = "#9A9A9A"
 _GLYPH = re.compile(r"Glyph (\d+) ")
@@ -31,10 +31,10 @@ _DPI = 150
 
 
 def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str]:
-    """Draws all pictures into a folder, each as PNG and as SVG.
+    """Draw all pictures into a folder, each as PNG and as SVG.
 
     Returns:
-      The names of the files, and the characters that no font here has: boxes in PNG, sound in SVG.
+      The names of the files, and the characters that no installed font has: boxes in PNG, text in SVG.
     """
     names: list[str] = []
     missing: set[str] = set()
@@ -56,7 +56,7 @@ def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str
 
 
 def _save(figure: Figure, path: Path, **how: Any) -> set[str]:
-    """Writes a picture; the characters that its fonts lack."""
+    """Write a picture; return the characters that its fonts lack."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure.savefig(path, **how)
@@ -66,7 +66,7 @@ def _save(figure: Figure, path: Path, **how: Any) -> set[str]:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-    """Text that is neither formulas nor outlines, in fonts that are there."""
+    """Draw text as text, not as formulas or outlines, in installed fonts."""
     present = set(font_manager.get_font_names())
     settings: Any = {
         "font.family": [font for font in _FONTS if font in present],
@@ -81,7 +81,7 @@ def _style() -> Iterator[None]:
 
 
 def wrap(text: str, width: int) -> str:
-    """Text that is safe to show, in two lines of at most `width` characters."""
+    """Return printable text in at most two lines of `width` characters."""
     return "\n".join(textwrap.wrap(make_printable(text), width, max_lines=2, placeholder=" …")) or " "
 
 
@@ -90,7 +90,7 @@ def _title(statistics: Statistics, what: str) -> str:
 
 
 def _list_origins(statistics: Statistics) -> list[tuple[str, Sequence[int], str]]:
-    """Name, places and colour of the origins that are drawn; those beyond the seventh together."""
+    """Return name, places and colour of the origins drawn; those beyond the seventh are merged."""
     origins: list[tuple[str, Sequence[int], str]] = []
     for place, name in enumerate(statistics.origins[:_MOST_ORIGINS]):
         origins.append((wrap(name, 30), range(place, place + 1), PALETTE[place]))
@@ -100,7 +100,7 @@ def _list_origins(statistics: Statistics) -> list[tuple[str, Sequence[int], str]
 
 
 def draw_origins_diagnoses(statistics: Statistics) -> Figure:
-    """Cases of each origin, and of each diagnosis by origin; logarithmic, since one diagnosis outnumbers the others."""
+    """Draw the cases of each origin, and of each diagnosis by origin on a logarithmic scale."""
     origins = _list_origins(statistics)
     names = [wrap(name, 24) for name in statistics.answer_names(-1)]
     counts = statistics.diagnoses
@@ -131,7 +131,7 @@ def draw_origins_diagnoses(statistics: Statistics) -> Figure:
 
 
 def _draw_bars(axes: Axes, names: Sequence[str], values: Sequence[int], colours: Sequence[str]) -> None:
-    """Bars with their counts, the first on top."""
+    """Draw bars with their counts, the first on top."""
     axes.barh(range(len(names)), values, color=list(colours))
     largest, total = max(max(values, default=0), 1), max(sum(values), 1)
     for row, value in enumerate(values):
@@ -148,7 +148,7 @@ def _separate(value: float, _: object) -> str:
 
 
 def draw_answers_of_steps(statistics: Statistics) -> Figure:
-    """How often each answer of each step is given."""
+    """Draw how often each answer of each step is given."""
     num_columns = min(4, statistics.chain.num_steps)
     num_rows = -(-statistics.chain.num_steps // num_columns)
     most = max(len(counts) for counts in statistics.answers)
@@ -166,7 +166,7 @@ def draw_answers_of_steps(statistics: Statistics) -> Figure:
 
 
 def draw_reasoning_length(statistics: Statistics) -> Figure | None:
-    """Words of the reasoning of each step by origin: median, quarters, and 5th to 95th percentile."""
+    """Draw the words of the reasoning of each step by origin: median, quartiles, 5th to 95th percentile."""
     if not any(words.size for by_origin in statistics.words for words in by_origin):
         return None
     origins = _list_origins(statistics)

@@ -1,20 +1,31 @@
-"""Counts of a collection: origins and diagnoses, answers, lengths of reasoning, flow of answers, splits.
+"""Count a collection as the paper's Figure 2 and Table 7: origins, diagnoses, answers, reasoning, answer flow, splits.
 
-They are those of the paper's Figure 2 and Table 7. An answer that nobody gave has the last place of each count.
+Cases that are not annotated have the last place of each count. The csv module writes the tables, not pandas: some
+integer columns have empty cells, which a data frame would turn into floats.
 """
 
+import csv
 import dataclasses
-from collections.abc import Sequence
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.records.cases import Case
-from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits
+from stepcot_jax.data.checks.check_printing import make_printable
+from stepcot_jax.data.records.cases import Case, CaseTable, as_table
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.text import defuse_formula, escape_markdown
 
 NOT_ANNOTATED_NAME = "(not annotated)"
 NO_ORIGIN_NAME = "(none)"
+
+Row = Sequence[str | int | float]
+
+_PERCENTILES = (5, 25, 50, 75, 95)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +38,10 @@ class Statistics:
       num_patients: number of patients.
       origins: names, the most frequent first.
       diagnoses: cases of each answer of the last step and each origin.
-      answers: for each step the cases of each answer.
-      flows: for each step but the last the cases of each answer of it and each of the next.
-      rest_flows: the same of the cases without the most frequent first answer.
-      words: for each step and origin the number of words of each reasoning that is not empty.
+      answers: for each step, the cases of each answer.
+      flows: for each step but the last, the cases with each answer and each next answer.
+      rest_flows: the same without the cases of the most frequent first answer.
+      words: for each step and origin, the number of words of each reasoning that is not empty.
       splits: cases of each answer of the last step in each split.
       splits_source: where the splits come from, in words.
     """
@@ -48,12 +59,12 @@ class Statistics:
     splits_source: str
 
     def answer_names(self, step: int) -> tuple[str, ...]:
-        """Names of a step's answers and, last, of none."""
+        """Return the names of a step's answers, "(not annotated)" last."""
         return (*self.chain.steps[step].options, NOT_ANNOTATED_NAME)
 
 
-def compute_statistics(cases: Sequence[Case], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
-    """Counts the cases.
+def compute_statistics(cases: Iterable[Case], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
+    """Count the cases.
 
     Args:
       cases: the cases; at least one.
@@ -61,44 +72,51 @@ def compute_statistics(cases: Sequence[Case], chain: Chain, splits: Splits, *, s
       splits: indices into the cases.
       splits_source: where the splits come from, in words.
     """
-    labels = np.array([case.labels for case in cases], np.int64)
+    table = as_table(cases)
+    labels = table.labels.astype(np.int64)
     sizes = [num_answers + 1 for num_answers in chain.answers_per_step]
     places = np.where(labels < 0, np.array(sizes) - 1, labels)
-    origins, origin_of = _number_origins(cases)
-    split_of = np.full(len(cases), -1)
+    origins, origin_of = _rank_origins(table)
+    split_of = np.full(len(table), -1)
     for number, indices in enumerate(splits.by_name().values()):
         split_of[list(indices)] = number
     in_split = split_of >= 0
     answers = tuple(np.bincount(places[:, step], minlength=size) for step, size in enumerate(sizes))
     rest = places[places[:, 0] != np.argmax(answers[0])]
+    words = np.array([[len(text.split()) for text in case.reasoning] for case in table], np.int64)
     return Statistics(
         chain=chain,
-        num_cases=len(cases),
-        num_patients=len({case.patient_id for case in cases}),
+        num_cases=len(table),
+        num_patients=table.count_patients(),
         origins=origins,
         diagnoses=_cross(places[:, -1], origin_of, sizes[-1], len(origins)),
         answers=answers,
         flows=_count_flows(places, sizes),
         rest_flows=_count_flows(rest, sizes),
-        words=_count_words(cases, origin_of, num_steps=chain.num_steps, num_origins=len(origins)),
+        words=tuple(
+            tuple(lengths[(origin_of == origin) & (lengths > 0)] for origin in range(len(origins)))
+            for lengths in words.T
+        ),
         splits=_cross(places[in_split, -1], split_of[in_split], sizes[-1], len(SPLIT_NAMES)),
         splits_source=splits_source,
     )
 
 
-def _number_origins(cases: Sequence[Case]) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
-    names = [case.origin or NO_ORIGIN_NAME for case in cases]
-    found, number_of, counts = np.unique(np.array(names, object), return_inverse=True, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
+def _rank_origins(table: CaseTable) -> tuple[tuple[str, ...], Int64[np.ndarray, " case"]]:
+    """Return the names of the origins, the most frequent first, and each case's place among them."""
+    names = [name or NO_ORIGIN_NAME for name in table.origins.names]
+    found = sorted(set(names))  # a file may write "(none)" itself
+    number_of = np.array([found.index(name) for name in names])[table.origins.numbers]
+    order = np.argsort(-np.bincount(number_of), kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return tuple(found[order].tolist()), rank[number_of]
+    return tuple(found[place] for place in order), rank[number_of]
 
 
 def _cross(
     rows: Int64[np.ndarray, " case"], columns: Int64[np.ndarray, " case"], num_rows: int, num_columns: int
 ) -> Int64[np.ndarray, "row column"]:
-    """How many cases have each pair of values."""
+    """Count the cases with each pair of values."""
     pairs = np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns)
     return pairs.reshape(num_rows, num_columns)
 
@@ -111,11 +129,88 @@ def _count_flows(
     )
 
 
-def _count_words(
-    cases: Sequence[Case], origin_of: Int64[np.ndarray, " case"], *, num_steps: int, num_origins: int
-) -> tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]:
-    counts = np.array([[len(text.split()) for text in case.reasoning] for case in cases], np.int64)
-    return tuple(
-        tuple(lengths[(origin_of == origin) & (lengths > 0)] for origin in range(num_origins))
-        for lengths in (counts[:, step] for step in range(num_steps))
-    )
+def write_tables(folder: Path, statistics: Statistics) -> list[str]:
+    """Write all tables into a folder; return the names of the files."""
+    tables: dict[str, Iterable[Row]] = {
+        "origins_diagnoses.csv": _origins_diagnoses(statistics),
+        "answers.csv": _answers(statistics),
+        "reasoning_length.csv": _reasoning_length(statistics),
+        "answer_flow.csv": _answer_flow(statistics),
+        "splits.csv": list_splits(statistics),
+    }
+    for name, rows in tables.items():
+        _write_csv(folder / name, rows)
+    write_whole(folder / "splits.md", _splits_in_markdown(statistics).encode())
+    return [*tables, "splits.md"]
+
+
+def _write_csv(path: Path, rows: Iterable[Row]) -> None:
+    text = io.StringIO()
+    safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(safe)
+    write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
+
+
+def _origins_diagnoses(statistics: Statistics) -> list[Row]:
+    names = statistics.answer_names(-1)
+    rows = [[name, *counts, sum(counts)] for name, counts in zip(names, statistics.diagnoses.tolist(), strict=True)]
+    totals = statistics.diagnoses.sum(axis=0).tolist()
+    return [["diagnosis", *statistics.origins, "total"], *rows, ["total", *totals, sum(totals)]]
+
+
+def _answers(statistics: Statistics) -> list[Row]:
+    rows: list[Row] = [["step", "answer", "cases", "share_of_annotated"]]
+    for number, (step, counts) in enumerate(zip(statistics.chain.steps, statistics.answers, strict=True)):
+        *given, missing = counts.tolist()
+        *names, none = statistics.answer_names(number)
+        num_annotated = max(sum(given), 1)
+        rows += [
+            [step.name, name, count, round(count / num_annotated, 6)] for name, count in zip(names, given, strict=True)
+        ]
+        rows.append([step.name, none, missing, ""])
+    return rows
+
+
+def _reasoning_length(statistics: Statistics) -> list[Row]:
+    rows: list[Row] = [["step", "origin", "reasonings", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
+    for step, by_origin in zip(statistics.chain.steps, statistics.words, strict=True):
+        for origin, words in zip(statistics.origins, by_origin, strict=True):
+            if words.size:
+                spread = np.percentile(words, _PERCENTILES).tolist()
+                rows.append([step.name, origin, words.size, round(float(words.mean()), 3), *spread])
+            else:
+                rows.append([step.name, origin, 0, *[""] * (1 + len(_PERCENTILES))])
+    return rows
+
+
+def _answer_flow(statistics: Statistics) -> list[Row]:
+    rows: list[Row] = [["step", "answer", "next_step", "next_answer", "cases"]]
+    steps = statistics.chain.steps
+    for number, counts in enumerate(statistics.flows):
+        for place, name in enumerate(statistics.answer_names(number)):
+            for next_place, next_name in enumerate(statistics.answer_names(number + 1)):
+                if count := int(counts[place, next_place]):
+                    rows.append([steps[number].name, name, steps[number + 1].name, next_name, count])
+    return rows
+
+
+def list_splits(statistics: Statistics) -> list[Row]:
+    """Return head, a row for each diagnosis, and the totals; "(not annotated)" only if there are such cases."""
+    names = statistics.answer_names(-1)
+    rows = [[name, *counts, sum(counts)] for name, counts in zip(names, statistics.splits.tolist(), strict=True)]
+    totals = statistics.splits.sum(axis=0).tolist()
+    last = rows[-1:] if rows[-1][-1] else []
+    return [["diagnosis", *SPLIT_NAMES, "total"], *rows[:-1], *last, ["total", *totals, sum(totals)]]
+
+
+def _splits_in_markdown(statistics: Statistics) -> str:
+    head, *rows = list_splits(statistics)
+    lines = [
+        "| " + " | ".join(str(cell).capitalize() for cell in head) + " |",
+        "|---|" + "---:|" * (len(head) - 1),
+        *(
+            "| " + " | ".join([escape_markdown(make_printable(str(row[0]))), *(f"{cell:,}" for cell in row[1:])]) + " |"
+            for row in rows
+        ),
+    ]
+    return "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])

@@ -13,7 +13,7 @@ import msgspec
 from stepcot_jax.data.images.image_shards import ShardEntry, ShardIndex, check_size
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, SetAside, read_records, write_quarantine, write_records
-from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits, check_splits
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.data.tfds.preparing import Gathered, digest_of_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole

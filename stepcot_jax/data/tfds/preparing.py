@@ -13,7 +13,9 @@ from stepcot_jax.data.images.image_files import FolderFiles
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
-from stepcot_jax.data.splits.splits import PUBLISHED_FRACTIONS, Splits, find_tables, make_splits, read_splits
+from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS, make_splits
+from stepcot_jax.data.splits.split_resolver import find_tables, read_splits
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
 

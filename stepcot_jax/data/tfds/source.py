@@ -7,7 +7,7 @@ from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import most_bytes
 from stepcot_jax.data.images.image_shards import ShardFiles
 from stepcot_jax.data.records.records import Collection
-from stepcot_jax.data.splits.split_checks import Splits
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.tfds.contents import CONTENTS_NAME, NAME, VERSION, read_collection, read_contents
 from stepcot_jax.data.tfds.examples import import_tfds, read_image
 from stepcot_jax.data.tfds.preparing import Reading, identify_source

@@ -17,18 +17,17 @@ from hypothesis import strategies as st
 from ml_collections import config_dict
 
 from configs import base
-from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.checks.check import CheckOptions, check_root
 from stepcot_jax.data.checks.check_printing import make_printable, print_facts
-from stepcot_jax.data.checks.check_records import scan_published
-from stepcot_jax.data.checks.check_splits import check_tables
-from stepcot_jax.data.checks.check_tally import Tally
+from stepcot_jax.data.checks.check_records import Reasons
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
-from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.cases import Case, CaseTable
+from stepcot_jax.data.records.record_scan import scan_records
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.data.splits.splits import SPLIT_NAMES, read_splits
+from stepcot_jax.data.splits.split_resolver import read_splits, resolve_tables
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.run_checks import check_annotated
@@ -52,6 +51,14 @@ def check(*arguments):
         return main(["check", *map(str, arguments)])
     except BadInput as error:
         return 2, str(error)
+
+
+def resolve(root):
+    """Scan and resolve as `check` does."""
+    reasons = Reasons()
+    scan = scan_records(root, reasons, step_names=("One",), require_images=False, with_texts=False)
+    aside = {"set_aside_paths": reasons.image_paths, "set_aside_patients": reasons.patient_ids}
+    return scan, resolve_tables(root, scan.table, good=scan.good, **aside)
 
 
 def facts_of(root, **options):
@@ -140,15 +147,15 @@ def test_bad_records_stop_or_are_skipped_as_in_a_run(root):
     assert try_run(root, on_bad_record="skip") is None
     reason = next(each for each in skipped["set_aside_reasons"] if "answer" in each["reason"])
     assert reason["examples"][0]["record"] == 5
-    assert "found answer 'Q'" in reason["examples"][0]["reason"]
+    assert "vqa_chain[0].answer: 'Q' is not one of" in reason["examples"][0]["reason"]
 
 
 def test_without_a_good_record_a_run_stops_even_if_it_skips(root):
     write_all(root, [{**record, "report": 7} for record in records_of(root)])
     facts = facts_of(root, on_bad_record="skip")
     assert facts["cases"] == 0
-    assert "no record can be used" in facts["stops"][0]
-    assert "no record can be used" in try_run(root, on_bad_record="skip")
+    assert "no record is valid" in facts["stops"][0]
+    assert "no record is valid" in try_run(root, on_bad_record="skip")
 
 
 def test_reasons_are_grouped(root):
@@ -157,7 +164,7 @@ def test_reasons_are_grouped(root):
     (reason,) = facts["set_aside_reasons"]
     assert reason["count"] == 15
     assert [each["record"] for each in reason["examples"]] == [0, 1, 2]
-    assert "found …, accepted is a path below the data root" in reason["reason"]
+    assert "image_path: … must be a path below the data root" in reason["reason"]
 
 
 def test_other_wordings_are_counted(root):
@@ -271,7 +278,7 @@ def test_wrong_arguments_and_folders_are_refused(tmp_path):
     assert check(tmp_path / "nowhere")[0] == 2
     assert check(tmp_path)[0] == 2
     for arguments in (["--max-megapixels", "0"], ["--max-megapixels", "inf"], ["--num-threads", "0"]):
-        assert "accepted are numbers above 0" in check(tmp_path, *arguments)[1]
+        assert "must be above 0" in check(tmp_path, *arguments)[1]
 
 
 def test_facts_that_cannot_be_written_are_not_taken_for_a_bad_folder(root, tmp_path):
@@ -327,13 +334,12 @@ def test_tables_are_refused_exactly_where_a_run_refuses_them(tmp_path_factory, d
     for name, table in tables.items():
         write_rows(root, name, table)
     collection = read_records(root, step_names=("One",), on_bad_record="skip", require_images=False)
-    scan = scan_published(root, step_names=("One",), require_images=False)
+    scan, facts = resolve(root)
     try:
         splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
     except BadInput:
         splits = None
     event("refused" if splits is None else "accepted")
-    facts = check_tables(scan, root)
     assert (splits is None) == bool(facts.problems), facts.problems
     if splits is not None:
         for member, indices in zip(facts.member, splits.by_name().values(), strict=True):
@@ -361,7 +367,7 @@ def test_numbers_mean_patients_as_in_a_run(tmp_path, patients, written, problems
     write_rows(tmp_path, "train", [[written, ""], ["t", ""]])
     write_rows(tmp_path, "val", [["v", ""], *([patient, ""] for patient in patients[2:])])
     write_rows(tmp_path, "test", [["u", ""], *([["2", ""]] if "2" in patients else [])])
-    facts = check_tables(scan_published(tmp_path, step_names=("One",), require_images=False), tmp_path)
+    _, facts = resolve(tmp_path)
     assert sorted(facts.problems) == problems
     cases = read_records(tmp_path, step_names=("One",), require_images=False).cases
     if problems:
@@ -391,24 +397,24 @@ def test_memory_does_not_grow_with_the_texts(tmp_path):
         write_all(tmp_path, records)
         del records
         tracemalloc.start()
-        scan = scan_published(tmp_path, step_names=("One",), require_images=False)
+        scan = scan_records(tmp_path, [], step_names=("One",), require_images=False, with_texts=False)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert len(scan.tally) == 1500
+        assert len(scan.table) == 1500
     assert peaks[1] < 8e6  # of a file of 30 MB
 
 
 def test_many_records_take_few_bytes_each(tmp_path):
-    tally = Tally()
+    table = CaseTable(with_texts=False)
     tracemalloc.start()
     for number in range(20_000):
         name = f"patient-{number:08d}"
-        tally.add(Case(name, f"images/{name}.png", "o", "r", (0,) * 7, ("",) * 7), DEFAULT_CHAIN.steps, record=number)
+        table.append(Case(name, f"images/{name}.png", "o", "r", (0,) * 7, ("",) * 7))
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert used / 20_000 < 250
-    assert tally.count_patients(np.ones(20_000, bool)) == 20_000
-    assert tally.case(7).patient_id == "patient-00000007"
+    assert used / 20_000 < 200
+    assert table.count_patients() == 20_000
+    assert table[7].patient_id == "patient-00000007"
 
 
 def test_real_sample(shared):

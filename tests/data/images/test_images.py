@@ -516,19 +516,19 @@ def test_check_images_stops_by_default_and_counts(collection):
         (collection.root / f"{number}.png").write_bytes(b"")
     with pytest.raises(BadInput) as caught:
         check_images(collection)
-    assert "data.json: record 1 (image_path '1.png')" in str(caught.value)
+    assert "data.json, record 1 (image_path '1.png')" in str(caught.value)
     assert "1 more of the 6 records are bad; data.on_bad_record=skip" in str(caught.value)
 
 
 def test_check_images_needs_at_least_one(collection):
     for case in collection.cases:
         (collection.root / case.image_path).write_bytes(b"")
-    with pytest.raises(BadInput, match="no record can be used"):
+    with pytest.raises(BadInput, match="no record is valid"):
         check_images(collection, on_bad_record="skip")
 
 
 def test_check_images_holds_few_images_at_a_time(collection):
-    many = dataclasses.replace(collection, cases=collection.cases * 10, set_aside=())
+    many = dataclasses.replace(collection, cases=tuple(collection.cases) * 10, set_aside=())
     taken, num_ahead = [], []
 
     def watch(cases):

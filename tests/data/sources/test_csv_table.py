@@ -155,7 +155,7 @@ def test_odd_rows(tmp_path, row, message):
     assert "1970" not in aside.reason  # what may be a patient's stays out of messages
     with pytest.raises(BadInput) as error:
         read(tmp_path)
-    assert f"{tmp_path}/cases.csv: record 1 " in str(error.value)
+    assert f"{tmp_path}/cases.csv, record 1 " in str(error.value)
     assert aside.reason in str(error.value)
 
 
@@ -239,7 +239,7 @@ def test_images_must_be_there_unless_told_otherwise(tmp_path):
     assert [case.image_path for case in collection.cases] == ["b.png"]
     assert "row 2: column image: " in collection.set_aside[0].reason
     write(tmp_path, "image,label\nc.png,Mass\n")
-    with pytest.raises(BadInput, match="a link that leads out of the data root"):
+    with pytest.raises(BadInput, match="is a link out of the data root"):
         read_csv_table(tmp_path)
 
 
@@ -329,4 +329,4 @@ def test_any_bytes_are_a_collection_or_bad_input(tmp_path_factory, content):
         read(root, on_bad_record="skip")
     except BadInput as error:
         messages.append(str(error))
-    assert all(message.startswith(f"{root}/cases.csv: ") for message in messages)
+    assert all(message.startswith(f"{root}/cases.csv") for message in messages)

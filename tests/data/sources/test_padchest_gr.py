@@ -234,7 +234,7 @@ def test_bad_studies(tmp_path, changes, message):
     assert message in aside.reason
     with pytest.raises(BadInput) as error:
         read_padchest_gr(tmp_path)
-    assert str(error.value).startswith(f"{path}: record 1 ")
+    assert str(error.value).startswith(f"{path}, record 1 ")
     assert "There is" not in str(error.value)  # no report in messages
 
 

@@ -19,13 +19,13 @@ from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.phantom.phantom_answers import draw_answers
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import read_records, write_records
-from stepcot_jax.data.splits.split_checks import SPLIT_NAMES, Splits
-from stepcot_jax.data.splits.splits import make_splits, read_splits
+from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.split_resolver import read_splits
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.data.statistics import count_pictures
 from stepcot_jax.data.statistics.answer_flow import draw_flow
 from stepcot_jax.data.statistics.count_pictures import write_pictures
-from stepcot_jax.data.statistics.count_tables import list_splits, write_tables
-from stepcot_jax.data.statistics.counts import compute_statistics
+from stepcot_jax.data.statistics.counts import compute_statistics, list_splits, write_tables
 from stepcot_jax.host.errors import BadInput
 
 CHAIN = Chain(

@@ -1,0 +1,182 @@
+"""Resolve the split tables of a data root to cases, for a run and for `data check`."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool
+
+from stepcot_jax.data.columns import TextColumn, TextIndex
+from stepcot_jax.data.records.cases import Case, CaseTable, SetAside, as_table
+from stepcot_jax.data.records.record_reader import normalise_image_path
+from stepcot_jax.data.splits.split_tables import SplitRow, read_split_table
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment, Splits
+from stepcot_jax.host.errors import BadInput
+
+TABLE_SUFFIXES = (".xlsx", ".csv")
+
+_NUMBER = re.compile(r"0*([0-9]+?)(?:\.0+)?")
+_NUM_SHOWN = 20
+
+
+def read_splits(root: Path, cases: Iterable[Case], *, set_aside: Sequence[SetAside] = ()) -> Splits | None:
+    """Read `train`, `val` and `test`, each .xlsx or .csv, below `root`.
+
+    A row names an image by `image_path`, or all images of a patient by `patient_id`; given both, they must agree. A
+    patient may be named again in the same table if the rows name no images. Spreadsheets turn a patient "00001613"
+    into the number 1613: a number means the one patient whose identifier is that number with leading zeros. Rows that
+    name only records that were set aside are ignored.
+
+    Args:
+      root: folder of the tables.
+      cases: the cases that the rows name.
+      set_aside: records that rows may name although they are no cases.
+
+    Returns:
+      The splits; None if there is none of the three tables.
+
+    Raises:
+      BadInput: a table is missing or unreadable, a row names nothing or something twice, a patient is in two splits, a
+        split has no case, or a case is in no split; names file, row and value.
+    """
+    paths = TextColumn(item.image_path for item in set_aside)
+    patients = TextColumn(item.patient_id for item in set_aside)
+    found = resolve_tables(Path(root), as_table(cases), set_aside_paths=paths, set_aside_patients=patients)
+    if found is None:
+        return None
+    found.refuse(str(root))
+    return found.splits
+
+
+def resolve_tables(
+    root: Path,
+    table: CaseTable,
+    *,
+    good: Bool[np.ndarray, " case"] | None = None,
+    set_aside_paths: TextColumn,
+    set_aside_patients: TextColumn,
+) -> Assignment | None:
+    """Resolve every row of the three tables and list all problems.
+
+    Args:
+      root: folder of the tables.
+      table: the cases.
+      good: which of them take part; None for all.
+      set_aside_paths: images of the records that were set aside, "" if unknown.
+      set_aside_patients: patients of these records, "" if unknown.
+
+    Returns:
+      The splits with their problems; None if there is none of the three tables.
+    """
+    good = np.ones(len(table), bool) if good is None else good
+    found = Assignment("tables", np.zeros((len(SPLIT_NAMES), len(table)), np.int32))
+    try:
+        tables = find_tables(root)
+    except BadInput as error:
+        found.add_problem("tables are missing", str(error))
+        return found
+    if tables is None:
+        return None
+    names = _Names(table, np.flatnonzero(good).tolist(), set_aside_paths, set_aside_patients)
+    for split, path in enumerate(tables.values()):
+        try:
+            _claim(found, split, path, names)
+        except BadInput as error:
+            found.add_problem("tables cannot be read", str(error))
+    found.find_problems(table, good)
+    return found
+
+
+def find_tables(root: Path) -> dict[str, Path] | None:
+    """Return the table of each split below `root`; None if there is none of the three.
+
+    Raises:
+      BadInput: some tables exist and others are missing, or a split has two.
+    """
+    found = {
+        name: [path for path in (root / (name + suffix) for suffix in TABLE_SUFFIXES) if path.is_file()]
+        for name in SPLIT_NAMES
+    }
+    if not any(found.values()):
+        return None
+    for name, paths in found.items():
+        if len(paths) != 1:
+            present = [path.name for others in found.values() for path in others]
+            raise BadInput(f"{root} has {present}; exactly one of {name}.xlsx and {name}.csv is required with them")
+    return {name: paths[0] for name, paths in found.items()}
+
+
+def _claim(found: Assignment, split: int, path: Path, names: "_Names") -> None:
+    """Enter the rows of a split's table."""
+    name, own = SPLIT_NAMES[split], found.rows[split]
+    found.files[name] = path.name
+    by_path = np.zeros(len(own), bool)
+    num_rows, first_row, last_row = 0, 0, -1
+    for row in read_split_table(path):
+        num_rows, first_row, last_row = num_rows + 1, first_row or row.number, row.number
+        try:
+            places = names.find(row)
+        except BadInput as error:
+            kind, *details = error.args
+            found.add_problem(f"rows name {kind}", ": ".join((str(row), *details)))
+            continue
+        has_path = bool(row.image_path)
+        if any(own[place] and (has_path or by_path[place]) for place in places):
+            found.add_problem("rows name a case that an earlier row of the table names", str(row))
+        for place in places:
+            own[place] = own[place] or row.number
+        by_path[places] |= has_path
+    found.num_rows[name] = num_rows
+    found.num_passed_over[name] = last_row - first_row + 1 - num_rows if num_rows else 0
+
+
+class _Names:
+    """Finds the cases that a row names."""
+
+    def __init__(self, table: CaseTable, good: Sequence[int], aside_paths: TextColumn, aside: TextColumn) -> None:
+        self._table, self._aside = table, aside
+        self._by_path = TextIndex(table.image_paths, good)
+        self._by_patient = TextIndex(table.patient_ids, good)
+        self._by_number = TextIndex(table.patient_ids, good, key=_as_number)
+        self._paths_aside = TextIndex(
+            aside_paths, range(len(aside_paths)), key=lambda path: normalise_image_path(path) if path else None
+        )
+        self._patients_aside = TextIndex(aside, range(len(aside)), key=lambda patient: patient or None)
+        self._numbers_aside = TextIndex(aside, range(len(aside)), key=_as_number)
+
+    def find(self, row: SplitRow) -> list[int]:
+        """Return the positions of the cases that a row names; none if it names a record that was set aside.
+
+        Raises:
+          BadInput: it names none, or contradicts itself; its arguments are what it names and perhaps a detail.
+        """
+        patients = self._find_patients(row.patient_id)
+        if row.image_path:
+            path = normalise_image_path(row.image_path)
+            places = self._by_path.find(path)[-1:]
+            if places and row.patient_id and (expected := self._table.patient_ids[places[0]]) not in patients:
+                raise BadInput("another patient than the image's in data.json", f"expected {expected!r}")
+            if not places and not self._paths_aside.find(path):
+                raise BadInput("an image_path that data.json does not have")
+            return places
+        if not patients:
+            raise BadInput("a patient_id that data.json does not have")
+        if len(patients) > 1:
+            raise BadInput("a number that may mean several patients", f"any of {patients[:_NUM_SHOWN]}")
+        return self._by_patient.find(patients[0])
+
+    def _find_patients(self, written: str) -> list[str]:
+        """Return the patients that a cell may mean: the one of this name, or else those of this number."""
+        if self._by_patient.find(written) or self._patients_aside.find(written):
+            return [written]
+        number = _NUMBER.fullmatch(written)
+        if not number:
+            return []
+        aside = [self._aside[place] for place in self._numbers_aside.find(number[1])]
+        found = [self._table.patient_ids[place] for place in self._by_number.find(number[1])]
+        return list(dict.fromkeys((*aside, *found)))
+
+
+def _as_number(patient: str) -> str | None:
+    return (patient.lstrip("0") or "0") if patient.isascii() and patient.isdigit() else None

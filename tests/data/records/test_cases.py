@@ -1,0 +1,62 @@
+"""Cases as columns: what goes in comes out, and derived columns agree with the cases."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.records.cases import OTHER_ORIGINS, Box, Case, CaseTable, as_table
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+boxes = st.builds(Box, words, st.integers(0, 9), st.floats(0, 9), st.floats(1, 9), st.integers(1, 9), words)
+cases = st.builds(
+    Case,
+    words,
+    words,
+    words,
+    words,
+    st.tuples(*[st.sampled_from([NOT_ANNOTATED, 0, 1, 25])] * 2),
+    st.tuples(words, words),
+    st.lists(boxes, max_size=2).map(tuple),
+    st.sampled_from(["", "F", "M"]),
+    st.none() | st.integers(0, 99) | st.floats(0, 99),
+    words,
+    st.lists(st.tuples(words, words), max_size=2).map(tuple),
+)
+
+
+@given(st.lists(cases, max_size=6))
+def test_a_table_returns_its_cases_unchanged(listed):
+    table = as_table(listed)
+    assert table == listed
+    assert tuple(table) == table[:]
+    assert list(map(repr, table)) == list(map(repr, listed))  # 54 stays 54 and does not become 54.0
+    assert as_table(table) is table
+    assert table.labels.shape[0] == len(listed)
+    assert table.count_patients() == len({case.patient_id for case in listed})
+    bare = CaseTable(listed, with_texts=False)
+    assert [case.labels for case in bare] == [case.labels for case in listed]
+    chosen = np.ones(len(listed), bool)
+    assert bare.count_boxes(chosen) == table.count_boxes(chosen)
+    assert table.count_boxes(chosen)[0] == sum(len(case.boxes) for case in listed)
+
+
+def test_places_count_from_both_ends():
+    table = CaseTable(Case(str(n), f"{n}.png", "", "", (n,), ("",)) for n in range(3))
+    assert (table[-1].patient_id, table[np.int64(1)].patient_id) == ("2", "1")
+    for place in (3, -4):
+        with pytest.raises(IndexError):
+            table[place]
+
+
+def test_other_labels_leave_the_table_as_it_was():
+    table = CaseTable([Case("p", "a", "", "r", (0, 1), ("x", "y"))])
+    changed = table.with_labels(np.array([[NOT_ANNOTATED, 1]]))
+    assert (changed[0].labels, changed[0].report, table[0].labels) == ((NOT_ANNOTATED, 1), "r", (0, 1))
+
+
+def test_a_table_without_texts_merges_origins_beyond_a_thousand():
+    table = CaseTable((Case("p", "a", str(n), "", (0,), ("",)) for n in range(1500)), with_texts=False)
+    counts = table.count_origins(np.ones(1500, bool))
+    assert (len(counts), counts[OTHER_ORIGINS]) == (1001, 500)
