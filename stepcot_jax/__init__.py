@@ -29,13 +29,13 @@ _HOMES = {
     "TrainState": "training.state",
     "annotate_report": "annotate.rules.annotator",
     "collect": "evaluation.evaluator",
-    "draw_phantom": "data.phantom.phantom",
+    "draw_phantom": "data.phantom.phantom:draw_case",
     "evaluate": "evaluation.evaluator",
     "explain_image": "explain.saliency",
     "export_model": "export.folder",
     "load": "predict.reader",
-    "load_chain": "data.sources.chain_file",
-    "load_dataset": "features.inputs",
+    "load_chain": "data.sources.csv_columns:read_chain",
+    "load_dataset": "features.inputs:load_cases",
     "load_settings": "settings.run_settings",
     "losses": "losses",
     "make_resnet": "encoders.resnet",
@@ -47,8 +47,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name at its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    value = module if _HOMES[name] == name else getattr(module, name)
+    home, _, attribute = _HOMES[name].partition(":")
+    module = importlib.import_module(f"{__name__}.{home}")
+    value = module if home == name else getattr(module, attribute or name)
     globals()[name] = value
     return value
 

@@ -120,6 +120,15 @@ class Chain:
         if not self.steps:
             raise BadInput("a chain needs at least one step")
 
+    @staticmethod
+    def published() -> "Chain":
+        """Return the seven published steps; the options of steps 2 to 6 are those of the phantom.
+
+        >>> Chain.published().answers_per_step
+        (4, 4, 6, 7, 5, 7, 9)
+        """
+        return DEFAULT_CHAIN
+
     @property
     def num_steps(self) -> int:
         """Number of steps (S in the paper; 7 as published)."""

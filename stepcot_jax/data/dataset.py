@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxtyping import Int32
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.data.images.image_files import ImageFiles
 from stepcot_jax.data.images.pixels import PixelCache
-from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.records.cases import CaseTable, as_table
 from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.split_manifest import write_manifest
@@ -68,6 +68,22 @@ class Dataset:
         }
         text = json.dumps([[(step.name, step.options) for step in self.chain.steps], splits])
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def batch(self, indices: Iterable[int]) -> dict[str, np.ndarray]:
+        """Return cases as a batch for a system: "labels" int32 [case, step] and "images" or "image_features".
+
+        Args:
+          indices: of cases, such as `dataset.splits.train[:32]`.
+
+        Returns:
+          "images" are normalised, float32 [case, size, size, 3]; "image_features" [case, width] if there are any.
+        """
+        chosen = np.asarray(list(indices), int)
+        labels = self.labels[chosen]
+        if self.features is not None:
+            return {"image_features": np.stack([self.features[index] for index in chosen]), "labels": labels}
+        pixels = np.stack([self.pixels[index] for index in chosen])
+        return {"images": normalise(pixels, self.preprocessing), "labels": labels}
 
     def with_last_step_alone(self) -> "Dataset":
         """Return the same cases with the last step's answers only."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -26,7 +26,7 @@ from stepcot_jax.features.stored_features import load_features, open_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.run_settings import Settings, load_settings
 
 Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -96,6 +96,20 @@ def load_inputs(
         text_features = jax.device_put(_prompt_features(settings, workdir, terminal, dataset.chain))
     example = _example(dataset, image_encoder, prepare)
     return Inputs(dataset, text_features, image_encoder, prepare, example, encoder_digest)
+
+
+def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Dataset:
+    """Load the dataset of a config, without a workdir and without features made ahead.
+
+    Args:
+      config: name of a shipped config, path of a config file, or a nested mapping.
+      **overrides: full names of settings without "config." -> values, such as `**{"data.root": "FOLDER"}`.
+
+    Raises:
+      BadInput: a setting or the data cannot be used.
+    """
+    settings = load_settings(config, **overrides)
+    return load_dataset(settings, preprocessing=trained_preprocessing(settings))
 
 
 def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:

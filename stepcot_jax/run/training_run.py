@@ -29,7 +29,7 @@ from stepcot_jax.run.run_checks import (
     explain_disk,
 )
 from stepcot_jax.run.stored_reading import write_reading
-from stepcot_jax.settings.run_settings import Settings, write_settings
+from stepcot_jax.settings.run_settings import Settings, load_settings, write_settings
 from stepcot_jax.systems.registry import make_system
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.log import MetricsLog
@@ -45,15 +45,19 @@ class Run:
     """One run of training and evaluation in a workdir.
 
     Args:
-      settings: everything that decides the run.
+      settings: everything that decides the run; or the name of a shipped config, or the path of a config file.
       workdir: where its files go; made if missing.
+      **overrides: of a config's settings, full names without "config." -> values.
 
     Raises:
       BadInput: the workdir holds another run, or settings, data or weights cannot be used.
     """
 
-    def __init__(self, settings: Settings, workdir: pathlib.Path) -> None:
-        self.settings, self.workdir, self.terminal = settings, workdir, Terminal(silent=not is_first())
+    def __init__(
+        self, settings: Settings | str | pathlib.Path, workdir: str | pathlib.Path, **overrides: Any
+    ) -> None:
+        self.settings = settings if isinstance(settings, Settings) else load_settings(settings, **overrides)
+        self.workdir, self.terminal = pathlib.Path(workdir), Terminal(silent=not is_first())
         self.preemption = Preemption()
         with self.preemption.watch():  # of several processes jax itself would take the signal, and go on
             self._load()

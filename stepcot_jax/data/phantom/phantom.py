@@ -75,7 +75,7 @@ class _Shot:
     exposure: Exposure
 
 
-def draw_case(index: int, *, seed: int, size: int, prevalence: Prevalence = "published") -> PhantomCase:
+def draw_case(index: int, *, seed: int = 0, size: int = 224, prevalence: Prevalence = "published") -> PhantomCase:
     """Draw one phantom case.
 
     Args:

@@ -94,7 +94,7 @@ class _FileStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: tuple[str, ...]
 
 
-def read_chain(path: Path) -> Chain:
+def read_chain(path: str | Path) -> Chain:
     """Read a `chain.json`: a list of steps with name, question and options.
 
     Options come with or without letters; "N/A" moves to the end.
@@ -104,6 +104,7 @@ def read_chain(path: Path) -> Chain:
         step or column.
     """
     try:
+        path = Path(path)
         content = read_file(path, max_bytes=_MAX_CHAIN_BYTES, accepted="a JSON file")
         entries = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"), type=list[_FileStep])
     except OSError as error:
