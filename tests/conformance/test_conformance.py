@@ -25,7 +25,7 @@ def configured():
 @pytest.fixture(scope="module")
 def arrays():
     pytest.importorskip("torch")
-    from tests.interop import torch_oracle
+    from convert import torch_oracle
 
     return torch_oracle.golden_arrays()
 
