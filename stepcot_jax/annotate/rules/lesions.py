@@ -41,9 +41,8 @@ IMPLIED_LOCATION = {
 
 _PHRASE = re.compile(r"[,;:]|\band\b|\bwith\b|\bwithout\b|\bas well as\b|\bversus\b|\bor\b", re.IGNORECASE)
 
-_LEFT, _RIGHT = (
-    re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for words in (r"left|lingul\w+|LUL|LLL", r"right|RUL|RML|RLL")
-)
+_LEFT = re.compile(r"\b(?:left|lingul\w+|LUL|LLL)\b", re.IGNORECASE)
+_RIGHT = re.compile(r"\b(?:right|RUL|RML|RLL)\b", re.IGNORECASE)
 _SEQUEL = re.compile(
     r"(?:these|this|it|they|both|(?:most )?likely|probabl[ey]|possibly|appears?|measur(?:es?|ing)|represent(?:s|ing)"
     r"|the (?:calcifications?|margins?|nodul\w+|mass(?:es)?|opacit(?:y|ies)|densit(?:y|ies)|lesions?|findings?"
@@ -144,8 +143,7 @@ class Lesion:
         """Return the answer of step 4."""
         if self._chief.finding == terms.CARDIOMEGALY and not self.linked:
             return self._implied(descriptions.CARDIAC)
-        named = self._named(descriptions.LOCATION)
-        if named:
+        if named := self._named(descriptions.LOCATION):
             return named
         if self.distribution().text == descriptions.DIFFUSE:
             return self._implied(NOT_APPLICABLE)
@@ -214,8 +212,8 @@ def _find_site(mention: Mention) -> Site:
 
 
 def _find_sides(place: _Place) -> set[str]:
-    sides = (("left", _LEFT), ("right", _RIGHT))
-    return {side for side, words in sides if words.search(place.sentence.line, place.first, place.last)}
+    searched = place.sentence.line, place.first, place.last
+    return {side for side, words in (("left", _LEFT), ("right", _RIGHT)) if words.search(*searched)}
 
 
 def _names_two_zones(mention: Mention) -> bool:
