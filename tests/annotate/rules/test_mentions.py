@@ -2,7 +2,10 @@
 
 import pytest
 
+from stepcot_jax.annotate.rules.assertions import Status
 from stepcot_jax.annotate.rules.mentions import read_report
+
+ABSENT, ASKED, PAST, POSSIBLE, LIKELY, STATED = Status
 
 
 def statuses(report):

@@ -78,6 +78,3 @@ def test_a_text_without_full_stops_is_cut_and_loses_no_word(words):
     parts = texts(" ".join(words))
     assert "".join("".join(parts).split()) == "".join(words)
     assert all(len(part) <= 600 for part in parts)
-
-
-ABSENT, ASKED, PAST, POSSIBLE, LIKELY, STATED = Status
