@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcot_jax.annotate.rules.assertions import Status
+from stepcot_jax.annotate.rules.mentions import read_report
 from stepcot_jax.annotate.rules.sentences import find_sections, split_sentences
 
 
@@ -61,7 +63,8 @@ def test_a_sentence_is_quoted_as_it_is_and_searched_on_one_line():
     (sentence,) = split_sentences("No free\n  intraperitoneal air.")
     assert sentence.text == "No free\n  intraperitoneal air."
     assert sentence.line == "No free intraperitoneal air."
-    assert statuses("The heart is\n  mildly\nenlarged.") == {"Cardiomegaly": STATED}
+    (mention,) = read_report("The heart is\n  mildly\nenlarged.").mentions
+    assert (mention.finding, mention.status) == ("Cardiomegaly", Status.STATED)
 
 
 @given(st.text(alphabet="ab1. \n-:;XI<BR>FINDGS", max_size=200))
