@@ -1,4 +1,4 @@
-"""Make chains from radiology reports, compare annotators, review: records in the published layout.
+"""Make chains from radiology reports, compare annotators, and review the records.
 
 python -m stepcot_jax.annotate REPORTS --out DIR [--annotator=rules|llm --model NAME --base-url URL]
 python -m stepcot_jax.annotate agree A B ... [--out DIR]
@@ -12,7 +12,7 @@ import pathlib
 import sys
 from typing import Any
 
-from stepcot_jax.annotate.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
+from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.errors import BadInput, run_tool
 
 _VOTER_FIELDS = ("base-url", "key-variable")
@@ -20,7 +20,7 @@ _VOTER_FIELDS = ("base-url", "key-variable")
 
 def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
-    # Imported here, as below: what one subcommand needs is not loaded for another, or for --help.
+    # Imported here, as below, to keep --help and the other subcommands fast.
     from stepcot_jax.annotate.alignment import read_annotator
     from stepcot_jax.annotate.output import as_markdown
     from stepcot_jax.annotate.pipeline import Plan, annotate_source
@@ -28,9 +28,9 @@ def annotate(options: argparse.Namespace) -> None:
     from stepcot_jax.host.terminal import Terminal
 
     if options.annotator == "llm" and not options.model:
-        raise BadInput("--model: found nothing, accepted with --annotator=llm is the name of a model")
+        raise BadInput("--model is required with --annotator=llm (the name of a model)")
     if options.annotator == "rules" and options.model:
-        raise BadInput(f"--model: found {options.model!r} with --annotator=rules, accepted is --annotator=llm")
+        raise BadInput(f"--model={options.model!r} requires --annotator=llm")
     chain = read_annotator(options.chain).chain if options.chain else DEFAULT_CHAIN
     annotator = None
     if options.annotator == "llm":
@@ -63,7 +63,7 @@ def agree(options: argparse.Namespace) -> None:
     print(as_markdown(comparison), end="")
     for name, num_missing in zip(aligned.names, aligned.num_missing, strict=True):
         if num_missing:
-            print(f"{name} has no record of {num_missing} that another has; these are not compared")
+            print(f"{name} lacks {num_missing} records that another has; these are not compared")
     if options.out is not None:
         write_agreement(options.out, aligned, comparison)
         print(f"side by side: {options.out / 'disagreements.html'}")
@@ -79,7 +79,7 @@ def write_form(options: argparse.Namespace) -> None:
 
 
 def read_form(options: argparse.Namespace) -> None:
-    """Take a reviewer's corrections back."""
+    """Apply a reviewer's corrections."""
     from stepcot_jax.annotate.alignment import align
     from stepcot_jax.annotate.review import apply_review
 
@@ -90,10 +90,10 @@ def read_form(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run what the command line names."""
+    """Run a command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
     commands = {"agree": _agree_parser, "review-out": _review_out_parser, "review-in": _review_in_parser}
-    # `annotate REPORTS` has no name of its own; a file called "agree" is "./agree".
+    # `annotate REPORTS` has no subcommand name; pass a file called "agree" as "./agree".
     parser = commands[arguments[0]]() if arguments and arguments[0] in commands else _annotate_parser()
     options = parser.parse_args(arguments[1:] if arguments and arguments[0] in commands else arguments)
     options.run(options)
@@ -108,10 +108,10 @@ def _annotate_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the result and the ledgers")
     parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
     parser.add_argument("--chain", type=path, metavar="DATA", help="folder whose data.json has the chain to answer")
-    parser.add_argument("--images", choices=("link", "none"), default="link", help="bring images found into DIR")
+    parser.add_argument("--images", choices=("link", "none"), default="link", help="whether to link images into DIR")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
     model = parser.add_argument_group("language models", "Any OpenAI-compatible endpoint (extra: annotate).")
-    model.add_argument("--model", metavar="NAME", help="as the endpoint calls it")
+    model.add_argument("--model", metavar="NAME", help="name at the endpoint")
     model.add_argument("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help=f"default {DEFAULT_BASE_URL}")
     model.add_argument("--key-variable", default=DEFAULT_KEY_VARIABLE, metavar="NAME", help="environment variable")
     model.add_argument("--max-tokens", type=whole, metavar="N", help="spending cap of all ledgers in DIR together")
@@ -124,10 +124,10 @@ def _annotate_parser() -> argparse.ArgumentParser:
     model.add_argument("--seed", type=whole, default=0, help="default 0")
     omit = "decoding setting that an endpoint refuses; may be repeated"
     model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
-    model.add_argument("--trust", action="store_true", help="keep only chains that the annotator says it trusts")
-    voter = f"a further model that has to vote 'correct'; NAME[,{'=...,'.join(_VOTER_FIELDS)}=...]; may be repeated"
+    model.add_argument("--trust", action="store_true", help="keep only chains that the annotator trusts when asked")
+    voter = f"further model that must vote 'correct'; NAME[,{'=...,'.join(_VOTER_FIELDS)}=...]; may be repeated"
     model.add_argument("--voter", action="append", default=[], metavar="NAME", help=voter)
-    failure = "what becomes of reports whose request was given up, default stop"
+    failure = "for reports whose request was given up, default stop"
     model.add_argument("--on-failure", choices=("stop", "set-aside"), default="stop", help=failure)
     parser.set_defaults(run=annotate)
     return parser
@@ -150,7 +150,7 @@ def _review_out_parser() -> argparse.ArgumentParser:
 
 
 def _review_in_parser() -> argparse.ArgumentParser:
-    parser = _parser("review-in", "Take a filled form back into records that say who changed what.")
+    parser = _parser("review-in", "Apply a filled form; the records say who changed what.")
     parser.add_argument("form", type=pathlib.Path, metavar="FORM.csv")
     _add_annotators(parser, "+")
     parser.add_argument("--reviewer", required=True, metavar="NAME", help="kept in the records")
@@ -168,7 +168,7 @@ def _add_annotators(parser: argparse.ArgumentParser, count: str) -> None:
     parser.add_argument("annotators", type=pathlib.Path, nargs=count, metavar="A", help=one)
     parser.add_argument("--names", nargs="+", metavar="NAME", help="of the annotators; default the folders' names")
     if "agree" not in parser.prog:
-        every = "all cases, and not only those about which the annotators disagree"
+        every = "all cases, not only disagreements"
         parser.add_argument("--all", action="store_true", help=every)
 
 
@@ -191,16 +191,16 @@ def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     for change in changes:
         name, is_set, value = change.partition("=")
         if name not in _VOTER_FIELDS or not is_set:
-            accepted = f"accepted is NAME[,{'=...][,'.join(_VOTER_FIELDS)}=...]"
-            raise BadInput(f"--voter: found {change[:80]!r} in that of {model[:80]!r}, {accepted}")
+            expected = f"expected NAME[,{'=...][,'.join(_VOTER_FIELDS)}=...]"
+            raise BadInput(f"--voter {model[:80]!r}: {change[:80]!r} is not a setting; {expected}")
         fields[name] = value
     base_url = fields.get("base-url", options.base_url)
     try:
         voter = _make_endpoint(options, model, base_url, fields.get("key-variable", ""))
         inherits = "key-variable" not in fields and voter.origin == Endpoint("-", options.base_url).origin
     except BadInput as error:
-        raise BadInput(f"--voter: that of {model[:80]!r}: {error}") from None
-    # The annotator's key is the secret of one host; another is not told it unless it is named for it.
+        raise BadInput(f"--voter {model[:80]!r}: {error}") from None
+    # The annotator's key goes to voters of the same origin only, unless key-variable= names it.
     return dataclasses.replace(voter, key_variable=options.key_variable) if inherits else voter
 
 

@@ -1,7 +1,7 @@
-"""How far annotators agree about the same reports: share, Cohen's kappa of each pair, Fleiss' kappa of all.
+"""Inter-annotator agreement per step: share of equal answers, Cohen's kappa of pairs, Fleiss' kappa of all.
 
-Cohen, Educ. Psychol. Meas. 20 (1960); Fleiss, Psychol. Bull. 76 (1971). A kappa is 1 where all agree, 0 where they
-agree as often as chance would have it, and does not exist where there was one answer only.
+Cohen, Educ. Psychol. Meas. 20 (1960); Fleiss, Psychol. Bull. 76 (1971). Kappa is 1 for full agreement, 0 for chance
+agreement, and undefined if only one answer occurs.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from jaxtyping import Float64, Int, Real
 from stepcot_jax.annotate.alignment import Aligned
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import escape_markdown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +23,10 @@ class Pair:
     """Two annotators on one step.
 
     Attributes:
-      names: of the two.
-      num_cases: reports whose step both have answered.
-      agreement: share of these with the same answer; NaN without any.
-      kappa: Cohen's; NaN where it does not exist.
+      names: the annotators.
+      num_cases: reports that both answered.
+      agreement: share of them with equal answers, 0 to 1; NaN without reports.
+      kappa: Cohen's kappa; NaN if undefined.
     """
 
     names: tuple[str, str]
@@ -40,10 +41,10 @@ class StepComparison:
 
     Attributes:
       step: name of the step.
-      num_cases: reports whose step all have answered.
-      agreement: share of these with one answer from all; NaN without any.
-      kappa: Fleiss'; NaN where it does not exist.
-      pairs: every two of the annotators.
+      num_cases: reports that all answered.
+      agreement: share of them with one common answer, 0 to 1; NaN without reports.
+      kappa: Fleiss' kappa, of two annotators Cohen's; NaN if undefined.
+      pairs: all pairs of annotators.
     """
 
     step: str
@@ -54,13 +55,13 @@ class StepComparison:
 
 
 def compare(aligned: Aligned) -> tuple[StepComparison, ...]:
-    """Agreement of two or more annotators, step by step.
+    """Compute the agreement of two or more annotators, step by step.
 
     Raises:
-      BadInput: there is one annotator only.
+      BadInput: there is only one annotator.
     """
     if len(aligned.names) < 2:
-        raise BadInput(f"agree: found one annotator ({aligned.names[0]}), accepted are two or more")
+        raise BadInput(f"agree requires two or more annotators; got only {aligned.names[0]}")
     labels = np.array([[case.labels for case in unit.cases] for unit in aligned.units])
     return tuple(
         _compare_step(step.name, labels[:, :, place], step.num_answers, aligned.names)
@@ -69,13 +70,13 @@ def compare(aligned: Aligned) -> tuple[StepComparison, ...]:
 
 
 def cohen_kappa(confusion: Real[np.ndarray, "*resample answer answer"]) -> Float64[np.ndarray, "*resample"]:
-    """Cohen's kappa of two annotators, for one confusion or for many.
+    """Return Cohen's kappa of two annotators, (observed - expected) / (1 - expected) agreement.
 
     Args:
-      confusion: number of cases [..., answer of one, answer of the other].
+      confusion: number of cases [*resample, answer of one, answer of the other].
 
     Returns:
-      [...]; NaN where it does not exist.
+      [*resample]; NaN where undefined.
 
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(3).item()
     0.4
@@ -90,14 +91,14 @@ def cohen_kappa(confusion: Real[np.ndarray, "*resample answer answer"]) -> Float
 def fleiss_kappa(
     counts: Int[np.ndarray, "case answer"], weights: Real[np.ndarray, "*resample case"] | None = None
 ) -> Float64[np.ndarray, "*resample"]:
-    """Fleiss' kappa of two or more annotators, for all cases once or for many weightings of them.
+    """Return Fleiss' kappa of two or more annotators, for one or many weightings of the cases.
 
     Args:
-      counts: number of annotators that gave an answer; the same number of annotators in every case.
-      weights: [..., case], how often a case counts; once by default.
+      counts: number of annotators per answer [case, answer]; every case has the same number of annotators.
+      weights: weights of the cases [*resample, case]; 1 by default.
 
     Returns:
-      [...]; NaN where it does not exist.
+      [*resample]; NaN where undefined.
 
     Raises:
       ValueError: cases have different numbers of annotators, or fewer than two.
@@ -107,7 +108,7 @@ def fleiss_kappa(
     if not len(counts):
         return np.full(weights.shape[:-1], np.nan)
     if raters.min() != raters.max() or raters[0] < 2:
-        raise ValueError(f"found {raters.min()} to {raters.max()} annotators a case, accepted are the same two or more")
+        raise ValueError(f"every case needs the same two or more annotators; got {raters.min()} to {raters.max()}")
     number = float(raters[0])
     within = ((counts.astype(np.float64) ** 2).sum(axis=1) - number) / (number * (number - 1))
     total = weights.sum(axis=-1)
@@ -117,7 +118,7 @@ def fleiss_kappa(
 
 
 def as_markdown(comparison: Sequence[StepComparison]) -> str:
-    """A comparison as tables to read."""
+    """Write a comparison as a Markdown table."""
     rows = [("Step", "Annotators", "Reports", "Agreement", "Kappa")]
     for step in comparison:
         rows.append((step.step, "all", str(step.num_cases), show_figure(step.agreement), show_figure(step.kappa)))
@@ -126,17 +127,16 @@ def as_markdown(comparison: Sequence[StepComparison]) -> str:
                 ("", " / ".join(pair.names), str(pair.num_cases), show_figure(pair.agreement), show_figure(pair.kappa))
                 for pair in step.pairs
             ]
-    columns = [[cell.replace("|", "\\|") for cell in column] for column in zip(*rows, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
-    padded = [[cell.ljust(width) for cell in column] for column, width in zip(columns, widths, strict=True)]
-    lines = ["| " + " | ".join(cells) + " |" for cells in zip(*padded, strict=True)]
+    cells = [[escape_markdown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
     ruler = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     kinds = "Cohen's of the two" if len(comparison[0].pairs) == 1 else "Fleiss' of all, Cohen's of two"
     return "\n".join([lines[0], ruler, *lines[1:]]) + f"\n\nKappa is {kinds}.\n"
 
 
 def show_figure(figure: float) -> str:
-    """A share or a kappa as written in tables."""
+    """Format a share or a kappa for tables."""
     return "n/a" if math.isnan(figure) else f"{figure:.3f}"
 
 
@@ -150,7 +150,7 @@ def _compare_step(
         for a, b in itertools.combinations(range(len(names)), 2)
     )
     agreement = float((counts == len(names)).any(axis=1).mean()) if len(answered) else math.nan
-    # Of two annotators the usual figure is Cohen's; Fleiss' differs from it in what chance means.
+    # Fleiss' kappa of two annotators is not Cohen's: the two define chance agreement differently.
     kappa = pairs[0].kappa if len(pairs) == 1 else float(fleiss_kappa(counts))
     return StepComparison(name, len(answered), agreement, kappa, pairs)
 

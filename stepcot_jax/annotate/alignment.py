@@ -1,4 +1,4 @@
-"""Annotators' records side by side: matched by image, with the images of one report taken together."""
+"""Match the records of several annotators by image, with the images of one report as one unit."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ _NUM_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """One report as every annotator has it.
+    """One report as annotated by everyone.
 
     Attributes:
-      cases: one an annotator; where a report has several images with the same answers, those of its first.
-      image_paths: of all these images.
+      cases: one per annotator, of the report's first image.
+      image_paths: all images of the report with the same answers.
     """
 
     cases: tuple[Case, ...]
@@ -28,13 +28,13 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True)
 class Aligned:
-    """Annotators side by side.
+    """The matched records of several annotators.
 
     Attributes:
-      names: of the annotators.
-      collections: all that each of them has.
-      units: the reports that all of them have.
-      num_missing: for each annotator, records of others that it does not have.
+      names: names of the annotators.
+      collections: all records of each annotator.
+      units: reports that every annotator has.
+      num_missing: per annotator, the number of records that only others have.
     """
 
     names: tuple[str, ...]
@@ -44,29 +44,28 @@ class Aligned:
 
     @property
     def chain(self) -> Chain:
-        """The steps, as the first annotator words them."""
+        """The steps as worded by the first annotator."""
         return self.collections[0].chain
 
 
 def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Aligned:
-    """Annotators' records, matched by image.
+    """Match the records of several annotators by image.
 
     Args:
-      paths: of each annotator the folder with `data.json`, or that file.
-      names: of the annotators; by default their folders' names.
+      paths: per annotator, the folder with `data.json`, or that file.
+      names: names of the annotators; by default those of the folders.
 
     Raises:
-      BadInput: a file cannot be used, chains or reports differ, or there is no record that all have.
+      BadInput: a file cannot be used, chains or reports differ, or no record is common to all.
     """
     roots = [path.parent if path.is_file() and path.name == data_json.FILE_NAME else path for path in paths]
     collections = tuple(map(read_annotator, roots))
-    first = collections[0]
     for other in collections[1:]:
-        _require_same_chain(first, other)
+        _require_same_chain(collections[0], other)
     by_image = [{case.image_path: case for case in collection.cases} for collection in collections]
     common = [image for image in by_image[0] if all(image in cases for cases in by_image)]
     if not common:
-        raise BadInput(f"{', '.join(map(str, roots))}: found no image_path that all have, accepted is one or more")
+        raise BadInput(f"{', '.join(map(str, roots))} have no image_path in common")
     matched = [tuple(cases[image] for cases in by_image) for image in common]
     for cases in matched:
         _require_same_report(cases, collections)
@@ -75,23 +74,23 @@ def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Align
 
 
 def read_annotator(root: Path) -> Collection:
-    """All records of a folder, with or without their images.
+    """Read all records of a folder; images may be missing.
 
     Raises:
-      BadInput: the file cannot be used, or one record of it.
+      BadInput: the file or one of its records cannot be used.
     """
-    # Not read with "stop", whose message advises a setting of the training.
+    # Not read with "stop", whose message recommends a setting of the training.
     collection = read_records(root, on_bad_record="skip", require_images=False)
     if not collection.set_aside:
         return collection
     first, more = collection.set_aside[0], len(collection.set_aside) - 1
     others = f"; {more} more of the {more + 1 + len(collection.cases)} records are bad" if more else ""
-    where = f"{root / data_json.FILE_NAME}: record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r})"
+    where = f"{root / data_json.FILE_NAME}, record {first.record} (image_path {first.image_path[:_NUM_SHOWN]!r})"
     raise BadInput(f"{where}: {first.reason}{others}")
 
 
 def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:
-    """Images of one report with the same answers are one unit: they are one annotation, and not two that agree."""
+    """Join images of one report with the same answers: they are one annotation."""
     images: dict[object, list[str]] = {}
     firsts: dict[object, tuple[Case, ...]] = {}
     for cases in matched:
@@ -110,7 +109,7 @@ def _name(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]
             names = [str(root) for root in roots]
     are_names = all(name.strip() and name.isprintable() for name in names)
     if len(names) != len(roots) or len(set(names)) != len(names) or not are_names:
-        raise BadInput(f"--names: found {list(names)} for {len(roots)} annotators, accepted is another one for each")
+        raise BadInput(f"--names: {list(names)} must be {len(roots)} different names, one per annotator")
     return tuple(names)
 
 
@@ -120,8 +119,8 @@ def _require_same_chain(first: Collection, other: Collection) -> None:
     if differing:
         step = other.chain.steps[differing[0]]
         raise BadInput(
-            f"{other.root / data_json.FILE_NAME}: step {differing[0] + 1}: found the options {list(step.options)}, "
-            f"accepted are those of {first.root / data_json.FILE_NAME}"
+            f"{other.root / data_json.FILE_NAME}, step {differing[0] + 1}: the options {list(step.options)} differ "
+            f"from those of {first.root / data_json.FILE_NAME}"
         )
 
 
@@ -130,7 +129,5 @@ def _require_same_report(cases: Sequence[Case], collections: Sequence[Collection
         for field in ("patient_id", "report"):
             if getattr(case, field) != getattr(cases[0], field):
                 path, first = (each.root / data_json.FILE_NAME for each in (collection, collections[0]))
-                raise BadInput(
-                    f"{path}: image_path {case.image_path[:_NUM_SHOWN]!r}: field {field}: "
-                    f"found another than in {first}, accepted is the same"
-                )
+                where = f"{path}, image_path {case.image_path[:_NUM_SHOWN]!r}, field {field!r}"
+                raise BadInput(f"{where} differs from {first}")

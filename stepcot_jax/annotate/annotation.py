@@ -1,7 +1,6 @@
-"""What every annotator takes and gives: a report, the chain read from it, or the reason why there is none."""
+"""The types shared by all annotators: reports, annotations and the reasons for having none."""
 
 import dataclasses
-from collections.abc import Callable
 
 NO_REPORT = "no report"
 NO_FRONTAL_IMAGE = "no frontal image"
@@ -26,19 +25,19 @@ REASONS: dict[str, str] = {
     NOT_TRUSTED: "asked whether it trusts its own chain, the annotator did not answer yes",
     VOTED_DOWN: "a further model did not vote that the chain is correct",
 }
-"""Every reason for setting a case aside, with what it means; the order is that of the funnel table."""
+"""Every reason for setting a report aside -> its meaning, in the order of the funnel."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What an annotator reads.
+    """A radiology report.
 
     Attributes:
-      id: name of the report, unique in its collection.
-      patient_id: patient; splits are disjoint by it.
-      text: sections with their headings as the source has them, such as "FINDINGS: ... IMPRESSION: ...".
-      images: frontal images, as paths relative to the source; none where the source names none.
-      origin: collection the report comes from.
+      id: unique name within its source.
+      patient_id: patient; splits are disjoint by patient.
+      text: sections with headings, such as "FINDINGS: ... IMPRESSION: ...".
+      images: frontal images, as paths relative to the source; may be empty.
+      origin: name of the collection.
     """
 
     id: str
@@ -53,8 +52,8 @@ class Annotation:
     """The chain read from a report.
 
     Attributes:
-      labels: label of each step, `chain.NOT_ANNOTATED` where the report does not say.
-      reasoning: for each step the sentences of the report that support its label, quoted word for word.
+      labels: label of each step; `chain.NOT_ANNOTATED` if the report does not say.
+      reasoning: for each step, the supporting sentences of the report, verbatim.
     """
 
     labels: tuple[int, ...]
@@ -62,24 +61,20 @@ class Annotation:
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.reasoning):
-            raise ValueError(f"found {len(self.labels)} labels and {len(self.reasoning)} reasonings, one a step each")
+            raise ValueError(f"{len(self.labels)} labels do not match {len(self.reasoning)} reasonings")
 
 
 class CannotAnnotate(Exception):
-    """A report that gives no chain.
+    """A report without a chain.
 
     Attributes:
       reason: one of `REASONS`.
-      detail: what was found, for the person who looks into it; no text of the report.
+      detail: details for the user, without text of the report.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         if reason not in REASONS:
-            raise ValueError(f"found the reason {reason!r}, accepted are {', '.join(REASONS)}")
+            raise ValueError(f"reason {reason!r} is not one of {', '.join(REASONS)}")
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
-
-
-Annotator = Callable[[Report], Annotation]
-"""A function from a report to its annotation; it raises `CannotAnnotate` where there is none."""

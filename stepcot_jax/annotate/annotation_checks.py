@@ -1,6 +1,6 @@
-"""What every report and every annotation has to pass, whoever annotated; each failure has a name of `REASONS`.
+"""Checks of reports and annotations for any annotator; each failure has one of the named `REASONS`.
 
-The checks hold for any chain: a rule about an answer applies where the chain offers that answer.
+The checks work for any chain: a rule about an answer applies if the chain offers that answer.
 """
 
 import re
@@ -17,16 +17,16 @@ from stepcot_jax.annotate.annotation import (
     CannotAnnotate,
     Report,
 )
-from stepcot_jax.annotate.assertions import Status
-from stepcot_jax.annotate.diagnosis import URGENCY, is_contradicted
-from stepcot_jax.annotate.report_reading import read_report
-from stepcot_jax.annotate.sentences import split_sentences
+from stepcot_jax.annotate.rules.assertions import Status
+from stepcot_jax.annotate.rules.diagnosis import URGENCY, is_contradicted
+from stepcot_jax.annotate.rules.mentions import read_report
+from stepcot_jax.annotate.rules.sentences import split_sentences
 from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
 
 _NONE = fold("No abnormality")
 _NORMAL = fold("Normal")
 _SAME_FINDING = {"effusion": "pleural effusion", "pneumothorax": "pneumothorax", "cardiomegaly": "cardiomegaly"}
-"""Diagnoses that are secondary effects too: none is its own effect."""
+"""Diagnoses that are secondary effects too; a diagnosis is not its own effect."""
 
 _DENSE_DIAGNOSES = frozenset(fold(name) for name in URGENCY) - {"pneumothorax"}
 _LUCENT, _DENSE = fold("Decreased opacity"), fold("Increased opacity")
@@ -42,7 +42,7 @@ _PLAIN = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "
 
 
 def check_report(report: Report) -> None:
-    """Refuses a report that says nothing, or that no frontal image goes with.
+    """Require a report with findings or impression and a frontal image.
 
     Raises:
       CannotAnnotate: `NO_REPORT` or `NO_FRONTAL_IMAGE`.
@@ -54,15 +54,15 @@ def check_report(report: Report) -> None:
 
 
 def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) -> None:
-    """Refuses an annotation that is incomplete, contradicts itself or does not follow from its report.
+    """Require an annotation that is complete, consistent and supported by its report.
 
     Args:
-      report: what was annotated.
+      report: the report.
       annotation: the chain read from it.
-      chain: the questions that were asked.
+      chain: the steps.
 
     Raises:
-      CannotAnnotate: names the first check that failed, in the order of `REASONS`.
+      CannotAnnotate: names the first failed check, in the order of `REASONS`.
     """
     answers = _answers(annotation, chain)
     check_consistency(annotation.labels, chain=chain)
@@ -75,14 +75,14 @@ def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) ->
 
 
 def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
-    """Refuses answers that contradict each other; a step that is not annotated contradicts none.
+    """Require answers that do not contradict each other; steps not annotated are ignored.
 
     Args:
-      labels: one for each step, valid or `chain.NOT_ANNOTATED`.
+      labels: one per step, valid or `chain.NOT_ANNOTATED`.
       chain: the steps.
 
     Raises:
-      CannotAnnotate: `INCONSISTENT_CHAIN`; says which answers.
+      CannotAnnotate: `INCONSISTENT_CHAIN`; names the answers.
     """
     answers = [
         "" if label == NOT_ANNOTATED else fold(step.options[label])
@@ -93,40 +93,40 @@ def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
     offers_normal = _NORMAL in map(fold, chain.steps[-1].options)
     is_known = bool(detection and diagnosis)
     if is_known and offers_none and offers_normal and (detection == _NONE) != (diagnosis == _NORMAL):
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {detection!r} beside the diagnosis {diagnosis!r}")
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"{detection!r} contradicts the diagnosis {diagnosis!r}")
     if detection == _NONE or diagnosis == _NORMAL:
         for step, answer in zip(chain.steps[1:-1], between, strict=True):
             if fold(NOT_APPLICABLE) in map(fold, step.options) and answer not in ("", fold(NOT_APPLICABLE)):
-                raise CannotAnnotate(INCONSISTENT_CHAIN, f"step {step.name!r}: found {answer!r} in a normal chest")
+                raise CannotAnnotate(INCONSISTENT_CHAIN, f"step {step.name!r}: {answer!r} in a normal chest")
     if _SAME_FINDING.get(diagnosis) in between:
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {diagnosis!r} as the diagnosis and as its own effect")
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"{diagnosis!r} is the diagnosis and its own effect")
     lucent = diagnosis == "pneumothorax"
     if (lucent and detection == _DENSE) or (diagnosis in _DENSE_DIAGNOSES and detection == _LUCENT):
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"found {detection!r} beside the diagnosis {diagnosis!r}")
+        raise CannotAnnotate(INCONSISTENT_CHAIN, f"{detection!r} contradicts the diagnosis {diagnosis!r}")
 
 
 def _answers(annotation: Annotation, chain: Chain) -> list[str]:
     if len(annotation.labels) != chain.num_steps:
-        raise CannotAnnotate(INVALID_STEP, f"found {len(annotation.labels)} answers, accepted are {chain.num_steps}")
+        raise CannotAnnotate(INVALID_STEP, f"{len(annotation.labels)} answers for {chain.num_steps} steps")
     for step, label in zip(chain.steps, annotation.labels, strict=True):
         if not 0 <= label < step.num_answers:
-            raise CannotAnnotate(INVALID_STEP, f"step {step.name!r}: found the label {label}")
+            raise CannotAnnotate(INVALID_STEP, f"step {step.name!r}: {label} is not a label")
     return [fold(step.options[label]) for step, label in zip(chain.steps, annotation.labels, strict=True)]
 
 
 def _find_foreign_words(reasoning: str, report: str) -> str:
-    """What a reasoning cites that the report does not have; "" where there is nothing of the kind."""
+    """Return what a reasoning cites although the report lacks it, or ""."""
     for quote in _QUOTED.findall(reasoning):
         if not all(part.strip(" .,;:") in report for part in _ELLIPSIS.split(quote)):
-            return "it quotes what the report does not say"
+            return "it quotes words that the report does not have"
     told = _STEP_NUMBER.sub(" ", reasoning)
     numbers = set(_NUMBER.findall(told)) - set(_NUMBER.findall(report))
     if numbers and told.strip(" .") not in report:
-        return f"it names the number {min(numbers)}, which the report does not"
+        return f"it names the number {min(numbers)}, which the report does not have"
     both = _BOTH.search(report) is not None
     for side, pattern in (("left", _LEFT), ("right", _RIGHT)):
         if pattern.search(reasoning) and not pattern.search(report) and not both:
-            return f"it names the {side} side, which the report does not"
+            return f"it names the {side} side, which the report does not have"
     return ""
 
 

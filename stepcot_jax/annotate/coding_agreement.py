@@ -1,20 +1,16 @@
-"""How far the rules annotator agrees with the experts' coding of IU X-Ray, step by step, on each half of the reports.
+"""Agreement of the rules annotator with the experts' coding of IU X-Ray, per step and half of the reports.
 
 python -m stepcot_jax.annotate.coding_agreement NLMCXR_reports.tgz
 
-Which half a report is in depends on its id alone. The rules were tuned on the half "tuning". Of the half "held out" one
-report was read, for the layout of its file (CXR2199, whose coding names no diagnosis of the chain); its totals, without
-the reports behind them, were seen about fourteen times while general wordings were added, which makes its numbers
-slightly favourable.
+A hash of the id assigns each report to a half. The rules were tuned on "tuning". Of "held out" one report was read, for
+its file layout (CXR2199, without a coded diagnosis), and the totals were seen about fourteen times while general
+wordings were added, so its figures are slightly optimistic.
 
-The diagnosis counts over the reports whose coding names exactly one of the nine. Distribution, pattern, location and
-morphology count over all reports whose coding carries exactly one answer of the step, whether or not it names a
-diagnosis ("Calcified Granuloma/lung/lower lobe/left" carries all but one), and are those of `describe_report`; what
-`annotate_report` gives where there is a diagnosis is printed before. A report that the annotator sets aside, or for
-which it has no answer, is a disagreement. Normal chests count in the diagnosis only: that their lesion has no location
-says nothing about reading locations. Entries of the archive that have neither findings nor impression (all of them
-coded "normal") are no reports to read: they are counted and left out, and the accuracy with them as disagreements is
-told too.
+The diagnosis is evaluated on reports whose coding names exactly one of the nine. Distribution, pattern, location and
+morphology are evaluated twice: with `annotate_report` on those reports, and with `describe_report` on all reports whose
+coding has exactly one answer of the step ("Calcified Granuloma/lung/lower lobe/left" names no diagnosis). A report set
+aside or not answered is a disagreement. Normal chests count for the diagnosis only. Entries without findings and
+impression, all coded "normal", are left out; the accuracy with them as disagreements is printed too.
 """
 
 import argparse
@@ -27,8 +23,9 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Int
 
+from stepcot_jax.annotate.agreement import cohen_kappa
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Report
-from stepcot_jax.annotate.rules import annotate_report, describe_report
+from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
 from stepcot_jax.data.sources.iu_coding import read_coding
@@ -36,7 +33,7 @@ from stepcot_jax.data.sources.iu_xray import ORIGIN, read_reports
 from stepcot_jax.host.errors import run_tool
 
 Coded = tuple[Report, tuple[str, ...]]
-"""A report with the major headings of its coding."""
+"""A report and the major headings of its coding."""
 
 Half = Literal["tuning", "held out"]
 
@@ -49,11 +46,11 @@ class StepAgreement:
 
     Attributes:
       step: name of the step.
-      num_reports: reports whose coding carries the step.
-      accuracy: share of them that the annotator answers as coded, 0 to 1; NaN without reports.
-      kappa: Cohen's kappa over the answers and `SET_ASIDE`; NaN where it is not defined.
+      num_reports: reports whose coding answers the step.
+      accuracy: share of them answered as coded, 0 to 1; NaN without reports.
+      kappa: Cohen's kappa over the answers and `SET_ASIDE`; NaN if undefined.
       answers: rows and columns of the confusion; the last is `SET_ASIDE`.
-      confusion: number of reports, [coded answer, annotator's answer].
+      confusion: number of reports [coded answer, annotator's answer].
     """
 
     step: str
@@ -65,17 +62,17 @@ class StepAgreement:
 
 
 def half_of(report_id: str) -> Half:
-    """The half that a report is in, by a hash of its id."""
+    """Return the half of a report, by a hash of its id."""
     return "held out" if hashlib.sha256(report_id.encode()).digest()[-1] % 2 else "tuning"
 
 
 def measure(
     reports: Iterable[Coded], *, annotate: Callable[[Report], Annotation] = annotate_report
 ) -> tuple[StepAgreement, ...]:
-    """Agreement of an annotator with the coding, one entry a step.
+    """Measure an annotator's agreement with the coding; one entry per step.
 
     Args:
-      reports: reports with the major headings of their coding.
+      reports: reports and the major headings of their coding.
       annotate: the annotator.
     """
     pairs: list[list[tuple[int, int]]] = [[] for _ in DEFAULT_CHAIN.steps]
@@ -96,29 +93,17 @@ def _labels(report: Report, annotate: Callable[[Report], Annotation]) -> tuple[i
 
 
 def _agreement(number: int, pairs: Sequence[tuple[int, int]]) -> StepAgreement:
-    from sklearn.metrics import cohen_kappa_score, confusion_matrix
-
     step = DEFAULT_CHAIN.steps[number]
     answers = (*step.options, SET_ASIDE)
-    if not pairs:
-        empty = np.zeros((len(answers), len(answers)), dtype=int)
-        return StepAgreement(step.name, 0, float("nan"), float("nan"), answers, empty)
-    last = len(answers) - 1
-    coded = [expected for expected, _ in pairs]
-    given = [last if found == NOT_ANNOTATED else found for _, found in pairs]
-    defined = len({*coded, *given}) > 1
-    return StepAgreement(
-        step=step.name,
-        num_reports=len(pairs),
-        accuracy=float(np.mean(np.equal(coded, given))),
-        kappa=float(cohen_kappa_score(coded, given)) if defined else float("nan"),
-        answers=answers,
-        confusion=confusion_matrix(coded, given, labels=range(len(answers))),
-    )
+    confusion = np.zeros((len(answers), len(answers)), dtype=int)
+    for coded, given in pairs:
+        confusion[coded, len(answers) - 1 if given == NOT_ANNOTATED else given] += 1
+    accuracy = np.trace(confusion).item() / len(pairs) if pairs else float("nan")
+    return StepAgreement(step.name, len(pairs), accuracy, cohen_kappa(confusion).item(), answers, confusion)
 
 
 def read_coded_reports(source: Path) -> Iterator[Coded]:
-    """The reports of the IU X-Ray archive with their coding; one without text has the text "".
+    """Yield the reports of the IU X-Ray archive with their coding; the text may be empty.
 
     Raises:
       BadInput: the source cannot be used.
@@ -129,14 +114,14 @@ def read_coded_reports(source: Path) -> Iterator[Coded]:
 
 
 def format_agreement(agreements: Sequence[StepAgreement]) -> str:
-    """One line a step: reports, accuracy and kappa."""
+    """Format reports, accuracy and kappa, one line per step."""
     lines = [f"{'step':<22}{'reports':>8}{'accuracy':>10}{'kappa':>8}"]
     lines += [f"{item.step:<22}{item.num_reports:>8}{item.accuracy:>10.4f}{item.kappa:>8.4f}" for item in agreements]
     return "\n".join(lines)
 
 
 def format_confusion(agreement: StepAgreement) -> str:
-    """The confusion of a step: a row a coded answer, a column an answer of the annotator."""
+    """Format a confusion matrix: coded answers in rows, the annotator's in columns."""
     width = max(len(answer) for answer in agreement.answers) + 2
     rows = [" " * width + "".join(f"{number:>5}" for number in range(1, len(agreement.answers) + 1))]
     for number, (answer, counts) in enumerate(zip(agreement.answers, agreement.confusion, strict=True), start=1):
@@ -145,7 +130,7 @@ def format_confusion(agreement: StepAgreement) -> str:
 
 
 def main() -> None:
-    """Prints the agreement on both halves."""
+    """Print the agreement on both halves."""
     parser = argparse.ArgumentParser(description="Agreement of the rules annotator with the coding of IU X-Ray.")
     parser.add_argument("source", type=Path, help="NLMCXR_reports.tgz or a folder with its XML files")
     coded = list(read_coded_reports(parser.parse_args().source))

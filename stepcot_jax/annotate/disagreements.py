@@ -1,11 +1,11 @@
-"""Where annotators disagree, side by side for a reviewer: one HTML file that loads nothing and runs nothing."""
+"""Write the agreement of annotators and a page with their disagreements side by side."""
 
 import dataclasses
 import html
 import json
 import math
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from stepcot_jax.host.files import write_whole
 
 PAGE_NAME = "disagreements.html"
 
-# Nothing of a report can be run even if it were not escaped: the page may load and run nothing at all.
-_HEAD = """\
+# The policy is a second line of defence behind escaping: the page can load and run nothing.
+_PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
 <head>
@@ -36,6 +36,28 @@ small { color: #555; }
 </style>
 </head>
 <body>
+<h1>{{ units|length }} of {{ aligned.units|length }} reports with a disagreement</h1>
+<table><tr><th>Step</th><th>Reports</th><th>All agree</th><th>Kappa</th></tr>
+{% for step in comparison %}
+<tr><th>{{ step.step }}</th><td>{{ step.num_cases }}</td><td>{{ show_figure(step.agreement) }}</td>\
+<td>{{ show_figure(step.kappa) }}</td></tr>
+{% endfor %}
+</table>
+{% for unit in units %}
+<h2>{{ loop.index }}. Patient {{ unit.cases[0].patient_id }} <small>{{ unit.image_paths|join(", ") }}</small></h2>
+<pre>{{ unit.cases[0].report }}</pre>
+<table><tr><th>Step</th>{% for name in aligned.names %}<th>{{ name }}</th>{% endfor %}</tr>
+{% for step in aligned.chain.steps %}
+{% set place = loop.index0 %}
+<tr{% if unit.cases|map(attribute="labels")|map(attribute=place)|unique|list|length > 1 %} class=differs{% endif %}>\
+<th>{{ step.name }}</th>\
+{% for case in unit.cases %}<td>{{ show_answer(step, case.labels[place]) }}<br>\
+<small>{{ case.reasoning[place] }}</small></td>{% endfor %}</tr>
+{% endfor %}
+</table>
+{% endfor %}
+</body>
+</html>
 """
 
 
@@ -54,61 +76,55 @@ def write_agreement(folder: Path, aligned: Aligned, comparison: Sequence[StepCom
     }
     write_whole(folder / "agreement.json", json.dumps(figures, indent=1, ensure_ascii=False).encode() + b"\n")
     write_whole(folder / "agreement.md", as_markdown(comparison).encode())
-    write_whole(folder / PAGE_NAME, "".join(_write_page(aligned, comparison)).encode())
+    write_whole(folder / PAGE_NAME, _render(aligned, comparison).encode())
 
 
 def find_disagreements(aligned: Aligned) -> list[Unit]:
-    """The reports of which not all annotators answer every step alike."""
+    """Return the reports on which annotators differ in at least one step."""
     return [unit for unit in aligned.units if len({case.labels for case in unit.cases}) > 1]
 
 
 def show_answer(step: Step, label: int) -> str:
-    """An answer as a person reads it."""
+    """Return an answer as shown to people."""
     return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label]
 
 
+def name_invisible(value: Any) -> str:
+    r"""Replace control, formatting and private characters, which can hide or reorder text, by their code points.
+
+    >>> name_invisible("a\u202eb")
+    'a[U+202E]b'
+    """
+    return "".join(
+        f"[U+{ord(character):04X}]"
+        if unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs") and character not in "\n\r\t"
+        else character
+        for character in str(value)
+    )
+
+
 def escape(text: str) -> str:
-    r"""Any text as HTML that shows it; characters that cannot be seen, or turn others around, are named.
+    r"""Escape text for HTML, with invisible characters named.
 
     >>> escape('<b>\u202e"')
     '&lt;b&gt;[U+202E]&quot;'
     """
-    visible = "".join(
-        f"[U+{ord(character):04X}]"
-        if unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs") and character not in "\n\r\t"
-        else character
-        for character in text
+    return html.escape(name_invisible(text))
+
+
+def _render(aligned: Aligned, comparison: Sequence[StepComparison]) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=name_invisible,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
-    return html.escape(visible)
-
-
-def _write_page(aligned: Aligned, comparison: Sequence[StepComparison]) -> Iterator[str]:
-    units = find_disagreements(aligned)
-    yield _HEAD
-    yield f"<h1>{len(units)} of {len(aligned.units)} reports with a disagreement</h1>\n"
-    yield "<table><tr><th>Step</th><th>Reports</th><th>All agree</th><th>Kappa</th></tr>\n"
-    for step in comparison:
-        figures = f"<td>{step.num_cases}</td><td>{show_figure(step.agreement)}</td><td>{show_figure(step.kappa)}</td>"
-        yield f"<tr><th>{escape(step.step)}</th>{figures}</tr>\n"
-    yield "</table>\n"
-    for number, unit in enumerate(units, start=1):
-        yield from _write_unit(aligned, unit, number)
-    yield "</body>\n</html>\n"
-
-
-def _write_unit(aligned: Aligned, unit: Unit, number: int) -> Iterator[str]:
-    case = unit.cases[0]
-    yield f"<h2>{number}. Patient {escape(case.patient_id)} <small>{escape(', '.join(unit.image_paths))}</small></h2>\n"
-    yield f"<pre>{escape(case.report)}</pre>\n<table><tr><th>Step</th>"
-    yield "".join(f"<th>{escape(name)}</th>" for name in aligned.names) + "</tr>\n"
-    for place, step in enumerate(aligned.chain.steps):
-        differs = len({each.labels[place] for each in unit.cases}) > 1
-        yield f"{'<tr class=differs>' if differs else '<tr>'}<th>{escape(step.name)}</th>"
-        for each in unit.cases:
-            answer = escape(show_answer(step, each.labels[place]))
-            yield f"<td>{answer}<br><small>{escape(each.reasoning[place])}</small></td>"
-        yield "</tr>\n"
-    yield "</table>\n"
+    environment.globals.update(show_figure=show_figure, show_answer=show_answer)
+    page = environment.from_string(_PAGE)
+    return page.render(aligned=aligned, comparison=comparison, units=find_disagreements(aligned))
 
 
 def _null_if_nan(value: Any) -> Any:

@@ -1,7 +1,4 @@
-"""What a run leaves: records in the published layout, what was set aside with its reason, and the funnel between them.
-
-Every report that was collected is either kept or set aside; a run of which that is not true is not written.
-"""
+"""Write a run's results: records in the published layout, reports set aside with reasons, and the funnel."""
 
 import collections
 import csv
@@ -17,7 +14,7 @@ import msgspec
 
 from stepcot_jax.annotate.annotation import REASONS, Annotation, Report
 from stepcot_jax.annotate.reports import REPEATED, UNREADABLE, Refused
-from stepcot_jax.annotate.run import Outcome, Provenance
+from stepcot_jax.annotate.scheduling import Outcome, Provenance
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case
@@ -37,7 +34,7 @@ _ORDER = (UNREADABLE, REPEATED, *REASONS)
 
 @dataclasses.dataclass(frozen=True)
 class Aside:
-    """A report that is not kept: its id, one of the named reasons, and what was found."""
+    """A report set aside: id, named reason and details."""
 
     id: str
     reason: str
@@ -45,34 +42,46 @@ class Aside:
 
 
 class Result:
-    """Takes what became of each report, and writes it when all are there."""
+    """Collects the outcomes of all reports and writes them.
+
+    Attributes:
+      num_collected: reports so far.
+      num_kept: reports with records.
+      cases: records, one per frontal image.
+      set_aside: reports without records.
+      failed: outcomes with a request given up.
+    """
 
     def __init__(self) -> None:
         self.num_collected = 0
         self.num_kept = 0
         self.cases: list[Case] = []
         self.set_aside: list[Aside] = []
+        self.failed: list[Outcome] = []
 
     def take(self, item: Outcome | Refused) -> None:
-        """One report, kept or set aside."""
+        """Add one report."""
         self.num_collected += 1
         if isinstance(item, Refused):
             self.set_aside.append(Aside(item.id, item.reason, item.detail))
-        elif item.annotation is None:
+            return
+        if item.has_failed:
+            self.failed.append(item)
+        if item.annotation is None:
             self.set_aside.append(Aside(item.report.id, item.reason, item.detail))
         else:
             self.num_kept += 1
             self.cases += make_cases(item.report, item.annotation, item.provenance)
 
     def funnel(self) -> list[tuple[str, str, int]]:
-        """Stage, reason and number, as in the paper's Figure 5: collected, filtered by each reason, kept."""
+        """Return stage, reason and count, as in the paper's Figure 5: collected, set aside by reason, kept."""
         counts = collections.Counter(aside.reason for aside in self.set_aside)
         filtered = [("set aside", reason, counts[reason]) for reason in _ORDER if counts[reason]]
         ends = [("kept", "reports", self.num_kept), ("written", "records, one a frontal image", len(self.cases))]
         return [("collected", "reports", self.num_collected), *filtered, *ends]
 
     def write(self, folder: Path, chain: Chain) -> None:
-        """Write all files, `data.json` last, so that it stands for a whole run.
+        """Write all files; `data.json` comes last and marks a complete run.
 
         Raises:
           BadInput: no report was kept; the other files say why.
@@ -82,19 +91,18 @@ class Result:
         funnel = self.funnel()
         lines = msgspec.json.Encoder().encode_lines([dataclasses.asdict(aside) for aside in self.set_aside])
         write_whole(folder / SET_ASIDE_NAME, lines)
-        write_whole(folder / FUNNEL_NAME, _as_csv(funnel).encode())
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows([("stage", "what", "number"), *funnel])
+        write_whole(folder / FUNNEL_NAME, table.getvalue().encode())
         write_whole((folder / FUNNEL_NAME).with_suffix(".md"), as_markdown(funnel).encode())
         if not self.cases:
             reasons = ", ".join(f"{reason}: {number}" for stage, reason, number in funnel if stage == "set aside")
-            raise BadInput(
-                f"{folder / SET_ASIDE_NAME}: found all {self.num_collected} reports set aside ({reasons}), "
-                "accepted is a source of which a report can be kept"
-            )
+            raise BadInput(f"{folder / SET_ASIDE_NAME}: all {self.num_collected} reports were set aside ({reasons})")
         write_records(folder, chain=chain, cases=self.cases)
 
 
 def make_cases(report: Report, annotation: Annotation, provenance: Provenance) -> list[Case]:
-    """One case for each frontal image of a report."""
+    """Return one case per frontal image of a report."""
     named = dict(provenance)
     if report.id not in (report.patient_id, *report.images):
         named["report"] = report.id
@@ -113,7 +121,7 @@ def make_cases(report: Report, annotation: Annotation, provenance: Provenance) -
 
 
 def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
-    """A funnel as a table to read.
+    """Write a funnel as a Markdown table.
 
     >>> print(as_markdown([("collected", "reports", 12)]), end="")
     | Stage     | What    | Number |
@@ -128,24 +136,23 @@ def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
 
 
 def bring_images(cases: Sequence[Case], *, source: Path, folder: Path) -> int:
-    """Make the images of cases findable below `folder`: by a hard link, or a copy where there can be none.
+    """Link the images of cases into `folder`, or copy them where hard links are not possible.
 
     Args:
       cases: with image paths relative to `source`.
-      source: nothing outside of it is linked.
+      source: folder of the images; nothing outside of it is linked.
       folder: data root of the cases.
 
     Returns:
       The number of cases whose image was found.
 
     Raises:
-      BadInput: another file is where an image is to go or will be written, or it cannot be written.
+      BadInput: an image would replace another file or an output, or cannot be written.
     """
     for case in cases:
-        # A link would let the result write into the source; letter case makes no difference on some disks.
+        # A link named like an output would let the run write into the source; some disks ignore letter case.
         if Path(case.image_path).parts[0].casefold() in _TAKEN:
-            accepted = f"accepted is an image that is not named like the output: {', '.join(_TAKEN)}"
-            raise BadInput(f"{folder}: found the image_path {case.image_path[:80]!r}, {accepted}")
+            raise BadInput(f"{folder}: image_path {case.image_path[:80]!r} is the name of an output of this command")
     locator, num_found = ImageLocator(source, require_images=False), 0
     for case in cases:
         original, target = Path(locator.locate(case.image_path)), folder / case.image_path
@@ -156,7 +163,7 @@ def bring_images(cases: Sequence[Case], *, source: Path, folder: Path) -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(original, target)
         except OSError as error:
-            raise BadInput(f"{target}: cannot be written ({error.strerror}), accepted is a folder that can") from None
+            raise BadInput(f"{target} cannot be written ({error.strerror})") from None
     return num_found
 
 
@@ -165,14 +172,6 @@ def _link(original: Path, target: Path) -> None:
         os.link(original, target)
     except FileExistsError:
         if not target.samefile(original) and not filecmp.cmp(original, target, shallow=False):
-            raise BadInput(f"{target}: found another file, accepted is none, or the image {original}") from None
+            raise BadInput(f"{target} exists and differs from the image {original}") from None
     except OSError:  # another file system, or one without links
         shutil.copyfile(original, target)
-
-
-def _as_csv(funnel: Sequence[tuple[str, str, int]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("stage", "what", "number"))
-    writer.writerows(funnel)
-    return text.getvalue()

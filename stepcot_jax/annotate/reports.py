@@ -1,15 +1,18 @@
-"""Reports to annotate, one at a time: the IU X-Ray archive, the published layout, CSV or JSON lines.
+"""Read reports one at a time: the IU X-Ray archive, the published layout, CSV or JSON Lines.
 
-Odd input is refused by file, row and field. Only what an archive of others brings with it (a file that is no report) is
-set aside instead, since its user cannot put it right.
+Invalid input is refused by file, row and field. A file of an archive that is no report is set aside instead, because
+the user of the archive cannot correct it.
 """
 
+import codecs
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from stepcot_jax.annotate.annotation import Report
-from stepcot_jax.annotate.report_tables import ACCEPTED, TABLE_SUFFIXES, read_table
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
 from stepcot_jax.host.errors import BadInput
@@ -17,17 +20,25 @@ from stepcot_jax.host.errors import BadInput
 UNREADABLE = "report that cannot be read"
 REPEATED = "report or image that came before"
 
+_TABLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
+_COLUMNS = ("id", "report", "image", "patient_id", "origin")  # the last two are optional
+_MAX_TEXT = 1 << 22
 _NUM_SHOWN = 80
+
+_EXPECTED = (
+    "expected the IU X-Ray archive or its folder, a folder with data.json, or a .csv or .jsonl file of "
+    "id, report, image (optional: patient_id, origin)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Something in a collection that is no report to annotate.
+    """An item of a source that is no report to annotate.
 
     Attributes:
-      id: report or file, as far as it is known.
+      id: report or file, as far as known.
       reason: `UNREADABLE` or `REPEATED`.
-      detail: what was found, without any text of a report.
+      detail: details, without text of a report.
     """
 
     id: str
@@ -36,10 +47,10 @@ class Refused:
 
 
 def read_reports(source: Path) -> Iterator[Report | Refused]:
-    """The reports of a source in its order, each id and each image once.
+    """Yield the reports of a source in order; repeated ids and images are refused.
 
     Args:
-      source: the IU X-Ray archive or its folder, a folder in the published layout, a CSV or JSONL file.
+      source: the IU X-Ray archive or its folder, a folder in the published layout, or a CSV or JSON Lines file.
 
     Raises:
       BadInput: the source or a row of it cannot be used; names file, row and field.
@@ -48,13 +59,12 @@ def read_reports(source: Path) -> Iterator[Report | Refused]:
     images: set[str] = set()
     for item in _choose_reader(Path(source)):
         if isinstance(item, Report):
-            # Texts of patients may be many, their ids and paths are few: what came before can be remembered.
             if item.id in ids:
-                yield Refused(item.id, REPEATED, f"found the id {item.id[:_NUM_SHOWN]!r} again")
+                yield Refused(item.id, REPEATED, f"the id {item.id[:_NUM_SHOWN]!r} came before")
                 continue
             again = next((image for image in item.images if image in images), None)
             if again is not None or len(set(item.images)) < len(item.images):
-                yield Refused(item.id, REPEATED, f"found the image {(again or item.images[0])[:_NUM_SHOWN]!r} again")
+                yield Refused(item.id, REPEATED, f"the image {(again or item.images[0])[:_NUM_SHOWN]!r} came before")
                 continue
             ids.add(item.id)
             images.update(item.images)
@@ -62,34 +72,32 @@ def read_reports(source: Path) -> Iterator[Report | Refused]:
 
 
 def locate_images(source: Path) -> Path:
-    """The folder that the image paths of a source's reports are relative to."""
+    """Return the folder that a source's image paths are relative to."""
     return source if source.is_dir() else source.parent
 
 
 def _choose_reader(source: Path) -> Iterator[Report | Refused]:
-    # Imported here: other collections are not touched by a user's own CSV.
     from stepcot_jax.data.sources.iu_xray import is_iu_xray
 
     if not source.exists():
-        raise BadInput(f"{source}: found nothing there, {ACCEPTED}")
-    if source.is_file() and source.suffix.lower() in TABLE_SUFFIXES:
-        return read_table(source)
+        raise BadInput(f"{source} does not exist; {_EXPECTED}")
+    if source.is_file() and source.suffix.lower() in _TABLE_SUFFIXES:
+        return _read_rows(source)
     if source.is_dir() and (source / data_json.FILE_NAME).is_file():
         return _read_published(source)
     if source.is_file() and source.name == data_json.FILE_NAME:
         return _read_published(source.parent)
     if is_iu_xray(source):
         return _read_iu_xray(source)
-    raise BadInput(f"{source}: found none of the known layouts, {ACCEPTED}")
+    raise BadInput(f"{source} has no known layout; {_EXPECTED}")
 
 
 def _read_iu_xray(source: Path) -> Iterator[Report | Refused]:
-    """The collection's reports; the one archive has one report a patient, who is named as the report is."""
+    """Read the collection; each patient has one report and shares its name."""
     from stepcot_jax.data.records.records import SetAside
     from stepcot_jax.data.sources import iu_xray
 
-    folder = source if source.is_dir() else source.parent
-    finder = iu_xray.ImageFinder(folder, folders=("NLMCXR_png", "images"), require_images=False)
+    finder = iu_xray.ImageFinder(locate_images(source), folders=("NLMCXR_png", "images"), require_images=False)
     for found in iu_xray.read_reports(source):
         if isinstance(found, SetAside):
             yield Refused(f"file {found.record}", UNREADABLE, found.reason)
@@ -103,7 +111,7 @@ def _read_iu_xray(source: Path) -> Iterator[Report | Refused]:
 
 
 def _read_published(folder: Path) -> Iterator[Report]:
-    """The reports of a `data.json`; what its records say of a chain is passed over."""
+    """Read the reports of a `data.json`, ignoring its chains."""
     path = folder / data_json.FILE_NAME
     locator = ImageLocator(folder, require_images=False)
     for index, raw in enumerate(data_json.read_raw_records(path)):
@@ -111,9 +119,95 @@ def _read_published(folder: Path) -> Iterator[Report]:
             record = data_json.decode_record(raw)
             patient_id = str(record.patient_id).strip()
             if not patient_id:
-                raise BadInput(f"found a blank patient, accepted is an identifier - at `$[{index}].patient_id`")
+                raise BadInput(f"`$[{index}].patient_id` is blank")
             locator.locate(record.image_path)
         except BadInput as error:
-            raise BadInput(f"{path}: record {index}: {error}") from None
+            raise BadInput(f"{path}, record {index}: {error}") from None
         image = normalise_image_path(record.image_path)
         yield Report(image, patient_id, record.report or "", (image,), record.origin or "")
+
+
+class _Row(msgspec.Struct):
+    id: str | int
+    report: str | None
+    image: str | list[str] | None
+    patient_id: str | int | None = None
+    origin: str | None = None
+
+
+def _read_rows(path: Path) -> Iterator[Report]:
+    """Read a table; consecutive rows that differ only in their image are one report."""
+    rows = _read_csv(path) if path.suffix.lower() == ".csv" else _read_json_lines(path)
+    reports = (_as_report(row, where=where, root=path.parent) for where, row in rows)
+    for _, group in itertools.groupby(reports, key=lambda report: dataclasses.replace(report, images=())):
+        first, *others = group
+        images = itertools.chain(first.images, *(other.images for other in others))
+        yield dataclasses.replace(first, images=tuple(images))
+
+
+def _read_csv(path: Path) -> Iterator[tuple[str, _Row]]:
+    from stepcot_jax.data.sources.delimited import fold_column, read_table
+
+    folded = {fold_column(name): name for name in _COLUMNS}
+    header, rows = read_table(path, known_columns=folded)
+    names = [folded.get(fold_column(cell), "") for cell in header]
+    missing = [name for name in _COLUMNS[:3] if name not in names]
+    repeated = [name for name in _COLUMNS if names.count(name) > 1]
+    if missing or repeated:
+        problem = f"missing: {', '.join(missing)}" if missing else f"twice: {', '.join(repeated)}"
+        shown = ", ".join(cell[:_NUM_SHOWN] for cell in header[:12])
+        raise BadInput(f"{path}, row 1 has the columns {shown!r} ({problem}); {_EXPECTED}")
+    for row in rows:
+        where = f"{path}, row {row.number}"
+        if len(row.cells) != len(header):
+            raise BadInput(f"{where} has {len(row.cells)} fields; the header has {len(header)}")
+        named = {name: cell for name, cell in zip(names, row.cells, strict=True) if name}
+        if not named.get("patient_id"):  # a cell cannot be null
+            named.pop("patient_id", None)
+        yield where, _Row(**named)
+
+
+def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:
+    decoder = msgspec.json.Decoder(_Row)
+    number = 0
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(_MAX_TEXT):
+                number += 1
+                where = f"{path}, line {number}"
+                if len(line) == _MAX_TEXT:
+                    raise BadInput(f"{where} exceeds {_MAX_TEXT} bytes; expected one report per line")
+                if number == 1:
+                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        raise BadInput(f"{path} is UTF-16 text; expected UTF-8")
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line.strip():
+                    yield where, decoder.decode(line)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror})") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{where}: {error}; expected a JSON object of {', '.join(_COLUMNS)}") from None
+    if not number:
+        raise BadInput(f"{path} is empty; {_EXPECTED}")
+
+
+def _as_report(row: _Row, *, where: str, root: Path) -> Report:
+    name = str(row.id).strip()
+    patient_id = name if row.patient_id is None else str(row.patient_id).strip()
+    for field, value in (("id", name), ("patient_id", patient_id)):
+        if not value or not value.isprintable():
+            raise BadInput(f"{where}, field {field!r}: {value[:_NUM_SHOWN]!r} is not a name on one line")
+    text = row.report or ""
+    if "\0" in text:
+        raise BadInput(f"{where}, field 'report' contains a NUL character")
+    if len(text) > _MAX_TEXT:
+        raise BadInput(f"{where}, field 'report' exceeds {_MAX_TEXT} characters")
+    named = [row.image] if isinstance(row.image, str) else row.image or []
+    locator = ImageLocator(root, require_images=False)
+    images = [image.strip() for image in named if image.strip()]
+    try:
+        for image in images:
+            locator.locate(image)
+    except BadInput as error:
+        raise BadInput(f"{where}, field 'image': {error}") from None
+    return Report(name, patient_id, text, tuple(map(normalise_image_path, images)), (row.origin or "").strip())

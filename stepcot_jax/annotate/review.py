@@ -1,7 +1,7 @@
-"""Review forms: a CSV that a reviewer fills in any spreadsheet, and its corrections back into the records.
+"""Review forms: a CSV to fill in any spreadsheet, and the corrected records made from it.
 
-A form has one row for each step of each case. In `review` stands "ok" or the right answer, in `comment` the reason
-where the answer is changed. Everything else has to come back as it went out; white space makes no difference.
+A form has one row per step and case. The reviewer writes "ok" or the right answer under `review`, and a reason for each
+change under `comment`. All other cells must come back unchanged, except for white space.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _NUM_SHOWN = 60
 
 @dataclasses.dataclass(frozen=True)
 class ReviewCounts:
-    """What a review did: cases looked at, answers changed, and the cases with such."""
+    """Cases reviewed, answers changed, and cases with a change."""
 
     cases: int
     answers: int
@@ -41,28 +41,28 @@ class ReviewCounts:
 
 @dataclasses.dataclass(frozen=True)
 class _Verdict:
-    """What a reviewer says of one answer: None where it is confirmed, else the right label and why."""
+    """The right label of one answer, None if confirmed, and the comment."""
 
     label: int | None
     comment: str
 
 
 def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
-    """Write a form about the first annotator's answers, with the others' beside them.
+    """Write a form to review the first annotator's answers, with those of the others for comparison.
 
     Args:
       path: a new file.
       aligned: the annotators.
-      every: whether all cases are reviewed; else those about which annotators disagree. One annotator's are all.
+      every: whether to include all cases instead of disagreements; always so for one annotator.
 
     Returns:
       The number of cases in the form.
 
     Raises:
-      BadInput: the file is there already or cannot be written, or there is nothing to review.
+      BadInput: the file exists or cannot be written, or there is nothing to review.
     """
     if path.exists():
-        raise BadInput(f"{path}: found a file there, accepted is a new one (a filled form must not be overwritten)")
+        raise BadInput(f"{path} exists; a filled form must not be overwritten")
     units = _choose(aligned, every=every)
     rows = ([*row, *("" for _ in _TO_FILL)] for row in _fixed_rows(aligned, units))
     make_workdir(path.parent)
@@ -71,23 +71,23 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
 
 
 def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, folder: Path) -> ReviewCounts:
-    """Write the first annotator's records with the corrections of a filled form, and who made them.
+    """Write the first annotator's records with the corrections of a filled form.
 
     Args:
       form: the filled form.
       aligned: the annotators, as when the form was written.
       every: as when the form was written.
-      reviewer: who filled it.
-      folder: gets the records; must have none.
+      reviewer: name of the reviewer, kept in the records.
+      folder: receives the records; must have none.
 
     Raises:
       BadInput: the form is incomplete or altered (names row and column), a corrected case contradicts itself, or the
         folder has records.
     """
     if not reviewer.strip() or not reviewer.isprintable() or len(reviewer) > 200:
-        raise BadInput(f"--reviewer: found {reviewer[:_NUM_SHOWN]!r}, accepted is a name of one line")
+        raise BadInput(f"--reviewer: {reviewer[:_NUM_SHOWN]!r} is not a name on one line")
     if (folder / data_json.FILE_NAME).exists():
-        raise BadInput(f"{folder / data_json.FILE_NAME}: found records there, accepted is a folder without")
+        raise BadInput(f"{folder / data_json.FILE_NAME} exists; choose another folder")
     units = _choose(aligned, every=every)
     verdicts = _read_form(form, aligned, units)
     num_steps = aligned.chain.num_steps
@@ -111,7 +111,7 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
 def _choose(aligned: Aligned, *, every: bool) -> Sequence[Unit]:
     units = aligned.units if every or len(aligned.names) == 1 else find_disagreements(aligned)
     if not units:
-        raise BadInput(f"review: found no disagreement of {', '.join(aligned.names)}; --all accepts all cases")
+        raise BadInput(f"{', '.join(aligned.names)} do not disagree; pass --all to review all cases")
     return units
 
 
@@ -129,7 +129,7 @@ def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[str]]:
                 f"Step {place + 1}",
                 step.question,
                 "; ".join(step.lettered_options),
-                unit.cases[0].report if place == 0 else "",  # once a case is enough to read
+                unit.cases[0].report if place == 0 else "",  # shown once per case
                 unit.cases[0].reasoning[place],
                 *(show_answer(step, case.labels[place]) for case in unit.cases),
             ]
@@ -141,25 +141,25 @@ def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[_Ver
     header = next(rows, [])
     if len(header) != len(names) + 2 or not all(map(is_same_cell, header, [*names, *_TO_FILL])):
         raise BadInput(
-            f"{path}: line 1: found the columns {[name[:_NUM_SHOWN] for name in header][:20]}, accepted are those of "
-            f"the form: {[*names, *_TO_FILL]}"
+            f"{path}, line 1: the columns {[name[:_NUM_SHOWN] for name in header][:20]} are not those of the form: "
+            f"{[*names, *_TO_FILL]}"
         )
     verdicts = []
     steps = aligned.chain.steps
     for number, expected in enumerate(_fixed_rows(aligned, units)):
         row = next(rows, None)
-        where = f"{path}: case {expected[0]} ({expected[1][:_NUM_SHOWN]}), {expected[2]}"
+        where = f"{path}, case {expected[0]} ({expected[1][:_NUM_SHOWN]}), {expected[2]}"
         if row is None:
-            raise BadInput(f"{where}: found no such row, accepted are all rows of the form in their order")
+            raise BadInput(f"{where}: the row is missing; expected all rows of the form in order")
         if len(row) != len(header):
-            raise BadInput(f"{where}: found {len(row)} cells, accepted are {len(header)}")
+            raise BadInput(f"{where}: {len(row)} cells; expected {len(header)}")
         for name, found, cell in zip(names, row, expected, strict=False):
             if not is_same_cell(found, cell):
-                raise BadInput(f"{where}: column {name!r}: found it altered, accepted is as it was written")
+                raise BadInput(f"{where}, column {name!r} was altered; restore it")
         current = units[number // len(steps)].cases[0].labels[number % len(steps)]
         verdicts.append(_read_verdict(row[-2], row[-1], step=steps[number % len(steps)], current=current, where=where))
     if any(any(cell.strip() for cell in row) for row in rows):
-        raise BadInput(f"{path}: found rows after the last case, accepted are the rows of the form")
+        raise BadInput(f"{path} has rows after the last case; remove them")
     return verdicts
 
 
@@ -172,18 +172,19 @@ def _read_verdict(review: str, comment: str, *, step: Step, current: int, where:
     except BadInput:
         label = NOT_ANNOTATED
     if label == NOT_ANNOTATED:
-        found = f"found {review.strip()[:_NUM_SHOWN]!r}" if review.strip() else "found nothing"
         accepted = ", ".join([repr(CONFIRMED), *step.lettered_options])
-        raise BadInput(f"{where}: column 'review': {found}, accepted are {accepted}")
+        if not review.strip():
+            raise BadInput(f"{where}, column 'review' is required (one of {accepted})")
+        raise BadInput(f"{where}, column 'review': {review.strip()[:_NUM_SHOWN]!r} is not one of {accepted}")
     if label == current:
         return _Verdict(None, comment)
     if not comment:
-        raise BadInput(f"{where}: column 'comment': found nothing, accepted is why the answer is changed")
+        raise BadInput(f"{where}, column 'comment' is required (why the answer changes)")
     return _Verdict(label, comment)
 
 
 def _require_consistency(form: Path, units: Sequence[Unit], verdicts: Sequence[_Verdict], chain: Chain) -> None:
-    """Refuses a case that was corrected into a contradiction; what nobody corrected stays as its annotator has it."""
+    """Refuse cases corrected into a contradiction; uncorrected cases stay as annotated."""
     for place, unit in enumerate(units):
         said = verdicts[place * chain.num_steps : (place + 1) * chain.num_steps]
         if all(verdict.label is None for verdict in said):
@@ -193,12 +194,12 @@ def _require_consistency(form: Path, units: Sequence[Unit], verdicts: Sequence[_
         try:
             check_consistency(labels, chain=chain)
         except CannotAnnotate as error:
-            where = f"{form}: case {place + 1} ({unit.image_paths[0][:_NUM_SHOWN]})"
-            raise BadInput(f"{where}: {error.detail}, accepted are answers that go together") from None
+            where = f"{form}, case {place + 1} ({unit.image_paths[0][:_NUM_SHOWN]})"
+            raise BadInput(f"{where}: {error.detail}; expected consistent answers") from None
 
 
 def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:
-    """The case as reviewed; what was changed stays readable in its provenance."""
+    """Return the reviewed case, with every change in its provenance."""
     said: Mapping[str, str] = dict(case.provenance)
     numbers = [int(match[1]) for name in said if (match := _REVIEW.fullmatch(name))]
     review = f"review {max(numbers, default=0) + 1}"

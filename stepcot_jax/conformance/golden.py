@@ -1,6 +1,6 @@
-"""Files of golden numbers: weights, inputs and what the authors' code computes from them, read and checked.
+"""Read and check golden numbers: weights, inputs and the results of the authors' code.
 
-The format is an .npz whose `meta` is JSON; its keys are listed in `INPUTS`, `meta_fields` and `expected_names`.
+The format is an .npz with the keys of `INPUTS` and `_expected_names`, weights under `params/`, and a JSON `meta`.
 """
 
 import json
@@ -17,7 +17,7 @@ from stepcot_jax.convert.torch_reference import find_sizes, from_torch_networks
 from stepcot_jax.host.errors import BadInput
 
 VARIANTS = ("reference", "paper", "paper_trace")
-"""Authors' code, the paper's gradient, and the paper's normaliser too."""
+"""The authors' code, the paper's gradient, and the paper's gradient and normaliser."""
 
 STUDENT_LOSS_PARTS = ("ce_per_step", "kd_per_step", "ch_per_step", "w_per_step", "student_total")
 
@@ -42,7 +42,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "gru/x": ("batch", "teacher_dim"),
     "gru/h": ("batch", "teacher_dim"),
 }
-"""What is fed to the networks -> its axes."""
+"""Inputs of the networks -> axes."""
 
 
 class Golden:
@@ -51,7 +51,7 @@ class Golden:
     Attributes:
       path: the file.
       meta: sizes and hyperparameters.
-      arrays: everything in the file, by key.
+      arrays: all arrays of the file, by key.
       params: Flax parameters of all networks, by our names, float32.
     """
 
@@ -59,19 +59,19 @@ class Golden:
         """Read a file.
 
         Args:
-          path: an .npz in the documented format.
+          path: an .npz in this module's format.
 
         Raises:
-          BadInput: the file is not one, or not whole; the message names what is missing or does not fit.
+          BadInput: the file has another format, or arrays are missing or of other shapes.
         """
         self.path = path
         self.arrays = _read_arrays(path)
         if "meta" not in self.arrays:
-            raise BadInput(f"{path}: found no key 'meta', accepted are files of golden numbers")
+            raise BadInput(f"{path} lacks the key 'meta' of golden numbers")
         self.meta = _read_meta(path, self.arrays["meta"])
         missing = [name for name in (*INPUTS, *_expected_names(self.meta)) if name not in self.arrays]
         if missing:
-            raise BadInput(f"{path}: found no key {', '.join(missing)}; accepted are files that have them")
+            raise BadInput(f"{path} lacks the keys {', '.join(missing)}")
         self._check_inputs()
         tensors = {network: self.under(f"params/{network}") for network in NETWORKS}
         try:
@@ -81,11 +81,11 @@ class Golden:
             raise BadInput(f"{path}: {error}") from None
 
     def under(self, prefix: str) -> dict[str, np.ndarray]:
-        """The arrays below `prefix/`, by the rest of their names."""
+        """Return the arrays under `prefix/`, by the rest of their keys."""
         return {name[len(prefix) + 1 :]: array for name, array in self.arrays.items() if name.startswith(prefix + "/")}
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """What is fed to the networks, in the dtypes that they take; labels are -100 where not valid."""
+        """Return the inputs in the dtypes of the networks; invalid labels are -100."""
         inputs = {
             name: self.arrays[name].astype(np.float32)
             for name in INPUTS
@@ -105,12 +105,12 @@ class Golden:
             found = self.arrays[name]
             if found.shape != expected or found.dtype.kind not in "fiub":
                 raise BadInput(
-                    f"{self.path}: {name}: found {found.dtype} {list(found.shape)}, accepted are numbers of shape "
-                    f"{list(expected)} as meta says"
+                    f"{self.path}, {name} is {found.dtype} {list(found.shape)}; expected numbers of shape "
+                    f"{list(expected)} according to meta"
                 )
 
     def _check_sizes(self, found: Mapping[str, int]) -> None:
-        """The sizes that the weights have are those of meta."""
+        """Require the sizes of meta in the weights."""
         meta = self.meta
         expected = {
             "teacher_width": meta["teacher_dim"],
@@ -125,37 +125,35 @@ class Golden:
         }
         for name, size in expected.items():
             if found[name] != size:
-                raise BadInput(f"params: found {name} {found[name]}, accepted is {size} as meta says")
+                raise BadInput(f"params: {name} is {found[name]}; expected {size} according to meta")
 
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:  # never pickle: such a file could run code
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise BadInput(f"{path}: found a single array, accepted is an .npz of golden numbers")
+                raise BadInput(f"{path} is a single array; expected an .npz of golden numbers")
             return {name: archive[name] for name in archive.files}
     except BadInput:
         raise
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
-        raise BadInput(
-            f"{path}: found no readable golden numbers ({reason}), accepted is a whole .npz without pickled objects"
-        ) from None
+        raise BadInput(f"{path} is not a readable .npz without pickled objects ({reason})") from None
 
 
 def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
     try:
         meta = json.loads(found.tobytes())
     except ValueError as error:
-        raise BadInput(f"{path}: meta: found no JSON ({error}), accepted is JSON in uint8") from None
+        raise BadInput(f"{path}, meta is not JSON in uint8 ({error})") from None
     if not isinstance(meta, dict):
-        raise BadInput(f"{path}: meta: found {type(meta).__name__}, accepted is a JSON object")
+        raise BadInput(f"{path}, meta is a {type(meta).__name__}; expected a JSON object")
 
-    def require(name: str, accepted: str, good: Any) -> None:
+    def require(name: str, expected: str, good: Any) -> None:
         if name not in meta:
-            raise BadInput(f"{path}: meta: found no key {name!r}, accepted is {accepted}")
+            raise BadInput(f"{path}, meta: {name!r} is required ({expected})")
         if not good(meta[name]):
-            raise BadInput(f"{path}: meta: {name}: found {meta[name]!r}, accepted is {accepted}")
+            raise BadInput(f"{path}, meta, {name!r}: {meta[name]!r} is not {expected}")
 
     for name in _WHOLE:
         require(name, "a whole number of at least 1", _is_count)
@@ -168,8 +166,8 @@ def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
     )
     require("layer_norm_eps", f"{_LAYER_NORM_EPSILON}", lambda value: value == _LAYER_NORM_EPSILON)
     require("temperature", "a number above 0", lambda value: value > 0)
-    accepted = f"gat_heads * gat_head_dim, {meta['gat_heads']} * {meta['gat_head_dim']}"
-    require("teacher_dim", accepted, lambda value: value == meta["gat_heads"] * meta["gat_head_dim"])
+    width = f"gat_heads * gat_head_dim, {meta['gat_heads']} * {meta['gat_head_dim']}"
+    require("teacher_dim", width, lambda value: value == meta["gat_heads"] * meta["gat_head_dim"])
     return meta
 
 
@@ -178,7 +176,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _expected_names(meta: Mapping[str, Any]) -> list[str]:
-    """Keys of the numbers to agree with, apart from gradients and weights, which follow the weights' names."""
+    """Return the keys of the results, except gradients and trained weights, which follow the weights' names."""
     steps = range(len(meta["step_num_classes"]))
     names = ["gat/nodes_out", "gat/attention_layer0", "gat/nodes_out_masked", "gru/out", "student/image_feature"]
     names += [f"{kind}_{step}" for kind in ("teacher/logits", "teacher/image_feature") for step in steps]

@@ -1,1 +1,1 @@
-"""Checkpoints of other frameworks: names, layouts and conversion both ways."""
+"""Convert parameters between the authors' PyTorch checkpoints and ours."""

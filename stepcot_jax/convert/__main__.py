@@ -2,11 +2,11 @@
 
     python -m stepcot_jax.convert SOURCE DEST --to {jax,torch}
 
-The authors' side is a .safetensors or, where torch is installed, a .pt or .pth: tensors named NETWORK/NAME or
-NETWORK.NAME with NETWORK teacher, student, proj_t or proj_s, nested mappings of them, or the bare state_dict of one
-network with --network. Ours is a .safetensors of '/'-joined Flax paths, such as
-teacher/heads/fusion_0/linear/kernel; with --to torch the workdir of a run serves too, of which the best weights of
-each network are taken.
+The authors' side is a .safetensors or, with torch installed, a .pt or .pth: tensors named NETWORK/NAME or
+NETWORK.NAME (NETWORK: teacher, student, proj_t or proj_s), nested mappings of them, or with --network the bare
+state_dict of one network. Ours is a .safetensors of '/'-joined Flax paths such as
+teacher/heads/fusion_0/linear/kernel. With --to torch, SOURCE may be the workdir of a run: the best weights of each
+network are converted.
 """
 
 import argparse
@@ -20,71 +20,67 @@ import numpy as np
 
 from stepcot_jax.convert.tensor_files import check_destination, read_tensors, write_tensors
 from stepcot_jax.convert.torch_names import NETWORKS
-from stepcot_jax.convert.torch_reference import check_numbers, flatten, from_torch_networks, to_torch_networks
+from stepcot_jax.convert.torch_reference import (
+    check_numbers,
+    flatten,
+    from_torch_networks,
+    to_torch_networks,
+    unflatten,
+)
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.training.checkpoints import describe_damage
 
 
 def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
-    """Our tensors from the authors'.
+    """Convert the authors' tensors to ours.
 
     Args:
       tensors: NETWORK/NAME or NETWORK.NAME -> arrays, or NAME -> arrays of the one `network`.
-      network: "teacher", "student", "proj_t" or "proj_s" when the names do not say it.
+      network: "teacher", "student", "proj_t" or "proj_s" if the names do not include it.
 
     Returns:
       '/'-joined paths -> float32 arrays.
 
     Raises:
-      BadInput: a name belongs to no network, or the tensors are not those of the networks; all of them are listed.
+      BadInput: a name belongs to no network, or the tensors do not match the networks; lists all of them.
     """
     grouped: dict[str, dict[str, Any]] = {}
     for name, array in tensors.items():
         owner, rest = (network, name) if network else _split_torch_name(name)
         if rest in grouped.setdefault(owner, {}):
-            raise BadInput(f"found {owner}/{rest} twice, once as {name}; accepted is one of each")
+            raise BadInput(f"{owner}/{rest} appears twice, once as {name}")
         grouped[owner][rest] = array
     return flatten(from_torch_networks(_some(grouped)))
 
 
 def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
-    """The authors' tensors from ours; the inverse of `to_jax_tensors`.
+    """Convert our tensors to the authors'; the inverse of `to_jax_tensors`.
 
     Args:
       tensors: '/'-joined paths -> arrays.
-      network: one of the authors' networks, to leave its name away in the result.
+      network: the authors' name of the only network, to omit it from the result.
 
     Returns:
       NETWORK/NAME -> arrays, or NAME -> arrays of the one `network`.
 
     Raises:
-      BadInput: a path belongs to no network, or the tensors are not those of the networks; all of them are listed.
+      BadInput: a path belongs to no network, or the tensors do not match the networks; lists all of them.
     """
     check_numbers(tensors)
-    trees: dict[str, dict[str, Any]] = {}
     unknown = [name for name in tensors if name.partition("/")[0] not in NETWORKS.values()]
     if unknown:
-        raise BadInput(
-            f"tensors without a place: {', '.join(unknown)}; accepted begin with {_names(NETWORKS.values())}"
-        )
-    for name, array in tensors.items():
-        *path, leaf = name.split("/")
-        node = trees
-        for part in path:
-            node = node.setdefault(part, {})
-        node[leaf] = array
-    found = to_torch_networks(_some(trees))
+        raise BadInput(f"unknown tensors: {', '.join(unknown)}; names start with {', '.join(NETWORKS.values())}")
+    found = to_torch_networks(_some(unflatten(tensors)))
     if network is None:
         return flatten(found)
     if set(found) != {network}:
-        raise BadInput(f"found networks {_names(found)}, accepted with --network {network} is that one alone")
+        raise BadInput(f"--network {network}: the source holds {', '.join(found)}")
     return found[network]
 
 
 def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The tensors that no prefix names, and how many each prefix took away.
+    """Return the tensors that match no prefix, and the number of tensors that match each.
 
-    A prefix is that of a whole name ("teacher/clip_model.") or of a name inside its network ("clip_model.").
+    A prefix matches a whole name ("teacher/clip_model.") or a name within its network ("clip_model.").
     """
     kept, counts = {}, dict.fromkeys(prefixes, 0)
     for name, array in tensors.items():
@@ -98,33 +94,35 @@ def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[
 
 
 def read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    """The parameters of a run, of each network from the checkpoint that was best for it.
+    """Read each network's parameters of a run from its best checkpoint.
 
     Args:
-      workdir: what `stepcot_jax.main` wrote.
+      workdir: the workdir of `stepcot_jax.main`.
 
     Returns:
-      '/'-joined paths -> arrays, those of an image encoder included.
+      '/'-joined paths -> arrays, including an image encoder's.
 
     Raises:
-      BadInput: there is no checkpoint.
+      BadInput: there is no readable checkpoint.
     """
     folder = workdir / "checkpoints"
     steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
     if not steps:
-        raise BadInput(f"{workdir}: found no checkpoints, accepted are a run's workdir and .safetensors files")
-    # Imported here: jax takes seconds, and files need none of it.
+        raise BadInput(f"{workdir} has no checkpoints; expected a run's workdir or a .safetensors file")
+    # Imported here: files do not need jax, which takes seconds.
     import orbax.checkpoint as ocp
     from absl import logging
 
-    logging.set_verbosity(logging.ERROR)  # Orbax warns of what reading without writing implies
+    from stepcot_jax.training.checkpoints import describe_damage
+
+    logging.set_verbosity(logging.ERROR)  # Orbax warns about read-only managers
     with ocp.CheckpointManager(folder.resolve(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
 
         def restore(step: int) -> Any:
             arguments = ocp.args.Composite(state=ocp.args.StandardRestore(), progress=ocp.args.JsonRestore())
             try:
                 return manager.restore(step, args=arguments)
-            except Exception as error:  # Orbax and TensorStore raise many kinds on damaged files
+            except Exception as error:  # Orbax and TensorStore raise many kinds
                 raise BadInput(describe_damage(folder / str(step), error)) from None
 
         latest = restore(steps[-1])
@@ -146,19 +144,15 @@ def _split_torch_name(name: str) -> tuple[str, str]:
         if found and network in NETWORKS:
             return network, rest
     raise BadInput(
-        f"{name}: found no network in front of the name, accepted are {_names(NETWORKS)} with '/' or '.', or --network "
-        "for a bare state_dict"
+        f"{name} does not start with a network ({', '.join(NETWORKS)}) and '/' or '.'; pass --network for a bare "
+        "state_dict"
     )
 
 
 def _some(networks: dict[str, Any]) -> dict[str, Any]:
     if not networks:
-        raise BadInput("found no tensors, accepted is at least one network")
+        raise BadInput("the source holds no tensors")
     return networks
-
-
-def _names(names: Any) -> str:
-    return ", ".join(names)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -168,27 +162,27 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("source", type=pathlib.Path, help="file to read; with --to torch also a run's workdir")
     parser.add_argument("dest", type=pathlib.Path, help="file to write")
-    parser.add_argument("--to", choices=("jax", "torch"), required=True, help="whose names and layouts to write")
+    parser.add_argument("--to", choices=("jax", "torch"), required=True, help="names and layouts to write")
     parser.add_argument(
-        "--network", choices=tuple(NETWORKS), help="the authors' side is this network's bare state_dict"
+        "--network", choices=tuple(NETWORKS), help="the authors' side is the bare state_dict of this network"
     )
     parser.add_argument(
         "--ignore",
         action="append",
         default=[],
         metavar="PREFIX",
-        help="leave out the source's tensors that begin so, such as those of the frozen encoders; may be repeated",
+        help="skip tensors with this prefix, such as frozen encoders; may be repeated",
     )
     parser.add_argument("--force", action="store_true", help="replace DEST")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Convert the file named on the command line; prints one JSON line."""
+    """Convert a file and print one JSON line."""
     flags = _parse(arguments)
     check_destination(flags.dest, overwrite=flags.force)
     if flags.to == "jax" and flags.dest.suffix != ".safetensors":
-        raise BadInput(f"{flags.dest}: found suffix {flags.dest.suffix!r}, accepted with --to jax is .safetensors")
+        raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax")
     from_run = flags.to == "torch" and flags.source.is_dir()
     tensors = read_run(flags.source) if from_run else read_tensors(flags.source)
     tensors, ignored = drop_ignored(tensors, flags.ignore)

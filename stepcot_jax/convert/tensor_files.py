@@ -1,4 +1,4 @@
-"""Files of named tensors: .safetensors, and .pt or .pth where torch is installed. Nothing is ever unpickled."""
+"""Read and write files of named tensors without unpickling: .safetensors, and .pt or .pth if torch is installed."""
 
 import pathlib
 from collections.abc import Mapping
@@ -14,21 +14,20 @@ SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, Any]:
-    """The tensors of a file by name; nested mappings are joined with '/'.
+    """Read tensors by name; names of nested mappings are joined with '/'.
 
     Args:
-      path: a .safetensors, or a .pt or .pth of tensors in (nested) mappings.
+      path: a .safetensors, or a .pt or .pth of tensors in nested mappings.
 
     Returns:
-      NumPy arrays, and as they are whatever else a .pt holds beside the tensors.
+      NumPy arrays; other values of a .pt are returned unchanged.
 
     Raises:
-      BadInput: the file is missing, broken or of another kind, holds objects that only unpickling would restore, or
-        is a .pt and torch is not installed.
+      BadInput: the file is missing, broken, of another kind or needs unpickling, or torch is not installed.
     """
-    check_suffix(path)
+    _check_suffix(path)
     if not path.is_file():
-        raise BadInput(f"{path}: found no such file, accepted are {', '.join(SUFFIXES)}")
+        raise BadInput(f"{path} does not exist")
     if path.suffix in TORCH_SUFFIXES:
         return _read_torch(path)
     import safetensors.numpy
@@ -36,19 +35,19 @@ def read_tensors(path: pathlib.Path) -> dict[str, Any]:
     try:
         return dict(safetensors.numpy.load_file(path))
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path}: found no readable tensors ({_one_line(error)}), accepted is a whole file") from None
+        raise BadInput(f"{path} is not a readable .safetensors file ({_one_line(error)})") from None
 
 
 def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, overwrite: bool = False) -> None:
-    """Write named tensors, whole or not at all.
+    """Write named tensors atomically.
 
     Args:
-      path: a .safetensors, or a .pt or .pth, which gets a mapping of each network's state_dict.
-      tensors: names, with '/' between network and tensor -> arrays.
-      overwrite: replace a file that is there.
+      path: a .safetensors, or a .pt or .pth, which maps each network to its state_dict.
+      tensors: NETWORK/NAME or NAME -> arrays.
+      overwrite: replace an existing file.
 
     Raises:
-      BadInput: the file is there and `overwrite` is not set, its folder is not, or the suffix is another.
+      BadInput: the file exists without `overwrite`, its folder does not exist, or the suffix is unknown.
     """
     check_destination(path, overwrite=overwrite)
     with writing_whole(path) as file:
@@ -57,26 +56,29 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, over
         else:
             import safetensors.numpy
 
-            # Exactly contiguous: safetensors writes the memory of a strided array as it lies.
+            # safetensors ignores strides and writes the underlying memory.
             whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-            safetensors.numpy.save_file(whole, file.name)  # through the file itself it would hold all of it twice
-
-
-def check_suffix(path: pathlib.Path) -> None:
-    """Refuse a path of another kind."""
-    if path.suffix not in SUFFIXES:
-        raise BadInput(f"{path}: found suffix {path.suffix!r}, accepted are {', '.join(SUFFIXES)}")
+            safetensors.numpy.save_file(whole, file.name)  # by name: a file object would need twice the memory
 
 
 def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Refuse a destination that `write_tensors` would refuse; asked before long work."""
-    check_suffix(path)
+    """Check a destination of `write_tensors` before long work.
+
+    Raises:
+      BadInput: as `write_tensors`.
+    """
+    _check_suffix(path)
     if path.is_dir() or (path.exists() and not overwrite):
-        raise BadInput(f"{path}: found something there, accepted are a new name or --force, which replaces a file")
+        raise BadInput(f"{path} exists; choose another name, or pass --force to replace a file")
     if not path.parent.is_dir():
-        raise BadInput(f"{path}: found no folder {path.parent}, accepted are files in folders that exist")
+        raise BadInput(f"{path}: the folder {path.parent} does not exist")
     if path.suffix in TORCH_SUFFIXES:
         _import_torch(path)
+
+
+def _check_suffix(path: pathlib.Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise BadInput(f"{path}: the suffix {path.suffix!r} is not one of {', '.join(SUFFIXES)}")
 
 
 def _import_torch(path: pathlib.Path) -> Any:
@@ -84,8 +86,8 @@ def _import_torch(path: pathlib.Path) -> Any:
         import torch
     except ImportError:
         raise BadInput(
-            f"{path}: found no torch to handle {path.suffix} files; accepted are .safetensors (where torch is "
-            'installed: safetensors.torch.save_file), or this command after pip install "stepcot-jax[torch]"'
+            f'{path}: {path.suffix} files require torch (pip install "stepcot-jax[torch]"); without it, use '
+            ".safetensors (safetensors.torch.save_file where torch is installed)"
         ) from None
     return torch
 
@@ -93,15 +95,15 @@ def _import_torch(path: pathlib.Path) -> Any:
 def _read_torch(path: pathlib.Path) -> dict[str, Any]:
     torch = _import_torch(path)
     try:
-        # weights_only: the full unpickler runs whatever code the file names.
+        # The full unpickler would run code that the file names.
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a broken file
         raise BadInput(
-            f"{path}: found no readable tensors ({_one_line(error)}); accepted is what torch.save makes of a "
-            "state_dict or of a dict of them, without other objects"
+            f"{path} has no readable tensors ({_one_line(error)}); expected a state_dict, or a dict of them, saved "
+            "by torch.save without other objects"
         ) from None
     if not isinstance(found, Mapping):
-        raise BadInput(f"{path}: found a {type(found).__name__}, accepted is a state_dict or a dict of them")
+        raise BadInput(f"{path} holds a {type(found).__name__}; expected a state_dict or a dict of them")
     return _flatten_torch(torch, found)
 
 
@@ -112,7 +114,7 @@ def _flatten_torch(torch: Any, tree: Mapping[Any, Any], prefix: str = "") -> dic
             leaves.update(_flatten_torch(torch, leaf, f"{prefix}{name}/"))
         elif isinstance(leaf, torch.Tensor):
             leaf = leaf.detach()
-            # NumPy has no bfloat16; float32 holds each of its numbers exactly.
+            # NumPy has no bfloat16; float32 represents it exactly.
             leaves[f"{prefix}{name}"] = (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
         else:
             leaves[f"{prefix}{name}"] = leaf
@@ -124,7 +126,7 @@ def _write_torch(path: pathlib.Path, file: BinaryIO, tensors: Mapping[str, np.nd
     tree: dict[str, Any] = {}
     for name, array in tensors.items():
         network, _, rest = name.rpartition("/")
-        # Copied: an array from JAX is read-only, which a torch tensor cannot be.
+        # Arrays from JAX are read-only, torch tensors cannot be.
         tensor = torch.from_numpy(np.array(array))
         (tree.setdefault(network, {}) if network else tree)[rest] = tensor
     torch.save(tree, file)

@@ -1,7 +1,7 @@
-"""The table of the authors' PyTorch parameter names beside ours: every tensor of every network, once.
+"""The authors' PyTorch parameter names and our paths: one entry per tensor.
 
-Layouts: torch keeps a linear map as [out, in], Flax as [in, out]; the authors keep one step model a step, we stack
-the steps' heads on a leading axis; the memory's start is [1, width] there and [width] here.
+Layouts: torch stores a linear map as [out, in], Flax as [in, out]; the authors have one model per step, we stack the
+heads of all steps on a leading axis; the memory's start is [1, width] in torch and [width] here.
 """
 
 import dataclasses
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepcot_jax.convert.tensor_shapes import Axis
+Axis = str | int
+"""A named length, a multiple of one such as "3*teacher_width", or a fixed length."""
 
 NETWORKS: dict[str, str] = {
     "teacher": "teacher",
@@ -22,7 +23,7 @@ NETWORKS: dict[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor: its name and axes in the authors' state_dict, its path here, and how the layouts differ."""
+    """One tensor: name and axes in the authors' state_dict, our path, and the difference in layout."""
 
     torch_name: str
     path: tuple[str, ...]
@@ -32,18 +33,18 @@ class Entry:
     leading_one: bool = False
 
     def to_flax(self, array: np.ndarray) -> np.ndarray:
-        """The authors' layout -> ours, of one step where steps are stacked."""
+        """Convert from the authors' layout, of one step where steps are stacked."""
         array = array.T if self.transposed else array
         return array[0] if self.leading_one else array
 
     def to_torch(self, array: np.ndarray) -> np.ndarray:
-        """Our layout -> the authors'; the inverse of `to_flax`."""
+        """Convert to the authors' layout; the inverse of `to_flax`."""
         array = array[None] if self.leading_one else array
         return array.T if self.transposed else array
 
     @property
     def flax_axes(self) -> tuple[Axis, ...]:
-        """Axes of the leaf at `path`."""
+        """Axes of our parameter."""
         axes = self.axes[::-1] if self.transposed else self.axes
         axes = axes[1:] if self.leading_one else axes
         return axes if self.step is None else ("num_steps", *axes)
@@ -68,16 +69,16 @@ def _block(torch_name: str, first: int, *path: str, out: Axis, into: Axis, step:
 
 
 def entries(network: str, *, num_steps: int, num_layers: int, memory: bool = True) -> tuple[Entry, ...]:
-    """The table of one network.
+    """List every tensor of a network.
 
     Args:
       network: "teacher", "student", "proj_t" or "proj_s".
       num_steps: steps of the chain.
-      num_layers: graph-attention layers; the teacher only.
+      num_layers: graph-attention layers of the teacher.
       memory: whether the teacher has a memory.
 
     Returns:
-      Every tensor of the network, once.
+      One entry per tensor.
     """
     if network in ("proj_t", "proj_s"):
         width = "teacher_width" if network == "proj_t" else "student_width"
@@ -115,9 +116,9 @@ def _teacher_entries(num_steps: int, num_layers: int, memory: bool) -> Iterator[
 
 def _graph_attention_entries(layer: int) -> Iterator[Entry]:
     theirs, ours = f"memory_gat.layers.{layer}", ("graph_attention", f"attention_{layer}")
-    # The names promise the reverse: in the authors' code `a_src` multiplies the node i that attends (the row of the
-    # attention matrix, "target" here) and `a_dst` the node j that is attended to ("source" here). No text says so;
-    # the golden numbers do: `gat/attention_layer0` agrees to 2e-7 this way and is off by 0.7 the other way round.
+    # The names suggest the reverse: in the authors' code `a_src` multiplies the attending node i (a row of the
+    # attention matrix, our "target") and `a_dst` the attended node j (our "source"). The golden numbers show it:
+    # `gat/attention_layer0` agrees to 2e-7 this way and differs by 0.7 the other way.
     yield Entry(f"{theirs}.a_src", (*ours, "target"), ("num_heads", "head_width"))
     yield Entry(f"{theirs}.a_dst", (*ours, "source"), ("num_heads", "head_width"))
     yield Entry(f"{theirs}.bias", (*ours, "bias"), ("teacher_width",))

@@ -53,9 +53,7 @@ class Run:
       BadInput: the workdir holds another run, or settings, data or weights cannot be used.
     """
 
-    def __init__(
-        self, settings: Settings | str | pathlib.Path, workdir: str | pathlib.Path, **overrides: Any
-    ) -> None:
+    def __init__(self, settings: Settings | str | pathlib.Path, workdir: str | pathlib.Path, **overrides: Any) -> None:
         self.settings = settings if isinstance(settings, Settings) else load_settings(settings, **overrides)
         self.workdir, self.terminal = pathlib.Path(workdir), Terminal(silent=not is_first())
         self.preemption = Preemption()

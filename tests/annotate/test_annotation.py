@@ -20,5 +20,5 @@ def test_every_reason_is_explained_in_words():
 
 def test_an_annotation_has_one_reasoning_a_label():
     assert pickle.loads(pickle.dumps(Annotation((1,), ("a",)))) == Annotation((1,), ("a",))  # noqa: S301
-    with pytest.raises(ValueError, match="1 labels and 2 reasonings"):
+    with pytest.raises(ValueError, match="1 labels do not match 2 reasonings"):
         Annotation((1,), ("a", "b"))

@@ -13,13 +13,13 @@ import sys
 import time
 
 import pytest
+from annotate.llm.test_prompt import HOSTILE
 from annotate.misbehaving_server import GOOD, NORMAL, NUM_TOKENS, REPORT, MisbehavingServer, read_data
-from annotate.test_prompt import HOSTILE
 from PIL import Image
 
 from stepcot_jax.annotate import __main__, pipeline
 from stepcot_jax.annotate.__main__ import main
-from stepcot_jax.annotate.prompt import write_annotation_prompt
+from stepcot_jax.annotate.llm.prompt import write_annotation_prompt
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped
@@ -108,7 +108,7 @@ def test_a_second_run_pays_nothing(tmp_path, six):
         again = run(six, tmp_path / "out", server, "--overwrite")
         assert again == first
         assert len(server.paid) == 6
-        with pytest.raises(BadInput, match="found records there"):
+        with pytest.raises(BadInput, match=r"data\.json (exists|is the source)"):
             run(six, tmp_path / "out", server)
 
 
@@ -150,7 +150,7 @@ def test_a_model_that_follows_a_report_is_held_to_the_schema(tmp_path):
     assert [len(messages) for messages in conversations] == [2, 4, 6]  # each repair goes on from the one before
     (aside,) = read_lines(tmp_path / "out" / "set_aside.jsonl")
     assert (aside["id"], aside["reason"]) == ("r1", "no answer of the annotator")
-    assert aside["detail"] == "m: none of 3 answers could be read, the last not at step_1.answer"
+    assert aside["detail"] == "m: 3 unreadable answers, the last at step_1.answer"
     assert "obeyed" not in (tmp_path / "out" / "data.json").read_text()
 
 
@@ -241,7 +241,7 @@ def test_a_huge_answer_is_set_aside_and_never_asked_for_again(tmp_path, six):
         run(six, tmp_path / "out", server, "--overwrite")
         assert len(server.requests) == 6
     (aside,) = read_lines(tmp_path / "out" / "set_aside.jsonl")
-    assert "response of more than 1048576 bytes" in aside["detail"]
+    assert "response exceeds 1048576 bytes" in aside["detail"]
 
 
 def stop(source, out, server, *more):
@@ -255,7 +255,7 @@ def stop(source, out, server, *more):
 def test_an_endpoint_that_goes_stops_the_run_which_then_goes_on(tmp_path, six):
     with MisbehavingServer(lambda request, number: ("status", (503, {}, {})) if number >= 3 else None) as server:
         message = stop(six, tmp_path / "out", server, "--concurrency=1", "--attempts=1")
-        assert "3 of 6 reports are done; 3 requests in a row were given up, the last with: found HTTP 503" in message
+        assert "3 of 6 reports are done; 3 requests in a row were given up, the last with: HTTP 503" in message
         server.behave = lambda request, number: None
         assert len(run(six, tmp_path / "out", server)) == 6
         assert len(server.paid) == 6
@@ -267,7 +267,7 @@ def test_a_request_that_is_given_up_stops_the_run_unless_told_otherwise(tmp_path
 
     with MisbehavingServer(behave) as server:
         message = stop(six, tmp_path / "out", server, "--attempts=1")
-        assert "requests about 1 of 6 reports were given up (first: 'r5': found HTTP 500, 1 times)" in message
+        assert "requests for 1 of 6 reports were given up (first: 'r5': HTTP 500 (attempts: 1))" in message
         assert len(server.paid) == 5
         assert len(run(six, tmp_path / "out", server, "--attempts=1", "--on-failure=set-aside")) == 5
         assert len(server.paid) == 5
@@ -383,7 +383,7 @@ def test_neighbouring_reports_that_are_refused_are_set_aside(tmp_path, six):
 
     with MisbehavingServer(behave) as server:
         message = stop(six, tmp_path / "out", server, "--concurrency=1")
-        assert "requests about 4 of 6 reports were given up" in message
+        assert "requests for 4 of 6 reports were given up" in message
         assert len(run(six, tmp_path / "out", server, "--on-failure=set-aside", "--concurrency=1")) == 2
         assert len(server.paid) == 2
 
@@ -393,7 +393,7 @@ def test_a_403_about_one_report_does_not_stop_the_others(tmp_path, six):
         return ("status", (403, {}, {})) if "Number 3" in read_data(request)["report"] else None
 
     with MisbehavingServer(behave) as server:
-        assert "about 1 of 6 reports" in stop(six, tmp_path / "out", server, "--concurrency=1")
+        assert "for 1 of 6 reports" in stop(six, tmp_path / "out", server, "--concurrency=1")
         # All others come from the ledger: that there was an answer is known from there.
         assert len(run(six, tmp_path / "out", server, "--on-failure=set-aside")) == 5
 
@@ -408,13 +408,13 @@ def test_a_setting_that_the_endpoint_refuses_is_named_with_what_omits_it(tmp_pat
 
 def test_one_run_at_a_time_whatever_the_model(tmp_path, six):
     with lock_folder(tmp_path / "out"), MisbehavingServer() as server:
-        with pytest.raises(BadInput, match=r"\.lock: found it in use"):
+        with pytest.raises(BadInput, match=r"\.lock"):
             run(six, tmp_path / "out", server, "--model=n")
         assert server.requests == []
 
 
 def test_runs_of_the_rules_alone_keep_each_other_and_models_out(tmp_path, six):
-    with lock_folder(tmp_path / "out"), pytest.raises(BadInput, match=r"\.lock: found it in use"):
+    with lock_folder(tmp_path / "out"), pytest.raises(BadInput, match=r"\.lock"):
         main([str(six), f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out" / "data.json").exists()
     main([str(six), f"--out={tmp_path / 'out'}"])
@@ -431,7 +431,7 @@ def test_a_result_that_another_run_left_meanwhile_is_not_replaced(tmp_path, six,
 
     monkeypatch.setattr(pipeline, "lock_folder", write_and_lock)
     with MisbehavingServer() as server:
-        with pytest.raises(BadInput, match="found records there"):
+        with pytest.raises(BadInput, match=r"data\.json (exists|is the source)"):
             run(six, tmp_path / "out", server)
         assert server.requests == []
     assert (tmp_path / "out" / "data.json").read_text() == "[]"
@@ -443,7 +443,7 @@ def test_an_image_named_like_an_output_is_refused(tmp_path, name):
     (tmp_path / "in" / name).write_bytes(b"source")
     row = json.dumps({"id": "r", "report": REPORT.format(1), "image": name})
     (tmp_path / "in" / "reports.jsonl").write_text(row)
-    with pytest.raises(BadInput, match="named like the output"):
+    with pytest.raises(BadInput, match="name of an output"):
         main([str(tmp_path / "in" / "reports.jsonl"), f"--out={tmp_path / 'out'}"])
     assert (tmp_path / "in" / name).read_bytes() == b"source"
     assert not (tmp_path / "out" / "data.json").exists()
@@ -498,7 +498,7 @@ def test_nothing_is_lost_between_collected_and_kept(tmp_path):
 
 def test_when_nothing_is_kept_the_reasons_are_there(tmp_path):
     source = write_reports(tmp_path, ["", " "])
-    with pytest.raises(BadInput, match=r"found all 2 reports set aside \(.+: [12]"):
+    with pytest.raises(BadInput, match=r"all 2 reports were set aside \(.+: [12]"):
         main([str(source), f"--out={tmp_path / 'out'}"])
     assert len(read_lines(tmp_path / "out" / "set_aside.jsonl")) == 2
     assert not (tmp_path / "out" / "data.json").exists()
@@ -519,7 +519,7 @@ def test_images_that_are_there_come_along(tmp_path, six):
     main([str(six), f"--out={tmp_path / 'out'}", "--overwrite"])
     (tmp_path / "images" / "3.png").unlink()
     (tmp_path / "images" / "3.png").write_bytes(b"other")
-    with pytest.raises(BadInput, match="found another file"):
+    with pytest.raises(BadInput, match="exists and differs"):
         main([str(six), f"--out={tmp_path / 'out'}", "--overwrite"])
     main([str(six), f"--out={tmp_path / 'bare'}", "--images=none"])
     assert not (tmp_path / "bare" / "images").exists()
@@ -529,7 +529,7 @@ def test_a_source_is_never_overwritten(tmp_path, six):
     main([str(six), f"--out={tmp_path / 'first'}", "--images=none"])
     before = (tmp_path / "first" / "data.json").read_bytes()
     for more in ([], ["--overwrite"]):
-        with pytest.raises(BadInput, match="found records there"):
+        with pytest.raises(BadInput, match=r"data\.json (exists|is the source)"):
             main([str(tmp_path / "first"), f"--out={tmp_path / 'first'}", *more])
     assert (tmp_path / "first" / "data.json").read_bytes() == before
     main([str(tmp_path / "first"), f"--out={tmp_path / 'second'}"])
@@ -538,19 +538,19 @@ def test_a_source_is_never_overwritten(tmp_path, six):
 
 def test_a_result_beside_its_table_is_replaced_when_asked(tmp_path, six):
     main([str(six), f"--out={tmp_path}"])
-    with pytest.raises(BadInput, match="found records there"):
+    with pytest.raises(BadInput, match=r"data\.json (exists|is the source)"):
         main([str(six), f"--out={tmp_path}"])
     main([str(six), f"--out={tmp_path}", "--overwrite"])
-    with pytest.raises(BadInput, match="found records there"):
+    with pytest.raises(BadInput, match=r"data\.json (exists|is the source)"):
         main([str(tmp_path / "data.json"), f"--out={tmp_path}", "--overwrite"])
-    with pytest.raises(BadInput, match="found nothing there"):
+    with pytest.raises(BadInput, match="does not exist"):
         main([str(tmp_path / "gone" / "reports.csv"), f"--out={tmp_path}", "--overwrite"])
 
 
 @pytest.mark.parametrize(("name", "content"), [("r.csv", "id,report,image\n"), ("r.jsonl", "\n\n")])
 def test_a_source_without_a_report_is_said(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    with pytest.raises(BadInput, match="found no report in it"):
+    with pytest.raises(BadInput, match="holds no report"):
         main([str(tmp_path / name), f"--out={tmp_path / 'out'}"])
 
 
@@ -568,16 +568,16 @@ def test_a_bad_row_is_found_before_anything_is_paid_for(tmp_path, six):
         (["--annotator=llm"], "--model"),
         (["--model=m"], "--model"),
         (["--trust"], "--trust"),
-        (["--annotator=llm", "--model=m", "--base-url=nowhere"], "--base-url: found 'nowhere'"),
+        (["--annotator=llm", "--model=m", "--base-url=nowhere"], "--base-url: 'nowhere'"),
         (
             ["--annotator=llm", "--model=m", "--concurrency=0"],
-            "--concurrency: found 0, accepted is a whole number >= 1",
+            "--concurrency: 0 must be at least 1",
         ),
-        (["--annotator=llm", "--model=m", "--repairs=-1"], "--repairs: found -1, accepted is a whole number >= 0"),
-        (["--voter=v,base-url=nowhere"], "--voter: that of 'v': --base-url: found 'nowhere'"),
-        (["--annotator=llm", "--model=m", "--max-tokens=0"], "--max-tokens: found 0, accepted is a whole number >= 1"),
-        (["--voter=v,colour=red"], "--voter: found 'colour=red'"),
-        (["--voter=v", "--voter=v"], "'v' twice"),
+        (["--annotator=llm", "--model=m", "--repairs=-1"], "--repairs: -1 must be at least 0"),
+        (["--voter=v,base-url=nowhere"], "--voter 'v': --base-url: 'nowhere'"),
+        (["--annotator=llm", "--model=m", "--max-tokens=0"], "--max-tokens: 0 must be at least 1"),
+        (["--voter=v,colour=red"], "--voter 'v': 'colour=red'"),
+        (["--voter=v", "--voter=v"], "'v' appears twice"),
         (["--chain=nowhere"], "nowhere"),
     ],
 )
@@ -643,7 +643,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, six):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
         assert process.returncode == 3
-        assert re.search(r"stopped: [12] of 6 reports are done; interrupted; the same command goes on", err)
+        assert re.search(r"stopped: [12] of 6 reports are done; interrupted; rerun", err)
         assert "Traceback" not in err
         server.behave = lambda request, number: None
         assert len(run(six, tmp_path / "out", server)) == 6
@@ -666,7 +666,7 @@ def test_agreement_and_review_from_the_command_line(tmp_path, six, capsys):
     main(["agree", a, b, *names, f"--out={tmp_path / 'agreement'}"])
     printed = capsys.readouterr().out
     assert "Kappa is Cohen's of the two." in printed
-    assert "second has no record of 1 that another has" in printed  # a chain that contradicts itself is set aside
+    assert "second lacks 1 records that another has" in printed  # a chain that contradicts itself is set aside
     assert "1 of 5 reports with a disagreement" in (tmp_path / "agreement" / "disagreements.html").read_text()
     main(["review-out", a, b, *names, "--all", f"--out={form}"])
     rows = list(csv.reader(pathlib.Path(form).read_text(encoding="utf-8-sig").splitlines()))

@@ -25,7 +25,7 @@ def configured():
 @pytest.fixture(scope="module")
 def arrays():
     pytest.importorskip("torch")
-    from tests.interop import torch_oracle
+    from convert import torch_oracle
 
     return torch_oracle.golden_arrays()
 
@@ -127,10 +127,10 @@ def put(name, make):
         (put("meta", lambda array: array[:-3]), ["meta", "JSON"]),
         (lambda arrays: with_meta(arrays, gat_layers=None), ["meta", "'gat_layers'"]),
         (lambda arrays: with_meta(arrays, temperature="hot"), ["temperature", "'hot'", "a number"]),
-        (lambda arrays: with_meta(arrays, batch=0), ["batch", "found 0", "at least 1"]),
+        (lambda arrays: with_meta(arrays, batch=0), ["batch", "0 is not", "at least 1"]),
         (lambda arrays: with_meta(arrays, gat_heads=4), ["teacher_dim", "4 * 3"]),
         (lambda arrays: with_meta(arrays, layer_norm_eps=1e-6), ["layer_norm_eps", "1e-06", "1e-05"]),
-        (lambda arrays: with_meta(arrays, proj_dim=9), ["projection_width 3", "accepted is 9"]),
+        (lambda arrays: with_meta(arrays, proj_dim=9), ["projection_width 3", "expected 9"]),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(arrays, write, change, words):
@@ -183,7 +183,7 @@ def test_a_broken_or_malicious_file_exits_with_2(tmp_path, capsys, kind):
     captured = capsys.readouterr()
     assert ended.value.code == 2
     assert captured.out == ""
-    assert captured.err.startswith(f"error: {path}: found")
+    assert captured.err.startswith(f"error: {path} ")
     assert captured.err.count("\n") == 1
 
 

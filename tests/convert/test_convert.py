@@ -50,7 +50,7 @@ def test_dots_and_bare_state_dicts_are_read(tmp_path):
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in found)
     assert convert.to_torch_tensors(expected, network="student").keys() == bare.keys()
-    with pytest.raises(BadInput, match="no network in front"):
+    with pytest.raises(BadInput, match="does not start with a network"):
         convert.to_jax_tensors(bare)
 
 
@@ -77,7 +77,7 @@ def test_frozen_encoders_are_left_out_only_when_asked(theirs, tmp_path, capsys):
     found |= {f"student/clip_model.{part}": np.zeros(2, np.int64) for part in ("positions", "weight")}
     safetensors.numpy.save_file(found, theirs)
     dest = tmp_path / "ours.safetensors"
-    with pytest.raises(BadInput, match=r"without a place: clip_model\.positions, clip_model\.weight"):
+    with pytest.raises(BadInput, match=r"unknown tensors: clip_model\.positions, clip_model\.weight"):
         run(theirs, dest, "--to", "jax")
     assert not dest.exists()
     assert run(theirs, dest, "--to", "jax", "--ignore", "clip_model.", "--ignore", "bert.") == 0
@@ -86,7 +86,7 @@ def test_frozen_encoders_are_left_out_only_when_asked(theirs, tmp_path, capsys):
 
 def test_refusals_name_the_source(theirs, tmp_path):
     ours = tmp_path / "ours.safetensors"
-    with pytest.raises(BadInput, match=r"theirs\.safetensors: tensors without a place: proj_s"):
+    with pytest.raises(BadInput, match=r"theirs\.safetensors: unknown tensors: proj_s"):
         run(theirs, ours, "--to", "torch")
     ours.write_bytes(b"precious")
     with pytest.raises(BadInput, match="--force"):

@@ -204,7 +204,7 @@ def test_a_form_of_another_sample_or_twice_is_refused(sample, forms, answers, ro
         (b"form,case,image,step,question,options,answer\r\n", "found no row but the first"),
         (b"form,case,image,step,question,options,answer\r\n1,2\r\n", "row 2: found 2 cells, accepted are 7"),
         (b"\xff\xfe\x00", "not UTF-8"),
-        (b'"a', "what is not CSV"),
+        (b'"a', "is not CSV"),
     ],
 )
 def test_files_that_are_no_forms_are_refused(sample, tmp_path, content, words):

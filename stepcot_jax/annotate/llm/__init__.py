@@ -1,0 +1,1 @@
+"""Language models as annotators and voters, behind a ledger of paid answers and a spending cap."""

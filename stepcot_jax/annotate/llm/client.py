@@ -1,0 +1,233 @@
+"""Ask an endpoint: retries, shared back-off, spending cap and a record of every attempt that may cost something."""
+
+import asyncio
+import dataclasses
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stepcot_jax.annotate.llm.budget import Budget
+from stepcot_jax.annotate.llm.endpoint import Endpoint, Unreadable, connect, hide_key, read_key
+from stepcot_jax.annotate.llm.prompt import Message
+from stepcot_jax.annotate.llm.replies import Reply, bound_prompt_tokens, read_reply, read_wait
+from stepcot_jax.host.errors import BadInput, RunStopped
+
+FORMS = ("json_schema", "json_object", "plain")
+"""Ways to request JSON, strictest first; an endpoint that refuses one is asked in the next."""
+
+_TRANSIENT = {408, 409, 425, 429}
+_MAX_WAIT = 60.0
+_WAIT_STEP = 0.5
+_SETTINGS = ("temperature", "seed")
+_REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
+_FORM_WORDS = ("response_format", "json_schema", "json_object", "guided", "structured")
+
+
+class RequestFailed(RuntimeError):
+    """A request was given up; the message says why, without text of a report."""
+
+
+class RequestRefused(RequestFailed):
+    """The endpoint refuses this request, for example by a content filter; others may succeed."""
+
+
+class _Again(Exception):
+    """A retry may succeed; `wait` is the requested delay in seconds, None if the endpoint names none."""
+
+    def __init__(self, why: str, *, wait: float | None = None) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+class _OtherForm(Exception):
+    """The endpoint refuses a setting that has an alternative."""
+
+
+class _Lost(Exception):
+    """A request was sent and possibly charged, but its answer is lost."""
+
+
+class Client:
+    """Sends concurrent requests to one endpoint.
+
+    Args:
+      endpoint: address and settings.
+      budget: tokens shared by all clients of a run.
+
+    Attributes:
+      answered_before: whether an earlier run received an answer of this model.
+
+    Raises:
+      BadInput: there is no key, or the openai package is not installed.
+    """
+
+    def __init__(self, endpoint: Endpoint, budget: Budget) -> None:
+        self._endpoint, self._budget = endpoint, budget
+        self._key = read_key(endpoint)
+        self._openai = connect(endpoint, self._key)
+        self._form = 0
+        self._tokens_name = "max_tokens"
+        self._not_before = 0.0
+        self._has_answered = False
+        self.answered_before = False
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._openai.close()
+
+    async def ask(
+        self, messages: Sequence[Message], *, schema: Mapping[str, Any], record: Callable[[Reply], None]
+    ) -> Reply:
+        """Ask until there is an answer.
+
+        Args:
+          messages: the request.
+          schema: JSON schema of the answer.
+          record: called with every reply that may have cost something, before its use.
+
+        Returns:
+          The final reply, already recorded.
+
+        Raises:
+          RequestFailed: the request was given up; others may succeed.
+          RequestRefused: the endpoint refuses this request.
+          RunStopped: no request can succeed now: spending cap or credit exhausted.
+          BadInput: no request can succeed with this key, address, model or setting.
+        """
+        attempt = 1
+        while True:
+            await self._wait_for_turn()
+            try:
+                return await self._attempt(messages, schema=schema, record=record)
+            except _OtherForm:
+                continue
+            except _Again as error:
+                if attempt == self._endpoint.num_attempts:
+                    raise RequestFailed(f"{error} (attempts: {attempt})") from None
+                self._postpone(error.wait, attempt)
+            attempt += 1
+
+    async def _attempt(
+        self, messages: Sequence[Message], *, schema: Mapping[str, Any], record: Callable[[Reply], None]
+    ) -> Reply:
+        prompt_bound = bound_prompt_tokens(messages, schema)
+        reserved, spent = prompt_bound + self._endpoint.max_answer_tokens, 0
+        await self._budget.reserve(reserved)
+        try:
+            started = time.monotonic()
+            form = FORMS[self._form]
+            lost = Reply(None, "", False, "", "", form, prompt_bound, self._endpoint.max_answer_tokens, False, 0.0)
+            try:
+                content = await self._send(messages, schema=schema, form=form)
+                reply = read_reply(content, lost=lost, key=self._key)
+            except Unreadable as error:
+                # A retry of too long an answer would be as long again, at the same price.
+                reply = dataclasses.replace(lost, problem=str(error), is_final=error.is_too_large)
+            except _Lost as error:
+                reply = dataclasses.replace(lost, problem=str(error))
+            reply = dataclasses.replace(reply, seconds=round(time.monotonic() - started, 3))
+            spent = reply.num_tokens
+            record(reply)
+            if not reply.is_final:
+                raise _Again(reply.problem)
+            self._has_answered = True
+            return reply
+        finally:
+            await self._budget.settle(reserved, num_spent=spent)
+
+    async def _send(self, messages: Sequence[Message], *, schema: Mapping[str, Any], form: str) -> bytes:
+        """Send one HTTP request and return the body of a response of status 200."""
+        import httpx2
+        import openai
+
+        tokens_name = self._tokens_name
+        settings: dict[str, Any] = {tokens_name: self._endpoint.max_answer_tokens}
+        settings |= {name: value for name, value in self._endpoint.decoding if name in _SETTINGS}
+        if form == "json_schema":
+            json_schema = {"name": "answer", "strict": True, "schema": dict(schema)}
+            settings["response_format"] = {"type": form, "json_schema": json_schema}
+        elif form == "json_object":
+            settings["response_format"] = {"type": form}
+        create = self._openai.chat.completions.with_raw_response.create
+        try:
+            # The package's timeout restarts with every byte, which a dripping server exploits.
+            async with asyncio.timeout(self._endpoint.timeout):
+                response = await create(model=self._endpoint.model, messages=list(messages), **settings)
+            return response.http_response.content
+        except openai.APIStatusError as error:
+            raise self._judge(error, form=form, tokens_name=tokens_name) from None
+        except (openai.APITimeoutError, TimeoutError):
+            raise _Lost(f"no answer within {self._endpoint.timeout:g} s") from None
+        except (openai.APIConnectionError, Unreadable) as error:
+            # The package wraps errors while it reads an answer, but not while it reads an error response.
+            cause = error if isinstance(error, Unreadable) else error.__cause__
+            if isinstance(cause, Unreadable):
+                raise (cause if cause.status == 200 else _Again(f"{cause} with HTTP {cause.status}")) from None
+            if isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
+                raise _Again(f"{self._endpoint.base_url} cannot be reached ({type(cause).__name__})") from None
+            raise _Lost(f"the connection was cut ({type(cause).__name__})") from None
+
+    def _judge(self, error: Any, *, form: str, tokens_name: str) -> Exception:
+        """Return what an error status means; quotes the endpoint only where it cannot repeat a report."""
+        status, where = error.status_code, self._endpoint.base_url
+        body = json.dumps(error.body)[: 1 << 16].casefold() if error.body is not None else ""
+        names = [name for name in (error.code or error.type, error.param) if isinstance(name, str)]
+        names = [hide_key(name, self._key) for name in names if re.fullmatch(r"[\w.-]{1,64}", name)]
+        said = f"HTTP {status} ({', '.join(names)})" if names else f"HTTP {status}"
+        if status in (400, 422):
+            if "max_completion_tokens" in body and tokens_name == "max_tokens":
+                self._tokens_name = "max_completion_tokens"
+                return _OtherForm()
+            if form != FORMS[-1] and any(word in body for word in _FORM_WORDS):
+                self._form = max(self._form, FORMS.index(form) + 1)
+                return _OtherForm()
+            setting = self._find_refused_setting(error, body)
+            if setting:
+                said += f"; if the endpoint refuses this setting, pass --omit={setting}"
+                # A parameter name is certain; a word in the text might come from the report.
+                return BadInput(f"{where}: {said}") if error.param == setting else RequestFailed(said)
+        if status == 402 or "insufficient_quota" in body:
+            return RunStopped(f"{where}: {said}: no credit; add credit and rerun the command to resume")
+        if status in _TRANSIENT or status >= 500:
+            return _Again(said, wait=read_wait(error.response.headers))
+        if status == 401 or (status == 403 and not self._has_answered):
+            # Answers to other requests tell a refused report from a refused key.
+            expected = f"expected a valid key {self._endpoint.where_key_is}"
+            if status == 403 and self.answered_before:
+                return RequestFailed(f"{said}; {expected}, or a report that the endpoint accepts")
+            return BadInput(f"{where}: {said}; {expected}")
+        if status < 400 or status in (404, 405):
+            words = " ".join(hide_key(error.message, self._key).split())[:160]
+            return BadInput(
+                f"{where}: {said} for model {self._endpoint.model!r} ({words}); expected an OpenAI-compatible endpoint "
+                "and one of its models"
+            )
+        return RequestRefused(said)
+
+    def _find_refused_setting(self, error: Any, body: str) -> str:
+        """Return the decoding setting that an HTTP 400 or 422 is about, or ""."""
+        sent = [name for name, _ in self._endpoint.decoding if name in _SETTINGS]
+        if isinstance(error.param, str):
+            return error.param if error.param in sent else ""
+        if "content_filter" in body or not _REFUSING.search(body):
+            return ""
+        return next((name for name in sent if re.search(rf"\b{name}\b", body)), "")
+
+    async def _wait_for_turn(self) -> None:
+        # Without jitter all waiting requests would return at the same instant.
+        jitter = random.uniform(0, self._endpoint.first_wait)  # noqa: S311
+        while (wait := self._not_before + jitter - time.monotonic()) > 0 and not self._budget.is_stopped:
+            await asyncio.sleep(min(wait, _WAIT_STEP))
+
+    def _postpone(self, asked: float | None, attempt: int) -> None:
+        """Delay all requests: an endpoint that throttles one throttles the others too."""
+        if asked is not None and asked > self._endpoint.longest_wait:
+            raise RunStopped(
+                f"{self._endpoint.base_url} asks to wait {asked:.0f} s; every answer is in the ledger, rerun the "
+                "command to resume"
+            )
+        own = min(self._endpoint.first_wait * 2 ** (attempt - 1), _MAX_WAIT) * random.uniform(0.5, 1.5)  # noqa: S311
+        self._not_before = max(self._not_before, time.monotonic() + (own if asked is None else asked))

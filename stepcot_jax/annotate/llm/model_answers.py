@@ -1,0 +1,149 @@
+"""Parse a model's answer into an annotation, a vote or a trust level.
+
+The wording of `BadAnswer` is sent back to the model and is part of the ledger's request digest: changing it makes
+resumed runs pay for repairs again.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from stepcot_jax.annotate.annotation import Annotation
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
+from stepcot_jax.host.errors import BadInput
+
+MAX_REASONING = 4000
+"""Most characters of one reasoning."""
+
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_MAX_OBJECTS = 200
+_NUM_SHOWN = 80
+
+
+class BadAnswer(ValueError):
+    """An answer that violates the schema; the message tells the model what to correct.
+
+    Attributes:
+      field: name of the field, free of the answer's content.
+    """
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field or "the JSON object"
+
+
+def read_chain_answer(text: str, *, chain: Chain) -> Annotation:
+    """Read an answer to the annotation prompt; text around its single JSON object is ignored.
+
+    Raises:
+      BadAnswer: there is no such object, or it violates the schema.
+    """
+    names = [f"step_{number}" for number in range(1, chain.num_steps + 1)]
+    found = _find_object(text, names)
+    labels, reasoning = [], []
+    for name, step in zip(names, chain.steps, strict=True):
+        entry = found[name]
+        if not isinstance(entry, dict) or set(entry) != {"reasoning", "answer"}:
+            raise BadAnswer(field=name, message=f"found {_shown(entry)}, accepted is an object of reasoning and answer")
+        if not isinstance(entry["reasoning"], str) or not entry["reasoning"].strip():
+            raise BadAnswer(
+                field=f"{name}.reasoning", message=f"found {_shown(entry['reasoning'])}, accepted is a text"
+            )
+        if len(entry["reasoning"]) > MAX_REASONING:
+            raise BadAnswer(
+                f"{name}.reasoning: found {len(entry['reasoning'])} characters, accepted are 1 to 3 sentences"
+            )
+        labels.append(_read_label(entry["answer"], name=name, accepted=step.lettered_options, read=step.read_answer))
+        reasoning.append(entry["reasoning"].strip())
+    return Annotation(tuple(labels), tuple(reasoning))
+
+
+def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
+    """Read an answer to the trust question or a vote.
+
+    Args:
+      text: the answer.
+      field: "trust" or "vote".
+      accepted: valid values, in lower case.
+
+    Raises:
+      BadAnswer: there is no such object, or its value is not accepted.
+
+    >>> read_choice('{"reasoning": "As reported.", "vote": "Correct"}', field="vote", accepted=("correct",))
+    'correct'
+    """
+    found = _find_object(text, ["reasoning", field])
+    value = found[field]
+    folded = fold(value) if isinstance(value, str) else ""
+    if folded not in accepted:
+        raise BadAnswer(field=field, message=f"found {_shown(value)}, accepted is one of {', '.join(accepted)}")
+    return folded
+
+
+def write_chain_answer(annotation: Annotation, *, chain: Chain) -> dict[str, dict[str, str | None]]:
+    """Write an annotation as the object that the annotation prompt asks for; `read_chain_answer` reads it back."""
+    steps = zip(chain.steps, annotation.labels, annotation.reasoning, strict=True)
+    return {
+        f"step_{number}": {"reasoning": reasoning, "answer": step.written(label)}
+        for number, (step, label, reasoning) in enumerate(steps, start=1)
+    }
+
+
+def _read_label(answer: Any, *, name: str, accepted: Sequence[str], read: Any) -> int:
+    try:
+        label = read(answer) if isinstance(answer, str) else NOT_ANNOTATED
+    except BadInput:
+        label = NOT_ANNOTATED
+    if label == NOT_ANNOTATED:
+        raise BadAnswer(
+            field=f"{name}.answer", message=f"found {_shown(answer)}, accepted is one of {', '.join(accepted)}"
+        )
+    return label
+
+
+def _find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the one JSON object of a text with exactly these names."""
+    found: list[dict[str, Any]] = []
+    other = "no JSON object"
+    for candidate in _objects(_THOUGHTS.sub("", text)):
+        if set(candidate) == set(names):
+            found.append(candidate)
+        else:
+            missing = [name for name in names if name not in candidate]
+            more = [str(name)[:_NUM_SHOWN] for name in candidate if name not in names]
+            other = (
+                f"an object with the names {missing} missing" if missing else f"an object with more names: {more[:8]}"
+            )
+    if len(found) == 1 or (found and all(each == found[0] for each in found)):
+        return found[0]
+    what = f"{len(found)} objects that differ" if found else other
+    raise BadAnswer(f"found {what}, accepted is one JSON object with the names {', '.join(names)}")
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Return the outermost JSON objects of a text."""
+    decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition)
+    found, position = [], text.find("{")
+    # Bounded: a text of opening brackets would take quadratic time.
+    for _ in range(_MAX_OBJECTS):
+        if position < 0:
+            break
+        try:
+            value, position = decoder.raw_decode(text, position)
+            found.append(value)
+        except (json.JSONDecodeError, RecursionError):
+            position += 1
+        position = text.find("{", position)
+    return found
+
+
+def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise BadAnswer("found a name twice in one object, accepted is each name once")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:_NUM_SHOWN]

@@ -1,0 +1,137 @@
+"""What an endpoint sends back: an answer, its cost in tokens, and how long to wait."""
+
+import dataclasses
+import email.utils
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from stepcot_jax.annotate.llm.endpoint import hide_key
+from stepcot_jax.annotate.llm.prompt import Message
+
+_TOKENS_OF_A_MESSAGE = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """The outcome of one request.
+
+    Attributes:
+      answer: text of the answer; None for none.
+      problem: why there is no answer; "" otherwise.
+      is_final: whether a retry is pointless (an answer, or one that is too large).
+      finish: finish reason of the endpoint.
+      served_model: model name of the endpoint, possibly more specific than the requested one.
+      form: how JSON was requested: "json_schema", "json_object" or "plain".
+      prompt_tokens: tokens of the prompt.
+      answer_tokens: tokens of the answer.
+      is_counted: whether the endpoint counted the tokens; otherwise they are upper bounds.
+      seconds: duration of the request.
+    """
+
+    answer: str | None
+    problem: str
+    is_final: bool
+    finish: str
+    served_model: str
+    form: str
+    prompt_tokens: int
+    answer_tokens: int
+    is_counted: bool
+    seconds: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.prompt_tokens + self.answer_tokens
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)]
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Completion(msgspec.Struct):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    model: str | None = None
+    usage: object = None
+
+
+def read_reply(content: bytes, *, lost: Reply, key: str) -> Reply:
+    """Parse a response's body.
+
+    The openai package builds its own types without validation, so a wrong type would surface later.
+
+    Args:
+      content: the body.
+      lost: the reply if the body holds no answer; its counts are upper bounds.
+      key: the endpoint's key, masked wherever the body repeats it.
+    """
+    try:
+        found = msgspec.json.decode(content, type=_Completion)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return dataclasses.replace(lost, problem="the response is not a chat completion")
+    choice = found.choices[0]
+    answer = hide_key(choice.message.content or "", key)
+    prompt_tokens, answer_tokens = lost.prompt_tokens, min(_num_bytes(answer) + 1, lost.answer_tokens)
+    is_counted = True
+    try:
+        usage = msgspec.convert(found.usage, _Usage)
+        prompt_tokens, answer_tokens = usage.prompt_tokens, usage.completion_tokens
+    except msgspec.ValidationError:
+        is_counted = False
+    return dataclasses.replace(
+        lost,
+        answer=answer,
+        is_final=True,
+        finish=hide_key(choice.finish_reason or "", key)[:40],
+        served_model=hide_key(found.model or "", key)[:120],
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        is_counted=is_counted,
+    )
+
+
+def bound_prompt_tokens(messages: Sequence[Message], schema: Mapping[str, Any]) -> int:
+    """Return an upper bound of a prompt's tokens: each token encodes at least one byte."""
+    num_bytes = sum(_num_bytes(message["content"]) for message in messages)
+    return num_bytes + _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def read_wait(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a response asks to wait (Retry-After, a number or a date), or None.
+
+    >>> read_wait({"retry-after": "2.5"})
+    2.5
+    """
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        value = headers.get(name)
+        if value is None:
+            continue
+        try:
+            wait = float(value) * unit
+        except ValueError:
+            try:
+                wait = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+            except (ValueError, TypeError, OverflowError):
+                continue
+        if math.isfinite(wait):
+            return max(wait, 0.0)
+    return None

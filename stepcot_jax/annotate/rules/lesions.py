@@ -1,0 +1,250 @@
+"""What a report says of the lesion that its diagnosis is about, with the sentence that supports each answer.
+
+Places are searched in order of likelihood: the phrase that names the diagnosis, its clause, the relative clause after
+it, a sentence without another finding, the sentence that continues it, and the opacity that the diagnosis explains.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from stepcot_jax.annotate.rules import descriptions, terms
+from stepcot_jax.annotate.rules.assertions import Status
+from stepcot_jax.annotate.rules.descriptions import Describer
+from stepcot_jax.annotate.rules.mentions import Mention, Reading
+from stepcot_jax.annotate.rules.sentences import Sentence
+from stepcot_jax.chain import NOT_APPLICABLE
+
+_MOST_MENTIONS = 30  # further mentions add no information, only time
+_CALCIFIED = (terms.GRANULOMA, terms.CALCIFICATION)
+_DISCRETE = (terms.NODULE, terms.MASS, terms.GRANULOMA)
+_OF_LUNG = (terms.NODULE, terms.MASS, terms.ATELECTASIS, terms.INFILTRATION, terms.PNEUMONIA)
+
+IMPLIED_PATTERN = {
+    terms.NODULE: descriptions.NODULAR,
+    terms.MASS: descriptions.NODULAR,
+    terms.GRANULOMA: descriptions.NODULAR,
+    terms.PNEUMONIA: descriptions.CONSOLIDATION,
+    terms.INFILTRATION: descriptions.CONSOLIDATION,
+    terms.ATELECTASIS: descriptions.LINEAR,
+}
+"""Pattern where the report names none; N/A for other findings."""
+
+IMPLIED_LOCATION = {
+    terms.EFFUSION: descriptions.PLEURA,
+    terms.PNEUMOTHORAX: descriptions.PLEURA,
+    terms.CARDIOMEGALY: descriptions.CARDIAC,
+}
+"""Location where the report names none and the finding is not diffuse; N/A for other findings."""
+
+
+_PHRASE = re.compile(r"[,;:]|\band\b|\bwith\b|\bwithout\b|\bas well as\b|\bversus\b|\bor\b", re.IGNORECASE)
+
+_LEFT = re.compile(r"\b(?:left|lingul\w+|LUL|LLL)\b", re.IGNORECASE)
+_RIGHT = re.compile(r"\b(?:right|RUL|RML|RLL)\b", re.IGNORECASE)
+_SEQUEL = re.compile(
+    r"(?:these|this|it|they|both|(?:most )?likely|probabl[ey]|possibly|appears?|measur(?:es?|ing)|represent(?:s|ing)"
+    r"|the (?:calcifications?|margins?|nodul\w+|mass(?:es)?|opacit(?:y|ies)|densit(?:y|ies)|lesions?|findings?"
+    r"|appearance))\b",
+    re.IGNORECASE,
+)
+
+# "A nodule which is calcified": a clause of its own about the same lesion.
+_RELATIVE = re.compile(
+    r"which (?:is|are|appears?|has|have|measures?|contains?|demonstrates?|shows?)\b(?:(?! and\b)[^,;.]){0,80}",
+    re.IGNORECASE,
+)
+
+Site = tuple[str | None, frozenset[str]]
+"""Zone and sides, as far as named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """An answer and the sentence that supports it."""
+
+    text: str
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Characters `first` to `last` of a sentence, searched for words about the finding at `about`."""
+
+    sentence: Sentence
+    first: int
+    last: int
+    about: tuple[int, int]
+
+    def strongest(self, describer: Describer) -> str | None:
+        return describer.strongest(self.sentence.line, self.first, self.last)
+
+
+class Lesion:
+    """The lesion of one finding, with the places of the report that describe it.
+
+    Args:
+      reading: the report.
+      chief: the finding.
+    """
+
+    def __init__(self, reading: Reading, chief: Mention) -> None:
+        self._chief = chief
+        least = min(chief.status, Status.LIKELY)
+        own = [item for item in reading.mentions if item.finding == chief.finding and item.status >= least]
+        own.sort(key=lambda item: (item is not chief, item.number != chief.number))
+        own = own[:_MOST_MENTIONS]
+        self.linked = _linked(reading, chief)
+        explained = self.linked or _explained(reading, chief)[:_MOST_MENTIONS]
+        # All words of a sentence that names no other finding describe this one.
+        num_named = collections.Counter(item.number for item in reading.mentions)
+        alone = {number for number, count in num_named.items() if count == 1}
+        sides = {side for item in own for side in _find_sides(_whole(item) if item.number in alone else _near(item)[0])}
+        self._is_in_two_places = len(sides) > 1 or any(map(_names_two_zones, own))
+        self._places = [
+            *(place for item in own for place in (*_near(item), *_relative_clause(item))),
+            *(_whole(item) for item in own if item.number in alone),
+            *_sequels(reading, own),
+            *(place for item in explained for place in _near(item)),
+            *(_whole(item) for item in self.linked if item.number != chief.number),
+        ]
+
+    def distribution(self) -> Answer:
+        """Return the answer of step 2."""
+        if self._chief.finding == terms.CARDIOMEGALY and not self.linked:
+            return self._implied(NOT_APPLICABLE)
+        found = [(place, place.strongest(descriptions.DISTRIBUTION)) for place in self._places]
+        for place, answer in found:
+            if answer == descriptions.FOCAL and (self._is_in_two_places or self._is_strewn(place)):
+                return Answer(descriptions.MULTIFOCAL, place.sentence.text)
+            diffuse = [other for other, word in found if word == descriptions.DIFFUSE]
+            if answer == descriptions.MULTIFOCAL and diffuse:
+                return Answer(descriptions.DIFFUSE, diffuse[0].sentence.text)
+            if answer:
+                return Answer(answer, place.sentence.text)
+        if self._chief.finding == terms.CARDIOMEGALY:
+            return self._implied(NOT_APPLICABLE)
+        several = next((place for place in self._places if place.strongest(descriptions.PLURAL)), None)
+        return Answer(descriptions.MULTIFOCAL, several.sentence.text) if several else self._implied(descriptions.FOCAL)
+
+    def _is_strewn(self, place: _Place) -> bool:
+        """Whether a place names several lesions of the lung without a zone that holds them all."""
+        several = self._chief.finding in _DISCRETE and place.strongest(descriptions.PLURAL)
+        return bool(several) and not place.strongest(descriptions.LOCATION)
+
+    def pattern(self) -> Answer:
+        """Return the answer of step 3."""
+        # "Pulmonary nodule" names only the diagnosis; "nodular infiltrate" also names a pattern.
+        named = self._named(descriptions.PATTERN, beside_name=self._chief.finding in (terms.NODULE, terms.MASS))
+        return named or self._implied(IMPLIED_PATTERN.get(self._chief.finding, NOT_APPLICABLE))
+
+    def location(self) -> Answer:
+        """Return the answer of step 4."""
+        if self._chief.finding == terms.CARDIOMEGALY and not self.linked:
+            return self._implied(descriptions.CARDIAC)
+        if named := self._named(descriptions.LOCATION):
+            return named
+        if self.distribution().text == descriptions.DIFFUSE:
+            return self._implied(NOT_APPLICABLE)
+        return self._implied(IMPLIED_LOCATION.get(self._chief.finding, NOT_APPLICABLE))
+
+    def morphology(self) -> Answer:
+        """Return the answer of step 5."""
+        return self._named(descriptions.MORPHOLOGY) or self._implied(NOT_APPLICABLE)
+
+    def density(self) -> Answer | None:
+        """Return the answer of step 1 if the report describes the linked opacity in words, else None."""
+        for item in self.linked:
+            answer = descriptions.DETECTION.strongest(item.sentence.line, *item.clause)
+            if answer:
+                return Answer(answer, item.sentence.text)
+        return None
+
+    def _named(self, describer: Describer, *, beside_name: bool = False) -> Answer | None:
+        for place in self._places:
+            spans = [(place.first, place.last)]
+            if beside_name:
+                spans = [(place.first, place.about[0]), (place.about[1], place.last)]
+            for first, last in spans:
+                answer = describer.nearest(place.sentence.line, first, last, about=place.about)
+                if answer:
+                    return Answer(answer, place.sentence.text)
+        return None
+
+    def _implied(self, text: str) -> Answer:
+        return Answer(text, self._chief.sentence.text)
+
+
+def _linked(reading: Reading, chief: Mention) -> list[Mention]:
+    """Return the opacities that the report calls consistent with the finding."""
+    if not chief.concluded:
+        return []
+    return [item for item in _opacities(reading) if item.number in (chief.number - 1, chief.number)]
+
+
+def _explained(reading: Reading, chief: Mention) -> list[Mention]:
+    """Return the mentions that most likely describe the same lesion as the finding.
+
+    A granuloma at the site of a nodule is the nodule; a lesion outside the taxonomy matches lesions at its site.
+    """
+    site = _find_site(chief)
+    if chief.sort == "lesion":
+        lesions = [item for item in reading.mentions if item.sort == "lesion" and item.present]
+        return [item for item in lesions if _may_share(_find_site(item), site)]
+    calcified = [item for item in reading.mentions if item.finding in _CALCIFIED and item.present]
+    is_placed_nodule = chief.finding == terms.NODULE and site[0]
+    of_nodule = [item for item in calcified if _find_site(item) == site] if is_placed_nodule else []
+    return [*_opacities(reading), *of_nodule] if chief.finding in _OF_LUNG else []
+
+
+def _opacities(reading: Reading) -> Iterator[Mention]:
+    return (item for item in reading.mentions if item.finding in (terms.OPACITY, terms.LUCENCY) and item.present)
+
+
+def _may_share(one: Site, two: Site) -> bool:
+    return (not one[0] or not two[0] or one[0] == two[0]) and (not one[1] or not two[1] or bool(one[1] & two[1]))
+
+
+def _find_site(mention: Mention) -> Site:
+    phrase, clause = _near(mention)
+    return clause.strongest(descriptions.LOCATION), frozenset(_find_sides(phrase))
+
+
+def _find_sides(place: _Place) -> set[str]:
+    searched = place.sentence.line, place.first, place.last
+    return {side for side, words in (("left", _LEFT), ("right", _RIGHT)) if words.search(*searched)}
+
+
+def _names_two_zones(mention: Mention) -> bool:
+    phrase, clause = _near(mention)
+    about = (phrase.first, phrase.last)
+    return descriptions.names_two_zones(mention.sentence.line, clause.first, clause.last, about=about)
+
+
+def _near(mention: Mention) -> tuple[_Place, _Place]:
+    """Return the phrase and the clause of a finding."""
+    text, (first, last) = mention.sentence.line, mention.clause
+    about = (mention.start, mention.end)
+    start = max((match.end() for match in _PHRASE.finditer(text, first, mention.start)), default=first)
+    end = min((match.start() for match in _PHRASE.finditer(text, mention.end, last)), default=last)
+    clause = _Place(mention.sentence, min(first, mention.start), max(last, mention.end), about)
+    return _Place(mention.sentence, start, end, about), clause
+
+
+def _relative_clause(mention: Mention) -> Iterator[_Place]:
+    match = _RELATIVE.match(mention.sentence.line, mention.clause[1])
+    if match:
+        yield _Place(mention.sentence, match.start(), match.end(), (mention.start, mention.end))
+
+
+def _whole(mention: Mention) -> _Place:
+    return _Place(mention.sentence, 0, len(mention.sentence.line), (mention.start, mention.end))
+
+
+def _sequels(reading: Reading, own: list[Mention]) -> Iterator[_Place]:
+    """Yield the sentences that continue a finding ("These most likely represent calcified granulomas.")."""
+    for number in dict.fromkeys(item.number + 1 for item in own):
+        if number < len(reading.sentences) and _SEQUEL.match(reading.sentences[number].line):
+            sentence = reading.sentences[number]
+            yield _Place(sentence, 0, len(sentence.line), (0, 0))

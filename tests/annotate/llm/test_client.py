@@ -1,0 +1,378 @@
+"""One request against a real server on localhost that misbehaves: an answer in the end, or a clear error."""
+
+import asyncio
+import email.utils
+import json
+import logging
+import time
+
+import pytest
+from annotate.misbehaving_server import GOOD, NUM_TOKENS, MisbehavingServer
+
+from stepcot_jax.annotate.llm.budget import Budget
+from stepcot_jax.annotate.llm.client import FORMS, Client, RequestFailed, RequestRefused
+from stepcot_jax.annotate.llm.endpoint import Endpoint, connect, hide_key, read_key
+from stepcot_jax.annotate.llm.prompt import write_annotation_prompt
+from stepcot_jax.annotate.llm.replies import bound_prompt_tokens, read_wait
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.host.errors import BadInput, RunStopped
+
+pytest.importorskip("openai", reason="the extra annotate")
+
+PROMPT = write_annotation_prompt(DEFAULT_CHAIN)
+MESSAGES = PROMPT.messages({"report": "Mrs Example: clear lungs."})
+KEY = "sk-marker-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def ask(server, *, num_requests=1, budget=None, **settings):
+    """The outcomes of requests at once, and everything that was recorded."""
+    settings = {"first_wait": 0.01, "num_attempts": 4, "timeout": 5.0, **settings}
+    recorded = []
+
+    async def run():
+        client = Client(Endpoint("some-model", server.base_url, **settings), budget or Budget(None))
+        try:
+            requests = [client.ask(MESSAGES, schema=PROMPT.schema, record=recorded.append) for _ in range(num_requests)]
+            return await asyncio.gather(*requests, return_exceptions=True)
+        finally:
+            await client.close()
+
+    return asyncio.run(run()), recorded
+
+
+def first(*behaviours):
+    """Misbehave in these ways in turn, then answer well."""
+    return lambda request, number: behaviours[number] if number < len(behaviours) else None
+
+
+def test_the_request_is_what_it_should_be():
+    with MisbehavingServer() as server:
+        (reply,), recorded = ask(server)
+    assert reply.answer == GOOD
+    assert recorded == [reply]
+    assert (reply.prompt_tokens, reply.answer_tokens) == NUM_TOKENS
+    assert (reply.is_counted, reply.is_final, reply.served_model) == (True, True, "served-model-0613")
+    request, headers = server.requests[0], server.headers[0]
+    assert request["messages"] == MESSAGES
+    assert request["response_format"]["json_schema"] == {"name": "answer", "strict": True, "schema": PROMPT.schema}
+    assert {name: request[name] for name in ("model", "temperature", "seed", "max_tokens")} == {
+        "model": "some-model",
+        "temperature": 0.0,
+        "seed": 0,
+        "max_tokens": 2048,
+    }
+    sent = {name.lower(): value for name, value in headers.items()}
+    assert (sent["authorization"], sent["accept-encoding"]) == (f"Bearer {KEY}", "identity")
+
+
+def test_settings_that_an_endpoint_refuses_can_be_left_out():
+    with MisbehavingServer() as server:
+        ask(server, temperature=None, seed=None)
+    assert not {"temperature", "seed"} & set(server.requests[0])
+
+
+TRANSIENT = {
+    "rate limit": ("refuse_for_now", 0.05),
+    "error 500": ("status", (500, {"error": {"message": "oh"}}, {})),
+    "error 503 in HTML": ("status", (503, b"<html>busy</html>", {})),
+    "hangs up": ("hang_up", None),
+    "cut midway": ("cut_midway", None),
+    "too slow": ("answer_slowly", 1.0),
+    "drips": ("drip", 0.05),
+    "not JSON": ("body", b"<html>a page of a proxy</html>"),
+    "not a completion": ("body", b'{"choices": []}'),
+    "of other types": ("body", b'{"choices": [{"message": {"content": 7}}]}'),
+    "empty": ("body", b""),
+    "not text": ("body", b"\xff\xfe"),
+    "deep": ("body", b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("behaviour", TRANSIENT.values(), ids=TRANSIENT)
+def test_what_passes_is_waited_out(behaviour):
+    with MisbehavingServer(first(behaviour, behaviour)) as server:
+        (reply,), recorded = ask(server, timeout=0.4)
+    assert reply.answer == GOOD
+    assert len(server.requests) == 3
+    assert recorded[-1] == reply
+    # What was sent and got no answer may have been paid for: it is recorded as lost, at its upper bound.
+    may_be_paid = behaviour[0] in ("hang_up", "cut_midway", "answer_slowly", "drip", "body")
+    assert [each.is_final for each in recorded[:-1]] == [False, False] * may_be_paid
+    assert all(each.num_tokens > sum(NUM_TOKENS) for each in recorded[:-1])
+
+
+@pytest.mark.parametrize("behaviour", TRANSIENT.values(), ids=TRANSIENT)
+def test_what_does_not_pass_is_given_up_and_said(behaviour):
+    with MisbehavingServer(lambda request, number: behaviour) as server:
+        (error,), _ = ask(server, timeout=0.2, num_attempts=2)
+    assert isinstance(error, RequestFailed), error
+    assert str(error).endswith("(attempts: 2)")
+    assert len(server.requests) == 2
+    assert "Example" not in str(error)
+
+
+def test_an_endpoint_that_is_not_there_is_said():
+    with MisbehavingServer() as server:
+        pass
+    (error,), recorded = ask(server, num_attempts=2)
+    assert isinstance(error, RequestFailed)
+    assert "cannot be reached" in str(error)
+    assert server.base_url in str(error)
+    assert recorded == []  # never sent, so never paid
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "words"),
+    [
+        (("status", (401, {"error": {"message": f"wrong key {KEY}"}}, {})), BadInput, "OPENAI_API_KEY"),
+        (("status", (403, {"error": {"code": f"no_{KEY}"}}, {})), BadInput, "HTTP 403 (no_[key])"),
+        (("status", (404, {"error": {"message": f"no model; {KEY}"}}, {})), BadInput, "'some-model'"),
+        (("status", (307, b"", {"Location": "http://127.0.0.1:1/elsewhere"})), BadInput, "HTTP 307"),
+        (("status", (402, {"error": {"message": "pay"}}, {})), RunStopped, "no credit"),
+        (("status", (429, {"error": {"code": "insufficient_quota"}}, {})), RunStopped, "no credit"),
+        (("refuse_for_now", 3600), RunStopped, "asks to wait 3600 s"),
+        (("status", (400, {"error": {"code": "context_length"}}, {})), RequestRefused, "HTTP 400 (context_length)"),
+        (("status", (400, {"error": {"code": "no", "param": "seed"}}, {})), BadInput, "--omit=seed"),
+        (("status", (422, {"detail": [{"loc": ["body", "temperature"], "msg": "Extra inputs are not permitted"}]}, {})),
+         RequestFailed, "--omit=temperature"),
+        (("status", (400, {"error": {"code": "content_filter", "message": "seed: not allowed"}}, {})),
+         RequestRefused, "HTTP 400 (content_filter)"),
+        (("status", (413, {"error": {"message": "Mrs Example"}}, {})), RequestRefused, "HTTP 413"),
+    ],
+)  # fmt: skip
+def test_what_no_repetition_mends_is_said_at_once(behaviour, kind, words):
+    with MisbehavingServer(lambda request, number: behaviour) as server:
+        (error,), _ = ask(server)
+    assert type(error) is kind
+    assert words in str(error)
+    assert KEY not in str(error)
+    assert "Example" not in str(error)
+    assert "\n" not in str(error)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("behaviour", [("flood", (200, b" " * 4096)), ("body", b" " * 300_000)])
+def test_a_huge_response_is_not_read_to_its_end(behaviour):
+    with MisbehavingServer(lambda request, number: behaviour) as server:
+        (reply,), recorded = ask(server, max_response_bytes=100_000)
+    assert reply.answer is None
+    assert reply.problem == "the response exceeds 100000 bytes"
+    assert recorded == [reply]  # paid for, and as pointless to ask again as it was
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [(("flood", (500, b" " * 4096)), "100000 bytes with HTTP 500"), (("compress", 1 << 24), "compressed")],
+)
+def test_neither_is_a_huge_error_nor_a_compressed_response(behaviour, words):
+    with MisbehavingServer(lambda request, number: behaviour) as server:
+        (error,), _ = ask(server, max_response_bytes=100_000, num_attempts=2)
+    assert isinstance(error, RequestFailed)
+    assert words in str(error)
+    assert len(server.requests) == 2
+
+
+def test_retry_after_is_honoured_by_all_requests():
+    with MisbehavingServer(first(("refuse_for_now", 0.4))) as server:
+        replies, _ = ask(server, num_requests=4)
+    assert [reply.answer for reply in replies] == [GOOD] * 4
+    refused = server.times[0]
+    later = [at - refused for at in server.times if at - refused > 0.2]
+    assert later
+    assert min(later) >= 0.4
+
+
+def test_requests_that_waited_do_not_come_back_in_one_instant():
+    with MisbehavingServer(first(*[("refuse_for_now", 0.3)] * 6)) as server:
+        replies, _ = ask(server, num_requests=6, first_wait=0.4)
+    assert [reply.answer for reply in replies] == [GOOD] * 6
+    assert server.times[-1] - server.times[6] > 0.05
+
+
+def test_retry_after_may_be_a_date():
+    assert read_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0.0
+    in_an_hour = email.utils.formatdate(time.time() + 3600, usegmt=True)
+    assert 3590 < read_wait({"retry-after": in_an_hour}) <= 3600
+    assert read_wait({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+    assert read_wait({"retry-after": "-3"}) == 0.0
+    assert [read_wait({"retry-after": text}) for text in ("soon", "inf", "nan", "")] == [None] * 4
+    assert read_wait({}) is None
+
+
+def test_waits_grow_and_differ():
+    refusal = ("status", (500, {}, {}))
+    gaps = []
+    with MisbehavingServer(first(*[refusal] * 5)) as server:
+        ask(server, num_attempts=6, first_wait=0.05)
+        gaps = [after - before for before, after in zip(server.times, server.times[1:], strict=False)]
+    assert gaps[-1] > 0.4  # half of 0.05 * 2 ** 4
+    assert gaps[0] < 0.4
+    assert len({round(gap / 2**power, 3) for power, gap in enumerate(gaps)}) > 1
+
+
+@pytest.mark.parametrize("best", range(3))
+def test_the_strictest_form_that_the_endpoint_has_is_found(best):
+    def behave(request, number):
+        form = request.get("response_format", {"type": "plain"})["type"]
+        if FORMS.index(form) < best:
+            return "status", (400, {"error": {"message": f"response_format {form} is unavailable"}}, {})
+        return None
+
+    with MisbehavingServer(behave) as server:
+        replies, recorded = ask(server, num_requests=3)
+        assert [reply.form for reply in replies] == [FORMS[best]] * 3
+        assert len(recorded) == 3
+        assert len(server.paid) == 3
+
+
+def test_the_newer_name_of_the_token_limit_is_used_where_it_is_asked_for():
+    def behave(request, number):
+        if "max_tokens" in request:
+            message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+            return "status", (400, {"error": {"message": message, "param": "max_tokens"}}, {})
+        return None
+
+    with MisbehavingServer(behave) as server:
+        (reply,), _ = ask(server)
+    assert reply.answer == GOOD
+    assert server.requests[1]["max_completion_tokens"] == 2048
+
+
+def test_an_answer_without_a_count_is_counted_at_its_upper_bound():
+    with MisbehavingServer(lambda request, number: ("answer_uncounted", GOOD)) as server:
+        (reply,), _ = ask(server)
+    assert not reply.is_counted
+    assert reply.prompt_tokens == bound_prompt_tokens(MESSAGES, PROMPT.schema)
+    assert reply.prompt_tokens >= sum(len(message["content"]) for message in MESSAGES)
+    assert len(GOOD) <= reply.answer_tokens <= 2048
+
+
+def test_a_key_in_an_answer_is_hidden():
+    with MisbehavingServer(lambda request, number: ("answer", f"Bearer {KEY}!")) as server:
+        (reply,), _ = ask(server)
+    assert reply.answer == "Bearer [key]!"
+
+
+def test_the_cap_is_never_passed_and_requests_under_way_are_waited_for():
+    one = sum(NUM_TOKENS)
+    bound = bound_prompt_tokens(MESSAGES, PROMPT.schema) + 2048
+    budget = Budget(2 * one + bound)
+    with MisbehavingServer(lambda request, number: ("answer_slowly", 0.02)) as server:
+        outcomes, recorded = ask(server, num_requests=8, budget=budget)
+    stopped = [outcome for outcome in outcomes if isinstance(outcome, RunStopped)]
+    assert len(server.paid) == len(recorded) == 3  # one, one, and one more for which the rest just sufficed
+    assert len(stopped) == 5
+    assert budget.num_spent == 3 * one <= budget.cap
+    assert f"{3 * one} of {budget.cap} tokens" in str(stopped[0])
+
+
+def test_lost_requests_count_towards_the_cap():
+    budget = Budget(3 * (bound_prompt_tokens(MESSAGES, PROMPT.schema) + 2048) - 1)
+    with MisbehavingServer(lambda request, number: ("hang_up", None)) as server:
+        (error,), recorded = ask(server, budget=budget)
+    assert isinstance(error, RunStopped)
+    assert len(recorded) == len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": " "}, "--model"),
+        ({"model": "a\nb"}, "model"),
+        ({"base_url": "localhost:1234"}, "--base-url"),
+        ({"base_url": "file:///etc/passwd"}, "--base-url"),
+        ({"base_url": "http://u:topsecret@h/v1"}, "user or a query"),
+        ({"base_url": "http://h/v1?key=topsecret"}, "user or a query"),
+        ({"base_url": "http://h:99999/v1"}, "--base-url"),
+        ({"timeout": 0}, "--timeout"),
+        ({"num_attempts": -1}, "--attempts"),
+        ({"temperature": -1}, "--temperature"),
+        ({"max_answer_tokens": float("inf")}, "--max-answer-tokens"),
+    ],
+)
+def test_bad_settings_are_refused_without_their_secrets(changes, words):
+    with pytest.raises(BadInput) as caught:
+        Endpoint(**{"model": "m", **changes})
+    assert words in str(caught.value)
+    assert "topsecret" not in str(caught.value)
+
+
+def test_a_403_is_about_the_key_until_there_was_an_answer():
+    refusal = ("status", (403, {"error": {"code": "blocked"}}, {}))
+
+    async def run(server, *, answered_before):
+        client = Client(Endpoint("m", server.base_url, first_wait=0.01), Budget(None))
+        client.answered_before = answered_before
+        outcomes = []
+        for _ in range(3):
+            request = client.ask(MESSAGES, schema=PROMPT.schema, record=lambda reply: None)
+            outcomes += await asyncio.gather(request, return_exceptions=True)
+        await client.close()
+        return [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)]
+
+    for answered_before, kind in ((False, BadInput), (True, RequestFailed)):
+        with MisbehavingServer(lambda request, number: None if number == 1 else refusal) as server:
+            assert asyncio.run(run(server, answered_before=answered_before)) == [kind, RequestRefused]
+
+
+def test_without_a_key_variable_no_key_is_sent(monkeypatch):
+    with MisbehavingServer() as server:
+        ask(server, key_variable="")
+    assert KEY not in repr(server.headers)
+    with pytest.raises(BadInput, match="key-variable="):
+        read_key(Endpoint("m", key_variable=""))
+
+
+def test_keys(monkeypatch):
+    local = Endpoint("m", "http://localhost:1/v1", key_variable="SOME_KEY")
+    assert read_key(local) == "none"
+    monkeypatch.setenv("SOME_KEY", " ollama \n")
+    assert read_key(local) == "ollama"
+    monkeypatch.setenv("SOME_KEY", "top\nsecret")
+    with pytest.raises(BadInput) as caught:
+        read_key(local)
+    assert "secret" not in str(caught.value)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(BadInput, match="OPENAI_API_KEY is required"):
+        read_key(Endpoint("m"))
+    assert hide_key("an ollama", "ollama") == "an ollama"
+    assert json.loads(hide_key(json.dumps({"a": KEY}), KEY)) == {"a": "[key]"}
+
+
+EVERY = {
+    **TRANSIENT,
+    "wrong key": ("status", (401, {"error": {"message": f"wrong: {KEY}", "code": KEY}}, {"X-Key": KEY})),
+    "no model": ("status", (404, {"error": {"message": f"wrong: {KEY}", "type": KEY}}, {"X-Key": KEY})),
+    "moved": ("status", (302, KEY.encode(), {"Location": f"http://127.0.0.1:1/{KEY}"})),
+    "no credit": ("status", (402, {"error": {"message": KEY, "code": KEY}}, {})),
+    "bad request": ("status", (400, {"error": {"message": f"Mrs Example: clear lungs. {KEY}", "code": KEY}}, {})),
+    "echo as an answer": ("answer", f"Authorization: Bearer {KEY}"),
+    "echo as a page": ("body", f"Authorization: Bearer {KEY}".encode()),
+    "flood": ("flood", (200, KEY.encode() * 100)),
+    "flood of errors": ("flood", (500, KEY.encode() * 100)),
+}
+
+
+@pytest.mark.parametrize("behaviour", EVERY.values(), ids=EVERY)
+def test_neither_key_nor_report_is_in_any_error_record_or_log(behaviour, caplog):
+    caplog.set_level(logging.DEBUG)
+    with MisbehavingServer(lambda request, number: behaviour) as server:
+        (outcome,), recorded = ask(server, timeout=0.2, num_attempts=2)
+    chained = [outcome, getattr(outcome, "__cause__", None)]
+    for said in (repr(chained), str(outcome), repr(recorded), caplog.text):
+        assert KEY not in said
+        assert "Example" not in said
+
+
+def test_an_organisation_in_the_environment_goes_to_no_host(monkeypatch):
+    pytest.importorskip("openai", reason="needs the extra annotate")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-marker")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-marker")
+    sent = str(connect(Endpoint("m", "http://localhost:1/v1"), "a key").default_headers)
+    assert "marker" not in sent

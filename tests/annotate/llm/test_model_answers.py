@@ -1,0 +1,109 @@
+"""Answers of a model: what is read, what is refused, and what the refusal says to it."""
+
+import copy
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.annotate.annotation import Annotation
+from stepcot_jax.annotate.llm.model_answers import (
+    MAX_REASONING,
+    BadAnswer,
+    read_chain_answer,
+    read_choice,
+    write_chain_answer,
+)
+from stepcot_jax.chain import DEFAULT_CHAIN
+
+CHAIN = DEFAULT_CHAIN
+ANNOTATION = Annotation((1, 0, 0, 2, 1, 6, 5), tuple(f"because {number}" for number in range(7)))
+ANSWER = write_chain_answer(ANNOTATION, chain=CHAIN)
+TEXT = json.dumps(ANSWER)
+
+
+def read(text):
+    return read_chain_answer(text, chain=CHAIN)
+
+
+def change(**steps):
+    answer = copy.deepcopy(ANSWER)
+    for name, entry in steps.items():
+        answer[name] = entry
+    return json.dumps(answer)
+
+
+@given(st.tuples(*(st.integers(0, step.num_answers - 1) for step in CHAIN.steps)))
+def test_what_is_written_reads_back(labels):
+    annotation = Annotation(labels, ("a",) * 7)
+    assert read(json.dumps(write_chain_answer(annotation, chain=CHAIN))) == annotation
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Here is the chain:\n```json\n{TEXT}\n```\nI hope that helps {{truly}}.",
+        f'<think>Perhaps {{"step_1": 1}}? Or {TEXT.replace("because", "since")}</think>\n{TEXT}',
+        f"{TEXT}\n{TEXT}",
+        f"{{}} {{not json}} {TEXT}",
+        change(step_1={"reasoning": " because 0\n", "answer": "increased OPACITY"}),
+        change(step_1={"reasoning": "because 0", "answer": "B. Increased opacity"}),
+    ],
+)
+def test_text_around_and_other_spellings_make_no_difference(text):
+    assert read(text) == ANNOTATION
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no JSON object"),
+        ("I cannot do that.", "no JSON object"),
+        (TEXT[:-10], "names"),
+        (json.dumps({"step_1": ANSWER["step_1"]}), "step_2"),
+        (json.dumps({**ANSWER, "step_8": ANSWER["step_1"]}), "more names: ['step_8']"),
+        (TEXT + TEXT.replace('"answer": "B"', '"answer": "A"', 1), "2 objects that differ"),
+        (TEXT.replace('"step_2"', '"step_1"'), "a name twice"),
+        (change(step_3="A"), "step_3: found 'A'"),
+        (change(step_3={"answer": "A"}), "step_3: found"),
+        (change(step_3={"answer": "A", "reasoning": "x", "confidence": 1}), "step_3: found"),
+        (change(step_3={"answer": "A", "reasoning": " "}), "step_3.reasoning"),
+        (change(step_3={"answer": "A", "reasoning": None}), "step_3.reasoning"),
+        (change(step_3={"answer": "A", "reasoning": "x" * (MAX_REASONING + 1)}), "4001 characters"),
+        (change(step_7={"answer": "Z", "reasoning": "x"}), "step_7.answer: found 'Z', accepted is one of A. Normal"),
+        (change(step_7={"answer": "N/A", "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"answer": "A. Mass", "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"answer": "", "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"answer": None, "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"answer": 0, "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"answer": ["A"], "reasoning": "x"}), "step_7.answer"),
+    ],
+)
+def test_what_does_not_follow_the_schema_is_refused_and_named(text, words):
+    with pytest.raises(BadAnswer) as caught:
+        read(text)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_any_text_is_read_or_refused(text):
+    with pytest.raises(BadAnswer):
+        read(text)
+
+
+@pytest.mark.parametrize("text", ["{" * 300_000, '{"a":' * 300_000, "[" * 300_000, "<think>" * 50_000])
+def test_text_made_to_take_long_is_refused_at_once(text):
+    with pytest.raises(BadAnswer):
+        read(text)
+
+
+def test_choices():
+    assert (
+        read_choice('so: {"reasoning": "", "trust": "Not  sure"}', field="trust", accepted=("yes", "not sure"))
+        == "not sure"
+    )
+    for text in ('{"reasoning": "", "trust": "maybe"}', '{"trust": "yes"}', '{"reasoning": "", "trust": true}', "yes"):
+        with pytest.raises(BadAnswer):
+            read_choice(text, field="trust", accepted=("yes", "not sure"))

@@ -1,0 +1,45 @@
+"""Slips of the pen are found, and nothing else is."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.annotate.rules import terms
+from stepcot_jax.annotate.rules.mentions import find_terms
+from stepcot_jax.annotate.rules.spelling import find_slips, match_slips
+
+WORDS = ("pneumothorax", "effusion", "infiltrate", "pneumonia", "atelectasis", "cardiomegaly", "nodule")
+
+
+@pytest.mark.parametrize("slip", ["efusion", "efffusion", "effsuion", "effusoin", "effusino", "effusionn"])
+def test_one_letter_left_out_doubled_or_swapped_is_a_slip(slip):
+    assert slip in find_slips("effusion")
+
+
+@pytest.mark.parametrize("other", ["effusion", "infusion", "fusion", "effusio", "effuion s", "efuson", "effusive"])
+def test_other_words_are_none(other):
+    assert other not in find_slips("effusion")
+    assert re.fullmatch(match_slips("effusion", "effusions"), other) is None
+
+
+@given(st.sets(st.text("abc", min_size=6, max_size=8), min_size=1, max_size=3), st.text("abc", max_size=9))
+def test_the_expression_matches_the_slips_and_nothing_else(words, text):
+    slips = set().union(*map(find_slips, words)) - words
+    expression = re.compile(match_slips(*words))
+    assert all(expression.fullmatch(slip) for slip in slips)
+    assert (expression.fullmatch(text) is not None) == (text in slips)
+
+
+def test_a_short_word_has_too_many_neighbours():
+    with pytest.raises(ValueError, match="'mass'"):
+        find_slips("mass")
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_diagnosis_is_known_by_its_slips(word):
+    (finding,) = {naming.finding for naming in find_terms(word)}
+    assert finding in terms.DIAGNOSIS_OPTIONS
+    for slip in find_slips(word):
+        assert {naming.finding for naming in find_terms(f"Small {slip} again.")} == {finding}, slip

@@ -1,0 +1,160 @@
+"""The checks that every report and annotation has to pass."""
+
+import dataclasses
+
+import pytest
+
+from stepcot_jax.annotate.annotation import (
+    CONFLICTING_FINDINGS,
+    INCONSISTENT_CHAIN,
+    INVALID_STEP,
+    NO_FRONTAL_IMAGE,
+    NO_REPORT,
+    REASONING_NOT_IN_REPORT,
+    Annotation,
+    CannotAnnotate,
+    Report,
+)
+from stepcot_jax.annotate.annotation_checks import check_annotation, check_consistency, check_report
+from stepcot_jax.annotate.rules.annotator import annotate_report
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
+
+REPORT = Report("1", "1", "FINDINGS: A 2.5 cm nodule in the right apex. No effusion.", ("a.png",), "test")
+GOOD = Annotation((1, 0, 2, 0, 4, 6, 1), ("A 2.5 cm nodule in the right apex.",) * 7)
+NORMAL = Annotation((0, 3, 5, 6, 4, 6, 0), ("No effusion.",) * 7)
+
+
+def reason(annotation, *, report=REPORT, chain=DEFAULT_CHAIN):
+    try:
+        check_annotation(report, annotation, chain=chain)
+    except CannotAnnotate as error:
+        return error.reason
+    return None
+
+
+def with_label(step, label, *, annotation=GOOD):
+    labels = list(annotation.labels)
+    labels[step - 1] = label
+    return dataclasses.replace(annotation, labels=tuple(labels))
+
+
+def with_reasoning(text):
+    return dataclasses.replace(GOOD, reasoning=(text, *GOOD.reasoning[1:]))
+
+
+def test_a_step_that_is_not_annotated_contradicts_none():
+    for place in range(7):
+        for annotation in (GOOD, NORMAL):
+            check_consistency(with_label(place + 1, NOT_ANNOTATED, annotation=annotation).labels, chain=DEFAULT_CHAIN)
+    check_consistency((NOT_ANNOTATED,) * 7, chain=DEFAULT_CHAIN)
+    with pytest.raises(CannotAnnotate, match="in a normal chest"):
+        check_consistency((NOT_ANNOTATED, 0, *(NOT_ANNOTATED,) * 4, 0), chain=DEFAULT_CHAIN)
+
+
+def test_a_report_needs_text_and_an_image():
+    check_report(REPORT)
+    for text in ("", "  ", "INDICATION: pneumonia.", "FINDINGS: ."):
+        with pytest.raises(CannotAnnotate) as caught:
+            check_report(dataclasses.replace(REPORT, text=text))
+        assert caught.value.reason == NO_REPORT
+    with pytest.raises(CannotAnnotate) as caught:
+        check_report(dataclasses.replace(REPORT, images=()))
+    assert caught.value.reason == NO_FRONTAL_IMAGE
+
+
+def test_good_annotations_pass():
+    assert reason(GOOD) is None
+    assert reason(NORMAL) is None
+    assert reason(annotate_report(REPORT)) is None
+
+
+@pytest.mark.parametrize("label", [NOT_ANNOTATED, -1, 4])
+def test_a_step_without_a_valid_answer(label):
+    assert reason(with_label(1, label)) == INVALID_STEP
+
+
+def test_a_chain_of_another_length():
+    assert reason(Annotation((1,), ("",))) == INVALID_STEP
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        with_label(1, 0),  # no abnormality, and a nodule
+        with_label(7, 0),  # increased opacity in a normal chest
+        with_label(4, 2, annotation=NORMAL),  # a place of nothing
+        with_label(6, 2, annotation=with_label(7, 4)),  # effusion with effusion
+        with_label(6, 3, annotation=with_label(7, 8, annotation=with_label(1, 2))),
+        with_label(6, 4, annotation=with_label(7, 6)),
+        with_label(7, 8),  # pneumothorax that is dense
+        with_label(1, 2),  # a nodule that is lucent
+    ],
+)
+def test_chains_that_contradict_themselves(annotation):
+    assert reason(annotation) == INCONSISTENT_CHAIN
+
+
+def test_effects_of_another_diagnosis_are_no_contradiction():
+    assert reason(with_label(6, 2)) is None
+    assert reason(with_label(1, 3)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('The report says "nodule in the right apex".', None),
+        ('The report says "nodule  in the RIGHT\napex."', None),
+        ("It says \u201cnodule in the right apex\u201d.", None),
+        ('"A 2.5 cm nodule ... right apex" is an opacity.', None),
+        ('The report says "nodule in the left apex".', REASONING_NOT_IN_REPORT),
+        ('"A 2.5 cm nodule ... left apex" is an opacity.', REASONING_NOT_IN_REPORT),
+        ("The nodule of 2.5 cm is dense.", None),
+        ("The nodule of 3.5 cm is dense.", REASONING_NOT_IN_REPORT),
+        ("The nodule of 5 cm is dense.", REASONING_NOT_IN_REPORT),
+        ("By steps 1 and 4 it is a nodule; step 5 agrees.", None),
+        ("It lies on the right.", None),
+        ("It lies on the left.", REASONING_NOT_IN_REPORT),
+        ("It lies in the LUL.", REASONING_NOT_IN_REPORT),
+        ("The opacity is dense.", None),
+        ("", None),
+    ],
+)
+def test_what_a_reasoning_may_cite(text, expected):
+    assert reason(with_reasoning(text)) == expected
+
+
+def test_both_sides_are_each_side():
+    both = dataclasses.replace(REPORT, text="FINDINGS: Bilateral nodules.")
+    annotation = dataclasses.replace(GOOD, reasoning=("On the left and on the right.",) * 7)
+    assert reason(annotation, report=both) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FINDINGS: No nodule.", CONFLICTING_FINDINGS),
+        ("FINDINGS: There is a nodule. No nodules.", CONFLICTING_FINDINGS),
+        ("FINDINGS: No nodule. IMPRESSION: Nodule.", None),
+        ("FINDINGS: Nodule. IMPRESSION: No nodule.", CONFLICTING_FINDINGS),
+        ("FINDINGS: There is a nodule. No other nodules.", None),
+        ("FINDINGS: No large nodule.", None),
+        ("FINDINGS: An opacity.", None),
+    ],
+)
+def test_a_diagnosis_that_the_report_denies(text, expected):
+    annotation = dataclasses.replace(GOOD, reasoning=("",) * 7)
+    assert reason(annotation, report=dataclasses.replace(REPORT, text=text)) == expected
+
+
+def test_messages_hold_no_words_of_the_report():
+    with pytest.raises(CannotAnnotate) as caught:
+        check_annotation(REPORT, with_reasoning('"Mr Smith"'), chain=DEFAULT_CHAIN)
+    assert "Smith" not in str(caught.value)
+    assert "'Detection'" in str(caught.value)
+
+
+def test_other_chains_are_checked_as_far_as_they_offer_the_answers():
+    chain = Chain((Step("View", "Which?", ("PA", "AP")), Step("Quality", "How?", ("Good", "Bad", "N/A"))))
+    assert reason(Annotation((0, 1), ("", "")), chain=chain) is None
+    assert reason(Annotation((0, 3), ("", "")), chain=chain) == INVALID_STEP
+    assert reason(Annotation((0,), ("",)), chain=Chain(chain.steps[:1])) is None

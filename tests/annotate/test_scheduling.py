@@ -1,0 +1,131 @@
+"""Several reports at once: out in their order, few held at a time, and what stops one stops all."""
+
+import asyncio
+import random
+
+import pytest
+
+from stepcot_jax.annotate.annotation import NOT_TRUSTED, Annotation, CannotAnnotate, Report
+from stepcot_jax.annotate.llm.budget import Budget
+from stepcot_jax.annotate.llm.client import RequestFailed, RequestRefused
+from stepcot_jax.annotate.scheduling import MOST_FAILURES_IN_A_ROW, process_reports
+from stepcot_jax.host.errors import BadInput, RunStopped
+
+ANNOTATION = Annotation((0,), ("why",))
+
+
+def reports(count, read=None):
+    for number in range(count):
+        if read is not None:
+            read.append(number)
+        yield Report(str(number), "p", "text", (), "")
+
+
+def run(count, process, *, concurrency=4, budget=None, read=None, visit=lambda outcome: None):
+    outcomes = []
+
+    async def collect():
+        async for outcome in process_reports(
+            reports(count, read), process, budget=budget or Budget(None), concurrency=concurrency
+        ):
+            visit(outcome)
+            outcomes.append(outcome)
+
+    asyncio.run(collect())
+    return outcomes
+
+
+def test_outcomes_come_in_the_order_of_the_reports_and_few_reports_are_held():
+    randomness = random.Random(0)  # noqa: S311
+    under_way, most, read, furthest = 0, 0, [], []
+
+    async def process(report):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(randomness.uniform(0, 0.004))
+        under_way -= 1
+        return ANNOTATION, (("report", report.id),)
+
+    outcomes = run(60, process, read=read, visit=lambda outcome: furthest.append(len(read) - int(outcome.report.id)))
+    assert [outcome.report.id for outcome in outcomes] == [str(number) for number in range(60)]
+    assert all(outcome.provenance == (("report", outcome.report.id),) for outcome in outcomes)
+    assert most == 4
+    assert max(furthest) <= 17
+
+
+def test_reports_that_cannot_be_annotated_are_outcomes_too():
+    async def process(report):
+        if report.id == "1":
+            raise CannotAnnotate(NOT_TRUSTED, "m: no")
+        if report.id == "2":
+            raise RequestFailed("found HTTP 500, 8 times")
+        return ANNOTATION, ()
+
+    outcomes = run(4, process)
+    assert [(each.reason, each.detail, each.has_failed) for each in outcomes] == [
+        ("", "", False),
+        (NOT_TRUSTED, "m: no", False),
+        ("no answer of the annotator", "found HTTP 500, 8 times", True),
+        ("", "", False),
+    ]
+    assert [outcome.annotation for outcome in outcomes] == [ANNOTATION, None, None, ANNOTATION]
+
+
+@pytest.mark.parametrize("kind", [RunStopped, BadInput])
+@pytest.mark.parametrize("place", [0, 7])
+def test_what_stops_one_report_stops_all_but_those_under_way(kind, place):
+    ended, budget = [], Budget(None)
+
+    async def process(report):
+        await budget.reserve(1)  # as every request does
+        if report.id == str(place):
+            raise kind("because")
+        await asyncio.sleep(0.01)
+        ended.append(report.id)
+        return ANNOTATION, ()
+
+    with pytest.raises(kind, match="because"):
+        run(100, process, budget=budget)
+    assert place <= len(ended) <= place + 3
+    assert budget.is_stopped
+
+
+def test_many_failures_in_a_row_are_the_endpoints_fault():
+    asked = []
+
+    async def process(report):
+        asked.append(report.id)
+        raise RequestFailed("found HTTP 500")
+
+    with pytest.raises(RunStopped, match="3 requests in a row were given up, the last with: found HTTP 500"):
+        run(100, process, concurrency=1)
+    assert len(asked) <= MOST_FAILURES_IN_A_ROW + 3
+
+
+def test_failures_between_answers_are_the_reports_fault():
+    async def process(report):
+        if int(report.id) % 3:
+            raise RequestFailed("found HTTP 500")
+        return ANNOTATION, ()
+
+    assert sum(outcome.has_failed for outcome in run(30, process, concurrency=1)) == 20
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_neighbouring_reports_that_are_refused_do_not_stop_a_run(concurrency):
+    async def process(report):
+        if 2 <= int(report.id) < 9:
+            raise RequestRefused("found HTTP 400 (content_filter)")
+        return ANNOTATION, ()
+
+    outcomes = run(12, process, concurrency=concurrency)
+    assert [outcome.has_failed for outcome in outcomes] == [2 <= number < 9 for number in range(12)]
+
+
+def test_errors_of_the_program_are_not_swallowed():
+    async def process(report):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(3, process)
