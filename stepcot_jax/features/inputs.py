@@ -20,11 +20,11 @@ from stepcot_jax.data.records.cases import Case
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
 from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
-from stepcot_jax.features import encode, fill, importing, transformers_encoder
-from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store, describe_text_store
+from stepcot_jax.features import encode, importing, transformers_encoder
+from stepcot_jax.features.keys import digest_pixels
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
-from stepcot_jax.features.store import FeatureStore
-from stepcot_jax.features.stored_features import load_features, open_features
+from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store, describe_text_store
+from stepcot_jax.features.store import FeatureStore, load_features, open_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
@@ -163,13 +163,13 @@ def _with_stored_features(
 
     def is_known(case: Case, content: bytes) -> bool:
         contents[case.image_path] = hashlib.sha256(content).hexdigest()
-        return fill.image_keys(encoder, [_file_digest(contents[case.image_path])])[0] in store
+        return encode.image_keys(encoder, [_file_digest(contents[case.image_path])])[0] in store
 
     dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
-    keys = fill.image_keys(encoder, _digest_images(dataset, contents))
+    keys = encode.image_keys(encoder, _digest_images(dataset, contents))
     counts = encode_together(
         encoder,
-        list(fill.image_items(dataset, keys)),
+        list(encode.image_items(dataset, keys)),
         store,
         processes,
         say=terminal.say,
@@ -184,7 +184,7 @@ def _with_stored_features(
 def _digest_images(dataset: Dataset, known: dict[str, str]) -> list[str]:
     """The digest of each case's image, of those that are not known as their source has it."""
     if dataset.images is None:
-        return fill.digest_images(dataset, None)
+        return [digest_pixels(dataset.pixels[index]) for index in range(len(dataset.cases))]
     return [
         _file_digest(known.get(case.image_path) or digest_content(dataset.images, index))
         for index, case in enumerate(dataset.cases)
@@ -216,7 +216,9 @@ def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Termin
         folder = pathlib.Path(settings.image_encoder.weights)
         found = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
         if found is None:
-            raise BadInput(f"{folder}: found no prompt features, accepted are imports with `prompt_features`")
+            raise BadInput(
+                f"{folder}: no imported prompt features (expected an array prompt_features in the imported file)"
+            )
         store, keys = found
         return load_features(store, keys)
     texts = write_prompts(chain, prompts.template)
