@@ -1,1 +1,1 @@
-"""The losses of teacher and student; all averaging is in `masked`."""
+"""Losses of teacher and student; `masked` does all averaging."""

@@ -198,7 +198,7 @@ def test_the_baseline_has_a_batch_size_of_its_own():
 
 
 def test_a_baseline_without_prompts_is_refused():
-    with pytest.raises(BadInput, match=r"config.teacher.text: found False with config.job='baseline'"):
+    with pytest.raises(BadInput, match=r"config.teacher.text: must be True with config.job='baseline'"):
         small_settings(job="baseline", teacher__text=False)
 
 
