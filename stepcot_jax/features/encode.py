@@ -189,16 +189,7 @@ def encode_prompts(
 ) -> EncodeCounts:
     """Encode the texts without a stored feature, and log the counts.
 
-    Args:
-      encoder: frozen.
-      texts: any texts; equal ones are encoded once.
-      store: of `describe_text_store(encoder, pooling=pooling)`.
-      pooling: of token vectors.
-      batch_size: most texts per batch.
-      shard_size: texts per shard.
-
-    Returns:
-      The counts of distinct texts.
+    Args as for `encode_images`; `pooling` is that of the store, `describe_text_store(encoder, pooling=pooling)`.
     """
     if store.spec.digest != encoder.digest or store.spec.details.get("pooling") != pooling:
         raise ValueError(
@@ -226,7 +217,7 @@ def encode_prompts(
 
 
 def _as_features(found: Any, *, num_rows: int, width: int) -> np.ndarray:
-    """Return an encoder's output as float32 [case, width]; another shape is a defect of the encoder."""
+    """Return an encoder's output as float32 [case, width], with its shape checked."""
     features = np.asarray(found).astype(np.float32, copy=False)
     if features.shape != (num_rows, width):
         raise ValueError(f"features must have shape ({num_rows}, {width}); the encoder returned {features.shape}")

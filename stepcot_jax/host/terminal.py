@@ -1,4 +1,4 @@
-"""Progress for a person: a live bar on a terminal, plain lines elsewhere."""
+"""Progress output: a live bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Terminal:
-    """Progress for a person: a live bar on a terminal, plain lines elsewhere.
+    """Prints progress: a live bar on a terminal, plain lines elsewhere.
 
     Args:
       every_seconds: shortest time between two plain lines.

@@ -179,8 +179,7 @@ class Teacher(nn.Module):
             "keep": keeps,
         }
         outputs = self._read_steps(shared, nodes, inputs, attention_keeps)
-        if not with_attention:
-            outputs["attention"] = None
+        outputs["attention"] = outputs["attention"] if with_attention else None
         by_case = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
         return TeacherReading(image_features=jnp.moveaxis(projected, 0, 1), **by_case)
 
@@ -202,8 +201,7 @@ class Teacher(nn.Module):
         nodes, attention = attend(shared, nodes, keep=keep_of_first)
         nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
         attention = jnp.broadcast_to(attention, (num_cases, *attention.shape[-4:]))
-        all_but_last = jax.tree.map(lambda leaf: leaf[:-1], inputs)
-        scanned = (all_but_last, keeps_of_rest)
+        scanned = (jax.tree.map(lambda leaf: leaf[:-1], inputs), keeps_of_rest)
         nodes, outputs = scan_steps(answer_and_attend, shared, nodes, scanned, unroll=self.unroll, remat=self.remat)
         attentions = outputs.pop("attention")
         _, of_last = answer(shared, nodes, jax.tree.map(lambda leaf: leaf[-1], inputs))
@@ -212,8 +210,7 @@ class Teacher(nn.Module):
 
     def _draw_keeps(self, cases: Array) -> dict[str, Array]:
         """Draw the dropout masks [step, case, ...] of every place in a pass."""
-        num_steps = len(self.answers_per_step)
-        num_nodes = num_steps + self.memory
+        num_nodes = (num_steps := len(self.answers_per_step)) + self.memory
         places = {
             "image": ((self.width,), self.head_dropout_rate),
             "context": ((self.width,), self.context_dropout_rate),
