@@ -1,11 +1,9 @@
-"""As configs/step_cot.py, with the choices of the authors' code wherever it differs from the paper.
-
-See docs/departures.md for what each of them does.
+"""The config step_cot with the choices of the authors' code where it differs from the paper (docs/departures.md).
 
 python -m stepcot_jax.main --config=authors_code --config.data.root=FOLDER --workdir=runs/authors_code
 
-Hardware and time: as configs/step_cot.py. Expected score: not measured yet; the golden numbers of the authors' code
-(python -m stepcot_jax.conformance) are what this setting is checked against.
+Hardware and time: as step_cot. Expected score: not measured; `python -m stepcot_jax.conformance` checks this setting
+against golden numbers of the authors' code.
 """
 
 from configs import step_cot

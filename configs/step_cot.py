@@ -1,12 +1,12 @@
 """A folder in the published Step-CoT layout, without pretrained weights.
 
-The image encoder is a small residual network trained along with the teacher, the prompts are fixed random vectors.
+The image encoder is a small residual network trained with the teacher; the prompts are fixed random vectors.
 
 python -m stepcot_jax.main --config=step_cot --config.data.root=FOLDER --workdir=runs/step_cot
 
-Hardware and time: 2 CPU cores, 130 s for 589 radiographs (150 s beside other programs). Expected on a sample of NIH
+Hardware and time: 2 CPU cores, 130 s for 589 radiographs (150 s with other load). Expected on a sample of NIH
 ChestX-ray8 (85 test cases): detection 69 % (teacher) and 74 % (student), majority class 62 %; another random stream
-gave 74 and 69 %: with so few cases that is the noise.
+gave 74 and 69 %, a difference within noise for so few cases.
 """
 
 from configs import base

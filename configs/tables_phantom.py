@@ -2,7 +2,7 @@
 
 python -m stepcot_jax.tables all --config=tables_phantom --workdir=runs/tables --out=docs/results
 
-Hardware and time: 2 CPU cores, 16 min for one seed. docs/results/ has what it made, with the commands.
+Hardware and time: 2 CPU cores, 16 min for one seed. docs/results/ has its tables and commands.
 """
 
 from configs import quickstart

@@ -30,9 +30,9 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/options.sh"
 action=${1:-}
 [[ " start status logs delete " == *" $action "* && -n $action ]] ||
-  fail "found '$action', accepted are start, status, logs, delete (see --help)"
+  fail "'$action' is not one of start, status, logs, delete (see --help)"
 shift
-[[ $# -eq 0 || $action == start ]] || fail "$action: found $1, accepted is nothing more"
+[[ $# -eq 0 || $action == start ]] || fail "$action: unexpected argument $1"
 
 required=(NAME)
 [[ $action != start ]] ||
@@ -41,13 +41,13 @@ missing=
 for name in "${required[@]}"; do
   [[ -n ${!name:-} ]] || missing+=" $name"
 done
-[[ -z $missing ]] || fail "$action: found no value of$missing, accepted are those that the header of $0 names"
+[[ -z $missing ]] || fail "$action: required variables are not set:$missing (see --help)"
 NAMESPACE=${NAMESPACE:-default}
 MAX_RESTARTS=${MAX_RESTARTS:-100}
 GRACE_SECONDS=${GRACE_SECONDS:-120}
 
 check() { # that variable $1 matches $2, in words $3: what goes into the file must not be able to change its form
-  [[ ${!1:-} =~ ^($2)$ ]] || fail "$1: found '${!1:-}', accepted are $3"
+  [[ ${!1:-} =~ ^($2)$ ]] || fail "$1: '${!1:-}' is not $3"
 }
 for name in NAME NAMESPACE; do
   check "$name" '[a-z]([-a-z0-9]{0,40}[a-z0-9])?' "small letters, digits and hyphens, at most 42"
@@ -75,7 +75,7 @@ run() { # a command, or print it
 quote() { # the arguments as a JSON list, which YAML reads too
   local argument list=
   for argument; do
-    [[ $argument != *[[:cntrl:]]* ]] || fail "found a control character in an argument, accepted is text"
+    [[ $argument != *[[:cntrl:]]* ]] || fail "an argument has a control character"
     argument=${argument//\\/\\\\}
     argument=${argument//\"/\\\"}
     # Kubernetes puts variables in the place of $(NAME); two signs stand for one.
@@ -94,7 +94,7 @@ fill_in() {
   printf 'apiVersion:%s\n' "${text//"\${ARGUMENTS}"/"$arguments"}"
 }
 
-# shellcheck disable=SC2153 # it was found to be there above
+# shellcheck disable=SC2153 # checked above
 pods=jobset.sigs.k8s.io/jobset-name=$NAME
 case $action in
   start)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train on the GPUs of this machine with one process; goes on by itself where the run was preempted.
 #
-#   CONFIG=configs/paper.py WORKDIR=runs/paper launch/gpu.sh [--dry-run] [FLAG ...]
+#   CONFIG=paper WORKDIR=runs/paper launch/gpu.sh [--dry-run] [FLAG ...]
 #
 # FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands and runs none.
 #
@@ -25,11 +25,11 @@ missing=
 for name in CONFIG WORKDIR; do
   [[ -n ${!name:-} ]] || missing+=" $name"
 done
-[[ -z $missing ]] || fail "found no value of$missing, accepted are those that the header of $0 names"
+[[ -z $missing ]] || fail "required variables are not set:$missing (see --help)"
 max_restarts=${MAX_RESTARTS:-100}
 restart_seconds=${RESTART_SECONDS:-5}
 for number in "$max_restarts" "$restart_seconds"; do
-  [[ $number =~ ^[0-9]+$ ]] || fail "found '$number', accepted are whole numbers as MAX_RESTARTS and RESTART_SECONDS"
+  [[ $number =~ ^[0-9]+$ ]] || fail "'$number' is not a whole number (MAX_RESTARTS, RESTART_SECONDS)"
 done
 
 # Platforms that are named must be there: jax would otherwise warn and compute on the CPU.

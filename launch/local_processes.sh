@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One run in N processes on this machine, as on N hosts: to try what a cluster does, or one process a GPU.
 #
-#   CONFIG=configs/quickstart.py WORKDIR=runs/two launch/local_processes.sh [--dry-run] N [FLAG ...]
+#   CONFIG=quickstart WORKDIR=runs/two launch/local_processes.sh [--dry-run] N [FLAG ...]
 #
 # FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands and runs none.
 #
@@ -29,18 +29,18 @@ missing=
 for name in CONFIG WORKDIR; do
   [[ -n ${!name:-} ]] || missing+=" $name"
 done
-[[ -z $missing ]] || fail "found no value of$missing, accepted are those that the header of $0 names"
+[[ -z $missing ]] || fail "required variables are not set:$missing (see --help)"
 num_processes=${1:-}
-[[ $num_processes =~ ^[1-9][0-9]*$ ]] || fail "found '$num_processes' processes, accepted are whole numbers from 1"
+[[ $num_processes =~ ^[1-9][0-9]*$ ]] || fail "'$num_processes' is not a number of processes (a whole number from 1)"
 shift
 devices=${DEVICES_PER_PROCESS:-1}
 gpus=${GPUS_PER_PROCESS:-}
 grace_seconds=${GRACE_SECONDS:-120}
 for number in "$devices" "${gpus:-1}" "$grace_seconds" "${PORT:-1}"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] ||
-    fail "found '$number', accepted are whole numbers from 1 as DEVICES_PER_PROCESS, GPUS_PER_PROCESS, PORT, GRACE_SECONDS"
+    fail "'$number' is not a whole number from 1 (DEVICES_PER_PROCESS, GPUS_PER_PROCESS, PORT, GRACE_SECONDS)"
 done
-[[ -z $gpus || -z ${DEVICES_PER_PROCESS:-} ]] || fail "found DEVICES_PER_PROCESS and GPUS_PER_PROCESS, accepted is one"
+[[ -z $gpus || -z ${DEVICES_PER_PROCESS:-} ]] || fail "DEVICES_PER_PROCESS and GPUS_PER_PROCESS exclude each other"
 
 python=${PYTHON:-python3}
 port=${PORT:-$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}

@@ -40,10 +40,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/options.sh"
 action=${1:-}
 [[ " create install run status logs watch stop delete " == *" $action "* && -n $action ]] ||
-  fail "found '$action', accepted are create, install, run, status, logs, watch, stop, delete (see --help)"
+  fail "'$action' is not one of create, install, run, status, logs, watch, stop, delete (see --help)"
 shift
 flags=("$@")
-[[ $# -eq 0 || $action == run || $action == watch ]] || fail "$action: found $1, accepted is nothing more"
+[[ $# -eq 0 || $action == run || $action == watch ]] || fail "$action: unexpected argument $1"
 
 required=(TPU_NAME ZONE)
 [[ $action != create && $action != watch ]] || required+=(ACCELERATOR_TYPE RUNTIME_VERSION)
@@ -52,17 +52,17 @@ missing=
 for name in "${required[@]}"; do
   [[ -n ${!name:-} ]] || missing+=" $name"
 done
-[[ -z $missing ]] || fail "$action: found no value of$missing, accepted are those that the header of $0 names"
+[[ -z $missing ]] || fail "$action: required variables are not set:$missing (see --help)"
 poll_seconds=${POLL_SECONDS:-60}
 max_restarts=${MAX_RESTARTS:-100}
 grace_seconds=${GRACE_SECONDS:-120}
 for number in "$poll_seconds" "$max_restarts" "$grace_seconds" "${NUM_WORKERS:-1}"; do
   [[ $number =~ ^[0-9]+$ ]] ||
-    fail "found '$number', accepted are whole numbers as POLL_SECONDS, MAX_RESTARTS, GRACE_SECONDS, NUM_WORKERS"
+    fail "'$number' is not a whole number (POLL_SECONDS, MAX_RESTARTS, GRACE_SECONDS, NUM_WORKERS)"
 done
 
 [[ $action != run && $action != watch || $WORKDIR == /* ]] ||
-  fail "WORKDIR: found '$WORKDIR', accepted are folders from / on, the same on all workers"
+  fail "WORKDIR: '$WORKDIR' is not an absolute path (the same on all workers)"
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tpu=(gcloud compute tpus tpu-vm)
@@ -168,7 +168,7 @@ run_until_over() {
     num_done=$(count 'exit 0')
     code=$(sed -n 's/^exit //p' <<<"$found" | awk '$1 > 0 && $1 < 128 && $1 != 75 && !(c && c < $1) { c = $1 } END { if (c) print c }')
     if (($(count '..*') != NUM_WORKERS)); then
-      say "found $(count '..*') workers that answer, expected $NUM_WORKERS"
+      say "$(count '..*') of $NUM_WORKERS workers answer"
       [[ -n $found ]] || install || true # machines that were made anew have no program
     elif ((num_running == NUM_WORKERS)); then
       known=1
@@ -185,7 +185,7 @@ run_until_over() {
     elif ((num_running && !uneven)); then
       uneven=1 # one more look: others may be about to end
     else
-      ((num_starts <= max_restarts)) || fail "found the run ended after $max_restarts restarts, see the logs"
+      ((num_starts <= max_restarts)) || fail "the run ended after $max_restarts restarts, see the logs"
       say "start $((++num_starts)) of the run; found $(tr '\n' ',' <<<"$found")"
       known=1
       uneven=0

@@ -31,7 +31,7 @@ status() {
 
 start() {
   if [[ $(status) == running ]]; then
-    echo "error: tpu_worker.sh: found a program that runs, accepted is none (stop it first)" >&2
+    echo "error: tpu_worker.sh: a program is running already (stop it first)" >&2
     return 2
   fi
   mkdir -p "$folder"
@@ -67,13 +67,13 @@ stop() {
 case ${1:-} in
   start)
     shift
-    (($#)) || { echo "error: tpu_worker.sh: found no command to start" >&2 && exit 2; }
+    (($#)) || { echo "error: tpu_worker.sh: start needs a command" >&2 && exit 2; }
     start "$@"
     ;;
   status) echo "stepcot-status: $(status)" ;;
   stop) stop ;;
   *)
-    echo "error: tpu_worker.sh: found '${1:-}', accepted are start, status, stop" >&2
+    echo "error: tpu_worker.sh: '${1:-}' is not one of start, status, stop" >&2
     exit 2
     ;;
 esac

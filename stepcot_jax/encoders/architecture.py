@@ -116,8 +116,7 @@ def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Archite
     raise BadInput(f"{path}: {found}; {ACCEPTED}")
 
 
-def _clip(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
-    del tensors
+def _clip(config: ConfigFile, folder: pathlib.Path, _: Tensors, dtype: DTypeLike) -> Architecture:
     projected_width = config.whole("projection_dim", 512, most=2**16)
     image, preprocessing = _clip_image(config.group("vision_config"), folder, projected_width, dtype)
     text = _clip_text_network(config.group("text_config"), projected_width, dtype)
@@ -136,8 +135,7 @@ def _clip(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTy
     )
 
 
-def _clip_vision_only(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
-    del tensors
+def _clip_vision_only(config: ConfigFile, folder: pathlib.Path, _: Tensors, dtype: DTypeLike) -> Architecture:
     image, preprocessing = _clip_image(config, folder, config.whole("projection_dim", 512, most=2**16), dtype)
     return Architecture(
         name="clip_vision_model",
@@ -148,8 +146,7 @@ def _clip_vision_only(config: ConfigFile, folder: pathlib.Path, tensors: Tensors
     )
 
 
-def _clip_text_only(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
-    del folder, tensors
+def _clip_text_only(config: ConfigFile, _folder: pathlib.Path, _: Tensors, dtype: DTypeLike) -> Architecture:
     text = _clip_text_network(config, config.whole("projection_dim", 512, most=2**16), dtype)
     return Architecture(
         name="clip_text_model",
@@ -181,8 +178,7 @@ def _clip_text_network(config: ConfigFile, projected_width: int, dtype: DTypeLik
     )
 
 
-def _bert(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
-    del folder
+def _bert(config: ConfigFile, _: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
     if (kind := config.found.get("position_embedding_type", "absolute")) != "absolute":
         raise BadInput(f"{config.where}.position_embedding_type: {kind!r} is not 'absolute'")
     prefix = "bert." if any(name.startswith("bert.") for name in tensors) else ""

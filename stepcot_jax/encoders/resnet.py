@@ -99,7 +99,7 @@ def _norm(width: int, dtype: DTypeLike, name: str) -> nn.GroupNorm:
 
 
 def make_resnet(name: str) -> ResNet:
-    """Return the network of `config.image_encoder.name`: "resnet18" (11 M parameters, 512 features) or "resnet_small" (0.3 M, 4 x 128).
+    """Return "resnet18" (11 M parameters, 512 features) or "resnet_small" (0.3 M, 4 x 128 features).
 
     Raises:
       ValueError: `name` is neither.

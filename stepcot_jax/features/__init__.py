@@ -1,1 +1,1 @@
-"""Frozen features: encode every distinct image and prompt once, keep them in a store, train from the store."""
+"""Frozen features: encode every distinct image and prompt once, store them, train from the store."""

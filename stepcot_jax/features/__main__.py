@@ -1,6 +1,6 @@
-"""Fill a feature store ahead of training, or import features that were made elsewhere.
+"""Fill a feature store ahead of training, or import features made elsewhere.
 
-python -m stepcot_jax.features --config=configs/X.py --workdir=DIR [--encoder=transformers:ID] [--config.a.b=value]
+python -m stepcot_jax.features --config=NAME --workdir=DIR [--encoder=transformers:ID] [--config.a.b=value]
 python -m stepcot_jax.features import FILE --root ROOT --store DIR [--ids IDS]
 """
 
@@ -10,33 +10,33 @@ import sys
 
 from absl import app, flags, logging
 
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
-from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.features.importing import import_features
 from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
-from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.flags import define_flags, parse
 from stepcot_jax.settings.run_settings import make_settings
 
 
 def fill(arguments: list[str]) -> None:
-    """Encode every image and prompt of a config that its store does not have."""
+    """Encode every image and prompt of a config that has no stored feature."""
 
     def run() -> None:
         if len(arguments) > 1:
-            raise BadInput(f"found arguments {arguments[1:]}, accepted are flags, or `import FILE ...`")
+            raise BadInput(f"{arguments[1]}: unexpected argument; expected only flags, or `import FILE ...`")
+        if not flags.FLAGS.workdir:
+            raise BadInput("--workdir is required (a writable folder)")
         config, workdir = flags.FLAGS.config, pathlib.Path(flags.FLAGS.workdir)
         if flags.FLAGS.encoder:
             config.image_encoder.name, config.image_encoder.weights = "pretrained", flags.FLAGS.encoder
         settings = make_settings(config)
         if not settings.image_encoder.is_frozen or not settings.features.store:
             raise BadInput(
-                f"config.image_encoder.name: found {settings.image_encoder.name!r} with config.features.store="
-                f"{settings.features.store}, accepted is a frozen encoder whose features are stored"
+                "a frozen encoder with stored features is required; got "
+                f"config.image_encoder.name={settings.image_encoder.name!r} with "
+                f"config.features.store={settings.features.store}"
             )
-        # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+        # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
         from stepcot_jax.data.dataset import write_account
         from stepcot_jax.features.inputs import load_inputs
+        from stepcot_jax.host.terminal import Terminal
 
         logging.set_verbosity(logging.WARNING)
         make_workdir(workdir)
@@ -50,7 +50,11 @@ def fill(arguments: list[str]) -> None:
 
 def run_import(options: argparse.Namespace) -> None:
     """Import features for the cases of a folder."""
-    # The images themselves are not needed, and may not be here.
+    from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
+    from stepcot_jax.data.sources.layouts import read_source
+    from stepcot_jax.features.importing import import_features
+
+    # The images are not needed, and may be elsewhere.
     collection = read_source(
         options.root,
         layout=options.layout,
@@ -64,15 +68,15 @@ def run_import(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Import what the command line names."""
+    """Run the command `import`."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.features", description="Work with features.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    imports = commands.add_parser("import", help="take features that were made elsewhere")
+    imports = commands.add_parser("import", help="import features made elsewhere")
     imports.add_argument("file", type=pathlib.Path, metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
     imports.add_argument("--ids", type=pathlib.Path, help=".txt, .csv or .json with the image path of each row")
     imports.add_argument("--root", type=pathlib.Path, required=True, help="folder of the cases")
-    imports.add_argument("--store", type=pathlib.Path, required=True, metavar="DIR", help="where the features go")
-    imports.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; told by its files")
+    imports.add_argument("--store", type=pathlib.Path, required=True, metavar="DIR", help="folder for the features")
+    imports.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
     imports.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
     imports.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     imports.set_defaults(run=run_import)

@@ -1,7 +1,10 @@
-"""Arrays from .npy and .npz files of strangers: no pickle, headers of bounded size, rows in blocks."""
+"""Read arrays and ids from untrusted files: no pickle, bounded headers, rows in blocks."""
 
 import contextlib
+import csv
 import dataclasses
+import io
+import json
 import math
 import zipfile
 from collections.abc import Iterator
@@ -13,22 +16,24 @@ import numpy as np
 from stepcot_jax.host.errors import BadInput
 
 MAX_TEXT_BYTES = 256 * 2**20
-"""Most that the ids of a file may take in memory."""
+"""Memory limit for the ids of a file."""
 
 MAX_WIDTH = 65_536
 
+ID_COLUMNS = ("image_path", "patient_id", "id", "ids")
+
 _BLOCK_BYTES = 16 * 2**20
-_ACCEPTED = "accepted is an .npy or .npz file as numpy.save or numpy.savez writes it"
+_EXPECTED = "expected a file written by numpy.save or numpy.savez"
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFile:
-    """An array in a file of which the header has been read.
+    """An array in a file, with its header read.
 
     Attributes:
       path: the file.
-      member: its entry of an .npz, None of an .npy.
-      shape: as its header says; what follows has been compared with it as far as the file's directory tells.
+      member: entry of an .npz; None for an .npy.
+      shape: of the header, checked against the size of the entry.
       dtype: of a value.
       offset: bytes before the first value.
     """
@@ -50,7 +55,7 @@ class ArrayFile:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def blocks(self, *, max_rows: int = 512) -> Iterator[tuple[int, np.ndarray]]:
-        """The first row's number and the rows, block by block, some megabytes at a time.
+        """Yield the index of the first row and the rows of each block of at most 16 MiB.
 
         Raises:
           BadInput: the file ends early or cannot be unpacked.
@@ -69,15 +74,15 @@ class ArrayFile:
 
 @contextlib.contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Turn what the readers of broken files raise into one message."""
+    """Convert any error of reading a broken file to `BadInput`."""
     try:
         yield
     except BadInput:
         raise
-    # zipfile, zlib and numpy's header parser raise a dozen kinds of error on broken files; each is the file's fault.
+    # zipfile, zlib and NumPy's header parser raise a dozen kinds of error for broken files.
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BadInput(f"{where}: cannot be read ({reason}), {_ACCEPTED}") from error
+        raise BadInput(f"{where}: cannot be read ({reason}); {_EXPECTED}") from error
 
 
 @contextlib.contextmanager
@@ -91,24 +96,24 @@ def _open(path: Path, member: str | None) -> Iterator[IO[bytes]]:
 
 
 def list_arrays(path: Path) -> list[str]:
-    """Names of the arrays in an .npz.
+    """Return the names of the arrays in an .npz.
 
     Raises:
-      BadInput: it is not one.
+      BadInput: the file is not an .npz.
     """
     with _reading(str(path)), zipfile.ZipFile(path) as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def open_array(path: Path, name: str | None = None) -> ArrayFile:
-    """An array's header.
+    """Read an array's header.
 
     Args:
       path: an .npy, or an .npz with `name`.
       name: of the array in an .npz.
 
     Raises:
-      BadInput: the file cannot be read, or holds Python objects, Fortran order, or not what its header promises.
+      BadInput: the file cannot be read, holds Python objects, has Fortran order, or disagrees with its header.
     """
     member = None if name is None else f"{name}.npy"
     where = str(path) if name is None else f"{path}: {name}"
@@ -122,18 +127,14 @@ def open_array(path: Path, name: str | None = None) -> ArrayFile:
             raise ValueError(f"its format version is {version}")
         offset = file.tell()
     if dtype.hasobject:
-        raise BadInput(
-            f"{where}: found an array of Python objects, accepted are numbers or texts, such as array.astype(str)"
-        )
+        raise BadInput(f"{where}: an array of Python objects; expected numbers or strings, such as array.astype(str)")
     if fortran and len(shape) > 1:
-        raise BadInput(f"{where}: found Fortran order, accepted is C order, as numpy.ascontiguousarray gives")
+        raise BadInput(f"{where}: Fortran order; expected C order (numpy.ascontiguousarray)")
     array = ArrayFile(path, member, tuple(shape), dtype, offset)
     with _reading(where):
         found = _num_bytes(path, member) - offset
     if min(shape, default=0) < 0 or found != array.num_bytes:
-        raise BadInput(
-            f"{where}: found {found} bytes of values, its header promises {array.num_bytes} for {shape}; {_ACCEPTED}"
-        )
+        raise BadInput(f"{where}: {found} bytes of values, but shape {shape} needs {array.num_bytes}; {_EXPECTED}")
     return array
 
 
@@ -145,43 +146,81 @@ def _num_bytes(path: Path, member: str | None) -> int:
 
 
 def check_features(array: ArrayFile) -> None:
-    """Refuse what cannot be features [case, width].
+    """Check that an array can be features [case, width].
 
     Raises:
-      BadInput: other axes, another type than floats, or too wide.
+      BadInput: wrong axes, not floating-point, or too wide.
     """
     if len(array.shape) != 2:
-        raise BadInput(f"{array.where}: found an array of shape {array.shape}, accepted is [case, width]")
+        raise BadInput(f"{array.where}: features must have shape [case, width]; got {array.shape}")
     if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-        raise BadInput(f"{array.where}: found values of type {array.dtype}, accepted are float16, float32, float64")
+        raise BadInput(f"{array.where}: dtype {array.dtype} is not one of float16, float32, float64")
     if not 1 <= array.shape[1] <= MAX_WIDTH:
-        raise BadInput(f"{array.where}: found a width of {array.shape[1]}, accepted are 1 to {MAX_WIDTH}")
+        raise BadInput(f"{array.where}: width {array.shape[1]} is not between 1 and {MAX_WIDTH}")
 
 
 def read_features(array: ArrayFile, *, max_rows: int = 512) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks float32 [case, width] with the number of their first row."""
+    """Yield the index of the first row and the rows float32 [case, width] of each block."""
     for start, rows in array.blocks(max_rows=max_rows):
-        with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite and is refused as such
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused later
             yield start, rows.astype(np.float32)
 
 
 def read_texts(array: ArrayFile) -> list[str]:
-    """A one-dimensional array of texts or whole numbers as texts.
+    """Return a one-dimensional array of strings or whole numbers as strings.
 
     Raises:
-      BadInput: other axes or another type, too large, or bytes that are not UTF-8.
+      BadInput: wrong axes or dtype, too large, or bytes that are not UTF-8.
     """
     if len(array.shape) != 1 or array.dtype.kind not in "USiu":
         raise BadInput(
-            f"{array.where}: found an array of {array.dtype} and shape {array.shape}, accepted are texts or whole "
-            "numbers in one dimension"
+            f"{array.where}: expected a one-dimensional array of strings or whole numbers; got {array.dtype} with "
+            f"shape {array.shape}"
         )
     if array.num_bytes > MAX_TEXT_BYTES:
         raise BadInput(
-            f"{array.where}: found ids of {array.num_bytes / 1e6:.0f} MB, accepted are {MAX_TEXT_BYTES / 1e6:.0f} MB"
+            f"{array.where}: ids take {array.num_bytes / 1e6:.0f} MB, more than {MAX_TEXT_BYTES / 1e6:.0f} MB"
         )
     values = [value for _, rows in array.blocks() for value in rows.tolist()]
     try:
         return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
     except UnicodeDecodeError as error:
-        raise BadInput(f"{array.where}: found bytes that are not UTF-8 ({error}), accepted are texts") from error
+        raise BadInput(f"{array.where}: bytes that are not UTF-8 ({error})") from error
+
+
+def read_ids(path: Path) -> list[str]:
+    """Return the ids of a file, in order.
+
+    Args:
+      path: .txt with one id per line, .csv with a header and one of `ID_COLUMNS`, or .json with a list of ids.
+
+    Raises:
+      BadInput: the file cannot be read as its suffix says.
+    """
+    expected = f"expected .txt (one id per line), .csv (column {' or '.join(ID_COLUMNS)}) or .json (a list of ids)"
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise BadInput(f"{path}: {path.stat().st_size} bytes, more than {MAX_TEXT_BYTES}")
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix.lower() == ".json":
+            found = json.loads(text)
+            if not isinstance(found, list) or not all(type(value) in (str, int) for value in found):
+                raise ValueError("not a list of strings or whole numbers")
+            return [str(value) for value in found]
+        if path.suffix.lower() == ".csv":
+            return _read_column(text)
+        if path.suffix.lower() == ".txt":
+            return text.splitlines()
+    except BadInput:
+        raise
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise BadInput(f"{path}: cannot be read ({str(error)[:200]}); {expected}") from error
+    raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {expected}")
+
+
+def _read_column(text: str) -> list[str]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    column = next((name for name in ID_COLUMNS if name in (rows.fieldnames or ())), None)
+    if column is None:
+        raise ValueError(f"its columns are {list(rows.fieldnames or ())[:20]}")
+    return [row[column] or "" for row in rows]

@@ -1,22 +1,23 @@
-"""Images and texts through a frozen encoder into a store: each distinct one once, whatever is stored is read."""
+"""Encode distinct images and texts once with a frozen encoder, into a store."""
 
-import collections
-import concurrent.futures
 import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import normalise
-from stepcot_jax.features.keys import prompt_key
-from stepcot_jax.features.protocol import FrozenImageEncoder, FrozenTextEncoder, as_features
+from stepcot_jax.features.keys import image_key, prompt_key
+from stepcot_jax.features.spec import FrozenImageEncoder, FrozenTextEncoder
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.threads import map_in_threads
 
 Progress = Callable[[Sequence["ImageItem"], str], Iterable["ImageItem"]]
-"""Wraps a sequence with a description, as progress bars do."""
+"""Wraps a sequence with a description, like a progress bar."""
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHARD_BYTES = 64 * 2**20
@@ -28,9 +29,9 @@ class ImageItem:
 
     Attributes:
       key: from `keys.image_key`.
-      read: gives its pixels, uint8 [size, size, 3] at the encoder's size; called in another thread, and not at all
-        where the feature is stored.
-      name: its case, for messages.
+      read: returns pixels uint8 [size, size, 3] at the encoder's size; called in a thread, and only for images without
+        a stored feature.
+      name: of the case, for messages.
     """
 
     key: bytes
@@ -40,18 +41,18 @@ class ImageItem:
 
 @dataclasses.dataclass(frozen=True)
 class EncodeCounts:
-    """How many distinct features were made and how many the store had."""
+    """Numbers of distinct features encoded and read from the store."""
 
     encoded: int
     read: int
 
     def describe(self, what: str) -> str:
-        """One line for the log."""
+        """Return one line for the log."""
         return f"{what}: {self.encoded} encoded, {self.read} read from the store"
 
 
 class _ShardBuffer:
-    """Gathers rows and writes a shard when there are enough of them, or too many bytes."""
+    """Collects rows and writes a shard at `shard_size` rows or 64 MiB."""
 
     def __init__(self, store: FeatureStore, shard_size: int) -> None:
         self._store, self._shard_size = store, shard_size
@@ -61,7 +62,7 @@ class _ShardBuffer:
 
     def add(self, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None) -> None:
         self._keys += keys
-        # Copies: a row of a batch would keep the whole of it, padding included.
+        # Copies: a slice would keep the whole batch in memory, padding included.
         self._features.append(features.copy())
         if patches is not None:
             self._patches.append(patches.astype(self._store.spec.patches))
@@ -86,26 +87,25 @@ def encode_images(
     num_threads: int = 2,
     progress: Progress | None = None,
 ) -> EncodeCounts:
-    """Make the features that the store does not have; log how many were made and how many read.
+    """Encode the images without a stored feature, and log the counts.
 
     Args:
-      encoder: frozen; every batch has the same shape, so that it compiles once.
-      items: the images; of those with the same key the first is encoded.
-      store: of `describe_image_store(encoder)`; keeps patch tokens if its spec says so.
-      batch_size: images encoded at a time; a shorter last batch is filled up and the filling dropped.
-      shard_size: images after which a shard is written: at most so many are encoded again after a kill.
-      num_threads: images read at the same time.
-      progress: watches the images that are not stored yet.
+      encoder: frozen; all batches have one shape, so that it compiles once.
+      items: the images; of several with one key the first is encoded.
+      store: of `describe_image_store(encoder)`; its spec decides about patch tokens.
+      batch_size: images per batch; the last batch is padded.
+      shard_size: images per shard, the most that are encoded again after a kill.
+      num_threads: threads that read images.
+      progress: watches the images that are not stored.
 
     Returns:
       The counts of distinct images.
 
     Raises:
-      BadInput: an image cannot be read or its feature is not finite; names the case. What was encoded before it is
-        written.
+      BadInput: an image cannot be read or its feature is not finite. Features encoded before it are stored.
     """
     if store.spec.digest != encoder.digest:
-        raise ValueError(f"the store {store.folder} is of another encoder than {encoder.name}")
+        raise ValueError(f"the store {store.folder} belongs to another encoder than {encoder.name}")
     by_key: dict[bytes, ImageItem] = {}
     for item in items:
         by_key.setdefault(item.key, item)
@@ -114,7 +114,7 @@ def encode_images(
     num_read, num_encoded = len(by_key) - len(missing), 0
     buffer = _ShardBuffer(store, shard_size)
     watched: Iterable[ImageItem] = missing if progress is None or not missing else progress(missing, "encoding images")
-    # Another process may have filled some in since: not encoded again.
+    # Another process may have stored some in the meantime.
     wanted = (item for item in watched if item.key not in store)
     try:
         for batch in _batched(_read_ahead(wanted, num_threads=num_threads, num_ahead=batch_size), batch_size):
@@ -137,48 +137,35 @@ def _encode_batch(
     *,
     batch_size: int,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Features [case, width] and patch tokens [case, patch, width] of a batch, without its filling."""
+    """Return features [case, width] and patch tokens [case, patch, width] of a batch, without padding."""
     pixels = np.stack([rows for _, rows in batch])
-    filling = np.repeat(pixels[-1:], batch_size - len(batch), axis=0)
-    images = normalise(np.concatenate([pixels, filling]), encoder.preprocessing)
+    padding = np.repeat(pixels[-1:], batch_size - len(batch), axis=0)
+    images = normalise(np.concatenate([pixels, padding]), encoder.preprocessing)
     patches = None
     if store.spec.patches == "none":
         found = encoder.encode(images)
     else:
         found, tokens = encoder.encode_patches(images)
         patches = np.asarray(tokens)[: len(batch)]
-    features = as_features(found, num_rows=batch_size, width=store.spec.width)[: len(batch)]
+    features = _as_features(found, num_rows=batch_size, width=store.spec.width)[: len(batch)]
     for (item, _), row in zip(batch, features, strict=True):
         if not np.all(np.isfinite(row)):
-            raise BadInput(
-                f"{item.name}: {encoder.name} makes a feature that is not finite of it, accepted are finite ones "
-                "(are the encoder's weights whole?)"
-            )
+            raise BadInput(f"{item.name}: its feature from {encoder.name} is not finite (check the encoder's weights)")
     return features, patches
 
 
 def _read_ahead(
     items: Iterable[ImageItem], *, num_threads: int, num_ahead: int
 ) -> Iterator[tuple[ImageItem, np.ndarray]]:
-    """Each item with its pixels, in order; at most `num_ahead` images are read before they are asked for."""
-    pending: collections.deque[tuple[ImageItem, concurrent.futures.Future[np.ndarray]]] = collections.deque()
-    pool = concurrent.futures.ThreadPoolExecutor(max_workers=num_threads)
-    try:
-        for item in items:
-            pending.append((item, pool.submit(item.read)))
-            if len(pending) > num_ahead:
-                yield _finish(*pending.popleft())
-        while pending:
-            yield _finish(*pending.popleft())
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    """Yield each item with its pixels, in order, reading at most `num_ahead` images ahead."""
 
+    def read(item: ImageItem) -> np.ndarray:
+        try:
+            return item.read()
+        except BadInput as error:
+            raise BadInput(f"{item.name}: cannot be encoded: {error}") from error
 
-def _finish(item: ImageItem, result: "concurrent.futures.Future[np.ndarray]") -> tuple[ImageItem, np.ndarray]:
-    try:
-        return item, result.result()
-    except BadInput as error:
-        raise BadInput(f"{item.name}: cannot be encoded: {error}") from error
+    return map_in_threads(read, items, num_threads=num_threads, num_ahead=num_ahead)
 
 
 def _batched(items: Iterable[tuple[ImageItem, np.ndarray]], size: int) -> Iterator[list[tuple[ImageItem, np.ndarray]]]:
@@ -188,7 +175,7 @@ def _batched(items: Iterable[tuple[ImageItem, np.ndarray]], size: int) -> Iterat
             yield batch
     finally:
         if hasattr(iterator, "close"):
-            iterator.close()  # stops the reading threads now rather than when it is collected
+            iterator.close()  # stops the reading threads now, not at garbage collection
 
 
 def encode_prompts(
@@ -200,21 +187,14 @@ def encode_prompts(
     batch_size: int = 32,
     shard_size: int = 512,
 ) -> EncodeCounts:
-    """Make the features of texts that the store does not have; log how many were made and how many read.
+    """Encode the texts without a stored feature, and log the counts.
 
-    Args:
-      encoder: frozen.
-      texts: any texts; equal ones are encoded once.
-      store: of `describe_text_store(encoder, pooling=pooling)`.
-      pooling: how token vectors become one, as the encoder takes it.
-      batch_size: texts encoded at a time; fewer are encoded as they are, more in batches of one size.
-      shard_size: texts after which a shard is written.
-
-    Returns:
-      The counts of distinct texts.
+    Args as for `encode_images`; `pooling` is that of the store, `describe_text_store(encoder, pooling=pooling)`.
     """
     if store.spec.digest != encoder.digest or store.spec.details.get("pooling") != pooling:
-        raise ValueError(f"the store {store.folder} is of another encoder or pooling than {encoder.name}, {pooling}")
+        raise ValueError(
+            f"the store {store.folder} belongs to another encoder or pooling than {encoder.name}, {pooling}"
+        )
     store.refresh()
     by_key = dict(zip(prompt_keys(encoder, texts, pooling=pooling), texts, strict=True))
     missing = [(key, text) for key, text in by_key.items() if key not in store]
@@ -224,10 +204,10 @@ def encode_prompts(
         for start in range(0, len(missing), size):
             batch = missing[start : start + size]
             filled = [text for _, text in batch] + [batch[-1][1]] * (size - len(batch))
-            features = as_features(encoder.encode(filled, pooling=pooling), num_rows=size, width=store.spec.width)
+            features = _as_features(encoder.encode(filled, pooling=pooling), num_rows=size, width=store.spec.width)
             for (_, text), row in zip(batch, features, strict=False):
                 if not np.all(np.isfinite(row)):
-                    raise BadInput(f"{encoder.name} makes a feature that is not finite of the text {text[:80]!r}")
+                    raise BadInput(f"text {text[:80]!r}: its feature from {encoder.name} is not finite")
             buffer.add([key for key, _ in batch], features[: len(batch)], None)
     finally:
         buffer.flush()
@@ -236,8 +216,32 @@ def encode_prompts(
     return counts
 
 
+def _as_features(found: Any, *, num_rows: int, width: int) -> np.ndarray:
+    """Return an encoder's output as float32 [case, width], with its shape checked."""
+    features = np.asarray(found).astype(np.float32, copy=False)
+    if features.shape != (num_rows, width):
+        raise ValueError(f"features must have shape ({num_rows}, {width}); the encoder returned {features.shape}")
+    return features
+
+
+def image_keys(encoder: FrozenImageEncoder, contents: Sequence[str]) -> list[bytes]:
+    """Return the key of each image's feature; `contents` are digests from `keys.digest_file` or `digest_pixels`."""
+    return [
+        image_key(encoder_digest=encoder.digest, preprocessing=encoder.preprocessing, content=content)
+        for content in contents
+    ]
+
+
+def image_items(dataset: Dataset, keys: Sequence[bytes]) -> Iterator[ImageItem]:
+    """Yield the cases' images for `encode_images`; the dataset's preprocessing must be the encoder's."""
+    for index, (case, key) in enumerate(zip(dataset.cases, keys, strict=True)):
+        yield ImageItem(
+            key, lambda index=index: dataset.pixels[index], f"case {index} (image_path {case.image_path!r})"
+        )
+
+
 def prompt_keys(encoder: FrozenTextEncoder, texts: Sequence[str], *, pooling: str) -> list[bytes]:
-    """The key of each text, in order."""
+    """Return the key of each text, in order."""
     return [
         prompt_key(encoder_digest=encoder.digest, pooling=pooling, max_tokens=encoder.max_tokens, text=text)
         for text in texts

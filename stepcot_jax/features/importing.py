@@ -1,5 +1,6 @@
-"""Features made elsewhere, by any model of any framework, as a feature store."""
+"""Import features made by any other program into a feature store."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,15 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.record_reader import normalise_image_path
 from stepcot_jax.features.arrays import (
     ArrayFile,
     check_features,
     list_arrays,
     open_array,
     read_features,
+    read_ids,
     read_texts,
 )
-from stepcot_jax.features.ids import match_ids, read_ids
 from stepcot_jax.features.keys import digest_fields, digest_file, imported_image_key, imported_prompt_keys
 from stepcot_jax.features.spec import DESCRIPTION_FILE, Kind, StoreSpec
 from stepcot_jax.features.store import FeatureStore
@@ -23,15 +25,16 @@ from stepcot_jax.host.errors import BadInput
 
 _IMAGES, _PROMPTS = "images", "prompts"
 _NUM_LISTED = 20
+_NUM_SHOWN = 80
 
 
 @dataclasses.dataclass(frozen=True)
 class ImportCounts:
-    """What a file held.
+    """Contents of an imported file.
 
     Attributes:
       images: number of image features.
-      prompts: number of prompt features; 0 where the file has none.
+      prompts: number of prompt features, 0 if the file has none.
       width: of an image feature.
     """
 
@@ -41,36 +44,37 @@ class ImportCounts:
 
 
 def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder: Path) -> ImportCounts:
-    """Take features that were made elsewhere into a store; nothing is written before all of them are checked.
+    """Import features into a store; nothing is written before all of them are checked.
 
     Args:
       path: an .npz with `features` [case, width], `ids` [case] unless `ids` names a file, and optionally
         `prompt_features` [step, width]; or an .npy [case, width].
-      ids: file with the id of each row (see `ids.read_ids`).
-      cases: the cases of the data set; each needs exactly one row, in any order.
-      folder: where the stores go; a folder takes one file, again if need be.
+      ids: file with the id of each row (see `arrays.read_ids`).
+      cases: of the data; each needs exactly one row, in any order.
+      folder: for the stores; a folder holds the features of one file, and importing it again is harmless.
 
     Raises:
-      BadInput: a file, an id or a value is not acceptable; names it.
+      BadInput: a file, an id or a value is refused; the message names it.
     """
     path = Path(path)
     if not cases:
-        raise BadInput(f"{path}: found no cases in the data, accepted are features of at least one")
+        raise BadInput(f"{path}: the data have no cases")
     features, texts, prompts = _open_parts(path, ids)
     check_features(features)
     where = str(ids) if ids is not None else f"{path}: ids"
     if len(texts) != features.shape[0]:
         raise BadInput(
-            f"{where}: found {len(texts)} ids, and {features.shape[0]} rows of features in {path}; accepted is an id "
-            "a row"
+            f"{where}: {len(texts)} ids for {features.shape[0]} rows of features in {path} (expected one id per row)"
         )
-    image_paths = match_ids(texts, cases, where=where)
+    image_paths = _match_ids(texts, cases, where=where)
     _check_finite(features, image_paths)
     num_steps = len(cases[0].labels)
     if prompts is not None:
         check_features(prompts)
         if prompts.shape[0] != num_steps:
-            raise BadInput(f"{prompts.where}: found {prompts.shape[0]} rows, accepted is one a step ({num_steps})")
+            raise BadInput(
+                f"{prompts.where}: {prompts.shape[0]} rows for {num_steps} steps (expected one row per step)"
+            )
         _check_finite(prompts, [f"step {step + 1}" for step in range(num_steps)])
     digests = {"features": digest_file(path), "ids": "" if ids is None else digest_file(ids)}
     source = digest_fields("imported", **digests).hex()
@@ -83,7 +87,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
 
 
 def open_imported_images(folder: Path, cases: Sequence[Case]) -> tuple[FeatureStore, list[bytes]]:
-    """The store that `import_features` made and the key of each case, for `reading.load_features`.
+    """Return the store of imported image features and the key of each case, for `store.load_features`.
 
     Raises:
       BadInput: there is no such store.
@@ -94,10 +98,10 @@ def open_imported_images(folder: Path, cases: Sequence[Case]) -> tuple[FeatureSt
 
 
 def open_imported_prompts(folder: Path, *, num_steps: int) -> tuple[FeatureStore, list[bytes]] | None:
-    """The store of imported prompt features and the key of each step, or None where none were imported.
+    """Return the store of imported prompt features and the key of each step, or None without imported prompts.
 
     Raises:
-      BadInput: what is there is no such store.
+      BadInput: the folder holds another kind of store.
     """
     if not (folder / _PROMPTS / DESCRIPTION_FILE).exists():
         return None
@@ -108,36 +112,30 @@ def open_imported_prompts(folder: Path, *, num_steps: int) -> tuple[FeatureStore
 def _open_store(folder: Path, kind: Kind) -> FeatureStore:
     store = FeatureStore(folder)
     if store.spec.kind != kind:
-        raise BadInput(f"{folder}: found a store of kind {store.spec.kind!r}, accepted is {kind!r}")
+        raise BadInput(f"{folder}: the store is of kind {store.spec.kind!r}; expected {kind!r}")
     return store
 
 
 def _open_parts(path: Path, ids: Path | None) -> tuple[ArrayFile, list[str], ArrayFile | None]:
-    """The features, the ids, and the prompt features where there are any."""
+    """Return the features, the ids, and the prompt features if any."""
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".npz"):
-        raise BadInput(f"{path}: found a file ending in {path.suffix!r}, accepted are .npy and .npz")
+        raise BadInput(f"{path}: suffix {path.suffix!r} is not .npy or .npz")
     if suffix == ".npy":
         if ids is None:
-            raise BadInput(f"{path}: found no ids, accepted is an .npy with --ids FILE, or an .npz with an array ids")
+            raise BadInput(f"{path}: --ids is required with an .npy file (a file of ids)")
         return open_array(path), read_ids(ids), None
     names = list_arrays(path)
     needed = ["features"] if ids is not None else ["features", "ids"]
     if any(names.count(name) != 1 for name in needed):
-        raise BadInput(
-            f"{path}: found the arrays {names[:_NUM_LISTED]}, accepted are {' and '.join(needed)}, each once"
-        )
+        raise BadInput(f"{path}: the arrays are {names[:_NUM_LISTED]}; expected {' and '.join(needed)}, each once")
     texts = read_ids(ids) if ids is not None else read_texts(open_array(path, "ids"))
     prompts = open_array(path, "prompt_features") if "prompt_features" in names else None
     return open_array(path, "features"), texts, prompts
 
 
 def _check_finite(features: ArrayFile, names: Sequence[str]) -> None:
-    """Refuse features with a value that is not finite.
-
-    Raises:
-      BadInput: names the first rows.
-    """
+    """Refuse features with values that are not finite, naming the first rows."""
     bad = [
         start + int(row)
         for start, rows in read_features(features)
@@ -145,17 +143,61 @@ def _check_finite(features: ArrayFile, names: Sequence[str]) -> None:
     ]
     if bad:
         shown = ", ".join(f"{row} ({names[row][:80]})" for row in bad[:_NUM_LISTED])
-        raise BadInput(
-            f"{features.where}: found values that are not finite in float32 in {len(bad)} rows: {shown}; accepted are "
-            "finite ones"
-        )
+        raise BadInput(f"{features.where}: {len(bad)} rows have values that are not finite in float32: {shown}")
 
 
 def _write(features: ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Kind, source: str) -> None:
-    """Write the rows that the store does not have."""
+    """Write the rows that are not in the store yet."""
     spec = StoreSpec(kind=kind, encoder=features.path.name, digest=source, width=features.shape[1])
     store = FeatureStore(folder, spec)
     for start, rows in read_features(features, max_rows=4096):
         wanted = [row for row in range(len(rows)) if keys[start + row] not in store]
         if wanted:
             store.write([keys[start + row] for row in wanted], rows[wanted])
+
+
+def _match_ids(ids: Sequence[str], cases: Sequence[Case], *, where: str) -> list[str]:
+    """Return the image path that each id refers to; every case must occur exactly once.
+
+    Args:
+      ids: image paths, or ids of patients with one image.
+      cases: of the data.
+      where: the file, for messages.
+    """
+    paths = {case.image_path for case in cases}
+    by_patient: dict[str, list[str]] = {}
+    for case in cases:
+        by_patient.setdefault(case.patient_id, []).append(case.image_path)
+    matched, unknown = [], []
+    for given in ids:
+        path = normalise_image_path(given) if given else ""
+        if path in paths:
+            matched.append(path)
+        elif len(by_patient.get(given, ())) == 1:
+            matched.append(by_patient[given][0])
+        elif given in by_patient:
+            raise BadInput(
+                f"{where}: patient {given[:_NUM_SHOWN]!r} has {len(by_patient[given])} images; expected an image path, "
+                f"such as {by_patient[given][0]!r}"
+            )
+        else:
+            unknown.append(given)
+    if unknown:
+        raise BadInput(
+            f"{where}: {len(unknown)} ids match no case: {_list(unknown)}; expected image paths, such as "
+            f"{cases[0].image_path!r}, or ids of patients with one image"
+        )
+    repeated = [path for path, count in collections.Counter(matched).items() if count > 1]
+    if repeated:
+        raise BadInput(f"{where}: {len(repeated)} cases occur more than once: {_list(repeated)}")
+    given_paths = set(matched)
+    missing = [case.image_path for case in cases if case.image_path not in given_paths]
+    if missing:
+        raise BadInput(f"{where}: {len(missing)} of {len(cases)} cases are missing: {_list(missing)}")
+    return matched
+
+
+def _list(texts: Sequence[str]) -> str:
+    """Return the first of many strings, for a message."""
+    shown = ", ".join(repr(text[:_NUM_SHOWN]) for text in texts[:_NUM_LISTED])
+    return shown + (f" and {len(texts) - _NUM_LISTED} more" if len(texts) > _NUM_LISTED else "")

@@ -18,11 +18,11 @@ from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
 from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
-from stepcot_jax.features import encode, fill, importing, transformers_encoder
-from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store, describe_text_store
+from stepcot_jax.features import encode, importing, transformers_encoder
+from stepcot_jax.features.keys import digest_pixels
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
-from stepcot_jax.features.store import FeatureStore
-from stepcot_jax.features.stored_features import load_features, open_features
+from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store, describe_text_store
+from stepcot_jax.features.store import FeatureStore, load_features, open_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
@@ -173,13 +173,13 @@ def _with_stored_features(
     store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
 
     def is_known(sha256: str) -> bool:
-        return fill.image_keys(encoder, [_file_digest(sha256)])[0] in store
+        return encode.image_keys(encoder, [_file_digest(sha256)])[0] in store
 
     dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
-    keys = fill.image_keys(encoder, _digest_images(dataset))
+    keys = encode.image_keys(encoder, _digest_images(dataset))
     counts = encode_together(
         encoder,
-        list(fill.image_items(dataset, keys)),
+        list(encode.image_items(dataset, keys)),
         store,
         processes,
         say=terminal.say,
@@ -194,7 +194,7 @@ def _with_stored_features(
 def _digest_images(dataset: Dataset) -> list[str]:
     """Return the digest of each case's image, reading only images that loading has not digested."""
     if dataset.images is None:
-        return fill.digest_images(dataset, None)
+        return [digest_pixels(dataset.pixels[index]) for index in range(len(dataset.cases))]
     return [
         _file_digest(dataset.digests.get(index) or digest_content(dataset.images, index))
         for index in range(len(dataset.cases))
@@ -226,7 +226,9 @@ def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Termin
         folder = pathlib.Path(settings.image_encoder.weights)
         found = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
         if found is None:
-            raise BadInput(f"{folder}: found no prompt features, accepted are imports with `prompt_features`")
+            raise BadInput(
+                f"{folder}: no imported prompt features (expected an array prompt_features in the imported file)"
+            )
         store, keys = found
         return load_features(store, keys)
     texts = write_prompts(chain, prompts.template)

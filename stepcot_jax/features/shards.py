@@ -1,12 +1,12 @@
-"""One shard of a feature store: a safetensors file that is whole and verified, or not taken for a shard at all.
+"""Shards of a feature store: safetensors files, verified to the last byte when opened.
 
-A shard holds `keys` uint8 [case, 32], `features` float32 [case, width] and, where asked for, `patches`
-[case, patch, width]. Its header names the store it belongs to and the SHA-256 of its content. It never changes after it
-got its name, hence readers need no lock. Any safetensors library can read it.
+A shard holds `keys` uint8 [case, 32], `features` float32 [case, width] and optionally `patches` [case, patch, width].
+Its header has the digest of its store and the SHA-256 of its content. It never changes, so readers need no lock. Any
+safetensors library can read it.
 
-Rows are read at their place in the file rather than through a memory map, which is three times as fast (0.1 ms for 32
-features instead of 0.3) but keeps a file open for every shard, counts as resident memory, and ends the process where a
-file becomes shorter.
+Rows are read with `pread` at offsets from the header. `safe_open().get_slice` gives shapes and dtypes without offsets,
+and reads through a memory map: three times as fast (0.1 instead of 0.3 ms for 32 features), but it keeps every shard
+open, counts as resident memory, and a file that shrinks kills the process with SIGBUS.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ _CHUNK_BYTES = 1 << 20
 
 
 class BadShard(ValueError):
-    """A file that is not a whole shard of this store; its message says why, without the file's name."""
+    """A file is not a valid shard of this store; the message gives the reason, without the file's name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Where one array of a shard lies in its file.
+    """Position of an array in a shard's file.
 
     Attributes:
       offset: of the first byte.
@@ -61,16 +61,16 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A verified shard: its file and where its arrays lie."""
+    """A verified shard: its file and the positions of its arrays."""
 
     path: Path
     arrays: dict[str, Rows]
 
     def read(self, name: str, rows: Sequence[int]) -> list[np.ndarray]:
-        """Rows of one array, in the order asked for.
+        """Return rows of an array, in the given order.
 
         Raises:
-          OSError: the file cannot be read any more.
+          OSError: the file can no longer be read.
         """
         place, row_bytes = self.arrays[name], self.arrays[name].row_bytes
         descriptor = os.open(self.path, os.O_RDONLY)
@@ -79,28 +79,25 @@ class Shard:
         finally:
             os.close(descriptor)
         if any(len(content) != row_bytes for content in contents):
-            raise OSError(None, "shorter than when it was opened", str(self.path))
+            raise OSError(None, "the file shrank", str(self.path))
         return [np.frombuffer(content, place.dtype).reshape(place.shape) for content in contents]
 
     def read_keys(self) -> list[bytes]:
-        """The key of every row."""
+        """Return the key of every row."""
         return [key.tobytes() for key in self.read("keys", range(self.arrays["keys"].num_rows))]
 
 
 def write_shard(
     folder: Path, *, store_digest: str, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None
 ) -> Path:
-    """Write a new shard, whole or not at all.
+    """Write a new shard atomically and return its path, unique among writers.
 
     Args:
       folder: the store's folder.
-      store_digest: of the store's description; a shard of another is refused.
-      keys: one a row.
+      store_digest: of the store's spec.
+      keys: one per row.
       features: float32 [case, width].
       patches: float16 or float32 [case, patch, width], or None.
-
-    Returns:
-      The shard's path; no two writers use the same.
     """
     tensors = {"keys": np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES), "features": features}
     if patches is not None:
@@ -110,7 +107,7 @@ def write_shard(
     for name in tensors:
         digest.update(tensors[name].data)
     content = safetensors.numpy.save(tensors, metadata={"store": store_digest, "sha256": digest.hexdigest()})
-    # Drawn anew for every shard: processes that were forked from one another would share any counter.
+    # Random per shard: forked processes would share a counter.
     path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
     partial = path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
     try:
@@ -126,7 +123,7 @@ def write_shard(
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new name in a folder survive a power cut."""
+    """Flush a folder, so that a new file name survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -135,44 +132,44 @@ def _sync_folder(folder: Path) -> None:
 
 
 def open_shard(path: Path, *, store_digest: str, width: int, patch_dtype: np.dtype | None) -> Shard:
-    """A shard whose every byte has been verified.
+    """Open a shard and verify every byte.
 
     Args:
       path: the file.
-      store_digest: of the description of the store it must belong to.
+      store_digest: of the spec of its store.
       width: of a feature.
-      patch_dtype: of its patches, None where it must have none.
+      patch_dtype: of its patches; None if it must have none.
 
     Raises:
-      BadShard: the file is truncated, changed, not a shard, or one of another store.
+      BadShard: the file is truncated, changed, not a shard, or of another store.
       OSError: the file cannot be read.
     """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         metadata, arrays = _read_header(file.fileno(), size)
         if metadata.get("store") != store_digest:
-            raise BadShard("found a shard of another store")
+            raise BadShard("shard of another store")
         expected = {"keys": ((KEY_BYTES,), np.dtype("u1")), "features": ((width,), np.dtype("<f4"))}
         for name, (shape, dtype) in expected.items():
             if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (shape, dtype):
-                raise BadShard(f"found no {name} of {shape} {dtype} a row")
+                raise BadShard(f"no array {name} with rows of {shape} {dtype}")
         found_dtype = arrays["patches"].dtype if "patches" in arrays else None
         if found_dtype != patch_dtype or len({rows.num_rows for rows in arrays.values()}) != 1:
-            raise BadShard("found arrays other than this store has")
+            raise BadShard("unexpected arrays for this store")
         digest = hashlib.sha256()
         for name in _TENSORS:
             if name in arrays:
                 _update(digest, file.fileno(), arrays[name])
     if metadata.get("sha256") != digest.hexdigest():
-        raise BadShard("found content that does not agree with its checksum")
+        raise BadShard("content does not match its checksum")
     return Shard(path, arrays)
 
 
 def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], dict[str, Rows]]:
-    """The metadata and the places of the arrays, which fill the file without gap or overlap."""
+    """Return the metadata and the positions of the arrays, which must fill the file without gaps or overlaps."""
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-        raise BadShard(f"found {size} bytes without a header")
+        raise BadShard(f"{size} bytes without a header")
     try:
         header = json.loads(os.pread(descriptor, length, 8))
         metadata = dict(header.pop("__metadata__"))
@@ -187,14 +184,14 @@ def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], dict[str, 
                 or end - begin != num_rows * rows.row_bytes
                 or min(shape) < 1
             ):
-                raise BadShard(f"found an unexpected array {name[:40]!r} in its header")
+                raise BadShard(f"unexpected array {name[:40]!r} in the header")
             arrays[name], end_of_last = rows, end
     except BadShard:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadShard("found a header that cannot be read") from error
+        raise BadShard("unreadable header") from error
     if 8 + length + end_of_last != size:
-        raise BadShard(f"found {size} bytes, its header promises {8 + length + end_of_last}")
+        raise BadShard(f"{size} bytes instead of {8 + length + end_of_last}")
     return metadata, arrays
 
 
@@ -203,6 +200,6 @@ def _update(digest: Any, descriptor: int, rows: Rows) -> None:
     while position < end:
         piece = os.pread(descriptor, min(_CHUNK_BYTES, end - position), position)
         if not piece:
-            raise BadShard("found an end before its content is complete")
+            raise BadShard("truncated content")
         digest.update(piece)
         position += len(piece)

@@ -1,11 +1,11 @@
-"""Several processes that fill one store together: each encodes its share of the images."""
+"""Divide the encoding of images among the processes of a run."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images
-from stepcot_jax.features.protocol import FrozenImageEncoder
+from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.features.store import FeatureStore
 
 
@@ -18,9 +18,9 @@ class Processes:
     """The processes of a run.
 
     Attributes:
-      index: which this is, from 0.
-      count: how many there are.
-      wait: name -> returns when every process has called it.
+      index: of this process, from 0.
+      count: number of processes.
+      wait: barrier; takes its name and returns when every process has called it.
     """
 
     index: int = 0
@@ -28,12 +28,12 @@ class Processes:
     wait: Callable[[str], None] = _go_on
 
     def has(self, key: bytes) -> bool:
-        """Whether the feature of a key is for this process to make; it does not depend on what is stored already."""
+        """Return whether this process encodes the image of a key; independent of the stored features."""
         return int.from_bytes(key[:8], "big") % self.count == self.index
 
 
 ALONE = Processes()
-"""One process, which has everything to do."""
+"""A run of one process."""
 
 
 def encode_together(
@@ -45,18 +45,18 @@ def encode_together(
     say: Callable[[str], None],
     **options: Any,
 ) -> EncodeCounts:
-    """Make the features that the store does not have, each in one of the processes; return when all are there.
+    """Encode the images without a stored feature, each in one process; return when all are stored.
 
     Args:
-      encoder: see `encode_images`, as for `store`.
+      encoder: see `encode_images`.
       items: the images, the same in every process.
-      store: of the run, in a folder that all processes share.
-      processes: who shares.
-      say: told what this process did of the work that was shared.
+      store: in a folder that all processes share.
+      processes: of the run.
+      say: prints the counts of this process.
       **options: of `encode_images`.
 
     Returns:
-      The counts of distinct images; where the work was shared, of what was left to make after it.
+      The counts of distinct images; with several processes, those after the shared work.
 
     Raises:
       BadInput: see `encode_images`.
@@ -65,5 +65,5 @@ def encode_together(
         counts = encode_images(encoder, [item for item in items if processes.has(item.key)], store, **options)
         say(counts.describe(f"images of process {processes.index} of {processes.count}"))
         processes.wait("features")
-    # A file system over the network may show the others' features late; what is missing then is made here too.
+    # A network file system may show the others' features late; any still missing are encoded here.
     return encode_images(encoder, items, store, **options)

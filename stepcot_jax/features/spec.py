@@ -1,4 +1,4 @@
-"""What made the features of a store: compared before anything is read or written, kept in its `store.json`."""
+"""Frozen encoders as protocols, and the description of the store that holds their features (`store.json`)."""
 
 import dataclasses
 import json
@@ -6,9 +6,10 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from stepcot_jax.features.keys import digest_fields
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.features.keys import describe_preprocessing, digest_fields
 from stepcot_jax.features.shards import PARTIAL_SUFFIX
 from stepcot_jax.host.errors import BadInput
 
@@ -21,17 +22,74 @@ Patches = Literal["none", "float16", "float32"]
 _MAX_DESCRIPTION_BYTES = 1 << 20
 
 
+@runtime_checkable
+class FrozenImageEncoder(Protocol):
+    """Frozen image encoder of any framework.
+
+    Attributes:
+      name: for messages.
+      width: of a feature.
+      preprocessing: of the images given to `encode`.
+      digest: of the weights and of everything else that determines the features, such as the compute dtype.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def width(self) -> int: ...  # noqa: D102
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...  # noqa: D102
+
+    @property
+    def digest(self) -> str: ...  # noqa: D102
+
+    def encode(self, images: Any) -> Any:
+        """Return features [case, width] of normalised images float32 [case, height, width, 3]."""
+
+    def encode_patches(self, images: Any) -> tuple[Any, Any]:
+        """Return features [case, width] and patch tokens [case, patch, width] of normalised images."""
+
+
+@runtime_checkable
+class FrozenTextEncoder(Protocol):
+    """Frozen text encoder of any framework.
+
+    Attributes:
+      name: for messages.
+      width: of a feature.
+      digest: of the weights, the tokenizer and everything else that determines the features.
+      max_tokens: length at which texts are truncated.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def width(self) -> int: ...  # noqa: D102
+
+    @property
+    def digest(self) -> str: ...  # noqa: D102
+
+    @property
+    def max_tokens(self) -> int: ...  # noqa: D102
+
+    def encode(self, texts: Sequence[str], *, pooling: Any) -> Any:
+        """Return features [text, width]."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StoreSpec:
-    """What made the features of a store.
+    """Origin of the features of a store.
 
     Attributes:
       kind: of the features.
-      encoder: name of the encoder for people; the same weights under another name are the same encoder.
-      digest: of the encoder's weights or, of imported features, of the files they came in.
+      encoder: name for messages; the same weights under another name are the same encoder.
+      digest: of the encoder's weights, or of the files of imported features.
       width: of a feature.
-      details: preprocessing of images, pooling of texts; anything that JSON can say.
-      patches: type of the patch tokens that are stored beside the features, or "none".
+      details: preprocessing of images, or pooling of texts; JSON values.
+      patches: dtype of the patch tokens stored with the features, or "none".
     """
 
     kind: Kind
@@ -42,12 +100,12 @@ class StoreSpec:
     patches: Patches = "none"
 
     def __post_init__(self) -> None:
-        # As JSON gives it back (lists for tuples), so that what was written and what is asked for compare.
+        # Lists for tuples, as JSON returns them, so that written and requested specs compare equal.
         object.__setattr__(self, "details", json.loads(json.dumps(dict(self.details))))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that must agree for two processes to share a store."""
+        """The fields that processes sharing a store must agree on."""
         fields = dataclasses.asdict(self)
         del fields["encoder"]
         return {"version": FORMAT_VERSION, **fields}
@@ -59,17 +117,72 @@ class StoreSpec:
 
     @property
     def folder_name(self) -> str:
-        """A name for the store's folder that no store of another spec has."""
+        """Folder name for the store, unique to this spec."""
         return f"{self.kind.replace(' ', '-')}-{self.identity_digest[:16]}"
 
 
-def list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
-    """Fields of a spec with their values, for a message."""
+def describe_image_store(encoder: FrozenImageEncoder, *, patches: Patches = "none") -> StoreSpec:
+    """Return the spec of a store for an image encoder's features.
+
+    Args:
+      encoder: the encoder.
+      patches: dtype of the patch tokens to store with the features, or "none".
+    """
+    details = describe_preprocessing(encoder.preprocessing)
+    return StoreSpec("image", encoder.name, encoder.digest, encoder.width, details, patches)
+
+
+def describe_text_store(encoder: FrozenTextEncoder, *, pooling: str) -> StoreSpec:
+    """Return the spec of a store for a text encoder's features.
+
+    Args:
+      encoder: the encoder; its `projected_width`, if any, is the width of pooling "projected".
+      pooling: of token vectors.
+    """
+    width = getattr(encoder, "projected_width", 0) if pooling == "projected" else encoder.width
+    details = {"pooling": pooling, "max_tokens": int(encoder.max_tokens)}
+    return StoreSpec("text", encoder.name, encoder.digest, width, details)
+
+
+def open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
+    """Return the spec of a store's folder, and write it if the folder is new.
+
+    Args:
+      folder: of the store.
+      spec: expected spec; None accepts any existing store.
+
+    Raises:
+      BadInput: the folder holds something else, or a store of another spec or version.
+      OSError: the folder cannot be read or written.
+    """
+    path = folder / DESCRIPTION_FILE
+    if spec is not None and not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        strangers = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
+        if strangers and not path.exists():
+            raise BadInput(
+                f"{folder}: contains {sorted(strangers)[0]!r} and no {DESCRIPTION_FILE} (expected a new or empty "
+                "folder, or a feature store)"
+            )
+        _write_once(path, spec)
+    found = _read_spec(path)
+    if spec is None:
+        return found
+    differing = [name for name, value in spec.identity.items() if found.identity[name] != value]
+    if differing:
+        raise BadInput(
+            f"{path}: the store holds features of {found.encoder!r} with {_list_fields(found, differing)}; expected "
+            f"{_list_fields(spec, differing)} (use another folder)"
+        )
+    return spec
+
+
+def _list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
     return ", ".join(f"{name}={json.dumps(spec.identity[name])[:200]}" for name in names)
 
 
-def write_once(path: Path, spec: StoreSpec) -> None:
-    """Write a store's description unless there is one, whole or not at all."""
+def _write_once(path: Path, spec: StoreSpec) -> None:
+    """Write a store's description atomically, unless it exists."""
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
     document = {"format": "stepcot_jax features", "encoder": spec.encoder, **spec.identity}
     try:
@@ -78,7 +191,7 @@ def write_once(path: Path, spec: StoreSpec) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            path.hardlink_to(partial)  # unlike a rename it fails if another process was first
+            path.hardlink_to(partial)  # unlike a rename, fails if another process was first
         except FileExistsError:
             return
         except OSError:  # a file system without links
@@ -87,12 +200,7 @@ def write_once(path: Path, spec: StoreSpec) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_spec(path: Path) -> StoreSpec:
-    """What a `store.json` says.
-
-    Raises:
-      BadInput: it is missing, cannot be read, or is of another version.
-    """
+def _read_spec(path: Path) -> StoreSpec:
     try:
         if path.stat().st_size > _MAX_DESCRIPTION_BYTES:
             raise ValueError("too large")
@@ -101,12 +209,10 @@ def read_spec(path: Path) -> StoreSpec:
         if document.pop("format") != "stepcot_jax features":
             raise ValueError("another format")
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise BadInput(f"{path}: found no description of a feature store ({error}), accepted is one") from error
+        raise BadInput(f"{path}: not the description of a feature store ({error})") from error
     if version != FORMAT_VERSION:
-        raise BadInput(
-            f"{path}: found a store of version {version!r}, accepted is {FORMAT_VERSION} (or another folder)"
-        )
+        raise BadInput(f"{path}: store version {version!r} is not {FORMAT_VERSION} (use another folder)")
     names = {field.name for field in dataclasses.fields(StoreSpec)}
     if set(document) != names or not isinstance(document["width"], int) or not isinstance(document["details"], dict):
-        raise BadInput(f"{path}: found fields {sorted(document)}, accepted are {sorted(names)}")
+        raise BadInput(f"{path}: fields {sorted(document)} are not {sorted(names)}")
     return StoreSpec(**document)

@@ -1,24 +1,28 @@
-"""A folder of features by key: written in whole shards, by any number of processes, read without a lock.
+"""A folder of features by key, written in shards by any number of processes and read without a lock.
 
-The folder holds `store.json`, which says what made the features, and shards (see `shards`). A process killed at any
-moment leaves whole shards and at most a hidden partial file, which nobody reads. A reader takes the union of the
-shards; a key in two of them is harmless, since a key stands for one value.
+The folder holds `store.json` (see `spec`) and shards (see `shards`). A process killed at any moment leaves complete
+shards and at most a hidden partial file, which is never read. A reader takes the union of the shards; a key in two
+of them is harmless, since a key determines its value.
 
-Why not ArrayRecord: of 10,000 features of 512, 100,000 reads in random batches of 32 take eleven times as long through
-Grain's ArrayRecordDataSource (one by one as long as here), and a truncated file opens there as one of no records.
+ArrayRecord was measured: 100,000 reads in random batches of 32 from 10,000 features of width 512 take eleven times as
+long through Grain's ArrayRecordDataSource, and a truncated file opens as an empty one.
 """
 
 import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stepcot_jax.features.keys import KEY_BYTES
 from stepcot_jax.features.shards import PARTIAL_SUFFIX, SUFFIX, BadShard, Shard, open_shard, write_shard
-from stepcot_jax.features.spec import DESCRIPTION_FILE, StoreSpec, list_fields, read_spec, write_once
+from stepcot_jax.features.spec import StoreSpec, open_spec
 from stepcot_jax.host.errors import BadInput
+
+MAX_BYTES = 1 << 30
+"""Default memory limit for features: half a million cases of width 512."""
 
 _LOGGER = logging.getLogger(__name__)
 _BAD_SUFFIX = ".bad"
@@ -29,21 +33,21 @@ class FeatureStore:
     """Features by key in a folder.
 
     Args:
-      folder: made if missing; each spec needs its own, `spec.folder_name` is a fitting name.
-      spec: what makes the features; None takes what an existing store says.
+      folder: created if missing; each spec needs its own folder, such as `spec.folder_name`.
+      spec: origin of the features; None accepts any existing store.
 
     Raises:
-      BadInput: the folder holds a store of another spec or version, or something else, or cannot be used.
+      BadInput: the folder holds a store of another spec or version, or something else, or cannot be written.
     """
 
     def __init__(self, folder: Path, spec: StoreSpec | None = None) -> None:
         self.folder = Path(folder)
         try:
-            self.spec = self._describe(spec)
+            self.spec = open_spec(self.folder, spec)
             self._remove_stale_partials()
         except OSError as error:
             raise BadInput(
-                f"{self.folder}: cannot hold features ({error.strerror}), accepted is a folder that can be written"
+                f"{self.folder}: cannot be used as a feature store ({error.strerror}); expected a writable folder"
             ) from error
         self._patch_dtype = None if self.spec.patches == "none" else np.dtype(self.spec.patches).newbyteorder("<")
         self._shards: list[Shard] = []
@@ -58,7 +62,7 @@ class FeatureStore:
         return len(self._places)
 
     def refresh(self) -> None:
-        """Take in the shards that this or another process has finished; bad ones are named and set aside."""
+        """Add the shards that any process has completed; bad ones are logged and renamed to `*.bad`."""
         names = {path.name for path in self.folder.iterdir() if path.name.endswith(SUFFIX)}
         for name in sorted(name for name in names - self._seen if not name.startswith(".")):
             self._seen.add(name)
@@ -72,31 +76,29 @@ class FeatureStore:
                 )
                 self._check_patches(shard)
                 self._take(shard, shard.read_keys())
-            except FileNotFoundError:  # another process has set it aside
+            except FileNotFoundError:  # another process has renamed it
                 continue
             except BadShard as error:
                 self._set_aside(path, str(error))
-            except OSError as error:  # may pass, hence no reason to give up a good shard
-                _LOGGER.warning(
-                    "%s: cannot be read (%s); left out, its features will be made anew", path, error.strerror
-                )
+            except OSError as error:  # may be temporary: the shard stays
+                _LOGGER.warning("%s: cannot be read (%s); its features will be computed again", path, error.strerror)
 
     def write(self, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None = None) -> None:
-        """Write features as one shard; they can be read, by any process, when this returns.
+        """Write features as one shard, readable by any process when this returns.
 
         Args:
-          keys: one a row, 32 bytes each.
+          keys: one per row, 32 bytes each.
           features: [case, width], finite.
-          patches: [case, patch, width] where the store keeps patch tokens.
+          patches: [case, patch, width] if the store has patch tokens.
 
         Raises:
           BadInput: the folder cannot be written.
         """
         features = np.asarray(features, "<f4")
         if features.shape != (len(keys), self.spec.width) or any(len(key) != KEY_BYTES for key in keys):
-            raise ValueError(f"features {features.shape} for {len(keys)} keys of a store of width {self.spec.width}")
+            raise ValueError(f"features must have shape ({len(keys)}, {self.spec.width}) and keys {KEY_BYTES} bytes")
         if (patches is None) != (self._patch_dtype is None):
-            raise ValueError(f"a store with patches={self.spec.patches!r} was given other rows")
+            raise ValueError(f"patches do not match the store's patches={self.spec.patches!r}")
         if not keys:
             return
         patches = None if patches is None else np.asarray(patches).astype(self._patch_dtype)
@@ -110,28 +112,27 @@ class FeatureStore:
             )
         except OSError as error:
             raise BadInput(
-                f"{self.folder}: features cannot be written ({error.strerror}), accepted is a folder with room "
-                "that can be written; what was written before stays"
+                f"{self.folder}: features cannot be written ({error.strerror}); earlier features are kept"
             ) from error
         self._seen.discard(path.name)
         self.refresh()
 
     def read(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Features float32 [case, width] in the keys' order.
+        """Return features float32 [case, width] in the keys' order.
 
         Raises:
-          BadInput: a key is missing, or a shard cannot be read any more.
+          BadInput: a key is missing, or a shard can no longer be read.
         """
         return self._read("features", keys, (self.spec.width,), np.dtype(np.float32))
 
     def read_patches(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Patch tokens [case, patch, width] of the store's type, in the keys' order.
+        """Return patch tokens [case, patch, width] of the store's dtype, in the keys' order.
 
         Raises:
-          BadInput: the store keeps none, a key is missing, or a shard cannot be read any more.
+          BadInput: the store has none, a key is missing, or a shard can no longer be read.
         """
         if self._patch_dtype is None or not self._shards:
-            raise BadInput(f"{self.folder}: found no patch tokens, accepted is a store that was filled with them")
+            raise BadInput(f"{self.folder}: the store has no patch tokens (set config.features.patches when encoding)")
         return self._read("patches", keys, self._shards[0].arrays["patches"].shape, np.dtype(self.spec.patches))
 
     def _read(self, name: str, keys: Sequence[bytes], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -145,24 +146,24 @@ class FeatureStore:
                 found = self._shards[number].read(name, [self._places[keys[position]][1] for position in positions])
             except OSError as error:
                 raise BadInput(
-                    f"{self._shards[number].path}: cannot be read any more ({error.strerror}), accepted are shards "
-                    "that stay as they were while a run reads them"
+                    f"{self._shards[number].path}: can no longer be read ({error.strerror}); shards must not change "
+                    "during a run"
                 ) from error
             for position, row in zip(positions, found, strict=True):
                 rows[position] = row
         return rows
 
     def check_present(self, keys: Sequence[bytes]) -> None:
-        """Refuse if a key is missing.
+        """Check that no key is missing.
 
         Raises:
-          BadInput: with the number of missing keys.
+          BadInput: keys are missing; the message gives their number.
         """
         num_missing = sum(key not in self._places for key in keys)
         if num_missing:
             raise BadInput(
-                f"{self.folder}: {num_missing} of {len(keys)} features are missing, accepted is a store that has been "
-                f"filled with {self.spec.encoder!r} (digest {self.spec.digest[:16]}) for these images or texts"
+                f"{self.folder}: {num_missing} of {len(keys)} features are missing; encode these images or texts with "
+                f"{self.spec.encoder!r} (digest {self.spec.digest[:16]})"
             )
 
     def _take(self, shard: Shard, keys: Sequence[bytes]) -> None:
@@ -175,43 +176,84 @@ class FeatureStore:
         if self._patch_dtype is not None and self._shards:
             found, expected = shard.arrays["patches"].shape, self._shards[0].arrays["patches"].shape
             if found != expected:
-                raise BadShard(f"found patch tokens of {found} a case, {self._shards[0].path.name} has {expected}")
+                raise BadShard(f"patch tokens have shape {found}, those of {self._shards[0].path.name} {expected}")
 
     def _set_aside(self, path: Path, reason: str) -> None:
-        _LOGGER.warning("%s: %s; set aside, its features will be made anew", path, reason)
+        _LOGGER.warning("%s: %s; renamed to *.bad, its features will be computed again", path, reason)
         try:
             path.rename(path.with_name(path.name + _BAD_SUFFIX))
-        except OSError:  # another process was first, or the folder cannot be written: it is not read in any case
+        except OSError:  # another process was first, or the folder is read-only
             _LOGGER.debug("%s: not renamed", path)
-
-    def _describe(self, spec: StoreSpec | None) -> StoreSpec:
-        """The spec of the folder: what it says, or, of a new one, what is asked for."""
-        path = self.folder / DESCRIPTION_FILE
-        if spec is not None and not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            strangers = [entry.name for entry in self.folder.iterdir() if not entry.name.startswith(".")]
-            if strangers and not path.exists():
-                raise BadInput(
-                    f"{self.folder}: found {sorted(strangers)[0]!r} and no {DESCRIPTION_FILE}, accepted is a folder "
-                    "that is new, empty or a feature store"
-                )
-            write_once(path, spec)
-        found = read_spec(path)
-        if spec is None:
-            return found
-        differing = [name for name, value in spec.identity.items() if found.identity[name] != value]
-        if differing:
-            raise BadInput(
-                f"{path}: found the features of {found.encoder!r} with {list_fields(found, differing)}, "
-                f"accepted is {list_fields(spec, differing)} (or another folder)"
-            )
-        return spec
 
     def _remove_stale_partials(self) -> None:
         for path in self.folder.glob(f".*{PARTIAL_SUFFIX}"):
             try:
-                # No write takes an hour; younger ones may be another process's.
+                # No write takes an hour; younger files may belong to another process.
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     path.unlink()
             except OSError:
                 _LOGGER.debug("%s: not removed", path)
+
+
+class StoredFeatures:
+    """Features on disk, read when indexed like an array [case, width].
+
+    Args:
+      store: of the features; read without a lock from any thread or process.
+      keys: of the cases.
+    """
+
+    def __init__(self, store: FeatureStore, keys: Sequence[bytes]) -> None:
+        store.check_present(keys)
+        self._store, self._keys = store, tuple(keys)
+        self.shape = (len(self._keys), store.spec.width)
+        self.dtype = np.dtype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Return features float32 [..., width] for an index, a slice or an array of indices."""
+        if isinstance(index, slice):
+            index = np.arange(len(self._keys))[index]
+        positions = np.asarray(index)
+        if positions.dtype == bool or (positions.size and not np.issubdtype(positions.dtype, np.integer)):
+            raise IndexError(f"indices must be whole numbers or slices; got {positions.dtype}")
+        rows = self._store.read([self._keys[position] for position in positions.ravel().tolist()])
+        return rows.reshape(*positions.shape, self.shape[1])
+
+
+def load_features(store: FeatureStore, keys: Sequence[bytes], *, max_bytes: int = MAX_BYTES) -> np.ndarray:
+    """Return features float32 [case, width] in the keys' order, in memory.
+
+    Args:
+      store: of the features.
+      keys: of the cases; keys may repeat.
+      max_bytes: memory limit of the array.
+
+    Raises:
+      BadInput: features are missing, or the array would be too large.
+    """
+    store.refresh()
+    num_bytes = _num_bytes(store, keys)
+    if num_bytes > max_bytes:
+        raise BadInput(
+            f"{store.folder}: {len(keys)} features take {num_bytes / 1e6:.0f} MB, more than {max_bytes / 1e6:.0f} MB"
+        )
+    return store.read(keys)
+
+
+def open_features(
+    store: FeatureStore, keys: Sequence[bytes], *, max_bytes: int = MAX_BYTES
+) -> np.ndarray | StoredFeatures:
+    """Return features in the keys' order: in memory up to `max_bytes`, else read when indexed.
+
+    Raises:
+      BadInput: features are missing.
+    """
+    store.refresh()
+    return store.read(keys) if _num_bytes(store, keys) <= max_bytes else StoredFeatures(store, keys)
+
+
+def _num_bytes(store: FeatureStore, keys: Sequence[bytes]) -> int:
+    return len(keys) * store.spec.width * np.dtype(np.float32).itemsize

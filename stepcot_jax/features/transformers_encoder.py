@@ -1,6 +1,6 @@
-"""Any vision(-language) model of transformers as a frozen image encoder, in PyTorch: extra `torch`.
+"""Any vision or vision-language model of transformers as a frozen image encoder in PyTorch (extra `torch`).
 
-Nothing of torch or transformers is imported before an encoder is loaded.
+torch and transformers are imported when an encoder is loaded.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
 
 PREFIX = "transformers:"
-"""Before a model's id or folder where a setting may also name an encoder of this package."""
+"""Prefix of a model's id or folder in settings that also accept encoders of this package."""
 
 Pooling = Literal["projection", "pooler", "mean"]
 
@@ -25,16 +25,16 @@ _BICUBIC = 3
 
 @dataclasses.dataclass(frozen=True)
 class TransformersEncoder:
-    """A frozen model; see `protocol.FrozenImageEncoder`.
+    """A frozen model; see `spec.FrozenImageEncoder`.
 
     Attributes:
       name: id or folder.
       width: of a feature.
-      preprocessing: from the model's image processor.
-      digest: of its weights, its class and its pooling.
+      preprocessing: of the model's image processor.
+      digest: of weights, class and pooling.
       num_parameters: number of parameters.
-      pooling: "projection": what its `get_image_features` pools; "pooler": `pooler_output`; "mean": of the last
-        hidden states.
+      pooling: "projection": output of `get_image_features`; "pooler": `pooler_output`; "mean": mean of the last hidden
+        states.
       model: the torch module.
     """
 
@@ -47,19 +47,19 @@ class TransformersEncoder:
     model: Any
 
     def encode(self, images: np.ndarray) -> np.ndarray:
-        """Features float32 [case, width] of normalised images float32 [case, height, width, 3]."""
+        """Return features float32 [case, width] of normalised images float32 [case, height, width, 3]."""
         return _pool(_run(self.model, images, self.pooling), self.pooling)
 
     def encode_patches(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [case, width] and patch tokens [case, patch, width] of the last layer.
+        """Return features [case, width] and patch tokens [case, patch, width] of the last layer.
 
         Raises:
-          BadInput: the model gives none.
+          BadInput: the model has no patch tokens.
         """
         output = _run(self.model, images, self.pooling)
         tokens = getattr(output, "last_hidden_state", None)
         if tokens is None:
-            raise BadInput(f"{PREFIX}{self.name}: found no patch tokens, accepted is a model with last hidden states")
+            raise BadInput(f"{PREFIX}{self.name}: the model has no last hidden states, hence no patch tokens")
         if tokens.ndim == 4:  # convolutional: [case, channel, row, column]
             tokens = tokens.flatten(2).transpose(1, 2)
         # Class and register tokens come before the patches.
@@ -71,16 +71,16 @@ def load_transformers_encoder(source: str, *, device: str | None = None) -> Tran
     """Load a model and its image processor.
 
     Args:
-      source: a folder or a Hugging Face id, without `PREFIX`. Code that comes with a model is never run.
-      device: as torch names it; None takes a GPU where there is one.
+      source: a folder or a Hugging Face id, without `PREFIX`. Code shipped with a model is never run.
+      device: torch device; a GPU if available by default.
 
     Raises:
-      BadInput: torch is not installed, the model cannot be loaded, or it takes no image alone.
+      BadInput: torch is not installed, or the model cannot be loaded or cannot encode images without text.
     """
     try:
         import torch
     except ImportError:
-        raise BadInput(f"{PREFIX}{source}: found no torch, accepted is pip install 'stepcot-jax[torch]'") from None
+        raise BadInput(f"{PREFIX}{source}: torch is not installed (pip install 'stepcot-jax[torch]')") from None
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model, absent = _load_model(source)
     model = model.to(device).eval().requires_grad_(False)
@@ -99,7 +99,7 @@ def load_transformers_encoder(source: str, *, device: str | None = None) -> Tran
 
 
 def _load_model(source: str) -> tuple[Any, frozenset[str]]:
-    """The model in float32 and the names of its weights that the checkpoint does not have."""
+    """Return the model in float32 and the names of its weights missing from the checkpoint."""
     import torch
     import transformers
 
@@ -107,27 +107,26 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
         model, loading = transformers.AutoModel.from_pretrained(
             source, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
         )
-    # Of what a foreign folder or the network can do wrong, transformers makes many kinds of error.
+    # transformers raises many kinds of error for broken folders and networks.
     except Exception as error:
         raise BadInput(
-            f"{PREFIX}{source}: cannot be loaded ({type(error).__name__}: {_one_line(error)}), accepted is a folder "
-            "with config.json and weights, or a Hugging Face id where there is a network"
+            f"{PREFIX}{source}: cannot be loaded ({type(error).__name__}: {_one_line(error)}); expected a folder with "
+            "config.json and weights, or a Hugging Face id and a network"
         ) from error
     absent = frozenset(loading["missing_keys"])
     needed = sorted(name for name in absent if "pooler" not in name)
     if needed:
         raise BadInput(
-            f"{PREFIX}{source}: {len(needed)} weights of {type(model).__name__} are missing, such as {needed[0]}; "
-            "accepted is a whole checkpoint"
+            f"{PREFIX}{source}: {len(needed)} weights of {type(model).__name__} are missing, such as {needed[0]}"
         )
     return model, absent
 
 
 def read_preprocessing(source: str) -> Preprocessing:
-    """What a model's image processor does, as far as `Preprocessing` can say it.
+    """Return a model's image preprocessing.
 
     Raises:
-      BadInput: there is no image processor, or it scales pixels in another way than to [0, 1].
+      BadInput: there is no image processor, or it does not scale pixels to [0, 1].
     """
     import transformers
 
@@ -135,16 +134,17 @@ def read_preprocessing(source: str) -> Preprocessing:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise BadInput(
-            f"{PREFIX}{source}: its image processor cannot be loaded ({_one_line(error)}), accepted is a model with "
-            "preprocessor_config.json"
+            f"{PREFIX}{source}: no image processor ({_one_line(error)}); expected preprocessor_config.json"
         ) from error
     where = f"{PREFIX}{source}: preprocessor_config.json"
     if not getattr(processor, "do_rescale", True) or abs(processor.rescale_factor * 255 - 1) > 1e-3:
-        raise BadInput(f"{where}: found pixels that are not scaled by 1/255, accepted are those that are")
+        raise BadInput(f"{where}: pixels must be scaled by 1/255")
     normalised = getattr(processor, "do_normalize", True)
     size, fit = _read_size(processor, where)
     if getattr(processor, "resample", _BICUBIC) != _BICUBIC:
-        _LOGGER.warning("%s: asks for resampling %s; images are resampled bicubic", where, processor.resample)
+        _LOGGER.warning(
+            "%s: resampling %s is not supported; images are resampled bicubically", where, processor.resample
+        )
     return Preprocessing(
         size=size,
         mean=tuple(map(float, processor.image_mean)) if normalised else (0.0, 0.0, 0.0),  # type: ignore[arg-type]
@@ -154,20 +154,20 @@ def read_preprocessing(source: str) -> Preprocessing:
 
 
 def _read_size(processor: Any, where: str) -> tuple[int, Literal["crop", "stretch"]]:
-    """Height and width in pixels, and how images get there."""
+    """Return the height and width in pixels, and the way that images become square."""
     sides = dict(processor.size)
     crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
     last = crop or sides
     short = last.get("shortest_edge")
     height, width = (last.get(name) or short for name in ("height", "width"))
     if height is None or height != width:
-        raise BadInput(f"{where}: found size {sides}, crop {crop}; accepted are those that give square images")
+        raise BadInput(f"{where}: size {sides} with crop {crop} does not give square images")
     if not sides.get("shortest_edge"):
         return int(height), "stretch"
     if sides["shortest_edge"] != height:
         _LOGGER.warning(
-            "%s: asks for the shorter side at %s and then the centre of %s; here the shorter side is %s at once",
-            *(where, sides["shortest_edge"], height, height),
+            "%s: resizes the shorter side to %s and crops %s; here the shorter side is resized to %s and cropped to %s",
+            *(where, sides["shortest_edge"], height, height, height),
         )
     return int(height), "crop"
 
@@ -175,26 +175,26 @@ def _read_size(processor: Any, where: str) -> tuple[int, Literal["crop", "stretc
 def _choose_pooling(
     source: str, model: Any, preprocessing: Preprocessing, absent: frozenset[str]
 ) -> tuple[Pooling, int]:
-    """The pooling that the model has, and the width it gives for a black image."""
+    """Return the model's pooling and the width of its features."""
     pooling: Pooling = "projection" if hasattr(model, "get_image_features") else "pooler"
     black = np.zeros((1, preprocessing.size, preprocessing.size, 3), np.float32)
     try:
         output = _run(model, black, pooling)
         if pooling == "pooler" and (getattr(output, "pooler_output", None) is None or absent):
-            # A pooler that the checkpoint does not have is random: other features at every start.
+            # A pooler missing from the checkpoint is random, with other features at every start.
             pooling = "mean"
         return pooling, _pool(output, pooling).shape[1]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise BadInput(
-            f"{PREFIX}{source}: {type(model).__name__} cannot encode an image alone ({_one_line(error)}), accepted are "
-            "models with a vision tower of their own"
+            f"{PREFIX}{source}: {type(model).__name__} cannot encode images without text ({_one_line(error)}); "
+            "expected a model with a separate vision tower"
         ) from error
 
 
 def _run(model: Any, images: np.ndarray, pooling: Pooling) -> Any:
     import torch
 
-    # A writable copy in the order of torch: [case, channel, height, width].
+    # A writable copy in torch's order: [case, channel, height, width].
     channels_first = np.array(np.moveaxis(np.asarray(images, np.float32), -1, 1), order="C")
     pixel_values = torch.from_numpy(channels_first).to(next(model.parameters()).device)
     with torch.inference_mode():
@@ -204,7 +204,7 @@ def _run(model: Any, images: np.ndarray, pooling: Pooling) -> Any:
 
 
 def _pool(output: Any, pooling: Pooling) -> np.ndarray:
-    """Features float32 [case, width] of a model's output."""
+    """Return features float32 [case, width] of a model's output."""
     if pooling == "mean":
         states = output.last_hidden_state
         pooled = states.mean(dim=1) if states.ndim == 3 else states.flatten(2).mean(dim=2)
@@ -225,7 +225,7 @@ def _num_patches(config: Any) -> int | None:
 
 
 def _digest(weights: Mapping[str, Any], model_class: str, pooling: str) -> str:
-    """SHA-256 over every weight's name, type, shape and values, in hex."""
+    """Return the SHA-256 of every weight's name, dtype, shape and values, in hex."""
     digest = hashlib.sha256(f"{model_class} {pooling}".encode())
     for name, tensor in sorted(weights.items()):
         values = np.ascontiguousarray(tensor.cpu().numpy())

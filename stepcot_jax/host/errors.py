@@ -1,4 +1,4 @@
-"""The one exception for input that a person can put right, and how every tool reports it."""
+"""Exceptions with one-line messages, and the exit codes that every tool gives them."""
 
 import os
 import pathlib
@@ -10,52 +10,52 @@ from collections.abc import Callable
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 3
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
-EXIT_INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
+EXIT_INTERRUPTED = 130  # 128 + signal number, as in shells
 
 
 class BadInput(ValueError):
-    """Input from outside (a file, a setting, a flag) that cannot be used as it is.
+    """A file, setting or flag that cannot be used.
 
-    Its message is the whole report: it names the place (file, record, field or key), what was found
-    there and what is accepted. Every tool prints it on one line and exits with 2, without a traceback.
+    The message names the place (file, record, field or key), what is wrong, what was found and what is expected. Every
+    tool prints it on one line and exits with 2, without a traceback.
     """
 
 
 def make_workdir(folder: pathlib.Path) -> None:
-    """Make a folder to write to, and its parents, unless it is there.
+    """Create a folder and its parents, and check that it is writable.
 
     Raises:
-      BadInput: it cannot be made or written to.
+      BadInput: the folder cannot be created or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise BadInput(f"{folder}: cannot be written to ({error.strerror}), accepted is a folder that can") from None
+        raise BadInput(f"{folder}: not a writable folder ({error.strerror})") from None
 
 
 class RunStopped(RuntimeError):
-    """A run that had to stop by itself, such as at a loss that is not finite; its message says where and why.
+    """A run stopped itself, for example at a non-finite loss; the message says where and why.
 
-    What was saved before stays; every tool prints the message on one line and exits with 3.
+    Checkpoints are kept; every tool prints the message on one line and exits with 3.
     """
 
 
 class Preempted(BaseException):
-    """A run that was asked to end (SIGTERM) and has saved what it had; the same command goes on.
+    """A run received SIGTERM and has saved a checkpoint; the same command resumes it.
 
-    Like KeyboardInterrupt no `Exception`: it may come anywhere, and what handles errors must not take it for one.
+    Not an `Exception`, like KeyboardInterrupt: it may be raised anywhere, and error handlers must not catch it.
 
     Every tool prints the message on one line and exits with 75.
     """
 
 
 def end_process(code: int) -> None:
-    """Exit; a run that failed does so without waiting for anything.
+    """Exit; after a failure without any cleanup.
 
-    Of several processes one that fails would wait for the rest at jax's shutdown until that ends them all, and its exit
-    code would be lost; and Orbax's threads may wait for a disk that has failed.
+    At jax's shutdown a failed process would wait for the others and lose its exit code, and Orbax's threads could wait
+    for a failed disk.
     """
     if code and "jax" in sys.modules:
         sys.stdout.flush()
@@ -65,10 +65,9 @@ def end_process(code: int) -> None:
 
 
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
-    """Run a tool's main and exit with its code, by `end`.
+    """Run a tool's main and exit with its code.
 
-    `BadInput` becomes one line on stderr and exit code 2, `RunStopped` one line and exit code 3, `Preempted` one line
-    and exit code 75, Ctrl-C one line and exit code 130.
+    `BadInput` gives one line on stderr and exit code 2, `RunStopped` 3, `Preempted` 75, Ctrl-C 130.
     """
     try:
         code = main()
@@ -84,7 +83,7 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output (head, grep -q) has seen enough
+    except BrokenPipeError:  # the reader of our output (head, grep -q) closed it
         sys.stderr.close()
         code = 0
     except Exception:

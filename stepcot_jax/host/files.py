@@ -1,4 +1,4 @@
-"""Files as the package reads and writes them: no more than is accepted, and whole or not at all."""
+"""Read files with a size limit, and write them atomically."""
 
 import contextlib
 import hashlib
@@ -18,38 +18,38 @@ _MAX_JSON_BYTES = 2**30
 
 
 def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") -> bytes:
-    """The content of an ordinary file.
+    """Return the content of a regular file.
 
     Args:
       path: the file.
-      max_bytes: a larger file is refused before it is read.
-      accepted: what kind of file should be there, for messages.
+      max_bytes: larger files are refused before they are read.
+      accepted: expected kind of file, for messages.
 
     Raises:
-      BadInput: it is no ordinary file, or too large.
+      BadInput: the path is not a regular file, or the file is too large.
       OSError: it cannot be read.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise BadInput(f"{path}: found no ordinary file, accepted is {accepted}")
+        raise BadInput(f"{path}: not a regular file; expected {accepted}")
     if status.st_size > max_bytes:
-        raise BadInput(f"{path}: found a file of {status.st_size} bytes, accepted are at most {max_bytes}")
+        raise BadInput(f"{path}: {status.st_size} bytes, more than {max_bytes}")
     with path.open("rb") as file:
-        # One more byte than there was, and no more: a file that grows meanwhile is noticed by its decoder.
+        # At most one byte more than its size: the decoder notices a file that grows.
         return file.read(status.st_size + 1)
 
 
 def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max_bytes: int = _MAX_JSON_BYTES) -> T:
-    """What a JSON file says, checked against a type.
+    """Return the content of a JSON file, checked against a type.
 
     Args:
       path: the file.
-      kind: a type as msgspec takes it.
-      accepted: what file should be there, for messages; such as "accepted is ...".
-      max_bytes: a larger file is refused before it is read.
+      kind: a type that msgspec supports.
+      accepted: end of the error message, such as "expected the settings of a run".
+      max_bytes: larger files are refused before they are read.
 
     Raises:
-      BadInput: it is missing, no ordinary file, too large, no JSON, or of another type.
+      BadInput: the file is missing, not regular, too large, not JSON, or of another type.
     """
     where = Path(path)
     try:
@@ -64,9 +64,9 @@ def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max
 
 @contextlib.contextmanager
 def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to that takes its name, and another's place, when all of it is on the disk.
+    """Open a temporary file that replaces `path` when the block ends and all of it is on the disk.
 
-    The folder is made if missing. Where the block fails, what was there stays and nothing else is left.
+    The folder is created if missing. If the block fails, the old file stays and the temporary one is removed.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that a reader finds the old content or the new, never a part of it."""
+    """Write a file atomically: readers see the old content or the new."""
     with writing_whole(path) as file:
         file.write(content)
 

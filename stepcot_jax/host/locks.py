@@ -1,4 +1,4 @@
-"""One run at a time: a lock on a file or on a folder, which ends with the process that holds it, however it ends."""
+"""Locks on files and folders, released when the process ends."""
 
 import contextlib
 import fcntl
@@ -13,33 +13,33 @@ LOCK_NAME = ".lock"
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other runs out of an output folder; they would replace each other's results.
+    """Lock an output folder against other runs, which would overwrite its results.
 
     Args:
-      folder: of the output; made where it is missing.
+      folder: of the output; created if missing.
 
     Raises:
-      BadInput: another run has it.
+      BadInput: another run has locked it.
     """
     make_workdir(folder)
     path = folder / LOCK_NAME
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be opened ({error.strerror}), accepted is a file of one's own") from None
+        raise BadInput(f"{path}: cannot be opened for locking ({error.strerror})") from None
     try:
         lock_file(descriptor, path)
-        yield  # The file stays: removed, it would be another one for a run that has opened it already.
+        yield  # The file stays: another run may have opened it already.
     finally:
         os.close(descriptor)
 
 
 def lock_file(descriptor: int, path: Path) -> None:
-    """Keep other processes from locking an open file until it is closed.
+    """Lock an open file until it is closed.
 
     Args:
       descriptor: of the file.
-      path: its name, for the message.
+      path: for the message.
 
     Raises:
       BadInput: another process has locked it.
@@ -47,6 +47,4 @@ def lock_file(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise BadInput(
-            f"{path}: found it in use by another process, accepted is one run at a time for each folder"
-        ) from None
+        raise BadInput(f"{path}: in use by another process (one run at a time per folder)") from None

@@ -1,4 +1,4 @@
-"""Giving memory back to the machine."""
+"""Return freed memory to the operating system."""
 
 import ctypes
 import functools
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 
 def release_freed_memory(*, generation: int = 2) -> None:
-    """Give what this process has freed back to the operating system, where glibc is the allocator.
+    """Return freed memory to the operating system if glibc is the allocator; elsewhere do nothing.
 
-    A compilation leaves hundreds of megabytes that are free but stay with the process, since glibc keeps them for
-    later: at the published sizes half of what a training process holds. Elsewhere than on Linux nothing happens.
+    A compilation leaves hundreds of megabytes that glibc keeps: at the published sizes half of the memory of a training
+    process.
 
     Args:
-      generation: oldest generation of Python's collector to look through; all of them take 0.4 s in a process that has
-        compiled, and 1 is enough for what was made a moment ago.
+      generation: oldest generation that Python's garbage collector examines. All generations take 0.4 s in a process
+        that has compiled; 1 is enough for recent objects.
     """
     gc.collect(generation)
     trim = _find_trim()

@@ -1,4 +1,4 @@
-"""Progress for a person: a live bar on a terminal, plain lines elsewhere."""
+"""Progress output: a live bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import sys
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class Terminal:
-    """Progress for a person: a live bar on a terminal, plain lines elsewhere.
+    """Prints progress: a live bar on a terminal, plain lines elsewhere.
 
     Args:
       every_seconds: shortest time between two plain lines.
-      silent: show nothing, as all processes of a run but one do.
+      silent: show nothing; for all processes of a run but one.
     """
 
     def __init__(self, *, every_seconds: float = 5.0, silent: bool = False) -> None:
@@ -24,7 +24,7 @@ class Terminal:
         self._last_line = 0.0
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line above the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         elif not self._silent:
@@ -32,7 +32,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def bar(self, description: str, *, total: int, done: int = 0) -> Iterator[None]:
-        """Show progress towards `total` while the context lasts."""
+        """Show progress towards `total` within the context."""
         self._start, self._first, self._last_line = time.monotonic(), done, time.monotonic()
         if self._live:
             from rich import console, progress
@@ -56,7 +56,7 @@ class Terminal:
                 self._bar = None
 
     def update(self, done: int, note: str = "") -> None:
-        """Move the bar to `done` with a note beside it; elsewhere print a line now and then."""
+        """Move the bar to `done` with a note; without a terminal print a line every few seconds."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, note=note)
             return
@@ -70,7 +70,7 @@ class Terminal:
         self.say(" ".join(f"{self._description} {done}/{self._total} {remaining} {note}".split()))
 
     def watch(self, items: Iterable[Any], description: str) -> Iterator[Any]:
-        """The items of a sized iterable, with a bar."""
+        """Yield the items of a sized iterable, with a bar."""
         total = len(items)  # type: ignore[arg-type]
         with self.bar(description, total=total):
             for done, item in enumerate(items, start=1):

@@ -1,6 +1,6 @@
-"""Channel alignment: the student's image feature drawn towards the teacher's (paper: Eq. 19 to 23).
+"""Channel alignment of student and teacher image features (paper: Eq. 19 to 23).
 
-The pull is weighted by how alike the two sets of features already are in this batch, an HSIC-style measure.
+An HSIC-style similarity of the two sets of features in the batch weights the loss.
 """
 
 from typing import Any, Literal
@@ -16,11 +16,11 @@ from stepcot_jax.losses.soft_label import divergence
 Normaliser = Literal["cka", "trace"]
 
 _SMALLEST_H = 1e-30
-"""Below it the rows differ by less than float32 can tell."""
+"""Below it the rows do not differ at float32 precision."""
 
 
 class ChannelAlignment(flax.struct.PyTreeNode):
-    """The loss of one step and the weight w_fw in it, both float32 scalars."""
+    """Loss of one step and its weight w_fw, both float32 scalars."""
 
     loss: Any
     weight: Any
@@ -33,7 +33,7 @@ def alignment_weight(
     annotated: Bool[Array, "case"],
     normaliser: Normaliser = "cka",
 ) -> Float[Array, ""]:
-    """w_fw = h_UV / sqrt(h_UU h_VV) for two sets of row vectors of the same cases (paper: Eq. 21 and 22).
+    """Return w_fw = h_UV / sqrt(h_UU h_VV) for two sets of row vectors of the same cases (paper: Eq. 21 and 22).
 
     With Gram matrices M_U = U U^T, M_V = V V^T and C = I - 1/n over the n annotated cases,
     h_UV = sum of the elementwise product of C M_U C and C M_V C. "cka" takes h_UU and h_VV in the same way, which
@@ -42,17 +42,17 @@ def alignment_weight(
     Args:
       teacher: [case, width], the rows of U.
       student: [case, width], the rows of V.
-      annotated: bool [case]; a False case takes no part, in the centring neither.
+      annotated: bool [case]; other cases are ignored, also in the centring.
       normaliser: "cka" or "trace".
 
     Returns:
-      float32 scalar; 0 where either side does not vary over the cases or fewer than two are annotated.
+      float32 scalar; 0 if either side does not vary over the cases or fewer than two are annotated.
 
     Raises:
-      ValueError: `normaliser` is neither of the two.
+      ValueError: `normaliser` is unknown.
     """
     if normaliser not in ("cka", "trace"):
-        raise ValueError(f"found normaliser {normaliser!r}, accepted are 'cka' and 'trace'")
+        raise ValueError(f"normaliser {normaliser!r} is not one of 'cka', 'trace'")
     centred_u = masked_center(rows=teacher, counted=annotated)
     centred_v = masked_center(rows=student, counted=annotated)
     enough = jnp.sum(annotated) >= 2
@@ -64,11 +64,11 @@ def alignment_weight(
 def _normalised_gram(
     centred: Float[Array, "case width"], normaliser: Normaliser, enough: Bool[Array, ""]
 ) -> tuple[Float[Array, "case case"], Bool[Array, ""]]:
-    """The centred Gram matrix over the root of its h, and whether it varies at all."""
+    """Return the centred Gram matrix divided by the root of its h, and whether it varies."""
     gram = centred @ centred.T
     h = jnp.sum(gram * gram) if normaliser == "cka" else jnp.trace(gram)
     varies = enough & (h > _SMALLEST_H)
-    # The inner where keeps the root's gradient finite; each side is divided alone, as the product may underflow.
+    # The inner where keeps the root's gradient finite; the sides are divided separately since h_UU h_VV can underflow.
     return gram / jnp.sqrt(jnp.where(varies, h, 1.0)), varies
 
 
@@ -80,10 +80,10 @@ def channel_alignment_loss(
     temperature: float,
     normaliser: Normaliser = "cka",
 ) -> ChannelAlignment:
-    """w_fw times the mean of KL(K_U || K_V) over the annotated cases, K = softmax(projection / temperature).
+    """Return w_fw times the mean of KL(K_U || K_V) over the annotated cases, K = softmax(projection / temperature).
 
-    Paper: Eq. 19 to 23. The weight is computed from K_U and K_V and takes part in the gradient. Which side gets a
-    gradient is the caller's choice, made by stopping it before the projection (see `objective`).
+    Paper: Eq. 19 to 23. The weight is computed from K_U and K_V and is differentiated too. The caller chooses the
+    sides that receive gradients (see `objective`).
 
     Args:
       teacher_projection: [case, width], the projected image feature of the step's teacher.
@@ -93,7 +93,7 @@ def channel_alignment_loss(
       normaliser: "cka" (authors' code) or "trace" (paper), see `alignment_weight`.
 
     Returns:
-      Loss and weight, both 0 when fewer than two cases are annotated.
+      Loss and weight, both 0 if fewer than two cases are annotated.
 
     Raises:
       ValueError: `temperature` is not positive, or `normaliser` is unknown.

@@ -24,13 +24,13 @@ def hard_label_loss(
 
     Args:
       logits: [case, answer].
-      labels: int [case]; what stands where a case is not annotated does not matter.
+      labels: int [case]; values of cases that are not annotated are ignored.
       annotated: bool [case]; a False case adds neither loss nor gradient.
-      answer_weights: [answer], >= 0, for class-weighted training; None weighs all answers the same.
-      whole: of the batch that the cases are a part of, see `masked_mean`.
+      answer_weights: [answer], >= 0, for class-weighted training; equal by default.
+      whole: total weight over the global batch, see `masked_mean`.
 
     Returns:
-      float32 scalar in nats; 0 when no case is annotated.
+      float32 scalar in nats; 0 if no case is annotated.
     """
     safe_labels = jnp.where(annotated, labels, 0)
     log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
@@ -42,9 +42,9 @@ def hard_label_loss(
 def inverse_frequency_weights(
     *, labels: Int[np.ndarray, "case step"], answers_per_step: Sequence[int]
 ) -> Float[np.ndarray, "step answer"]:
-    """A weight for each answer of each step: 1 / how often it occurs, normalised to mean 1 over the step's answers.
+    """Return 1 / frequency of each answer of each step, normalised to mean 1 over the step's answers.
 
-    An answer that never occurs is counted as occurring once, so that it gets a large but finite weight.
+    An answer that never occurs counts as occurring once, so that its weight is finite.
 
     Args:
       labels: int [case, step] of the training split, negative where not annotated.

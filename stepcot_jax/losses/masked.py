@@ -1,4 +1,4 @@
-"""The one place where losses are averaged: over the cases that count, never over the rest."""
+"""Means over the cases that count: the only averaging of losses."""
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +12,20 @@ def masked_mean(
     weights: Float[Array, "case"] | None = None,
     whole: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Mean of `values` over the counted cases, weighted if asked; 0 when no case counts.
+    """Return the (weighted) mean of `values` over the counted cases; 0 if no case counts.
 
-    Where the cases are a part of a batch (a device's rows, say), `whole` makes the result this part's share of the mean
-    over the batch: the shares of all parts add up to it, and so do their gradients.
+    If the cases are part of a global batch, such as the rows of one device, `whole` makes the result this part's share:
+    shares and their gradients add up to the mean over the global batch and its gradient.
 
-    A value that does not count may be anything, inf and NaN included: it reaches neither result nor gradient,
-    as long as the computation that made it is itself differentiable there.
+    Values that do not count, also inf and NaN, reach neither result nor gradient, provided that the computation before
+    is differentiable there.
 
     Args:
       values: [case].
       counted: bool [case].
-      weights: [case], >= 0; None weighs every case the same.
-      whole: number of counted cases, or the sum of their weights, in the whole batch; None when the cases are all.
+      weights: [case], >= 0; equal by default.
+      whole: total weight of the counted cases (their number without weights) over the global batch; None for this
+        batch alone.
 
     Returns:
       float32 scalar.
@@ -39,9 +40,9 @@ def masked_mean(
 
 
 def masked_center(*, rows: Float[Array, "case width"], counted: Bool[Array, "case"]) -> Float[Array, "case width"]:
-    """`rows` [case, width] minus the mean of the counted rows; rows that do not count become 0."""
+    """Subtract the mean of the counted rows from `rows` [case, width]; rows that do not count become 0."""
     share = counted.astype(jnp.float32)[:, None]
-    # Counting from a row that counts makes equal rows exactly 0; their float32 mean could be an ulp away from them.
+    # Relative to a counted row, equal rows are exactly 0; their float32 mean can be off by an ulp.
     origin = jax.lax.stop_gradient(rows[jnp.argmax(counted)])[None]
     kept = jnp.where(counted[:, None], rows - origin, 0.0)
     mean = jnp.sum(kept, axis=0, keepdims=True) / jnp.maximum(jnp.sum(share), 1.0)

@@ -1,4 +1,4 @@
-"""What teacher and student are trained on: sums over the steps, with every part named (paper: Eq. 17 to 24)."""
+"""Objectives of teacher and student: sums over the steps, with named parts (paper: Eq. 17 to 24)."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -17,13 +17,13 @@ Gather = Callable[[Array], Array]
 
 
 class LossParts(flax.struct.PyTreeNode):
-    """A total and the parts it is the weighted sum of; all float32.
+    """A total and the parts whose weighted sum it is, all float32.
 
     Attributes:
-      total: scalar; like the rest not annotated with a shape, as trees of these hold axes or fetched arrays too.
+      total: scalar. Fields have no shape annotations, since trees of them also hold vmap axes and host arrays.
       hard_label: [step], cross-entropy against the annotation (CE).
-      soft_label: [step], distillation (KD), not yet weighted; None for the teacher.
-      channel_alignment: [step], (CH), not yet weighted; None for the teacher.
+      soft_label: [step], unweighted distillation (KD); None for the teacher.
+      channel_alignment: [step], unweighted channel alignment (CH); None for the teacher.
       alignment_weight: [step], w_fw inside CH; None for the teacher.
     """
 
@@ -35,11 +35,11 @@ class LossParts(flax.struct.PyTreeNode):
 
 
 class BatchTotals(flax.struct.PyTreeNode):
-    """What the means of a batch divide by, where a device or a pass sees a part of its cases.
+    """Denominators of the means over the global batch, for devices or passes that see a part of it.
 
     Attributes:
-      cases: float32 [step], annotated cases.
-      weights: float32 [step], sum of the weights of their answers; `cases` without answer weights.
+      cases: float32 [step], number of annotated cases.
+      weights: float32 [step], total weight of their answers; `cases` without answer weights.
     """
 
     cases: Any
@@ -49,7 +49,7 @@ class BatchTotals(flax.struct.PyTreeNode):
 def batch_totals(
     labels: Int[Array, "case step"], answer_weights: Float[Array, "step answer"] | None = None
 ) -> BatchTotals:
-    """The totals of the cases at hand; those of parts add up to those of their batch.
+    """Return the totals of these cases; totals of parts add up to those of their global batch.
 
     Args:
       labels: int [case, step], negative where not annotated.
@@ -64,7 +64,7 @@ def batch_totals(
 
 
 class LinearMap(flax.struct.PyTreeNode):
-    """x @ kernel + bias, into the space where channel alignment compares teacher and student.
+    """Linear map x @ kernel + bias into the space of channel alignment.
 
     Attributes:
       kernel: [width, projected].
@@ -87,16 +87,16 @@ def teacher_objective(
     answer_weights: Float[Array, "step answer"] | None = None,
     totals: BatchTotals | None = None,
 ) -> LossParts:
-    """Sum over the steps of the mean cross-entropy of the annotated cases (paper: Eq. 17).
+    """Return the sum over steps of the mean cross-entropy of the annotated cases (paper: Eq. 17).
 
     Args:
       logits: [case, step, answer], absent answers at -1e9.
       labels: int [case, step], negative where not annotated.
       answer_weights: [step, answer] for class-weighted training.
-      totals: of the batch that the cases are a part of; the losses are then this part's shares, which add up.
+      totals: of the global batch; the losses are then the shares of this part.
 
     Returns:
-      `LossParts` with the hard-label part alone.
+      `LossParts` with only the hard-label part.
     """
     totals = batch_totals(labels, answer_weights) if totals is None else totals
     axes = (1, 1, None if answer_weights is None else 0, 0)
@@ -122,16 +122,16 @@ def student_objective(
     totals: BatchTotals | None = None,
     gather: Gather | None = None,
 ) -> LossParts:
-    """Sum over the steps of CE + 0.5 KD + 1.0 CH (paper: Eq. 24).
+    """Return the sum over steps of CE + 0.5 KD + 1.0 CH (paper: Eq. 24).
 
-    The teacher's logits and features are constants. The teacher's projection is trained only if the caller
-    differentiates with respect to it (departure "teacher's projection", see docs/departures.md).
+    The teacher's logits and features are constants. Its projection is trained only if the caller differentiates with
+    respect to it (departure "teacher's projection", see docs/departures.md).
 
     Args:
       student_logits: [case, step, answer], absent answers at -1e9.
       student_features: [case, student width], the image feature before any answer.
       teacher_logits: [case, step, answer].
-      teacher_features: [case, step, teacher width], each step's own image feature.
+      teacher_features: [case, step, teacher width], each step's image feature.
       labels: int [case, step], negative where not annotated.
       student_projection: student width -> projected width.
       teacher_projection: teacher width -> projected width.
@@ -139,21 +139,21 @@ def student_objective(
       channel_alignment_scale: weight of CH (alpha_CH).
       temperature: of KD and CH, > 0.
       normaliser: of w_fw, see `alignment_weight`.
-      alignment_gradient: "features" lets CH reach the student's features (paper); "projection" stops it before
-        them, so that CH trains the student's projection alone (authors' code).
+      alignment_gradient: "features" differentiates CH with respect to the student's features (paper); "projection" only
+        with respect to the student's projection (authors' code).
       answer_weights: [step, answer] for class-weighted training.
-      totals: of the batch that the cases are a part of; the losses are then this part's shares, which add up.
-      gather: rows [case, ...] -> the rows of all parts, for channel alignment, whose Gram matrices need every pair of
-        cases; needed with `totals`.
+      totals: of the global batch; the losses are then the shares of this part.
+      gather: rows [case, ...] -> rows of the global batch, for the Gram matrices of channel alignment; required with
+        `totals`.
 
     Returns:
       `LossParts` with all parts.
 
     Raises:
-      ValueError: a setting is none of those named.
+      ValueError: a setting is unknown.
     """
     if alignment_gradient not in ("features", "projection"):
-        raise ValueError(f"found alignment_gradient {alignment_gradient!r}, accepted are 'features' and 'projection'")
+        raise ValueError(f"alignment_gradient {alignment_gradient!r} is not one of 'features', 'projection'")
     if alignment_gradient == "projection":
         student_features = jax.lax.stop_gradient(student_features)
     gather = gather or (lambda rows: rows)
@@ -194,7 +194,7 @@ def _align(
     normaliser: Normaliser,
     num_own: int,
 ) -> tuple[Float[Array, " step"], Float[Array, " step"]]:
-    """CH and w_fw of each step; every part computes them for all cases, and answers for its own `num_own`."""
+    """Return CH and w_fw of each step, computed for the global batch and scaled by this part's share of its cases."""
 
     def align(teacher: Array, labels: Array) -> tuple[Array, Array]:
         alignment = channel_alignment_loss(

@@ -1,4 +1,4 @@
-"""Knowledge distillation: the student's answers drawn towards the teacher's (paper: Eq. 18)."""
+"""Knowledge distillation of the teacher's answers (paper: Eq. 18)."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def divergence(
       ValueError: `temperature` is not positive.
     """
     if not temperature > 0:
-        raise ValueError(f"found temperature {temperature}, accepted are numbers above 0")
+        raise ValueError(f"temperature must be above 0; got {temperature}")
     target = jax.nn.log_softmax(target_logits.astype(jnp.float32) / temperature, axis=-1)
     estimate = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, axis=-1)
     return jnp.sum(jnp.exp(target) * (target - estimate), axis=-1)
@@ -30,19 +30,19 @@ def soft_label_loss(
     temperature: float,
     whole: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Mean of KL(teacher || student) over the annotated cases, times temperature squared.
+    """Return the mean of KL(teacher || student) over the annotated cases, times temperature squared.
 
-    Paper: Eq. 18. The mean spans the global batch; a mask replaces the authors' boolean indexing.
+    Paper: Eq. 18. The mean is over the global batch; a mask replaces the authors' boolean indexing.
 
     Args:
-      teacher_logits: [case, answer]; constant, no gradient reaches it.
+      teacher_logits: [case, answer]; constant.
       student_logits: [case, answer].
       annotated: bool [case]; a False case adds neither loss nor gradient.
       temperature: > 0; 2.0 in the paper.
-      whole: of the batch that the cases are a part of, see `masked_mean`.
+      whole: number of annotated cases in the global batch, see `masked_mean`.
 
     Returns:
-      float32 scalar in nats; 0 when no case is annotated.
+      float32 scalar in nats; 0 if no case is annotated.
 
     Raises:
       ValueError: `temperature` is not positive.

@@ -1,1 +1,1 @@
-"""Teacher and student; they see features, never files or tokenizers."""
+"""Teacher, student and baseline networks: features to logits."""

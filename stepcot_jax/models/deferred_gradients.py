@@ -1,9 +1,8 @@
-"""A scan whose gradient in the weights that its steps share is one product over all steps.
+"""A scan that computes the gradients of shared kernels in one product over all steps.
 
-The transpose of a plain `lax.scan` adds each step's share to the gradient of every shared kernel: one kernel-sized sum
-a step, which with batches of some dozens of cases takes as long as the arithmetic. Here the backward scan only collects
-the gradients in the layers' outputs; inputs and output gradients of all steps then meet in one product,
-dK = sum over steps of x_s^T dy_s.
+The transpose of a plain `lax.scan` adds to the gradient of every shared kernel once per step; with some dozens of cases
+these sums take as long as the arithmetic. Here the backward scan only collects the gradients of the layers' outputs.
+One product over all steps follows: dK = sum over steps of x_s^T dy_s.
 """
 
 from collections.abc import Callable
@@ -17,24 +16,24 @@ from jaxtyping import Array, Float
 
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 _ByPlace = dict[int, Any]
-"""Something for each shared kernel, by its place among the leaves of the parameters."""
+"""Values per shared kernel, keyed by its index among the leaves of the parameters."""
 
 
 def scan_steps(
     step: Step, params: Any, carry: Any, inputs: Any, *, unroll: bool = False, remat: bool = False
 ) -> tuple[Any, Any]:
-    """`lax.scan` of step(params, carry, inputs) over the leading axis of `inputs`, equal to it but for rounding.
+    """Run `lax.scan` of step(params, carry, inputs) over the leading axis of `inputs`, equal up to rounding.
 
-    Can be differentiated in reverse mode only.
+    Only reverse-mode differentiation is supported.
 
     Args:
       step: (params, carry, inputs of one step) -> (carry, outputs of the step). A kernel of `params` that an `nn.Dense`
-        uses must be used by that layer alone, once a step.
-      params: what all steps share; the step must take nothing else from outside that has a gradient.
-      carry: what goes from step to step.
+        uses must be used only by that layer, once per step.
+      params: shared by all steps; the step must not close over other differentiated values.
+      carry: state passed from step to step.
       inputs: tree of arrays with a leading step axis.
       unroll: compile the steps one by one, with plain gradients.
-      remat: keep no more of a step for the backward pass than its layers' inputs, and compute the rest again.
+      remat: keep only the layers' inputs for the backward pass, and recompute the rest.
 
     Returns:
       The last carry, and the outputs of all steps on a leading axis.
@@ -69,7 +68,7 @@ def scan_steps(
 
     def forward(kernels: _ByPlace, others: _ByPlace, carry: Any, inputs: Any) -> tuple[Any, Any]:
         def run_with(*arguments: Any) -> tuple[Any, _ByPlace]:
-            return run(kernels, *arguments)  # the kernels stay constants: nothing is summed up for them
+            return run(kernels, *arguments)  # the kernels are constants here: no gradient is accumulated
 
         results, pull_back, layer_inputs = jax.vjp(run_with, others, carry, inputs, taps, has_aux=True)
         dtypes = {place: jnp.zeros((), kernel.dtype) for place, kernel in kernels.items()}
@@ -89,11 +88,11 @@ def scan_steps(
 
 
 class _TappedLayers:
-    """Interceptor of Flax methods: linear layers with shared kernels leave their inputs here.
+    """Interceptor of Flax methods that records the inputs of linear layers with shared kernels.
 
     Args:
       kernels: the shared kernels, recognised by identity.
-      taps: zeros in the shape of each layer's product, whose gradient is the product's; None to find those shapes.
+      taps: zeros in the shape of each layer's product, which receive its gradient; None to record the shapes.
     """
 
     def __init__(self, kernels: _ByPlace, taps: _ByPlace | None) -> None:
@@ -111,7 +110,7 @@ class _TappedLayers:
         if place is None:
             return next_method(*args, **kwargs)
         if place in self.inputs:
-            raise ValueError(f"found the kernel of {layer.path} used twice in a step, accepted is once")
+            raise ValueError(f"the kernel of {layer.path} is used twice in a step; expected once")
         dtype = layer.dtype or jnp.promote_types(args[0].dtype, found.dtype)
         values, kernel = args[0].astype(dtype), found.astype(dtype)
         if self._taps is None:
@@ -129,7 +128,7 @@ def _tapped_product(
     kernel: Float[Array, "width out"],
     tap: Float[Array, "*rows out"],  # noqa: ARG001
 ) -> Float[Array, "*rows out"]:
-    """The product of `values` and `kernel`; its gradient goes to `tap`, which is not read, instead of to `kernel`."""
+    """Return values @ kernel; its gradient goes to the unread `tap` instead of `kernel`."""
     return values @ kernel
 
 
@@ -147,13 +146,13 @@ _tapped_product.defvjp(_tapped_product_forward, _tapped_product_backward)
 def _sum_of_outer_products(
     values: Float[Array, "step *rows width"], gradients: Float[Array, "step *rows out"], dtype: DTypeLike
 ) -> Float[Array, "width out"]:
-    """The kernel's gradient, summed in float32."""
+    """Return the kernel's gradient, accumulated in float32."""
     product = jnp.einsum("...i,...o->io", values, gradients, preferred_element_type=jnp.float32)
     return product.astype(dtype)
 
 
 def _shapes_of_products(step: Step, params: Any, carry: Any, inputs: Any) -> _ByPlace:
-    """Shape and dtype of what each linear layer with a kernel of `params` gives in one step."""
+    """Return shape and dtype of the output of each linear layer with a kernel of `params`."""
 
     def probe(params: Any, carry: Any, inputs: Any) -> _ByPlace:
         layers = _TappedLayers(dict(enumerate(jax.tree.leaves(params))), None)

@@ -1,8 +1,7 @@
-"""Dropout by masks that are drawn ahead.
+"""Dropout with masks drawn in advance.
 
-A pass of the teacher has dropout at dozens of places. Drawing all masks from one call, instead of one call a place,
-compiles faster, and a mask belongs to a case and a place whatever runs in between. It is drawn from the case's position
-in the batch, so that it is the same on however many devices the batch lies.
+A pass of the teacher has dropout at dozens of places. Drawing all masks in one call compiles faster. The position of a
+case in the global batch seeds its masks, so that they do not depend on the number of devices.
 """
 
 from collections.abc import Mapping
@@ -20,16 +19,16 @@ def draw_keeps(
     leading: tuple[int, ...] = (),
     places: Mapping[str, tuple[tuple[int, ...], float]],
 ) -> dict[str, Bool[Array, "..."]]:
-    """Random masks of what dropout keeps, for several places at once.
+    """Draw the dropout masks of several places at once.
 
     Args:
       key: random key.
-      cases: [case], position of each case in the whole batch.
-      leading: axes before the cases' that all masks have, such as (step,).
-      places: name -> (axes of the mask after the shared ones, share that is dropped, 0 to 1).
+      cases: [case], position of each case in the global batch.
+      leading: axes of all masks before the case axis, such as (step,).
+      places: name -> (axes of the mask after the case axis, dropout rate, 0 to 1).
 
     Returns:
-      name -> bool [*leading, case, *axes]; True is kept.
+      name -> bool [*leading, case, *axes]; True keeps the value.
     """
     sizes = [int(np.prod(axes)) for axes, _ in places.values()]
 
@@ -45,7 +44,7 @@ def draw_keeps(
 
 
 def drop(values: Float[Array, "*shape"], *, keep: Bool[Array, "*shape"] | None, rate: float) -> Float[Array, "*shape"]:
-    """`values` with those not kept at zero and the others scaled up by 1 / (1 - rate); unchanged without a mask."""
+    """Apply a dropout mask: zero the dropped values and scale the others by 1 / (1 - rate); no mask, no change."""
     if keep is None or rate == 0.0:
         return values
     scale = 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)

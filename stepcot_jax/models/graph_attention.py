@@ -1,4 +1,4 @@
-"""Graph attention over a complete graph of reading steps and the memory node (paper: Appendix D.2)."""
+"""Graph attention on the complete graph of steps and memory node (paper: Appendix D.2)."""
 
 import flax.linen as nn
 import jax
@@ -20,8 +20,8 @@ class GraphAttention(nn.Module):
       num_heads: number of heads.
       head_width: output size of a head; the layer's output has num_heads * head_width.
       negative_slope: slope of the LeakyReLU below zero.
-      dropout_rate: share of attention weights set to zero in training.
-      dtype: compute dtype; scores and softmax are float32 whatever it is.
+      dropout_rate: dropout rate of the attention weights.
+      dtype: compute dtype; scores and softmax stay float32.
     """
 
     num_heads: int
@@ -38,17 +38,17 @@ class GraphAttention(nn.Module):
         node_mask: Bool[Array, "*#case node"] | None = None,
         keep: Bool[Array, "case head node node"] | None = None,
     ) -> tuple[Float[Array, "*out_case node out"], Float[Array, "*case head node node"]]:
-        """Attend from every node to every node that the mask allows.
+        """Attend from every node to all allowed nodes.
 
         Args:
-          nodes: [*case, node, width]; without a case axis where all cases share their nodes.
-          node_mask: True where a node may be attended to; a node without any source gets the bias alone.
-          keep: [case, head, node i, node j], dropout's mask for the attention weights; None for none. Nodes that
-            the cases share are still projected once, and part ways only where the masks differ.
+          nodes: [*case, node, width]; without a case axis if all cases share their nodes.
+          node_mask: True where a node may be attended to; a node without any source gets only the bias.
+          keep: [case, head, node i, node j], dropout mask of the attention weights. Nodes shared by all cases are
+            still projected once.
 
         Returns:
-          Nodes [*case, node, out], with a case axis if `nodes` or `keep` has one, and attention weights before
-          dropout [*case, head, node i, node j].
+          Nodes [*case, node, out], with a case axis if `nodes` or `keep` has one, and attention weights before dropout
+          [*case, head, node i, node j].
         """
         heads = (self.num_heads, self.head_width)
         width = self.num_heads * self.head_width
@@ -71,14 +71,14 @@ class GraphAttention(nn.Module):
 def masked_softmax(
     scores: Float[Array, "*shape answer"], *, allowed: Bool[Array, "*#shape answer"] | None
 ) -> Float[Array, "*shape answer"]:
-    """Softmax over the last axis of the allowed entries; zeros where nothing is allowed, never NaN.
+    """Softmax over the allowed entries of the last axis; zeros if none is allowed, never NaN.
 
     >>> masked_softmax(jnp.zeros((1, 2)), allowed=jnp.array([[True, False]])).tolist()
     [[1.0, 0.0]]
     """
     if allowed is None:
         return jax.nn.softmax(scores, axis=-1)
-    # The inner where keeps an all-forbidden row finite, so that its gradient is zero rather than NaN.
+    # The inner where keeps a fully masked row finite, so that its gradient is zero instead of NaN.
     any_allowed = jnp.any(allowed, axis=-1, keepdims=True)
     filled = jnp.where(allowed, scores, jnp.where(any_allowed, -jnp.inf, 0.0))
     return jnp.where(allowed, jax.nn.softmax(filled, axis=-1), 0.0)
@@ -106,8 +106,8 @@ class GraphAttentionStack(nn.Module):
     def __post_init__(self) -> None:
         if self.num_layers < 1 or self.num_heads < 1 or self.width % self.num_heads:
             raise ValueError(
-                f"found {self.num_layers} layers of {self.num_heads} heads for width {self.width}; accepted are at "
-                "least one layer and a number of heads that divides the width"
+                "num_layers must be at least 1 and num_heads a divisor of width; got "
+                f"{self.num_layers}, {self.num_heads} and {self.width}"
             )
         super().__post_init__()
 
@@ -119,9 +119,9 @@ class GraphAttentionStack(nn.Module):
         node_mask: Bool[Array, "*#case node"] | None = None,
         keep: Bool[Array, "case layer head node node"] | None = None,
     ) -> tuple[Float[Array, "*out_case node width"], list[Float[Array, "*_ head node node"]]]:
-        """Nodes [*case, node, width] after all layers, and each layer's attention [*case, head, node i, node j].
+        """Return nodes [*case, node, width] after all layers, and each layer's attention [*case, head, node i, node j].
 
-        Arguments as of `GraphAttention`; `keep` has a mask for each layer.
+        Arguments as for `GraphAttention`; `keep` has a mask per layer.
         """
         attentions = []
         for layer in range(self.num_layers):

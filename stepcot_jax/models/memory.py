@@ -1,4 +1,4 @@
-"""The memory node's update: a gated recurrent unit fed with what a step has just concluded."""
+"""Update of the memory node: a gated recurrent unit whose input is the last step's answer."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ class MemoryCell(nn.Module):
     """GRU cell with the equations and both bias vectors of PyTorch's GRUCell (paper: Appendix D.2).
 
     reset, update = sigmoid of input + hidden parts; new = tanh(input part + reset * hidden part);
-    memory' = (1 - update) * new + update * memory. Flax's own cell drops two redundant biases, with which the
-    published parameter count and the authors' checkpoints would not fit.
+    memory' = (1 - update) * new + update * memory. Flax's own cell lacks two redundant biases that the published
+    parameter count and the authors' checkpoints include.
 
     Attributes:
       dtype: compute dtype.
@@ -23,7 +23,7 @@ class MemoryCell(nn.Module):
     def __call__(
         self, conclusion: Float[Array, "case width"], memory: Float[Array, "case width"]
     ) -> Float[Array, "case width"]:
-        """The memory [case, width] after it has taken in `conclusion` [case, width]."""
+        """Return the memory [case, width] updated with `conclusion` [case, width]."""
         width = memory.shape[-1]
         from_input = nn.Dense(3 * width, dtype=self.dtype, name="input")(conclusion)
         from_memory = nn.Dense(3 * width, dtype=self.dtype, name="hidden")(memory)
@@ -36,7 +36,7 @@ def gated_update(
     from_memory: Float[Array, "case gates"],
     memory: Float[Array, "case width"],
 ) -> Float[Array, "case width"]:
-    """The memory [case, width] after the gates; both parts are [case, 3 * width], in the order reset, update, new."""
+    """Return the updated memory [case, width]; both parts are [case, 3 * width], ordered reset, update, new."""
     reset_input, update_input, new_input = jnp.split(from_input, 3, axis=-1)
     reset_memory, update_memory, new_memory = jnp.split(from_memory, 3, axis=-1)
     reset = nn.sigmoid(reset_input + reset_memory)

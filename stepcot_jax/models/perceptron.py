@@ -1,4 +1,4 @@
-"""The baseline: pooled image and text embeddings through a two-layer perceptron (paper: the encoders of Table 3)."""
+"""Baseline: a two-layer perceptron on pooled image and text embeddings (paper: Table 3)."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,10 @@ from stepcot_jax.models.student import pad_answers
 
 
 class Baseline(nn.Module):
-    """Image and prompt embeddings, concatenated -> Linear, ReLU, Linear -> answers of each step.
+    """Concatenated image and prompt embeddings -> Linear, ReLU, Linear -> logits of each step.
 
-    All steps share the first layer and tell themselves apart by their prompts; the second layer is each step's own,
-    since steps have answers of their own. With a first layer for each step, what the intermediate steps teach could not
-    reach the last one.
+    All steps share the first layer and are distinguished by their prompts; each step has its own second layer. Sharing
+    lets the supervision of intermediate steps reach the last one.
 
     Attributes:
       answers_per_step: number of answers of each step.
@@ -31,21 +30,21 @@ class Baseline(nn.Module):
     def __call__(
         self, *, image_features: Float[Array, "case image_width"], text_features: Float[Array, "step text_width"]
     ) -> Float[Array, "case step answer"]:
-        """Read a batch, every step by itself.
+        """Answer every step of a batch independently.
 
         Args:
           image_features: [case, image width], pooled.
-          text_features: [step, text width], one pooled prompt a step.
+          text_features: [step, text width], one pooled prompt per step.
 
         Returns:
           Logits float32 [case, step, answer]; `ABSENT_LOGIT` where a step has fewer answers.
 
         Raises:
-          ValueError: there is not one prompt a step.
+          ValueError: `text_features` does not have one row per step.
         """
         num_cases, num_steps = image_features.shape[0], len(self.answers_per_step)
         if text_features.shape[0] != num_steps:
-            raise ValueError(f"found text features of shape {text_features.shape}, accepted are [{num_steps}, width]")
+            raise ValueError(f"text_features must have shape [{num_steps}, width]; got {text_features.shape}")
         pairs = jnp.concatenate(
             [
                 jnp.broadcast_to(image_features[:, None], (num_cases, num_steps, image_features.shape[-1])),

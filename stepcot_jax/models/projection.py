@@ -1,4 +1,4 @@
-"""The block that the paper repeats: Linear, LayerNorm, ReLU, Dropout."""
+"""The paper's projection block: Linear, LayerNorm, ReLU, Dropout."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -8,11 +8,11 @@ from jaxtyping import Array, Bool, Float
 from stepcot_jax.models.dropout import drop
 
 LAYER_NORM_EPSILON = 1e-5
-"""PyTorch's default, under which the authors' code runs; Flax's own default is 1e-6."""
+"""PyTorch's default, used by the authors' code; Flax's default is 1e-6."""
 
 
 def layer_norm(*, dtype: DTypeLike, name: str | None = None) -> nn.LayerNorm:
-    """LayerNorm with the authors' epsilon and the two-pass variance, which does not cancel in float32."""
+    """Return a LayerNorm with the authors' epsilon and the two-pass variance, which avoids cancellation."""
     return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, use_fast_variance=False, dtype=dtype, name=name)
 
 
@@ -21,7 +21,7 @@ class Projection(nn.Module):
 
     Attributes:
       width: size of the output.
-      dropout_rate: share of outputs set to zero in training, 0 to 1.
+      dropout_rate: dropout rate of the outputs, 0 to 1.
       dtype: compute dtype; parameters stay float32.
     """
 
@@ -33,7 +33,7 @@ class Projection(nn.Module):
     def __call__(
         self, features: Float[Array, "*case width"], keep: Bool[Array, "*case out"] | None = None
     ) -> Float[Array, "*case out"]:
-        """Project `features` [*case, width] to [*case, out]; `keep` [*case, out] is dropout's mask, None for none."""
+        """Project `features` [*case, width] to [*case, out]; `keep` [*case, out] is the dropout mask."""
         hidden = nn.Dense(self.width, dtype=self.dtype, name="linear")(features)
         hidden = nn.relu(layer_norm(dtype=self.dtype, name="norm")(hidden))
         return drop(hidden, keep=keep, rate=self.dropout_rate)

@@ -1,4 +1,4 @@
-"""One reading step as a pure function, which the teacher runs in a scan over its steps (paper: Appendix D.2)."""
+"""One step of the teacher as a pure function, for a scan over the steps (paper: Appendix D.2)."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from stepcot_jax.models.projection import Projection
 
 
 class StepHead(nn.Module):
-    """Image feature of a step and its context -> the hidden vector that the step's classifier reads."""
+    """Fuses a step's image feature and context into the input of its classifier."""
 
     width: int
     dropout_rate: float
@@ -25,7 +25,7 @@ class StepHead(nn.Module):
     def __call__(
         self, image_feature: Float[Array, "case width"], context: Float[Array, "case width"], *keeps: Array | None
     ) -> Float[Array, "case width"]:
-        """Fuse `image_feature` and `context`, both [case, width]; `keeps` are dropout's masks of the two layers."""
+        """Fuse `image_feature` and `context`, both [case, width]; `keeps` are the dropout masks of the two layers."""
         hidden = jnp.concatenate([image_feature, context], axis=-1)
         for layer, keep in enumerate(keeps or (None, None)):
             hidden = Projection(self.width, self.dropout_rate, self.dtype, name=f"fusion_{layer}")(hidden, keep)
@@ -34,15 +34,15 @@ class StepHead(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ReadingStep:
-    """The modules of a step, unbound: lax.scan wants pure functions, so their parameters come as an argument.
+    """The unbound modules of a step; `lax.scan` needs pure functions, so parameters are arguments.
 
     Attributes:
-      graph_attention: what all nodes pass through.
-      context: node of the step, and memory if there is one -> context.
-      head: image feature and context -> what the classifier reads.
-      conclusion: answer distribution @ classifier weight -> input of the memory; None where nothing is written back.
-      memory_cell: the memory's update; None where nothing is written back.
-      memory: whether the last node is a memory, which every step reads beside its own node.
+      graph_attention: applied to all nodes.
+      context: node of the step, and the memory if any -> context.
+      head: image feature and context -> input of the classifier.
+      conclusion: answer distribution @ classifier weight -> input of the memory; None without write-back.
+      memory_cell: update of the memory; None without write-back.
+      memory: whether the last node is a memory, which every step reads together with its own node.
     """
 
     graph_attention: GraphAttentionStack
@@ -55,16 +55,15 @@ class ReadingStep:
     def attend(
         self, params: dict[str, Any], nodes: Array, *, keep: Array | None
     ) -> tuple[Array, Float[Array, "*case layer head node node"]]:
-        """Pass all nodes through the graph attention.
+        """Apply the graph attention to all nodes.
 
         Args:
-          params: parameters by the names of the modules, and "node_mask" [case, node], where False hides a node from
-            the others; None hides none.
-          nodes: [node, width] while the cases share them, else [case, node, width].
-          keep: dropout's masks [case, layer, head, node i, node j]; None for none.
+          params: parameters by module name, and "node_mask" [case, node] (False hides a node from the others) or None.
+          nodes: [node, width] if the cases share them, else [case, node, width].
+          keep: dropout masks [case, layer, head, node i, node j].
 
         Returns:
-          Nodes, and attention [*case, layer, head, node i, node j]; with a case axis where the cases differ.
+          Nodes, and attention [*case, layer, head, node i, node j]; with a case axis if the cases differ.
         """
         nodes, attentions = self.graph_attention.apply(
             {"params": params["graph_attention"]}, nodes, node_mask=params["node_mask"], keep=keep
@@ -76,14 +75,14 @@ class ReadingStep:
     def answer(
         self, params: dict[str, Any], nodes: Float[Array, "case node width"], inputs: dict[str, Any]
     ) -> tuple[Float[Array, "case node width"], dict[str, Any]]:
-        """Answer one step from the nodes and write the answer back.
+        """Answer one step and write the answer to the memory.
 
         Args:
-          params: parameters by the names of the modules, but for the head's, which are the step's own.
+          params: parameters by module name, without the head's.
           nodes: [case, node, width] after the step's graph attention.
-          inputs: what belongs to the step: "step" (its number), "image_feature" [case, width], "head" (parameters),
-            "classifier" (kernel [width, answer] and bias [answer]), "concluded" (see `conclude`), "given_answer"
-            int [case] (-1 to predict) and "keep" (dropout's masks by place; empty for none).
+          inputs: of this step: "step" (index), "image_feature" [case, width], "head" (parameters), "classifier"
+            (kernel [width, answer] and bias [answer]), "concluded" (see `conclude`), "given_answer" int [case] (-1 to
+            predict) and "keep" (dropout masks by place, possibly empty).
 
         Returns:
           Nodes [case, node, width] after the write-back, and the outputs "logits" [case, answer] and "memory"
@@ -106,12 +105,11 @@ class ReadingStep:
     def conclude(
         self, params: dict[str, Any], kernels: Float[Array, "step width answer"]
     ) -> Float[Array, "step answer gates"] | None:
-        """What each answer alone would give the memory's gates; None where nothing is written back.
+        """Return the contribution of each single answer to the memory's gates; None without write-back.
 
-        The write-back is linear from the answer distribution to the gates: distribution @ classifier weight, then
-        `conclusion`, then the cell's input map. As a distribution sums to 1, biases included, applying both maps to
-        the answers of all steps once and mixing the results is the same as applying them to every case of every
-        step, and reads their weights once a pass.
+        The write-back is linear from answer distribution to gates: distribution @ classifier weight, `conclusion`, the
+        cell's input map. A distribution sums to 1, so both maps, biases included, can be applied to all answers once
+        and their results mixed for each case, which reads the weights once per pass.
         """
         if self.memory_cell is None or self.conclusion is None:
             return None
@@ -123,7 +121,7 @@ class ReadingStep:
     def _write_back(
         self, params: dict[str, Any], memory: Array, logits: Array, inputs: dict[str, Any]
     ) -> Float[Array, "case width"] | None:
-        """The memory after it has taken in the step's answer, the predicted distribution or the given one."""
+        """Return the memory updated with the step's answer, the predicted distribution or the given one."""
         if self.memory_cell is None:
             return memory if self.memory else None
         given = inputs["given_answer"][:, None]
@@ -136,3 +134,28 @@ class ReadingStep:
             from_memory=into_gates.apply({"params": hidden_map}, memory),
             memory=memory,
         )
+
+
+def split_heads(teacher_params: dict[str, Any]) -> dict[str, Any]:
+    """Return the teacher's parameters with the stacked step heads as a tuple of trees, for reading few cases fast.
+
+    With a handful of cases the teacher's time is the time to read its weights. A scan copies each step's head out of
+    the stack first, which doubles the time of a single case. Training keeps the stack: its copies are small compared
+    with a batch's arithmetic, and it compiles once for all steps.
+
+    Args:
+      teacher_params: as declared by `models.teacher.Teacher`.
+
+    Returns:
+      The parameters with "heads" a tuple; a compiled function passes them to `join_heads`.
+    """
+    num_steps = len(jax.tree.leaves(teacher_params["heads"])[0])
+    heads = tuple(
+        jax.tree.map(lambda leaf, step=step: leaf[step], teacher_params["heads"]) for step in range(num_steps)
+    )
+    return {**teacher_params, "heads": heads}
+
+
+def join_heads(split_params: dict[str, Any]) -> dict[str, Any]:
+    """Undo `split_heads`; in a compiled function, with a teacher whose `unroll` is True, this copies nothing."""
+    return {**split_params, "heads": jax.tree.map(lambda *leaves: jnp.stack(leaves), *split_params["heads"])}

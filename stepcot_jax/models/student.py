@@ -1,4 +1,4 @@
-"""The chain student: one feature vector that each answer updates for the next step (paper: Appendix D.3)."""
+"""Chain student: each answer updates one feature vector for the next step (paper: Appendix D.3)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,23 +15,37 @@ from stepcot_jax.models.dropout import draw_keeps
 from stepcot_jax.models.projection import Projection
 
 ABSENT_LOGIT = -1e9
-"""Logit of an answer that a step does not have: its probability is exactly 0 and no gradient passes."""
+"""Logit of an answer that a step does not have: probability exactly 0, no gradient."""
 
 
 def pad_answers(
     logits: Float[Array, "*case answer"], num_answers: int, value: float = ABSENT_LOGIT
 ) -> Float[Array, "*case padded"]:
-    """`logits` [*case, answer] widened to `num_answers` with `value`."""
+    """Pad `logits` [*case, answer] to `num_answers` with `value`."""
     widths = [(0, 0)] * (logits.ndim - 1) + [(0, num_answers - logits.shape[-1])]
     return jnp.pad(logits, widths, constant_values=value)
 
 
+def stack_heads(heads: Sequence[Any], *, absent_bias: float) -> dict[str, Array]:
+    """Stack linear heads, padded to one size: kernel [step, width, answer] and bias [step, answer].
+
+    Args:
+      heads: parameters of each step's head.
+      absent_bias: bias of the answers that a step does not have; their kernel is 0.
+    """
+    most = max(head["bias"].shape[-1] for head in heads)
+    return {
+        "kernel": jnp.stack([pad_answers(head["kernel"], most, 0.0) for head in heads]),
+        "bias": jnp.stack([pad_answers(head["bias"], most, absent_bias) for head in heads]),
+    }
+
+
 class StudentReading(flax.struct.PyTreeNode):
-    """What the student makes of a batch.
+    """The student's output for a batch.
 
     Attributes:
       logits: float32 [case, step, answer]; `ABSENT_LOGIT` where a step has fewer answers.
-      image_features: [case, width], before any answer; what channel alignment compares.
+      image_features: [case, width], before any answer; input of channel alignment.
     """
 
     logits: Any
@@ -65,11 +79,8 @@ class Student(nn.Module):
 
         Args:
           image_features: [case, image width], from a frozen or separately trained encoder.
-          deterministic: switches dropout off; otherwise an rng named "dropout" is needed.
-          first_case: position in the whole batch of the first case; dropout's masks belong to positions.
-
-        Returns:
-          The reading, see `StudentReading`.
+          deterministic: disables dropout; otherwise an rng named "dropout" is required.
+          first_case: position of the first case in the global batch, which seeds the dropout masks.
         """
         keep = None
         if not deterministic:
@@ -80,21 +91,18 @@ class Student(nn.Module):
         feature = projection(image_features, keep).astype(jnp.float32)
         heads = [nn.Dense(num_answers, name=f"head_{step}") for step, num_answers in enumerate(self.answers_per_step)]
         for head in heads:
-            head(feature[:1])  # declares the parameters; the result is not used
+            head(feature[:1])  # declares the parameters
         logits = self._answer(feature, [head.variables["params"] for head in heads])
         return StudentReading(logits=logits, image_features=feature)
 
     def _answer(self, feature: Float[Array, "case width"], heads: Sequence[Any]) -> Float[Array, "case step answer"]:
-        """Logits of all steps, in a scan over heads that are padded to one size, which compiles once for all."""
+        """Return the logits of all steps, in a scan over heads padded to one size, which compiles once."""
         most = max(self.answers_per_step)
-        kernels = jnp.stack([pad_answers(head["kernel"], most, 0.0) for head in heads])
-        biases = jnp.stack([pad_answers(head["bias"], most, 0.0) for head in heads])
 
-        def answer(feature: Array, head: tuple[Array, Array]) -> tuple[Array, Array]:
-            kernel, bias = head
-            logits = feature @ kernel + jnp.broadcast_to(bias, (feature.shape[0], most))
-            return feature + jnp.tanh(logits @ kernel.T), logits  # padding is 0 in both, and adds nothing
+        def answer(feature: Array, head: dict[str, Array]) -> tuple[Array, Array]:
+            logits = feature @ head["kernel"] + jnp.broadcast_to(head["bias"], (feature.shape[0], most))
+            return feature + jnp.tanh(logits @ head["kernel"].T), logits  # padding is 0 in both and adds nothing
 
-        _, logits = jax.lax.scan(answer, feature, (kernels, biases))
+        _, logits = jax.lax.scan(answer, feature, stack_heads(heads, absent_bias=0.0))
         own = np.arange(most) < np.array(self.answers_per_step)[:, None]
         return jnp.where(own, jnp.swapaxes(logits, 0, 1), ABSENT_LOGIT)

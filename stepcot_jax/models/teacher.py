@@ -1,4 +1,4 @@
-"""The teacher: reading steps as graph nodes, a memory node, and a write-back of every answer (paper: Appendix D.2)."""
+"""Teacher: steps as graph nodes, a memory node, and write-back of every answer (paper: Appendix D.2)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +16,17 @@ from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.projection import Projection
 from stepcot_jax.models.reading_step import ReadingStep, StepHead
-from stepcot_jax.models.student import ABSENT_LOGIT, pad_answers
+from stepcot_jax.models.student import ABSENT_LOGIT, stack_heads
 
 
 class TeacherReading(flax.struct.PyTreeNode):
-    """What the teacher makes of a batch.
+    """The teacher's output for a batch.
 
     Attributes:
       logits: float32 [case, step, answer]; `ABSENT_LOGIT` where a step has fewer answers.
-      image_features: [case, step, width], each step's own image projection; what channel alignment compares.
+      image_features: [case, step, width], each step's image projection; input of channel alignment.
       memory: [case, step, width] after each step's write-back; None without a memory.
-      attention: [case, step, layer, head, node i, node j]; None unless asked for.
+      attention: [case, step, layer, head, node i, node j]; None unless requested.
     """
 
     logits: Any
@@ -36,27 +36,26 @@ class TeacherReading(flax.struct.PyTreeNode):
 
 
 class Teacher(nn.Module):
-    """Image features and prompt features -> answers of all steps.
+    """Image and prompt features -> logits of all steps.
 
-    The steps run in one scan, so that compile time does not grow with their number; the weights of the step heads are
-    stacked on a step axis. Outside the scan are the first pass of the graph attention, whose nodes the whole batch may
-    share, and the last answer, which nothing follows.
+    The steps run in one scan over stacked step heads, so that compile time does not grow with their number. The first
+    pass of the graph attention, whose nodes the batch may share, and the last answer are outside the scan.
 
     Attributes:
       answers_per_step: number of answers of each step.
       width: size of nodes, memory and image projections (d_T, 768 in the paper).
-      num_layers: graph-attention layers in a pass.
-      num_heads: heads of each layer.
+      num_layers: graph-attention layers per pass.
+      num_heads: heads per layer.
       negative_slope: of the attention's LeakyReLU.
       attention_dropout_rate: dropout of attention weights.
       context_dropout_rate: dropout of the fused context.
       head_dropout_rate: dropout of image projections and step heads.
       memory: False removes the memory node and its GRU (ablation).
-      write_back: False keeps the memory node and writes no answer to it (ablation): it still
-        exchanges with the steps in the graph attention, but what was answered, or given, reaches no later step.
-      text: False puts learned step vectors in the prompts' place (ablation).
-      unroll: True compiles the steps one by one instead of as a loop, for a single case or for comparison.
-      remat: True keeps only what passes from step to step for the backward pass, and computes the rest again.
+      write_back: False writes no answer to the memory node (ablation): it still takes part in the graph attention, but
+        answers reach no later step.
+      text: False replaces prompts by learned step vectors (ablation).
+      unroll: True compiles the steps one by one, for a single case or for comparison.
+      remat: True keeps only the state between steps for the backward pass and recomputes the rest.
       dtype: compute dtype; logits, softmax and parameters are float32.
     """
 
@@ -76,7 +75,7 @@ class Teacher(nn.Module):
     dtype: DTypeLike = jnp.float32
 
     def setup(self) -> None:
-        """Declare the parameters; Flax calls it."""
+        """Declare the parameters (called by Flax)."""
         num_steps, case = len(self.answers_per_step), jnp.zeros((1, self.width))
         modules = self._reading_step
         self.graph_attention = self._declare("graph_attention", modules.graph_attention, case)
@@ -120,7 +119,7 @@ class Teacher(nn.Module):
         return self.memory and self.write_back
 
     def _declare(self, name: str, module: Any, *inputs: Array, copies: int | None = None) -> Any:
-        """Parameters of an unbound module under `name`, stacked `copies` times on a leading axis if given."""
+        """Declare the parameters of an unbound module, stacked `copies` times on a leading axis if given."""
 
         def init(key: Array) -> Any:
             def init_one(one_key: Array) -> Any:
@@ -141,25 +140,21 @@ class Teacher(nn.Module):
         with_attention: bool = False,
         first_case: Int[Array, ""] | int = 0,
     ) -> TeacherReading:
-        """Read a batch, one step after another.
+        """Read a batch, step by step.
 
         Args:
           image_features: [case, image width].
-          text_features: [step, text width] when the cases share their prompts, else [case, step, text width];
-            None without text. A text width other than the teacher's goes through a learned linear map.
-          node_mask: [case, node], the steps in order and then the memory; False hides a node from the others.
-          given_answers: [case, step], -1 to predict; a given answer is written to memory in place of the
-            prediction, so that later steps follow from it. The step's own logits stay the prediction. What is
-            given must be one of the step's own answers.
-          deterministic: switches dropout off; otherwise an rng named "dropout" is needed.
-          with_attention: return the attention weights too.
-          first_case: position in the whole batch of the first case; dropout's masks belong to positions.
-
-        Returns:
-          The reading, see `TeacherReading`.
+          text_features: [step, text width] if the cases share their prompts, else [case, step, text width]; None
+            without text. A text width other than the teacher's goes through a learned linear map.
+          node_mask: [case, node], the steps in order, then the memory; False hides a node from the others.
+          given_answers: [case, step], -1 to predict. A given answer, one of the step's own, is written to memory
+            instead of the prediction; the step's logits stay the prediction.
+          deterministic: disables dropout; otherwise an rng named "dropout" is required.
+          with_attention: also return the attention weights.
+          first_case: position of the first case in the global batch, which seeds the dropout masks.
 
         Raises:
-          ValueError: text features are missing, or do not have one vector a step.
+          ValueError: text features are missing, or do not have one vector per step.
         """
         num_cases, num_steps = image_features.shape[0], len(self.answers_per_step)
         nodes = self._first_nodes(text_features)
@@ -169,7 +164,7 @@ class Teacher(nn.Module):
         projected = self._project_image(image_features, keeps.pop("image", None))
         if given_answers is None:
             given_answers = jnp.full((num_cases, num_steps), -1, jnp.int32)
-        classifiers = self._padded_classifiers()
+        classifiers = stack_heads(self.classifiers, absent_bias=ABSENT_LOGIT)
         shared = {"graph_attention": self.graph_attention, "context": self.context, "node_mask": node_mask}
         if self._writes_back:
             shared |= {"memory_cell": self.memory_cell, "conclusion": self.conclusion}
@@ -184,15 +179,14 @@ class Teacher(nn.Module):
             "keep": keeps,
         }
         outputs = self._read_steps(shared, nodes, inputs, attention_keeps)
-        if not with_attention:
-            outputs["attention"] = None
+        outputs["attention"] = outputs["attention"] if with_attention else None
         by_case = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
         return TeacherReading(image_features=jnp.moveaxis(projected, 0, 1), **by_case)
 
     def _read_steps(
         self, shared: dict[str, Any], nodes: Array, inputs: dict[str, Any], attention_keeps: Array | None
     ) -> dict[str, Any]:
-        """Outputs of all steps [step, case, ...]: attend, then answer and attend again, and the last answer."""
+        """Return outputs of all steps [step, case, ...]: attend, then answer and attend again, then the last answer."""
         attend, answer = self._reading_step.attend, self._reading_step.answer
 
         def answer_and_attend(shared: dict[str, Any], nodes: Array, scanned: Any) -> tuple[Array, dict[str, Any]]:
@@ -201,15 +195,13 @@ class Teacher(nn.Module):
             nodes, attention = attend(shared, nodes, keep=keep_of_next)
             return nodes, outputs | {"attention": attention}
 
-        keep_of_first, keeps_of_rest = None, None
-        if attention_keeps is not None:
-            keep_of_first, keeps_of_rest = attention_keeps[0], attention_keeps[1:]
+        keep_of_first = None if attention_keeps is None else attention_keeps[0]
+        keeps_of_rest = None if attention_keeps is None else attention_keeps[1:]
         num_cases = inputs["image_feature"].shape[1]
         nodes, attention = attend(shared, nodes, keep=keep_of_first)
         nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
         attention = jnp.broadcast_to(attention, (num_cases, *attention.shape[-4:]))
-        all_but_last = jax.tree.map(lambda leaf: leaf[:-1], inputs)
-        scanned = (all_but_last, keeps_of_rest)
+        scanned = (jax.tree.map(lambda leaf: leaf[:-1], inputs), keeps_of_rest)
         nodes, outputs = scan_steps(answer_and_attend, shared, nodes, scanned, unroll=self.unroll, remat=self.remat)
         attentions = outputs.pop("attention")
         _, of_last = answer(shared, nodes, jax.tree.map(lambda leaf: leaf[-1], inputs))
@@ -217,9 +209,8 @@ class Teacher(nn.Module):
         return outputs | {"attention": jnp.concatenate([attention[None], attentions])}
 
     def _draw_keeps(self, cases: Array) -> dict[str, Array]:
-        """Dropout's masks [step, case, ...] of every place in a pass."""
-        num_steps = len(self.answers_per_step)
-        num_nodes = num_steps + self.memory
+        """Draw the dropout masks [step, case, ...] of every place in a pass."""
+        num_nodes = (num_steps := len(self.answers_per_step)) + self.memory
         places = {
             "image": ((self.width,), self.head_dropout_rate),
             "context": ((self.width,), self.context_dropout_rate),
@@ -230,7 +221,7 @@ class Teacher(nn.Module):
         return draw_keeps(self.make_rng("dropout"), cases=cases, leading=(num_steps,), places=places)
 
     def _project_image(self, image_features: Array, keep: Array | None) -> Array:
-        """Every step's own projection of the image feature, [step, case, width]."""
+        """Return each step's projection of the image feature, [step, case, width]."""
         project = nn.vmap(
             lambda projection, features, keep: projection(features, keep),
             in_axes=(None, None if keep is None else 0),
@@ -241,13 +232,13 @@ class Teacher(nn.Module):
         return project(self.image_projections, image_features, keep)
 
     def _first_nodes(self, text_features: Array | None) -> Array:
-        """Nodes before the first pass: [node, width] when all cases share them, else [case, node, width]."""
+        """Return the initial nodes, [node, width] if all cases share them, else [case, node, width]."""
         num_steps = len(self.answers_per_step)
         if not self.text:
             nodes = self.step_vectors
         elif text_features is None or text_features.shape[-2] != num_steps:
             found = None if text_features is None else text_features.shape
-            raise ValueError(f"found text features of shape {found}, accepted are [{num_steps} steps, width] per batch")
+            raise ValueError(f"text_features must have shape [{num_steps}, width]; got {found}")
         else:
             nodes = text_features
             if nodes.shape[-1] != self.width:
@@ -257,11 +248,3 @@ class Teacher(nn.Module):
             return nodes
         memory = jnp.broadcast_to(self.memory_start.astype(self.dtype), (*nodes.shape[:-2], 1, self.width))
         return jnp.concatenate([nodes, memory], axis=-2)
-
-    def _padded_classifiers(self) -> dict[str, Array]:
-        """All classifiers as one [step, width, answer] kernel and [step, answer] bias, absent answers at -1e9."""
-        most = max(self.answers_per_step)
-        return {
-            "kernel": jnp.stack([pad_answers(weight["kernel"], most, 0.0) for weight in self.classifiers]),
-            "bias": jnp.stack([pad_answers(weight["bias"], most, ABSENT_LOGIT) for weight in self.classifiers]),
-        }

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.single_reading import join_heads, split_heads
+from stepcot_jax.models.reading_step import join_heads, split_heads
 from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.systems.networks import Networks, encode_images
 from stepcot_jax.training.state import Params

@@ -11,7 +11,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.features.inputs import load_frozen_encoder, trained_preprocessing
-from stepcot_jax.features.protocol import FrozenImageEncoder
+from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.stored_reading import StoredReading, read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings

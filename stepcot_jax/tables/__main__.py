@@ -1,7 +1,7 @@
 """Make the paper's tables from runs on any data: diagnosis, steps, components, effect, transfer, cost, or all of them.
 
-python -m stepcot_jax.tables NAME --config=configs/X.py --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
-    [--target_config=configs/Y.py] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
+python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
+    [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells, is made once however many tables need it, and is found again by the next start;
 one that was interrupted goes on. Tables are written as CSV, Markdown and LaTeX to DIR/tables, or to --out.
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
         if not values.workdir:
-            raise BadInput("--workdir: found nothing, accepted is a folder that can be written to")
+            raise BadInput("--workdir is required (a writable folder)")
         settings = make_settings(values.config)
         seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
         target = make_settings(values.target_config) if values.target_config else None

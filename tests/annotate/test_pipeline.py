@@ -408,13 +408,13 @@ def test_a_setting_that_the_endpoint_refuses_is_named_with_what_omits_it(tmp_pat
 
 def test_one_run_at_a_time_whatever_the_model(tmp_path, six):
     with lock_folder(tmp_path / "out"), MisbehavingServer() as server:
-        with pytest.raises(BadInput, match=r"\.lock"):
+        with pytest.raises(BadInput, match=r"\.lock: in use"):
             run(six, tmp_path / "out", server, "--model=n")
         assert server.requests == []
 
 
 def test_runs_of_the_rules_alone_keep_each_other_and_models_out(tmp_path, six):
-    with lock_folder(tmp_path / "out"), pytest.raises(BadInput, match=r"\.lock"):
+    with lock_folder(tmp_path / "out"), pytest.raises(BadInput, match=r"\.lock: in use"):
         main([str(six), f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out" / "data.json").exists()
     main([str(six), f"--out={tmp_path / 'out'}"])

@@ -36,7 +36,7 @@ def test_other_fields_or_none_are_refused(template):
     message = str(caught.value)
     assert message.startswith("config.prompts.template: ")
     assert repr(template) in message
-    assert "accepted are texts with fields of {name}, {question}, {options}" in message
+    assert "expected text with fields among {name}, {question}, {options}" in message
 
 
 @pytest.mark.parametrize("template", ["{question", "question}", "{question:d}", "{question!z}", "{question:{width}}"])

@@ -92,10 +92,10 @@ def test_shards_read_as_the_whole(tmp_path):
     np.testing.assert_array_equal(whole.encode(IMAGES), sharded.encode(IMAGES))
 
     index.write_text(json.dumps({"weight_map": shards | {"ghost": "model-0.safetensors"}}))
-    with pytest.raises(BadInput, match="no agreement with its files on ghost"):
+    with pytest.raises(BadInput, match="index and files disagree on ghost"):
         read_tensors(tmp_path / "shards")
     index.write_text(json.dumps({"weight_map": {k: v for k, v in shards.items() if k != names[0]}}))
-    with pytest.raises(BadInput, match=f"no agreement with its files on {names[0]}"):
+    with pytest.raises(BadInput, match=f"index and files disagree on {names[0]}"):
         read_tensors(tmp_path / "shards")
     for outside in ("../whole/model.safetensors", str(tmp_path / "whole" / "model.safetensors"), "..", "model.bin"):
         index.write_text(json.dumps({"weight_map": shards | {names[0]: outside}}))

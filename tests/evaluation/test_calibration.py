@@ -192,7 +192,7 @@ def test_no_file_or_no_json_or_too_much_is_refused(tmp_path):
     for content, message in (
         (b"\xff{", "calibration.json"),
         (b"[" * 10**6, "calibration"),
-        (b" " * 2**25, "found a file of 33554432 bytes, accepted are at most 16777216"),
+        (b" " * 2**25, "33554432 bytes, more than 16777216"),
     ):
         path.write_bytes(content)
         with pytest.raises(BadInput, match=message):

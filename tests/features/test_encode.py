@@ -6,23 +6,16 @@ import sys
 
 import numpy as np
 import pytest
-from features.fake_encoders import PREPROCESSING, WIDTH, FakeImageEncoder, FakeTextEncoder, draw, make_items
+from features.fake_encoders import WIDTH, FakeImageEncoder, FakeTextEncoder, draw, make_items
 
-from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.pixels import PixelCache
-from stepcot_jax.data.records.cases import Case
-from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.features.encode import EncodeCounts, ImageItem, encode_images, encode_prompts, prompt_keys
-from stepcot_jax.features.fill import fill_images
-from stepcot_jax.features.protocol import (
+from stepcot_jax.features.spec import (
     FrozenImageEncoder,
     FrozenTextEncoder,
     describe_image_store,
     describe_text_store,
 )
-from stepcot_jax.features.store import FeatureStore
-from stepcot_jax.features.stored_features import load_features
+from stepcot_jax.features.store import FeatureStore, load_features
 from stepcot_jax.host.errors import BadInput
 
 
@@ -115,7 +108,7 @@ def test_a_feature_that_is_not_finite_names_its_case(tmp_path):
 
     encoder = Broken()
     store = open_store(tmp_path, encoder)
-    with pytest.raises(BadInput, match="case 2: fake makes a feature that is not finite"):
+    with pytest.raises(BadInput, match="case 2: its feature from fake is not finite"):
         encode_images(encoder, make_items(range(8), encoder), store, batch_size=4)
     assert len(store) == 0
 
@@ -124,7 +117,7 @@ def test_an_encoder_of_another_width_is_a_defect(tmp_path):
     encoder = FakeImageEncoder()
     store = open_store(tmp_path, encoder)
     encoder.encode = lambda images: np.zeros((len(images), 3))
-    with pytest.raises(ValueError, match=r"expected \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"shape \(4, 6\)"):
         encode_images(encoder, make_items(range(3), encoder), store, batch_size=4)
 
 
@@ -170,32 +163,9 @@ def test_projected_texts_have_their_own_width():
     assert [describe_text_store(encoder, pooling=pooling).width for pooling in ("cls", "projected")] == [WIDTH, 3]
 
 
-def make_dataset(root=None):
-    chain = Chain((Step("Size", "How large?", ("Small", "Large")),))
-    cases = tuple(Case(str(k), f"images/{k}.png", "", "", (0,), ("",)) for k in range(5))
-    return Dataset(chain, cases, Splits((0, 1, 2), (3,), (4,)), PixelCache(draw, 0), PREPROCESSING)
-
-
-def test_fill_keys_a_phantom_by_its_pixels_and_files_by_their_bytes(tmp_path):
-    encoder, dataset = FakeImageEncoder(), make_dataset()
-    store = open_store(tmp_path, encoder)
-    keys, counts = fill_images(dataset, encoder, store, root=None, batch_size=2)
-    assert counts == EncodeCounts(5, 0)
-    assert [item.key for item in make_items(range(5), encoder)] == keys
-    (tmp_path / "images").mkdir()
-    for number in range(5):
-        (tmp_path / f"images/{number}.png").write_bytes(bytes([number]))
-    assert fill_images(dataset, encoder, store, root=tmp_path, batch_size=2)[1] == EncodeCounts(5, 0)
-    (tmp_path / "images/3.png").write_bytes(b"other")
-    assert fill_images(dataset, encoder, store, root=tmp_path, batch_size=2)[1] == EncodeCounts(1, 4)
-    (tmp_path / "images/3.png").unlink()
-    with pytest.raises(BadInput, match=r"images/3.png: cannot be read"):
-        fill_images(dataset, encoder, store, root=tmp_path)
-
-
 def test_importing_the_features_imports_no_framework():
     code = (
-        "import sys; import stepcot_jax.features.fill, stepcot_jax.features.stored_features, "
+        "import sys; import stepcot_jax.features.encode, stepcot_jax.features.store, "
         "stepcot_jax.features.importing, stepcot_jax.features.transformers_encoder; "
         "print([name for name in ('jax', 'torch', 'transformers', 'tensorflow') if name in sys.modules])"
     )

@@ -13,9 +13,10 @@ from stepcot_jax.data.batches import evaluation_batches, iterate, training_batch
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.features import fill, inputs
+from stepcot_jax.features import encode, inputs
 from stepcot_jax.features.importing import import_features
-from stepcot_jax.features.protocol import describe_image_store
+from stepcot_jax.features.keys import digest_file
+from stepcot_jax.features.spec import describe_image_store
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
@@ -230,7 +231,7 @@ def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, tmp_path, 
     loaded = inputs.load_inputs(frozen_settings(folder, features__patches="float16"), tmp_path, Terminal())
     spec = describe_image_store(frozen[0], patches="float16")
     store = FeatureStore(tmp_path / "features" / spec.folder_name)
-    keys = fill.image_keys(frozen[0], fill.digest_images(loaded.dataset, folder))
+    keys = encode.image_keys(frozen[0], [digest_file(folder / case.image_path) for case in loaded.dataset.cases])
     expected = normalise(np.stack([loaded.dataset.pixels[k] for k in range(40)]), frozen[0].preprocessing)
     found = store.read_patches(keys)
     assert found.dtype == np.float16

@@ -11,7 +11,7 @@ from features.crash_harness import BATCH_SIZE, NUM_IMAGES, SHARD_SIZE
 from features.fake_encoders import FakeImageEncoder, make_items
 
 from stepcot_jax.features.encode import encode_images
-from stepcot_jax.features.protocol import describe_image_store
+from stepcot_jax.features.spec import describe_image_store
 from stepcot_jax.features.store import FeatureStore
 
 
@@ -21,7 +21,7 @@ def happened(tmp_path_factory):
     base = tmp_path_factory.mktemp("interrupted")
     run = subprocess.run([sys.executable, script, base], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    assert "set aside" not in run.stderr  # no reader ever met a half-written shard
+    assert "*.bad" not in run.stderr  # no reader ever met a half-written shard
     return json.loads(run.stdout)
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import normalise, resize_image
 from stepcot_jax.features.encode import encode_images
-from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store
+from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.features.transformers_encoder import load_transformers_encoder
 from stepcot_jax.host.errors import BadInput
@@ -126,15 +126,15 @@ def test_what_cannot_be_used_is_refused(vit_folder, tmp_path):
     with pytest.raises(BadInput, match="cannot be loaded"):
         load_transformers_encoder(str(tmp_path / "nothing"))
     transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=60)).save_pretrained(tmp_path)
-    with pytest.raises(BadInput, match="its image processor cannot be loaded"):
+    with pytest.raises(BadInput, match="no image processor"):
         load_transformers_encoder(str(tmp_path))
     config = json.loads((vit_folder / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
-    with pytest.raises(BadInput, match="BertModel cannot encode an image alone"):
+    with pytest.raises(BadInput, match="BertModel cannot encode images without text"):
         load_transformers_encoder(str(tmp_path))
     for change, message in (
         ({"rescale_factor": 1 / 127.5}, "not scaled by 1/255"),
-        ({"size": {"height": 32, "width": 64}}, "accepted are those that give square images"),
+        ({"size": {"height": 32, "width": 64}}, "does not give square images"),
     ):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(config | change))
         with pytest.raises(BadInput, match=message):

@@ -33,7 +33,7 @@ def test_json_is_read_as_its_type(tmp_path):
         (b"[]", "Expected `object`"),
         (b'{"text": "\xff"}', "invalid|decode"),
         (b"[" * 100_000, "Expected `object`|recursion"),
-        (b'{"text": "' + b"a" * 1000 + b'"}', "found a file of 1012 bytes, accepted are at most 500"),
+        (b'{"text": "' + b"a" * 1000 + b'"}', "1012 bytes, more than 500"),
     ],
 )
 def test_what_is_no_such_json_is_refused_by_name(tmp_path, content, words):
@@ -50,7 +50,7 @@ def test_a_missing_file_a_folder_and_a_pipe_are_refused(tmp_path):
         read_json(tmp_path / "none", Note, accepted=ACCEPTED)
     os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer that never comes
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(BadInput, match="found no ordinary file, accepted is a JSON file; accepted is a note"):
+        with pytest.raises(BadInput, match="not a regular file; expected a JSON file; accepted is a note"):
             read_json(path, Note, accepted=ACCEPTED)
 
 
@@ -58,7 +58,7 @@ def test_a_file_of_the_most_bytes_is_read(tmp_path):
     path = tmp_path / "bytes"
     path.write_bytes(b"12345")
     assert read_file(path, max_bytes=5) == b"12345"
-    with pytest.raises(BadInput, match="found a file of 5 bytes, accepted are at most 4"):
+    with pytest.raises(BadInput, match="5 bytes, more than 4"):
         read_file(path, max_bytes=4)
 
 

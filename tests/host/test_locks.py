@@ -18,7 +18,7 @@ def test_a_folder_is_for_one_run(tmp_path):
     command = [sys.executable, "-c", SCRIPT, tmp_path / "out"]
     with lock_folder(tmp_path / "out"):
         run = subprocess.run(command, capture_output=True, text=True)
-        assert f"{LOCK_NAME}: found it in use by another process" in run.stderr
+        assert f"{LOCK_NAME}: in use by another process" in run.stderr
     assert subprocess.run(command).returncode == 0
 
 

@@ -178,18 +178,18 @@ REFUSED = [
     ("local_processes.sh", ["two"], RUN, "'two'"),
     ("local_processes.sh", ["0"], RUN, "'0'"),
     ("local_processes.sh", ["2"], {**RUN, "PORT": "http"}, "'http'"),
-    ("local_processes.sh", ["2"], {**RUN, "DEVICES_PER_PROCESS": "2", "GPUS_PER_PROCESS": "1"}, "accepted is one"),
+    ("local_processes.sh", ["2"], {**RUN, "DEVICES_PER_PROCESS": "2", "GPUS_PER_PROCESS": "1"}, "exclude each other"),
     ("slurm.sbatch", [], RUN, "SLURM_JOB_ID SLURM_NTASKS"),
     ("slurm.sbatch", [], {**RUN, **SLURM, "MAX_REQUEUES": "many"}, "'many'"),
-    ("tpu_pod.sh", [], TPU, "accepted are create"),
-    ("tpu_pod.sh", ["e c"], TPU, "accepted are create"),
+    ("tpu_pod.sh", [], TPU, "is not one of create"),
+    ("tpu_pod.sh", ["e c"], TPU, "is not one of create"),
     ("tpu_pod.sh", ["create"], TPU, "ACCELERATOR_TYPE RUNTIME_VERSION"),
     ("tpu_pod.sh", ["run"], {**TPU, **RUN}, "NUM_WORKERS"),
     ("tpu_pod.sh", ["run"], {**TPU, **RUN, "NUM_WORKERS": "4", "WORKDIR": "runs/x"}, "'runs/x'"),
     ("tpu_pod.sh", ["delete"], {"TPU_NAME": "pod"}, "ZONE"),
     ("tpu_pod.sh", ["delete", "--force"], TPU, "--force"),
     ("tpu_worker.sh", ["begin"], {}, "'begin'"),
-    ("tpu_worker.sh", ["start"], {}, "no command"),
+    ("tpu_worker.sh", ["start"], {}, "needs a command"),
     (
         "gke.sh",
         ["start"],
@@ -197,7 +197,7 @@ REFUSED = [
         "IMAGE CONFIG WORKDIR CLAIM ACCELERATOR TOPOLOGY NUM_HOSTS CHIPS_PER_HOST",
     ),
     ("gke.sh", ["status"], {"NAME": "Chest; rm"}, "small letters"),
-    ("gke.sh", ["stop"], {"NAME": "chest"}, "accepted are start"),
+    ("gke.sh", ["stop"], {"NAME": "chest"}, "is not one of start"),
 ]
 
 

@@ -116,7 +116,7 @@ def test_certain_teacher_and_large_logits_stay_finite():
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
 def test_bad_temperature_is_refused(temperature):
     teacher, student = map(jnp.asarray, draw(5))
-    with pytest.raises(ValueError, match=f"found temperature {temperature}, accepted are numbers above 0"):
+    with pytest.raises(ValueError, match=f"temperature must be above 0; got {temperature}"):
         make(temperature)(teacher, student, jnp.asarray(EVERY))
 
 

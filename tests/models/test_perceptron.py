@@ -49,5 +49,5 @@ def test_the_first_layer_is_shared_and_the_second_is_not(params):
 
 
 def test_a_step_without_its_prompt_is_refused(params):
-    with pytest.raises(ValueError, match=r"accepted are \[2, width\]"):
+    with pytest.raises(ValueError, match=r"must have shape \[2, width\]"):
         BASELINE.apply({"params": params}, image_features=jnp.asarray(IMAGES), text_features=jnp.asarray(TEXT[:1]))

@@ -298,7 +298,7 @@ def test_checkpoints_within_an_epoch_are_as_good(uninterrupted, tmp_path, monkey
 
 
 def test_a_workdir_in_use_is_refused(tmp_path, monkeypatch):
-    with lock_folder(tmp_path), pytest.raises(BadInput, match="found it in use by another process"):
+    with lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
         small_run(tmp_path, monkeypatch)
 
 

@@ -87,8 +87,8 @@ def test_refuses_what_is_missing_or_no_file(root):
 def test_refuses_large_files_before_reading_them(root):
     with (root / "images/a.png").open("wb") as file:
         file.truncate(10**12)  # a hole: nobody could read it whole
-    with pytest.raises(BadInput, match=r"images/a\.png: found a file of 1000000000000 bytes, accepted are at most 100"):
+    with pytest.raises(BadInput, match=r"images/a\.png: 1000000000000 bytes, more than 100"):
         files(root, "images/a.png").read(0)
-    with pytest.raises(BadInput, match="found a file of 1000000000000 bytes, accepted are at most") as caught:
+    with pytest.raises(BadInput, match="1000000000000 bytes, more than") as caught:
         decode_image(root / "images/a.png", max_pixels=1000)
     assert str(most_bytes(1000)) in str(caught.value)

@@ -254,7 +254,7 @@ def test_the_largest_size_is_a_setting(tmp_path):
 
 
 def test_refuses_folders_and_missing_files(tmp_path):
-    assert "no ordinary file" in refusal(tmp_path)
+    assert "not a regular file" in refusal(tmp_path)
     assert "No such file" in refusal(tmp_path / "none.png")
 
 
