@@ -1,6 +1,6 @@
 """Table 8: every figure of every step, of baselines with the intermediate steps, teacher and student."""
 
-from stepcot_jax.evaluation.resamples import FIGURES
+from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS, Comparison, join
 from stepcot_jax.tables.plan import Plan
