@@ -1,23 +1,36 @@
-"""The networks of a finished cell with their best weights, whatever their job and wherever their features come from.
+"""The networks of a finished cell, and what they predict on other data or with some answers given.
 
-`trained.load_trained` is for reading images and refuses runs that cannot; tables also read stored and imported
+`predict.trained_model` serves reading images and refuses runs that cannot; tables also read stored and imported
 features, and baselines.
 """
 
+import contextlib
 import dataclasses
 import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.data.batches import evaluation_batches, iterate
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.evaluation.evaluator import Predictions, collect
+from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.results import with_facts
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.systems.building import make_networks
+from stepcot_jax.systems.gradients import encode_images
 from stepcot_jax.training.state import Networks, Params
 from stepcot_jax.training.stored_params import read_best, restore_params
+
+Predict = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,3 +73,59 @@ def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
         params[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
     text = None if stored.text_features is None else jnp.asarray(stored.text_features)
     return Weights(settings, stored.chain, make_networks(settings, stored.chain, along), params, text)
+
+
+def read_cases(predict: Predict, inputs: Inputs, split: str, *, batch_size: int, num_threads: int) -> SplitPredictions:
+    """What a function of prepared batches says of a split.
+
+    Args:
+      predict: a batch, with "labels" and "images" or "image_features" -> logits [case, step, answer] by model.
+      inputs: the cases.
+      split: "train", "val", "test", or "all" for every case of any.
+      batch_size: cases at a time.
+      num_threads: that read.
+    """
+    dataset = inputs.dataset
+    if split == "all":
+        dataset, split = _with_all_in_test(dataset), "test"
+    batches = evaluation_batches(dataset, split, batch_size=batch_size)
+    with contextlib.closing(iterate(batches, num_threads=num_threads)) as read:
+        found: Predictions = collect(lambda batch: predict(inputs.prepare(batch)), read)
+    return with_facts(dataset, split, found)
+
+
+def _with_all_in_test(dataset: Dataset) -> Dataset:
+    """Every case of a split in the test split: none of them was learned from."""
+    every = tuple(sorted(index for indices in dataset.splits.by_name().values() for index in indices))
+    return dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=every))
+
+
+def read_given(trained: Weights, counts: Sequence[int]) -> Predict:
+    """The teacher with the true answers of the first steps given, as a function of batches.
+
+    Args:
+      trained: weights of a teacher.
+      counts: how many of the first steps are given; for each there is a model "NUMBER given".
+
+    Returns:
+      A function of prepared batches. Where nobody answered a given step, the teacher's own answer stays.
+    """
+
+    @jax.jit
+    def read(params: Any, batch: dict[str, Any], count: jax.Array) -> jax.Array:
+        labels = batch["labels"]
+        given = jnp.where((jnp.arange(labels.shape[1]) < count)[None] & (labels >= 0), labels, -1)
+        reading = trained.networks.teacher.apply(
+            {"params": params["teacher"]},
+            image_features=encode_images(trained.networks, params, batch),
+            text_features=trained.text_features,
+            given_answers=given,
+            deterministic=True,
+        )
+        return reading.logits
+
+    def predict(batch: dict[str, Any]) -> dict[str, jax.Array]:
+        params = trained.params["teacher"]
+        return {f"{count} given": read(params, batch, jnp.int32(count)) for count in counts}
+
+    return predict

@@ -13,9 +13,8 @@ from typing import Any
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
-from stepcot_jax.features.keys import digest_file
 from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.files import digest_file, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import MAY_CHANGE, Settings, make_settings
 
@@ -189,7 +188,7 @@ def digest_records(root: pathlib.Path) -> str:
     digest = hashlib.sha256()
     paths = sorted(path for path in root.iterdir() if path.suffix.casefold() in _OF_RECORDS) if root.is_dir() else []
     for path in paths:
-        digest.update(f"{path.name}\n{digest_file(path)}\n".encode())
+        digest.update(f"{path.name}\nfile:{digest_file(path)[1]}\n".encode())
     return digest.hexdigest()
 
 

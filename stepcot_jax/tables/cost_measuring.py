@@ -1,7 +1,7 @@
 """What one model costs, measured in a process of its own, so that its peak memory is its own: prints one JSON line.
 
-python -m stepcot_jax.experiments.cost_measuring teacher|student|encoder --cell FOLDER
-python -m stepcot_jax.experiments.cost_measuring encoder --weights FOLDER
+python -m stepcot_jax.tables.cost_measuring teacher|student|encoder --cell FOLDER
+python -m stepcot_jax.tables.cost_measuring encoder --weights FOLDER
 """
 
 import argparse
@@ -54,7 +54,7 @@ def measure_apart(arguments: Sequence[str]) -> Cost:
       BadInput: the process refused its input, with its message.
       RuntimeError: it ended otherwise.
     """
-    command = [sys.executable, "-m", "stepcot_jax.experiments.cost_measuring", *arguments]
+    command = [sys.executable, "-m", "stepcot_jax.tables.cost_measuring", *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
     if found.returncode == 2:
         raise BadInput(found.stderr.strip().splitlines()[-1].removeprefix("error: "))
@@ -177,7 +177,7 @@ def peak_megabytes() -> float | None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m stepcot_jax.experiments.cost_measuring", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m stepcot_jax.tables.cost_measuring", description=__doc__)
     parser.add_argument("what", choices=("teacher", "student", "encoder"))
     parser.add_argument("--cell", type=pathlib.Path, help="workdir of a finished run")
     parser.add_argument("--weights", default="", help="of a frozen encoder, as config.image_encoder.weights")

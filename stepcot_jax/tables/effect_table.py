@@ -1,12 +1,15 @@
 """Section 4.2: how each additional given answer changes the accuracy of the later steps."""
 
+import collections
 import io
+from collections.abc import Mapping
 
 import numpy as np
+from jaxtyping import Int
 
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables.answers_alone import accuracies_from_answers
 from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.comparing import INTERVALS, Comparison
 from stepcot_jax.tables.plan import Plan
@@ -77,8 +80,7 @@ def _question(count: int, position: int) -> tuple[str, str, str, int]:
 def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, list[float]]:
     """Predictions on the test split for each number of given answers, and accuracies from answers alone."""
     from stepcot_jax.features.inputs import load_inputs
-    from stepcot_jax.tables.cell_networks import load_weights
-    from stepcot_jax.tables.cell_reading import read_cases, read_given
+    from stepcot_jax.tables.cell_networks import load_weights, read_cases, read_given
 
     folder = plan.cells.folder(cell)
     settings = vary(cell.settings, {"features.folder": cell.settings.features.folder or str(plan.workdir / "features")})
@@ -123,3 +125,53 @@ def draw_curve(comparison: Comparison) -> bytes:
 def _end(figure: Figure, end: str) -> float:
     found = getattr(figure, end)
     return float("nan") if found is None else found
+
+
+def predict_from_answers(
+    *, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"], step: int
+) -> Int[np.ndarray, " case"]:
+    """The most frequent answer of training cases whose earlier answers are all the same.
+
+    Where no training case has the same earlier answers, the earliest of them is left out, and so on; of equally
+    frequent answers the first is taken. A missing answer counts as an answer of its own.
+
+    Args:
+      train: labels to count.
+      asked: labels of the cases to answer for; those before `step` are looked at, no others.
+      step: position of the step.
+
+    Returns:
+      A label for each case, `NOT_ANNOTATED` if no training case has the step annotated.
+
+    >>> train = np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]])
+    >>> predict_from_answers(train=train, asked=np.array([[0, 0], [1, 0], [3, 0]]), step=1).tolist()
+    [1, 2, 1]
+    """
+    known = train[train[:, step] != NOT_ANNOTATED]
+    tables: list[dict[tuple[int, ...], int]] = []
+    for start in range(step + 1):
+        counts: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(collections.Counter)
+        for row in known.tolist():
+            counts[tuple(row[start:step])][row[step]] += 1
+        tables.append({earlier: _most_frequent(found) for earlier, found in counts.items()})
+    answers = []
+    for row in asked.tolist():
+        found = (table.get(tuple(row[start:step])) for start, table in enumerate(tables))
+        answers.append(next((answer for answer in found if answer is not None), NOT_ANNOTATED))
+    return np.array(answers, np.int32)
+
+
+def _most_frequent(counts: Mapping[int, int]) -> int:
+    """Of several the first."""
+    return min(counts, key=lambda answer: (-counts[answer], answer))
+
+
+def accuracies_from_answers(*, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"]) -> list[float]:
+    """The accuracy of `predict_from_answers` at each step over the annotated cases; NaN where there are none."""
+    shares = []
+    for step in range(train.shape[1]):
+        truth = asked[:, step]
+        annotated = truth != NOT_ANNOTATED
+        answers = predict_from_answers(train=train, asked=asked, step=step)
+        shares.append(float((answers == truth)[annotated].mean()) if annotated.any() else float("nan"))
+    return shares

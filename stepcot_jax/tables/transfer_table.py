@@ -157,8 +157,7 @@ def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[
     """What a cell's networks say of the cases of each target, and what of these is left out."""
     from stepcot_jax.features.inputs import load_inputs
     from stepcot_jax.systems.building import make_predict
-    from stepcot_jax.tables.cell_networks import load_weights
-    from stepcot_jax.tables.cell_reading import read_cases
+    from stepcot_jax.tables.cell_networks import load_weights, read_cases
 
     folder, found = plan.cells.folder(cell), {}
     trained = load_weights(folder, names)

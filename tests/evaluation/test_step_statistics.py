@@ -17,8 +17,7 @@ from stepcot_jax.evaluation.decoding import answer_and_decode, decoding_effect, 
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.reliability import calibration_figures, reliability
 from stepcot_jax.evaluation.resamples import count_once
-from stepcot_jax.evaluation.selective import selective_curve, selective_figures
-from stepcot_jax.evaluation.step_statistics import step_cases, step_statistics
+from stepcot_jax.evaluation.step_statistics import selective_curve, selective_figures, step_cases, step_statistics
 
 SHARES = (0.001, 1 / 3, 0.5, 0.7, 0.9, 1.0)
 

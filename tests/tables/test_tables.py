@@ -22,9 +22,11 @@ from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables import comparing, components_table, making
-from stepcot_jax.tables.answers_alone import accuracies_from_answers, predict_from_answers
+from stepcot_jax.run import training_run
+from stepcot_jax.tables import __main__ as making
+from stepcot_jax.tables import comparing, components_table, diagnosis_table, steps_table
 from stepcot_jax.tables.cells import Cell, Cells, vary
+from stepcot_jax.tables.effect_table import accuracies_from_answers, predict_from_answers
 from stepcot_jax.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tables.transfer_table import restrict
 
@@ -91,7 +93,7 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
     weights = np.concatenate(list(draw_weights(patients, num_resamples=60, seed=0)))
     for step, row in enumerate(constant):
         right = LABELS[:, step] == np.bincount(LABELS[:, step]).argmax()
-        ends = np.quantile([np.repeat(right, counts).mean() for counts in weights], [0.025, 0.975])
+        ends = np.quantile([np.repeat(right, counts).mean() for counts in weights.astype(int)], [0.025, 0.975])
         assert [float(row[f"accuracy {end}"]) for end in ("low", "high")] == pytest.approx(ends, rel=1e-5)
     student = next(row for row in found if (row["step"], row["model"]) == ("Diagnosis", "student"))
     shares = [accuracy(plan, plan.main(seed), "student", -1) for seed in (0, 1)]
@@ -139,7 +141,7 @@ def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
 
     monkeypatch.setattr(plan.cells, "_run", refuse)
     everything = [
-        cell for table in (tables_diagnosis, tables_steps, tables_components) for cell in table.list_cells(plan)
+        cell for table in (diagnosis_table, steps_table, components_table) for cell in table.list_cells(plan)
     ]
     plan.cells.run(everything)
     assert len(everything) == 2 * (7 + 4 + 6)
@@ -174,7 +176,7 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     export_phantom(root, num_cases=12, seed=3, size=16)
     plan = make_plan(tmp_path / "tables", seeds=(0,))
     cell = Cell("x", vary(plan.main(0).settings, {"data.source": "folder", "data.root": str(root)}))
-    monkeypatch.setattr(jobs, "Run", lambda settings, folder: Finishing(plan.cells, cell))
+    monkeypatch.setattr(training_run, "Run", lambda settings, folder: Finishing(plan.cells, cell))
     plan.cells.run([cell])
     plan.cells.run([cell])
     records = json.loads((root / "data.json").read_text())
@@ -280,7 +282,7 @@ def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():
     wrong = LABELS.copy()
     wrong[0, -1] = (wrong[0, -1] + 1) % 9
     other = make_split({"baseline": 0.5}, labels=wrong)
-    with pytest.raises(BadInput, match="found other labels"):
+    with pytest.raises(BadInput, match="labels differ"):
         comparing.join({"teacher": (main, "teacher"), "base": (other, "baseline")})
 
 

@@ -13,7 +13,8 @@ from stepcot_jax.features import inputs
 from stepcot_jax.features.spec import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables import cost_measuring, cost_table, making, transfer_table
+from stepcot_jax.tables import __main__ as making
+from stepcot_jax.tables import cell_networks, cost_measuring, cost_table, transfer_table
 from stepcot_jax.tables.cells import Cells, vary
 from stepcot_jax.tables.encoders import list_encoders, write_random_encoder
 from stepcot_jax.tables.plan import Plan
@@ -41,7 +42,7 @@ def tiny_settings():
 def made(tmp_path_factory):
     """The tables that need weights, each from its own runs."""
     patch = pytest.MonkeyPatch()
-    for module in (inputs, weights):
+    for module in (inputs, cell_networks):
         patch.setattr(module, "make_resnet", lambda name: LinearEncoder())
     workdir = tmp_path_factory.mktemp("runs")
     plan = Plan(tiny_settings(), (0,), Cells(workdir, Terminal()), num_resamples=30)

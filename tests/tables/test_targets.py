@@ -20,7 +20,8 @@ from stepcot_jax.data.sources.chestxray8 import ORIGIN
 from stepcot_jax.features import inputs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables import making, published_figures, targets, transfer_table
+from stepcot_jax.tables import __main__ as making
+from stepcot_jax.tables import cell_networks, published_figures, targets, transfer_table
 from stepcot_jax.tables.cells import Cells, vary
 from stepcot_jax.tables.plan import Plan
 
@@ -34,7 +35,7 @@ NUM_OF_EACH = {"Mass": 9, "Nodule": 4, "Atelectasis": 8, "Effusion": 7}
 @pytest.fixture(scope="module", autouse=True)
 def small_networks():
     patch = pytest.MonkeyPatch()
-    for module in (inputs, weights):
+    for module in (inputs, cell_networks):
         patch.setattr(module, "make_resnet", lambda name: LinearEncoder())
     with jax.numpy_dtype_promotion("standard"):
         yield
