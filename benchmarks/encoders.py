@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.measure import median_of_ratios, time_in_turn
 from stepcot_jax.encoders.architecture import BERT_SIZES, CLIP_VISION_SIZES
 from stepcot_jax.encoders.bert import Bert
-from stepcot_jax.encoders.clip_vision import VisionTransformer
+from stepcot_jax.encoders.clip import VisionTransformer
 
 BATCH_SIZE, IMAGE_SIZE, NUM_TOKENS = 32, 224, 128
 

@@ -13,8 +13,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resi
 from stepcot_jax.models.single_reading import join_heads, split_heads
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.systems.gradients import read_as_teacher
-from stepcot_jax.training.state import Networks, init_params
+from stepcot_jax.systems.networks import Networks, init_params, read_as_teacher
 
 RADIOGRAPH_SIZE = 1024
 

@@ -13,11 +13,12 @@ from benchmarks.measure import make_sgemm, sgemm_gflop, time_in_turn
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.gradients import Objective, student_part, teacher_part
-from stepcot_jax.systems.updates import StepFunction, make_joint_step, start_state
-from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.systems.networks import Networks, init_params
+from stepcot_jax.systems.step_cot import SHARED, make_joint_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.parallel import Devices, Transform
-from stepcot_jax.training.state import Networks, TrainState, count_parameters, init_params
+from stepcot_jax.training.state import TrainState, count_parameters
+from stepcot_jax.training.system import Update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +75,9 @@ class Problem:
             projection_width=self.size.projection_width,
         )
 
-    def make_step(self, whole: GlobalBatch = ONE_DEVICE) -> StepFunction:
-        """The joint step as a function of one device, which sees a part of the `whole` batch; not compiled."""
-        return make_joint_step(self.networks, Objective(), _make_optimizers(), whole)
+    def make_update(self) -> Update:
+        """Return one device's joint update, not compiled."""
+        return make_joint_update(self.networks, Objective(), _make_optimizers())
 
     def make_state(self, key: jax.Array) -> TrainState:
         """The state before the first batch."""
@@ -159,14 +160,14 @@ class _Run:
 
 def compile_parallel(problem: Problem, *, transform: Transform, num_devices: int) -> Any:
     """The joint step over several devices, compiled."""
-    devices = Devices(transform=transform, num_devices=num_devices)
+    devices = Devices(transform=transform, num_devices=num_devices, shared=SHARED)
     shapes = jax.eval_shape(problem.make_state, jax.random.key(0))
     batch, text_features = problem.make_batch()
     whole, batch = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=devices.whole), (shapes, batch)
     )
-    text_features = devices.put_whole(text_features)
-    return devices.compile_step(problem.make_step, state=whole, batch=batch, text_features=text_features)
+    batch["text_features"] = devices.put_whole(text_features)
+    return devices.compile_update(problem.make_update(), state=whole, batch=batch)
 
 
 def measure_communication(problem: Problem, *, transform: Transform, num_devices: int) -> dict[str, Any]:

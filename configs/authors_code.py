@@ -2,7 +2,7 @@
 
 See docs/departures.md for what each of them does.
 
-python -m stepcot_jax.main --config=configs/authors_code.py --config.data.root=FOLDER --workdir=runs/authors_code
+python -m stepcot_jax.main --config=authors_code --config.data.root=FOLDER --workdir=runs/authors_code
 
 Hardware and time: as configs/step_cot.py. Expected score: not measured yet; the golden numbers of the authors' code
 (python -m stepcot_jax.conformance) are what this setting is checked against.

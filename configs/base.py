@@ -1,7 +1,7 @@
 """Every key of a run with its default; other configs change only what differs.
 
 The defaults are the published sizes and rates (paper: Appendix D) on the phantom, with an image encoder that is
-trained along because no pretrained one is given. Start a run from another config, for example configs/quickstart.py.
+trained along because no pretrained one is given. Start a run from another config, such as quickstart.
 """
 
 from ml_collections import config_dict

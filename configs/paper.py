@@ -2,7 +2,7 @@
 
 Both weights are required, each a local folder or a Hugging Face id (docs/encoders.md says how to get them).
 
-python -m stepcot_jax.main --config=configs/paper.py --config.data.root=FOLDER --workdir=runs/paper \
+python -m stepcot_jax.main --config=paper --config.data.root=FOLDER --workdir=runs/paper \
     --config.image_encoder.weights=openai/clip-vit-base-patch32 --config.prompts.weights=google-bert/bert-base-uncased
 
 Hardware and time: any; with 2 CPU cores 200 images, 2 epochs and random weights of these sizes took 2 minutes. Expected

@@ -1,6 +1,6 @@
 """Phantom chests at 64 px, small networks: the whole pipeline in minutes.
 
-python -m stepcot_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
+python -m stepcot_jax.main --config=quickstart --workdir=runs/quickstart
 
 Hardware and time: 2 CPU cores, 123 s in `.ci/run`. Expected mean step accuracy on the test split: teacher
 61.8 %, student 61.6 %, majority class 38.6 %.

@@ -2,7 +2,7 @@
 
 The image encoder is a small residual network trained along with the teacher, the prompts are fixed random vectors.
 
-python -m stepcot_jax.main --config=configs/step_cot.py --config.data.root=FOLDER --workdir=runs/step_cot
+python -m stepcot_jax.main --config=step_cot --config.data.root=FOLDER --workdir=runs/step_cot
 
 Hardware and time: 2 CPU cores, 130 s for 589 radiographs (150 s beside other programs). Expected on a sample of NIH
 ChestX-ray8 (85 test cases): detection 69 % (teacher) and 74 % (student), majority class 62 %; another random stream

@@ -11,30 +11,30 @@ from stepcot_jax.host.errors import BadInput, run_tool
 
 
 def find_tools() -> dict[str, str]:
-    """Every module of the package that runs as a program, with the first line of its docstring.
+    """Return every module of the package that runs as a program, with the first line of its docstring.
 
-    The sources are parsed and not imported, which keeps the listing quick and in step with the modules.
+    Sources are parsed instead of imported, so that listing takes milliseconds.
     """
     here = pathlib.Path(__file__).parent
-    modules = {path.stem: path for path in here.glob("[!_]*.py")}
-    modules |= {path.parent.name: path for path in here.glob("*/__main__.py")}
     tools = {}
-    for name, path in sorted(modules.items()):
+    for path in (*here.glob("[!_]*.py"), *here.glob("*/**/__main__.py")):
         source = path.read_text(encoding="utf-8")
         if '\nif __name__ == "__main__":' in source:
+            parts = path.relative_to(here).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
             tools[name] = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-    return tools
+    return dict(sorted(tools.items()))
 
 
 def describe(tools: dict[str, str]) -> str:
-    """What is printed when no tool is named."""
+    """Return the listing of tools."""
     width = max(map(len, tools))
     lines = [f"  {name:<{width}}  {line}" for name, line in tools.items()]
-    return "\n".join(["usage: stepcot TOOL ... (stepcot TOOL --help tells more)", "", *lines])
+    return "\n".join(["usage: stepcot TOOL ... (help for one: stepcot TOOL --help)", "", *lines])
 
 
 def run(arguments: list[str]) -> None:
-    """List the tools, or run the one named first with the arguments after it.
+    """List the tools, or run the first argument as a tool with the remaining ones.
 
     Raises:
       BadInput: there is no such tool.
@@ -50,8 +50,8 @@ def run(arguments: list[str]) -> None:
         return
     if name not in tools:
         near = difflib.get_close_matches(name, tools, n=1, cutoff=0.0)
-        raise BadInput(f"{name}: found no such tool, accepted are {', '.join(tools)}; nearest: {near[0]}")
-    # As `python -m` does, where a console script would not: configs import one another from the current folder.
+        raise BadInput(f"{name}: no such tool; did you mean {near[0]}? (tools: {', '.join(tools)})")
+    # As `python -m` does and a console script does not: configs import each other from the current folder.
     here = str(pathlib.Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -1,8 +1,9 @@
 """Train, distil and evaluate.
 
-python -m stepcot_jax.main --config=configs/X.py --workdir=DIR [--config.a.b=value ...]
+python -m stepcot_jax.main --config=NAME --workdir=DIR [--config.a.b=value ...]
 
-One process uses all devices of its machine. For several processes see docs/launch.md.
+NAME is a shipped config such as quickstart, or the path of a config file. One process uses all devices of its machine;
+docs/launch.md tells how to start several processes.
 """
 
 import pathlib
@@ -19,11 +20,11 @@ def main(arguments: list[str]) -> None:
 
     def run() -> None:
         if len(arguments) > 1:
-            raise BadInput(f"found arguments {arguments[1:]}, accepted are flags alone (--config=, --workdir=)")
+            raise BadInput(f"{arguments[1]}: unexpected argument; expected only flags (--config=, --workdir=)")
         if not flags.FLAGS.workdir:
-            raise BadInput("--workdir: found nothing, accepted is a folder that can be written to")
+            raise BadInput("--workdir is required (a writable folder)")
         settings = make_settings(flags.FLAGS.config)
-        # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+        # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
         from stepcot_jax.training.processes import join_processes
 
         join_processes(
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> None:
         )
         from stepcot_jax.run.training_run import Run
 
-        logging.set_verbosity(logging.WARNING)  # Orbax and Grain tell of every file they touch
+        logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file they touch
         Run(settings, pathlib.Path(flags.FLAGS.workdir)).execute()
 
     run_tool(run, end=end_process)

@@ -12,15 +12,14 @@ import pytest
 
 from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.encoders.prompt_vectors import encode_prompts
-from stepcot_jax.encoders.prompts import write_prompts
+from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.evaluation.calibration import Calibration, write_calibration
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import make_settings, write_settings
-from stepcot_jax.systems.building import make_networks
+from stepcot_jax.systems.networks import init_params, make_networks
 from stepcot_jax.training.checkpoints import Best, Checkpoints
-from stepcot_jax.training.state import TrainState, init_params
+from stepcot_jax.training.state import TrainState
 
 SIDE = 32
 TINY = ResNet(widths=(8,), blocks_per_stage=1, stem_kernel=3, grid=2)
@@ -66,7 +65,7 @@ def random_params(settings, *, seed):
 
 
 def make_text(settings):
-    return encode_prompts(write_prompts(DEFAULT_CHAIN, settings.prompts.template), settings.prompts.width)
+    return hash_prompts(write_prompts(DEFAULT_CHAIN, settings.prompts.template), settings.prompts.width)
 
 
 _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-workdir-")

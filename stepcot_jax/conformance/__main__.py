@@ -26,10 +26,11 @@ from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.systems.gradients import Objective, read_as_teacher, student_gradients, teacher_gradients
-from stepcot_jax.systems.updates import make_joint_step, start_state
+from stepcot_jax.systems.gradients import Objective, student_gradients, teacher_gradients
+from stepcot_jax.systems.networks import Networks, read_as_teacher
+from stepcot_jax.systems.step_cot import make_joint_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
-from stepcot_jax.training.state import Networks, Params, TrainState
+from stepcot_jax.training.state import Params, TrainState
 
 FORWARD, LOSSES, TRAINED = 2e-5, 1e-4, 2e-3
 """Tolerances of forward passes and gradients, of losses, and of weights after training."""
@@ -81,7 +82,7 @@ class Computation:
         }
         self.evaluate = jax.jit(self._evaluate)
         self.start = jax.jit(self._start)
-        self.step = jax.jit(make_joint_step(self.networks, self.objective("reference"), self.optimizers))
+        self.update = jax.jit(make_joint_update(self.networks, self.objective("reference"), self.optimizers))
 
     def objective(self, variant: str) -> Objective:
         """The loss settings of a variant."""
@@ -133,11 +134,11 @@ class Computation:
 
     def train(self, params: Params, inputs: dict[str, jax.Array]) -> Numbers:
         """Losses [step, (teacher, student)] and last weights of the joint training."""
-        batch = {"image_features": inputs["inputs/image_features"], "labels": inputs["inputs/labels"]}
+        batch = {name: inputs[f"inputs/{name}"] for name in ("image_features", "labels", "text_features")}
         state, losses = self.start(params), []
         for _ in range(self.meta["train_steps"]):
-            state, metrics = self.step(state, batch, inputs["inputs/text_features"])
-            losses.append([metrics.teacher.total, metrics.student.total])
+            state, metrics = self.update(state, batch)
+            losses.append([metrics.losses["teacher"].total, metrics.losses["student"].total])
         return {"train/losses": np.asarray(losses), "train/params_after": state.params}
 
 

@@ -1,1 +1,1 @@
-"""Encoders: images and prompts to feature vectors."""
+"""Image and text encoders, and their pretrained weights."""

@@ -1,7 +1,6 @@
-"""Which networks a checkpoint holds, told by its config or its file name."""
+"""Recognise a checkpoint's networks by its config or its file name."""
 
 import dataclasses
-import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -15,11 +14,8 @@ from jax.typing import DTypeLike
 
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
 from stepcot_jax.encoders.assignment import Place
-from stepcot_jax.encoders.bert import Bert, bert_table
-from stepcot_jax.encoders.biomedclip import TEXT_PREFIX, biomedclip_table, make_biomedclip
-from stepcot_jax.encoders.clip_text import CLIPText, clip_text_table
-from stepcot_jax.encoders.clip_vision import VisionTransformer, clip_vision_table
-from stepcot_jax.encoders.config_files import (
+from stepcot_jax.encoders.bert import TEXT_PREFIX, Bert, bert_table, biomedclip_table, make_biomedclip
+from stepcot_jax.encoders.checkpoint_files import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     ConfigFile,
@@ -27,8 +23,15 @@ from stepcot_jax.encoders.config_files import (
     read_config,
     read_preprocessing,
 )
-from stepcot_jax.encoders.densenet import DENSENET_CLASSIFIER, FrozenDenseNet, densenet_table
-from stepcot_jax.encoders.torchvision_resnet import RESNET_CLASSIFIER, make_frozen_resnet, resnet_table
+from stepcot_jax.encoders.clip import CLIPText, VisionTransformer, clip_text_table, clip_vision_table
+from stepcot_jax.encoders.torchvision_networks import (
+    DENSENET_CLASSIFIER,
+    RESNET_CLASSIFIER,
+    FrozenDenseNet,
+    densenet_table,
+    make_frozen_resnet,
+    resnet_table,
+)
 from stepcot_jax.encoders.transformer import TransformerSizes
 from stepcot_jax.host.errors import BadInput
 
@@ -39,25 +42,23 @@ CLIP_TEXT_SIZES = TransformerSizes(512, 12, 8, 2048, "quick_gelu", 1e-5, norm_fi
 BERT_SIZES = TransformerSizes(768, 12, 12, 3072, "gelu", 1e-12, norm_first=False)
 
 ACCEPTED = (
-    "accepted are folders with a config.json of model_type clip, clip_vision_model, clip_text_model or bert, with an "
-    "open_clip_config.json like BiomedCLIP's, and resnet18, resnet50 or densenet121 in a config.json as architecture "
-    "or in the name of the file of weights"
+    "expected a config.json with model_type clip, clip_vision_model, clip_text_model or bert, an open_clip_config.json "
+    "like BiomedCLIP's, or resnet18, resnet50 or densenet121 as config.json's architecture or in the file's name"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The networks of a checkpoint and where its tensors go.
+    """The networks of a checkpoint, and the parameter that each tensor belongs to.
 
     Attributes:
       name: for logs, such as "clip".
       table: tensor names -> places below "image/" and "text/", and single parameters.
-      unused: tensors that may be there and are not parameters of these networks: buffers, classifiers, heads of the
-        pretraining.
+      unused: tensors that may be present but are no parameters: buffers, classifiers, pretraining heads.
       image: the image network, if any.
       text: the text network, if any.
-      preprocessing: what the image network asks of its input.
-      max_tokens: longest text that the text network takes.
+      preprocessing: of the images before the image network.
+      max_tokens: longest text of the text network, in tokens.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Architecture:
     max_tokens: int = 0
 
     def shapes(self) -> dict[str, Any]:
-        """The parameter tree with shapes as leaves; nothing is allocated."""
+        """Return the parameter tree with shapes as leaves; nothing is allocated."""
         shapes: dict[str, Any] = {}
         key = jax.eval_shape(lambda: jax.random.key(0))
         if self.image is not None and self.preprocessing is not None:
@@ -83,39 +84,20 @@ class Architecture:
         return shapes
 
 
-def count_parameters(shapes: Mapping[str, Any]) -> int:
-    """Numbers in a parameter tree, as PyTorch counts them: a BatchNorm's statistics are buffers and left out."""
-    leaves = jax.tree_util.tree_leaves_with_path(shapes)
-    return sum(math.prod(leaf.shape) for path, leaf in leaves if path[-1].key not in ("mean", "variance"))
-
-
-def feature_width(network: nn.Module, params: Any, *, size: int) -> int:
-    """Size of an image network's feature vector for images of `size` px."""
-    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-    features, _ = jax.eval_shape(lambda params, images: network.apply({"params": params}, images), params, images)
-    return features.shape[-1]
-
-
-def describe(network: nn.Module) -> str:
-    """The network's type and settings as text, the same on every machine; part of an encoder's digest."""
-    names = sorted(field.name for field in dataclasses.fields(network) if field.name not in ("parent", "name"))
-    return f"{type(network).__name__}({', '.join(f'{name}={getattr(network, name)}' for name in names)})"
-
-
 def _shapes(network: nn.Module, key: Any, *inputs: jax.ShapeDtypeStruct) -> Any:
     return jax.eval_shape(network.init, key, *inputs)["params"]
 
 
 def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
-    """The architecture of a checkpoint.
+    """Return the architecture of a checkpoint.
 
     Args:
-      path: its folder, or a file of torchvision's weights.
+      path: the checkpoint's folder, or a file of torchvision weights.
       tensors: its tensors.
       dtype: compute dtype.
 
     Raises:
-      BadInput: the config is missing, broken or of another kind.
+      BadInput: the config is missing, broken or of an unsupported model.
     """
     folder = path if path.is_dir() else path.parent
     open_clip = read_config(folder / "open_clip_config.json") if path.is_dir() else None
@@ -130,8 +112,8 @@ def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Archite
     for name in names:
         if match := re.match(r"(resnet18|resnet50|densenet121)(?![0-9a-z])", name.lower()):
             return _torchvision(match[1], tensors, dtype)
-    found = f"model_type {model_type!r}" if config else "no config.json"
-    raise BadInput(f"{path}: found {found}, {ACCEPTED}")
+    found = f"model_type {model_type!r} is not supported" if config else "no config.json"
+    raise BadInput(f"{path}: {found}; {ACCEPTED}")
 
 
 def _clip(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
@@ -202,7 +184,7 @@ def _clip_text_network(config: ConfigFile, projected_width: int, dtype: DTypeLik
 def _bert(config: ConfigFile, folder: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
     del folder
     if (kind := config.found.get("position_embedding_type", "absolute")) != "absolute":
-        raise BadInput(f"{config.where}.position_embedding_type: found {kind!r}, accepted is 'absolute'")
+        raise BadInput(f"{config.where}.position_embedding_type: {kind!r} is not 'absolute'")
     prefix = "bert." if any(name.startswith("bert.") for name in tensors) else ""
     text = Bert(
         sizes=config.sizes(BERT_SIZES),
@@ -232,10 +214,10 @@ def _open_clip(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Archit
     size = model.group("vision_cfg").whole("image_size", 224, most=4096)
     max_tokens = model.group("text_cfg").whole("context_length", 77, most=2**16)
     if "visual.trunk.cls_token" not in tensors or f"{TEXT_PREFIX}embeddings.word_embeddings.weight" not in tensors:
-        raise BadInput(f"{config.where}: found another model than a timm ViT with a BERT, {ACCEPTED}")
+        raise BadInput(f"{config.where}: the model is not a timm ViT with a BERT; {ACCEPTED}")
     for key, accepted in (("interpolation", "bicubic"), ("resize_mode", "shortest")):
         if images.found.get(key, accepted) != accepted:
-            raise BadInput(f"{images.where}.{key}: found {images.found[key]!r}, accepted is {accepted!r}")
+            raise BadInput(f"{images.where}.{key}: {images.found[key]!r} is not {accepted!r}")
     image, text = make_biomedclip(tensors, image_size=size, max_tokens=max_tokens, dtype=dtype, source=config.where)
     return Architecture(
         name="open_clip",

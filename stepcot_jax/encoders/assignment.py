@@ -1,4 +1,4 @@
-"""Named tensors of a PyTorch checkpoint to Flax parameters: every tensor is used, every parameter is given."""
+"""Assign the named tensors of a PyTorch checkpoint to Flax parameters, each exactly once."""
 
 import dataclasses
 import math
@@ -15,11 +15,11 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in PyTorch and in Flax.
+    """The axes of a tensor in PyTorch and in Flax.
 
     Attributes:
-      turn: the tensor as Flax has it.
-      shape_before: the shape in PyTorch of a parameter that has a given shape in Flax.
+      turn: converts PyTorch's tensor to Flax's.
+      shape_before: Flax's shape -> PyTorch's shape.
     """
 
     turn: Callable[[np.ndarray], np.ndarray]
@@ -49,14 +49,13 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a tensor goes.
+    """The parameter that a tensor belongs to.
 
     Attributes:
       path: names in the parameter tree, joined with "/".
       layout: key of `LAYOUTS`.
-      part: which of `parts` this tensor is; the parts lie side by side on the parameter's last axis, as the matrices
-        of queries, keys and values do.
-      parts: number of tensors that share the parameter.
+      part: index of this tensor among `parts`.
+      parts: number of tensors concatenated along the parameter's last axis, such as queries, keys and values.
     """
 
     path: str
@@ -66,7 +65,7 @@ class Place:
 
 
 def place_dense(name: str, path: str, *, part: int = 0, parts: int = 1) -> dict[str, Place]:
-    """Places of the weight and bias of a linear layer."""
+    """Return the places of the weight and bias of a linear layer."""
     return {
         f"{name}.weight": Place(f"{path}/kernel", "dense", part, parts),
         f"{name}.bias": Place(f"{path}/bias", "same", part, parts),
@@ -74,7 +73,7 @@ def place_dense(name: str, path: str, *, part: int = 0, parts: int = 1) -> dict[
 
 
 def place_norm(name: str, path: str, *, legacy: bool = False) -> dict[str, Place]:
-    """Places of the weight and bias of a LayerNorm; `legacy`: they are called gamma and beta."""
+    """Return the places of a LayerNorm's weight and bias, named gamma and beta if `legacy`."""
     weight, bias = ("gamma", "beta") if legacy else ("weight", "bias")
     return {f"{name}.{weight}": Place(f"{path}/scale"), f"{name}.{bias}": Place(f"{path}/bias")}
 
@@ -88,22 +87,22 @@ def assign(
     only: str | None = "",
     source: str = "weights",
 ) -> dict[str, Any]:
-    """Parameters from tensors, each used exactly once.
+    """Return parameters made from tensors, each used exactly once.
 
     Args:
       table: tensor names -> places.
       tensors: tensor names -> arrays of any float dtype.
       shapes: the parameter tree, with anything that has a `shape` as leaves.
-      unused: names of tensors that may be there and are not parameters of the network.
-      only: start of the paths that are wanted, None for none; the other tensors are checked as strictly, and not kept.
-      source: the file or folder that errors name.
+      unused: names of tensors that may be present but are no parameters.
+      only: prefix of the parameters to return, None for none; the other tensors are checked and dropped.
+      source: file or folder for error messages.
 
     Returns:
-      the parameter tree, or the wanted part of it, float32 NumPy arrays.
+      The parameter tree, or its part below `only`, as float32 NumPy arrays.
 
     Raises:
-      BadInput: tensors are left over, missing, misshapen, not of a float dtype or not finite; all are listed.
-      ValueError: `table` and `shapes` do not fit each other, which is a mistake in this package.
+      BadInput: tensors are unexpected, missing, misshapen, not floating-point or not finite; all are listed.
+      ValueError: `table` and `shapes` disagree, a defect of this package.
     """
     targets = {path: tuple(leaf.shape) for path, leaf in flax.traverse_util.flatten_dict(shapes, sep="/").items()}
     given = {place.path for place in table.values()}
@@ -113,19 +112,19 @@ def assign(
     missing = sorted(set(table) - set(tensors))
     flat, wrong = _fill(table, tensors, targets, only)
     problems = [
-        *([f"left over: {', '.join(leftover)}"] if leftover else []),
+        *([f"unexpected: {', '.join(leftover)}"] if leftover else []),
         *([f"missing: {', '.join(missing)}"] if missing else []),
-        *([f"not as expected: {'; '.join(wrong)}"] if wrong else []),
+        *([f"wrong: {'; '.join(wrong)}"] if wrong else []),
     ]
     if problems:
-        raise BadInput(f"{source}: found tensors that are not those of its config: {'. '.join(problems)}")
+        raise BadInput(f"{source}: the tensors do not match the config: {'. '.join(problems)}")
     return flax.traverse_util.unflatten_dict(flat, sep="/")
 
 
 def _fill(
     table: Mapping[str, Place], tensors: Mapping[str, np.ndarray], targets: Mapping[str, Shape], only: str | None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Flat parameters, and what is wrong with which tensor."""
+    """Return flat parameters, and a message for each wrong tensor."""
     flat: dict[str, np.ndarray] = {}
     wrong = []
     for name, place in sorted(table.items()):
@@ -135,11 +134,11 @@ def _fill(
         width = target[-1] // place.parts if target else 1
         expected = layout.shape_before((*target[:-1], width) if target else target)
         if tuple(tensor.shape) != expected:
-            wrong.append(f"{name} has shape {list(tensor.shape)}, accepted is {list(expected)}")
+            wrong.append(f"{name} has shape {list(tensor.shape)}, expected {list(expected)}")
         elif tensor.dtype.kind not in "fV":  # bfloat16 is of kind V
-            wrong.append(f"{name} has dtype {tensor.dtype}, accepted are float16, bfloat16, float32 and float64")
+            wrong.append(f"{name} has dtype {tensor.dtype}, expected a floating-point type")
         elif not np.all(np.isfinite(tensor := tensor.astype(np.float32, copy=False))):
-            wrong.append(f"{name} holds numbers that are not finite")
+            wrong.append(f"{name} has values that are not finite")
         elif only is not None and place.path.startswith(only):
             values = flat.setdefault(place.path, np.empty(target, np.float32))
             part = slice(place.part * width, (place.part + 1) * width)

@@ -1,44 +1,49 @@
-"""BERT (Devlin et al., 2019): the base model, MiniLM, PubMedBERT and whatever else has its config.json."""
+"""BERT (Devlin et al., 2019) in transformers' layout, and BiomedCLIP (Zhang et al., 2023), whose text tower is a BERT.
 
-from typing import NamedTuple
+BiomedCLIP's open_clip_config.json names its networks without their sizes, which are read from the tensors instead.
+"""
+
+from collections.abc import Mapping
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.encoders.assignment import Place, place_dense, place_norm
-from stepcot_jax.encoders.transformer import LayerNorm, Transformer, TransformerSizes, exact_gelu
+from stepcot_jax.encoders.clip import VisionTransformer, timm_vision_table
+from stepcot_jax.encoders.transformer import (
+    LayerNorm,
+    TextOutput,
+    Transformer,
+    TransformerSizes,
+    average_tokens,
+    exact_gelu,
+)
+from stepcot_jax.host.errors import BadInput
 
+HEAD_WIDTH = 64
+"""Attention-head width of all timm ViTs and BERTs in open_clip's published configs."""
 
-class TextOutput(NamedTuple):
-    """What a text network gives; all float32. Compiled code computes only what its caller keeps.
-
-    Attributes:
-      hidden: [case, token, width], the last hidden states.
-      cls: [case, width], the vector of the token that stands for the text: BERT's first, CLIP's end token.
-      mean: [case, width], the average over the tokens that are not padding.
-      projected: [case, projected_width], where the network has a projection.
-    """
-
-    hidden: Float[Array, "case token width"]
-    cls: Float[Array, "case width"]
-    mean: Float[Array, "case width"]
-    projected: Float[Array, "case feature"] | None = None
+TEXT_PREFIX = "text.transformer."
+MAX_LAYERS = 256
+_PROJECTION = {1: ("",), 2: (".0", ".2")}
+"""Suffixes of open_clip's projection layers, by their number; of two layers, index 1 is the GELU."""
 
 
 class Bert(nn.Module):
-    """Tokens -> hidden states.
+    """BERT encoder: tokens to hidden states.
 
     Attributes:
-      sizes: of the blocks.
+      sizes: of the transformer blocks.
       vocabulary_size: number of tokens.
       max_positions: longest text in tokens.
       num_types: number of token types (first and second text).
-      pooler: whether the checkpoint has BERT's pooler, a Dense layer behind the first token. It is counted, and
-        nothing reads it: Step-CoT takes the first token's last hidden state.
-      projection: widths of a projection behind the first token, without biases and with GELU between them
-        (BiomedCLIP); empty for none.
+      pooler: whether the checkpoint has BERT's pooler, a Dense layer on the first token. It counts as parameters but
+        is not used: Step-CoT takes the first token's last hidden state.
+      projection: widths of the bias-free layers that project the first token, with GELU between them (BiomedCLIP);
+        empty for none.
       dtype: compute dtype.
     """
 
@@ -62,7 +67,7 @@ class Bert(nn.Module):
         Args:
           tokens: [case, token].
           attended: [case, token], False on padding.
-          types: [case, token], 0 for the first text and 1 for the second; None: all 0.
+          types: [case, token], 0 for the first text and 1 for the second; all 0 by default.
         """
         width = self.sizes.width
         words = nn.Embed(self.vocabulary_size, width, dtype=self.dtype, name="token_embedding")(tokens)
@@ -90,23 +95,15 @@ class Bert(nn.Module):
         return vector.astype(jnp.float32)
 
 
-def average_tokens(
-    hidden: Float[Array, "case token width"], attended: Bool[Array, "case token"]
-) -> Float[Array, "case width"]:
-    """The mean of `hidden` [case, token, width] over attended tokens [case, token]; zeros where there is none."""
-    weights = attended.astype(hidden.dtype)[:, :, None]
-    return jnp.sum(hidden * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
-
-
 def bert_table(path: str, num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool) -> dict[str, Place]:
-    """Names of transformers' BERT -> places below `path`.
+    """Map transformers' BERT tensor names to places below `path`.
 
     Args:
-      path: where in the parameter tree.
+      path: prefix in the parameter tree.
       num_layers: number of blocks.
-      prefix: "bert." where the checkpoint is that of a model with heads, "text.transformer." in open_clip's.
-      pooler: whether it has a pooler.
-      legacy_norms: whether LayerNorms have gamma and beta instead of weight and bias, as in Google's conversions.
+      prefix: of the tensor names: "bert." for models with heads, "text.transformer." for open_clip.
+      pooler: whether the checkpoint has a pooler.
+      legacy_norms: whether LayerNorms use gamma and beta, as in Google's conversions.
     """
 
     def norm(found: str, place: str) -> dict[str, Place]:
@@ -132,3 +129,74 @@ def bert_table(path: str, num_layers: int, *, prefix: str, pooler: bool, legacy_
         table |= place_dense(f"{prefix}{found}output.dense", f"{path}{place}down")
         table |= norm(f"{found}output.LayerNorm", f"{place}mlp_norm")
     return table
+
+
+def make_biomedclip(
+    tensors: Mapping[str, np.ndarray], *, image_size: int, max_tokens: int, dtype: DTypeLike, source: str
+) -> tuple[VisionTransformer, Bert]:
+    """Return the image and text towers, with sizes read from the tensors.
+
+    Args:
+      tensors: of the checkpoint.
+      image_size: height and width of the images, px.
+      max_tokens: open_clip's `context_length`.
+      dtype: compute dtype.
+      source: file or folder for error messages.
+
+    Raises:
+      BadInput: a tensor that gives a size is missing or has the wrong number of axes.
+    """
+
+    def shape(name: str, num_axes: int) -> tuple[int, ...]:
+        if name not in tensors or tensors[name].ndim != num_axes:
+            found = f"shape {list(tensors[name].shape)}" if name in tensors else "no tensor"
+            raise BadInput(f"{source}: {name} must be a tensor with {num_axes} axes; got {found}")
+        return tuple(tensors[name].shape)
+
+    def blocks(prefix: str, up: str, *, epsilon: float, norm_first: bool) -> TransformerSizes:
+        num_layers = next((n for n in range(MAX_LAYERS) if f"{prefix}{n}.{up}" not in tensors), MAX_LAYERS)
+        mlp_width, width = shape(f"{prefix}0.{up}", 2)
+        if width % HEAD_WIDTH:
+            raise BadInput(f"{source}: the width of {prefix}0.{up} must be a multiple of {HEAD_WIDTH}; got {width}")
+        return TransformerSizes(width, num_layers, width // HEAD_WIDTH, mlp_width, "gelu", epsilon, norm_first)
+
+    vision = VisionTransformer(
+        sizes=blocks("visual.trunk.blocks.", "mlp.fc1.weight", epsilon=1e-6, norm_first=True),
+        image_size=image_size,
+        patch_size=shape("visual.trunk.patch_embed.proj.weight", 4)[-1],
+        projected_width=shape("visual.head.proj.weight", 2)[0],
+        timm=True,
+        dtype=dtype,
+    )
+    max_positions = shape(f"{TEXT_PREFIX}embeddings.position_embeddings.weight", 2)[0]
+    if max_tokens > max_positions:
+        raise BadInput(f"{source}: context_length must be at most {max_positions} tokens; got {max_tokens}")
+    text = Bert(
+        sizes=blocks(f"{TEXT_PREFIX}encoder.layer.", "intermediate.dense.weight", epsilon=1e-12, norm_first=False),
+        vocabulary_size=shape(f"{TEXT_PREFIX}embeddings.word_embeddings.weight", 2)[0],
+        max_positions=max_positions,
+        num_types=shape(f"{TEXT_PREFIX}embeddings.token_type_embeddings.weight", 2)[0],
+        pooler=f"{TEXT_PREFIX}pooler.dense.weight" in tensors,
+        projection=tuple(shape(name, 2)[0] for name in _projection_names(tensors)),
+        dtype=dtype,
+    )
+    return vision, text
+
+
+def biomedclip_table(vision: VisionTransformer, text: Bert) -> dict[str, Place]:
+    """Map open_clip's tensor names to places below "image/" and "text/", and "logit_scale"."""
+    return {
+        "logit_scale": Place("logit_scale"),
+        **timm_vision_table("image/", vision.sizes.num_layers),
+        **bert_table("text/", text.sizes.num_layers, prefix=TEXT_PREFIX, pooler=text.pooler, legacy_norms=False),
+        **{
+            f"text.proj{_PROJECTION[len(text.projection)][layer]}.weight": Place(
+                f"text/projection_{layer}/kernel", "dense"
+            )
+            for layer in range(len(text.projection))
+        },
+    }
+
+
+def _projection_names(tensors: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    return tuple(name for name in ("text.proj.weight", "text.proj.0.weight", "text.proj.2.weight") if name in tensors)

@@ -1,7 +1,7 @@
-"""Residual networks that are trained along when no pretrained image encoder is given (He et al., 2015).
+"""Residual image encoders trained with the teacher (He et al., 2015).
 
-GroupNorm stands where torchvision has BatchNorm: a case's features do not depend on the rest of its batch, there
-is no running state, and a padded or divided batch gives the same numbers.
+GroupNorm replaces BatchNorm: a case's features do not depend on its batch, there is no running state, and padded or
+split batches give the same numbers.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ResidualBlock(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height2 width2 out"]:
-        """The block's output [case, height / stride, width / stride, out]."""
+        """Return the output [case, height / stride, width / stride, out]."""
         strides = (self.stride, self.stride)
         residual = hidden
         hidden = nn.Conv(self.width, (3, 3), strides, padding=1, use_bias=False, dtype=self.dtype, name="conv_0")(
@@ -45,14 +45,14 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images -> pooled features.
+    """Residual network: images to pooled features.
 
     Attributes:
       widths: channels of each stage; a stage after the first halves the resolution.
       blocks_per_stage: residual blocks in each stage.
       stem_kernel: size of the first convolution, which has stride 2, px.
-      grid: the last map is averaged over grid x grid cells, which are concatenated: 1 is the usual global average,
-        more tell where in the radiograph a feature is.
+      grid: the last feature map is averaged over grid x grid cells, which are concatenated; 1 is the global average,
+        larger grids keep positions.
       dtype: compute dtype.
     """
 
@@ -64,7 +64,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case feature"]:
-        """Features [case, grid * grid * last of `widths`], float32, of normalised `images` [case, height, width, 3]."""
+        """Return features float32 [case, grid * grid * widths[-1]] of normalised `images` [case, height, width, 3]."""
         size = (self.stem_kernel, self.stem_kernel)
         stem = nn.Conv(self.widths[0], size, (2, 2), padding=self.stem_kernel // 2, use_bias=False, dtype=self.dtype)
         hidden = nn.relu(_norm(self.widths[0], self.dtype, "stem_norm")(stem(images.astype(self.dtype))))
@@ -77,9 +77,9 @@ class ResNet(nn.Module):
 
 
 def average_cells(hidden: Float[Array, "case height width channel"], grid: int) -> Float[Array, "case feature"]:
-    """The averages of `hidden` [case, height, width, channel] over grid x grid cells, [case, grid * grid * channel].
+    """Average `hidden` [case, height, width, channel] over grid x grid cells: [case, grid * grid * channel].
 
-    Cells of a side that is no multiple of `grid` overlap by a row or column, as in PyTorch's adaptive pooling.
+    If a side is not a multiple of `grid`, cells overlap by a row or column, as in PyTorch's adaptive pooling.
     """
     _, height, width, _ = hidden.shape
     cells = [
@@ -99,13 +99,13 @@ def _norm(width: int, dtype: DTypeLike, name: str) -> nn.GroupNorm:
 
 
 def make_resnet(name: str) -> ResNet:
-    """The network of a setting: "resnet18" (11 M parameters, 512 features) or "resnet_small" (0.3 M, 4 x 128).
+    """Return the network of `config.image_encoder.name`: "resnet18" (11 M parameters, 512 features) or "resnet_small" (0.3 M, 4 x 128).
 
     Raises:
-      ValueError: `name` is neither of the two.
+      ValueError: `name` is neither.
     """
     if name == "resnet18":
         return ResNet(widths=(64, 128, 256, 512), blocks_per_stage=2, stem_kernel=7)
     if name == "resnet_small":
         return ResNet(widths=(16, 32, 64, 128), blocks_per_stage=1, stem_kernel=5, grid=2)
-    raise ValueError(f"found image encoder {name!r}, accepted are 'resnet18' and 'resnet_small'")
+    raise ValueError(f"image encoder {name!r} is not one of 'resnet18', 'resnet_small'")

@@ -1,12 +1,13 @@
-"""Transformer blocks that CLIP's two towers, timm's vision transformer and BERT share.
+"""Transformer blocks shared by CLIP's towers, timm's vision transformer and BERT.
 
-The layers are a Python loop, not a scan over stacked parameters: a scan copies each layer's weights out of the stack
-on every call, which at one image takes a third of the time on a CPU, and the loop compiles in about a second.
+The layers are a Python loop instead of a scan over stacked parameters. A scan copies each layer's weights on every
+call, a third of the time for one image on a CPU; the loop compiles in about a second.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -26,12 +27,28 @@ def exact_gelu(hidden: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType({"quick_gelu": quick_gelu, "gelu": exact_gelu})
-"""Activations by the names that config.json has for them."""
+"""Activations by their names in config.json."""
+
+
+class TextOutput(NamedTuple):
+    """Output of a text network, all float32; XLA drops the fields that the caller does not use.
+
+    Attributes:
+      hidden: [case, token, width], last hidden states.
+      cls: [case, width], hidden state of BERT's first token or CLIP's end token.
+      mean: [case, width], average over all tokens but padding.
+      projected: [case, projected_width], or None without a projection.
+    """
+
+    hidden: Float[Array, "case token width"]
+    cls: Float[Array, "case width"]
+    mean: Float[Array, "case width"]
+    projected: Float[Array, "case feature"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerSizes:
-    """What decides the shape and the arithmetic of a stack of blocks.
+    """Sizes and arithmetic of a stack of blocks.
 
     Attributes:
       width: size of a token's vector.
@@ -53,7 +70,7 @@ class TransformerSizes:
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm in float32 whatever the compute dtype, with the two-pass variance, which does not cancel.
+    """LayerNorm in float32, with the two-pass variance, which avoids cancellation.
 
     Attributes:
       epsilon: added to the variance.
@@ -63,7 +80,7 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "*token width"]) -> Float[Array, "*token width"]:
-        """Normalise `hidden` [*token, width] of any float dtype; float32."""
+        """Return `hidden` [*token, width] of any float dtype, normalised, as float32."""
         scale = self.param("scale", nn.initializers.ones, hidden.shape[-1:])
         bias = self.param("bias", nn.initializers.zeros, hidden.shape[-1:])
         hidden = hidden.astype(jnp.float32)
@@ -78,7 +95,7 @@ class SelfAttention(nn.Module):
 
     Attributes:
       num_heads: a divisor of the width.
-      dtype: compute dtype; scores and softmax are float32 whatever it is.
+      dtype: compute dtype; scores and softmax stay float32.
     """
 
     num_heads: int
@@ -129,7 +146,7 @@ class TransformerBlock(nn.Module):
     def __call__(
         self, hidden: Float[Array, "case token width"], visible: Bool[Array, "#case #token key"] | None
     ) -> Float[Array, "case token width"]:
-        """The block's output [case, token, width]; the arguments are those of `SelfAttention`."""
+        """Return the output [case, token, width]; arguments as for `SelfAttention`."""
         attention = SelfAttention(self.sizes.num_heads, self.dtype, name="attention")
         attention_norm = LayerNorm(self.sizes.epsilon, name="attention_norm")
         mlp_norm = LayerNorm(self.sizes.epsilon, name="mlp_norm")
@@ -160,7 +177,15 @@ class Transformer(nn.Module):
     def __call__(
         self, hidden: Float[Array, "case token width"], visible: Bool[Array, "#case #token key"] | None = None
     ) -> Float[Array, "case token width"]:
-        """The last block's output [case, token, width]; the arguments are those of `SelfAttention`."""
+        """Return the output [case, token, width]; arguments as for `SelfAttention`."""
         for layer in range(self.sizes.num_layers):
             hidden = TransformerBlock(self.sizes, self.dtype, name=f"layer_{layer}")(hidden, visible)
         return hidden
+
+
+def average_tokens(
+    hidden: Float[Array, "case token width"], attended: Bool[Array, "case token"]
+) -> Float[Array, "case width"]:
+    """Return the mean of `hidden` [case, token, width] over `attended` tokens [case, token]; zeros without any."""
+    weights = attended.astype(hidden.dtype)[:, :, None]
+    return jnp.sum(hidden * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)

@@ -1,4 +1,4 @@
-"""Files of pretrained weights as named tensors. Nothing is ever unpickled."""
+"""Read files of pretrained weights as named tensors, without unpickling."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ PREFERRED = (
     "pytorch_model.bin",
     "open_clip_pytorch_model.bin",
 )
-"""Names of weights in a folder, the first that is there is read: safetensors before what needs torch."""
+"""Names of weights in a folder, in order of preference: safetensors before files that need torch."""
 
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
-ACCEPTED = f"accepted are {', '.join(PREFERRED)}, or a single file *.safetensors, *.pt or *.pth"
+ACCEPTED = f"expected one of {', '.join(PREFERRED)}, or a single *.safetensors, *.pt or *.pth"
 
 _MOST_MAPPED_BYTES = 1 << 27
-"""Bytes read from an open file before it is opened anew: what was read of a memory map counts as resident."""
+"""Bytes read before a file is reopened: pages read from a memory map count as resident memory."""
 
 
 class TensorFiles(Mapping[str, np.ndarray]):
-    """Tensors by name, read from safetensors files when they are asked for, so that no copy of all is held."""
+    """Tensors by name, read from safetensors files on access."""
 
     def __init__(self, files: Mapping[str, pathlib.Path]):
         """`files`: tensor names -> the file that holds them."""
@@ -49,7 +49,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
             self._num_bytes += tensor.nbytes
             return tensor
         except Exception as error:  # safetensors raises several kinds for a dtype that NumPy does not have
-            raise BadInput(f"{path}: {name}: found no readable tensor ({_one_line(error)})") from None
+            raise BadInput(f"{path}: tensor {name} cannot be read ({_one_line(error)})") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -59,14 +59,14 @@ class TensorFiles(Mapping[str, np.ndarray]):
 
 
 def read_tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
-    """The tensors of a file, or of the weights in a folder, by name.
+    """Return the tensors of a file, or of the weights in a folder, by name.
 
     Args:
       path: a file, or a folder with one of `PREFERRED` or a single file of weights.
 
     Raises:
       BadInput: there are no weights or too many, a file is broken, an index names a file outside its folder or a
-        tensor that is not there, or the file needs torch and torch is not installed.
+        missing tensor, or the file needs torch and torch is not installed.
     """
     file = find_weights(path)
     if file.name == INDEX:
@@ -77,23 +77,24 @@ def read_tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
 
 
 def find_weights(path: pathlib.Path) -> pathlib.Path:
-    """The file of weights, or the index of several, that `read_tensors` reads.
+    """Return the file that `read_tensors` reads: weights, or the index of their shards.
 
     Raises:
-      BadInput: there is none, or there are several and none has a known name.
+      BadInput: there is none, or there are several without a known name.
     """
     if path.is_file():
         if path.suffix not in (".safetensors", *TORCH_SUFFIXES):
-            raise BadInput(f"{path}: found suffix {path.suffix!r}, {ACCEPTED}")
+            raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {ACCEPTED}")
         return path
     if not path.is_dir():
-        raise BadInput(f"{path}: found no such file or folder, {ACCEPTED}")
+        raise BadInput(f"{path}: no such file or folder; {ACCEPTED}")
     for name in PREFERRED:
         if (path / name).is_file():
             return path / name
     found = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", *TORCH_SUFFIXES))
     if len(found) != 1:
-        raise BadInput(f"{path}: found {[file.name for file in found] or 'no file'} of weights, {ACCEPTED}")
+        names = ", ".join(file.name for file in found) or "none"
+        raise BadInput(f"{path}: no unambiguous file of weights (found {names}); {ACCEPTED}")
     return found[0]
 
 
@@ -102,8 +103,8 @@ def _open(path: pathlib.Path) -> Any:
 
     try:
         return safetensors.safe_open(path, framework="np")
-    except Exception as error:  # safetensors' own error, OSError, and others for a broken header
-        raise BadInput(f"{path}: found no readable tensors ({_one_line(error)}), accepted is a whole file") from None
+    except Exception as error:  # safetensors raises several kinds for a broken header
+        raise BadInput(f"{path}: not a complete safetensors file ({_one_line(error)})") from None
 
 
 def _read_shards(index: pathlib.Path) -> TensorFiles:
@@ -111,21 +112,21 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         pairs = [(str(name), str(shard)) for name, shard in shards.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"{index}: found no index ({_one_line(error)}), accepted is a JSON with a weight_map") from None
+        raise BadInput(
+            f"{index}: not an index of weights ({_one_line(error)}); expected JSON with a weight_map"
+        ) from None
     opened: dict[str, Any] = {}
     for _, shard in pairs:
-        # By name, not by where a link leads: Hugging Face's cache is made of links.
+        # Compare names and do not follow links: Hugging Face's cache consists of links.
         if pathlib.PurePath(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):
-            raise BadInput(f"{index}: found file {shard!r}, accepted are names of .safetensors in the same folder")
+            raise BadInput(f"{index}: file {shard!r} is not a .safetensors file name in the same folder")
         if shard not in opened:
             opened[shard] = _open(index.with_name(shard))
     held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118
     strays = sorted(name for name, shard in pairs if held.get(name) != shard)
     strays += sorted(set(held) - {name for name, _ in pairs})
     if strays:
-        raise BadInput(
-            f"{index}: found no agreement with its files on {', '.join(strays)}, accepted is each tensor once"
-        )
+        raise BadInput(f"{index}: index and files disagree on {', '.join(strays)} (expected each tensor once)")
     return TensorFiles({name: index.with_name(shard) for name, shard in pairs})
 
 
@@ -134,26 +135,25 @@ def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError:
         raise BadInput(
-            f"{path}: found a file that only torch reads, and no torch; accepted are .safetensors (most models have "
-            'one beside it, or save_pretrained makes one), or this command after pip install "stepcot-jax[torch]"'
+            f"{path}: this file needs torch, which is not installed; use a .safetensors file (save_pretrained writes "
+            'one), or pip install "stepcot-jax[torch]"'
         ) from None
     try:
-        # weights_only: the full unpickler runs whatever code the file names.
+        # weights_only: the full unpickler would run code from the file.
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # torch's own words advise to let the file run its code
+    except pickle.UnpicklingError:  # torch's message advises to allow code
         raise BadInput(
-            f"{path}: found other things than tensors, which could run code; accepted is what torch.save makes of a "
-            "state_dict"
+            f"{path}: contains objects that could run code; expected a state_dict written by torch.save"
         ) from None
     except Exception as error:  # torch raises many kinds for a broken file
         raise BadInput(
-            f"{path}: found no readable tensors ({_one_line(error)}); accepted is what torch.save makes of a state_dict"
+            f"{path}: cannot be read ({_one_line(error)}); expected a state_dict written by torch.save"
         ) from None
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
     if not isinstance(found, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
-        raise BadInput(f"{path}: found a {type(found).__name__} of other things than tensors, accepted is a state_dict")
-    # NumPy has no bfloat16; float32 holds each of its numbers exactly.
+        raise BadInput(f"{path}: expected a state_dict of tensors; got a {type(found).__name__}")
+    # NumPy has no bfloat16; float32 represents it exactly.
     return {
         str(name): (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
         for name, tensor in found.items()
@@ -161,9 +161,9 @@ def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def weights_digest(tensors: Mapping[str, np.ndarray], names: Collection[str] | None = None) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names; of all tensors or of those named.
+    """Return the SHA-256 of names, dtypes, shapes and bytes, sorted by name, of all tensors or of `names`.
 
-    It is the same wherever the tensors were read from, whole or in shards, and another if any number changes.
+    It does not depend on how the tensors are divided into files.
 
     >>> weights_digest({"a": np.zeros(2)}) == weights_digest({"a": np.zeros((2, 1))})
     False

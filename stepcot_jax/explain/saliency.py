@@ -23,14 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from stepcot_jax.encoders.clip_vision import VisionTransformer
-from stepcot_jax.encoders.densenet import FrozenDenseNet
+from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.resnet import ResidualBlock
-from stepcot_jax.encoders.torchvision_resnet import FrozenBatchNorm, FrozenBlock
+from stepcot_jax.encoders.torchvision_networks import FrozenBatchNorm, FrozenBlock, FrozenDenseNet
 from stepcot_jax.explain.taps import Side, Taps, find_values, step_gradients
 from stepcot_jax.predict.reader import Reader, Reading, read_features
 from stepcot_jax.predict.trained_model import Trained
-from stepcot_jax.training.state import Networks, Params
+from stepcot_jax.systems.networks import Networks
+from stepcot_jax.training.state import Params
 
 PREDICTED = -1
 """As the answer to explain: the most probable one."""

@@ -14,7 +14,7 @@ from stepcot_jax.convert.torch_reference import flatten
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.trained_model import Trained
-from stepcot_jax.systems.gradients import read_as_teacher
+from stepcot_jax.systems.networks import read_as_teacher
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 PROMPTS = "prompts"

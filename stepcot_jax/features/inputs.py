@@ -17,9 +17,8 @@ from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.records.cases import Case
-from stepcot_jax.encoders import prompt_vectors
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
-from stepcot_jax.encoders.prompts import write_prompts
+from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.features import encode, fill, importing, transformers_encoder
 from stepcot_jax.features.protocol import FrozenImageEncoder, describe_image_store, describe_text_store
@@ -222,7 +221,7 @@ def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Termin
         return load_features(store, keys)
     texts = write_prompts(chain, prompts.template)
     if prompts.encoder == "hashed":
-        return prompt_vectors.encode_prompts(texts, prompts.width)
+        return hash_prompts(texts, prompts.width)
     encoder = load_text_encoder(
         prompts.weights, dtype=jnp.dtype(settings.image_encoder.dtype), max_tokens=prompts.max_tokens
     )

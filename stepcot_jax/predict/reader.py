@@ -14,8 +14,8 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.single_reading import join_heads, split_heads
 from stepcot_jax.predict.trained_model import Trained
-from stepcot_jax.systems.gradients import encode_images
-from stepcot_jax.training.state import Networks, Params
+from stepcot_jax.systems.networks import Networks, encode_images
+from stepcot_jax.training.state import Params
 
 NOT_GIVEN = -1
 """In `given_answers`: the step is answered by the network."""

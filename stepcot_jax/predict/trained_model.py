@@ -15,8 +15,8 @@ from stepcot_jax.features.protocol import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.stored_reading import StoredReading, read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings
-from stepcot_jax.systems.building import make_networks
-from stepcot_jax.training.state import Networks, Params, init_params
+from stepcot_jax.systems.networks import Networks, init_params, make_networks
+from stepcot_jax.training.state import Params
 from stepcot_jax.training.stored_params import read_best, restore_params
 
 if TYPE_CHECKING:

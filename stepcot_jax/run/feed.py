@@ -1,12 +1,13 @@
-"""What a process of a run reads of the data, and how it reaches the devices: batches to train on, splits to answer."""
+"""The batches of a run: which rows this process loads, and how they reach the devices."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-from stepcot_jax.data.batches import Batches, batches_per_epoch, evaluation_batches, iterate, training_batches
+from stepcot_jax.data.batches import Batches, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.evaluator import Predictions, collect
 from stepcot_jax.features.inputs import Inputs
@@ -15,24 +16,41 @@ from stepcot_jax.training.parallel import Devices
 
 
 class Feed:
-    """The batches of a run, of which every process reads its own rows.
+    """The batches of a run, of which every process loads its own rows.
 
     Args:
-      settings: batch sizes, seed, sampling, augmentation, and who reads.
-      inputs: the dataset and how a batch of it is made ready.
+      settings: batch sizes, seed, sampling, augmentation, threads and workers.
+      inputs: the dataset, how a batch of it is prepared, and the prompts.
       devices: where batches go.
     """
 
     def __init__(self, settings: Settings, inputs: Inputs, devices: Devices) -> None:
         self.settings, self.inputs, self.devices = settings, inputs, devices
 
+    @functools.cached_property
+    def shared(self) -> dict[str, jax.Array]:
+        """The prompts' vectors [step, width] on every device; empty without text."""
+        features = self.inputs.text_features
+        return {} if features is None else {"text_features": self.devices.put_whole(features)}
+
     @property
-    def batches_per_epoch(self) -> int:
-        """Batches, over all processes, until every training case could have been seen once."""
-        return batches_per_epoch(self.inputs.dataset, self.settings.training.batch_size)
+    def example(self) -> dict[str, jax.Array]:
+        """A batch of one row, for shapes."""
+        features = self.inputs.text_features
+        return self.inputs.example | ({} if features is None else {"text_features": features})
+
+    @property
+    def batch_shapes(self) -> dict[str, Any]:
+        """Shapes of a global training batch."""
+        num_cases = self.settings.training.batch_size
+        rows: dict[str, Any] = {
+            name: jax.ShapeDtypeStruct((num_cases, *array.shape[1:]), array.dtype)
+            for name, array in self.inputs.example.items()
+        }
+        return rows | self.shared
 
     def training_batches(self) -> ReadAhead:
-        """Endless; batch n is a function of the seed and n. To be closed."""
+        """Return endless batches; batch n is a function of the seed and n. To be closed."""
         batches = training_batches(
             self.inputs.dataset,
             batch_size=self.settings.training.batch_size,
@@ -45,11 +63,11 @@ class Feed:
         return self._iterate(batches)
 
     def put_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch that was read, as arrays of all devices."""
-        return self.devices.put_training_rows(self.inputs.prepare(batch))
+        """Put a batch on the devices, with the prompts, as a compiled update takes it."""
+        return self.devices.put_training_rows(self.inputs.prepare(batch) | self.shared)
 
     def answer(self, predict: Callable[[dict[str, Any]], Any], split: str) -> Predictions:
-        """What networks say of a split; every process reads its rows, and all of them know all answers.
+        """Return what networks answer for a split; every process loads its rows, and all get all answers.
 
         Args:
           predict: a batch on the devices -> name of a network -> logits [case, step, answer] of all processes' rows.
@@ -66,7 +84,7 @@ class Feed:
 
         def answered(read: ReadAhead) -> Iterator[dict[str, Any]]:
             for batch in read:
-                logits = predict(self.devices.put_rows(self.inputs.prepare(batch)))
+                logits = predict(self.devices.put_rows(self.inputs.prepare(batch) | self.shared))
                 facts = {name: batch[name] for name in ("labels", "present", "index")}
                 yield {**self.devices.gather_rows(facts), "logits": logits}
 
@@ -74,7 +92,7 @@ class Feed:
             return collect(lambda batch: batch["logits"], answered(read))
 
     def _iterate(self, batches: Batches) -> ReadAhead:
-        """Workers read what is decoded; features made ahead are only looked up, which threads do at once."""
+        """Load ahead: in workers what is decoded; features that are only looked up in threads."""
         data = self.settings.data
         num_workers = data.num_workers if self.inputs.dataset.features is None else 0
         return iterate(batches, num_threads=data.num_threads, num_workers=num_workers)

@@ -1,80 +1,109 @@
-"""Nested mappings into frozen dataclasses whose fields say what they accept; every refusal names the key in full."""
+"""Convert nested mappings to frozen dataclasses with msgspec; every error names the setting in full."""
 
 import dataclasses
 import difflib
-import math
+import re
+import sys
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
 
 from stepcot_jax.host.errors import BadInput
 
 Made = TypeVar("Made")
 
+_FINITE = sys.float_info.max
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Whole = Annotated[int, msgspec.Meta(ge=0)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]  # JAX and NumPy repeat their random numbers beyond
+Number = Annotated[float, msgspec.Meta(ge=-_FINITE, le=_FINITE)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_FINITE)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=_FINITE)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
-def number(*, least: float | None = None, above: float | None = None, most: float | None = None) -> Any:
-    """A field whose number, or each of whose numbers, has bounds."""
-    return dataclasses.field(metadata={"least": least, "above": above, "most": most})
-
-
-def share() -> Any:
-    """A field for a number from 0 to 1."""
-    return number(least=0, most=1)
-
-
-def seed() -> Any:
-    """A field for a random seed."""
-    return number(least=0, most=2**32 - 1)  # beyond, two seeds give the same random numbers
+RENAMED: dict[str, str] = {}
+"""Settings of earlier versions -> their present names, such as "config.loss.T": "config.loss.temperature"."""
 
 
 def make(cls: type[Made], found: Any, where: str) -> Made:
-    """An instance of a dataclass from a mapping, and of its dataclass fields from the mappings below.
+    """Make a dataclass, and the dataclasses in its fields, from nested mappings.
 
     Args:
-      cls: the dataclass; its fields are numbers, texts, booleans, Literals, tuples of these, or dataclasses.
+      cls: the dataclass. Its fields are numbers, strings, booleans, Literals, tuples of these, or dataclasses;
+        `msgspec.Meta` gives a number's range.
       found: a ConfigDict or any mapping.
-      where: the full name of what `found` stands for, such as "config.data".
+      where: the full name of `found`, such as "config".
 
     Raises:
-      BadInput: a key is unknown or missing, or a value has the wrong type or is out of range.
+      BadInput: a key is unknown, renamed or missing, or a value has the wrong type or is out of range.
     """
-    return _make(cls, found, where, cls)
+    plain = found.to_dict() if hasattr(found, "to_dict") else found
+    _check_keys(cls, plain, where, cls)
+    try:
+        return msgspec.convert(plain, cls)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, BadInput):  # from a dataclass's __post_init__
+            raise error.__cause__ from None
+        path = re.search(r" - at `\$\.?([\w.]*)", str(error))
+        names = path[1].split(".") if path else []
+        value = plain
+        for name in names:
+            value = value[name]
+        key = ".".join([where, *names])
+        raise BadInput(f"{key}: {value!r} is not {describe_key(cls, key)}") from None
 
 
 def describe_key(cls: type, key: str) -> str:
-    """What a key accepts, in words.
+    """Describe the values that a setting accepts.
 
     Args:
       cls: the dataclass of all settings.
-      key: its full name, such as "config.training.batch_size".
+      key: full name of the setting, such as "config.training.batch_size".
 
     Raises:
-      BadInput: there is no such key; the nearest is named.
+      BadInput: there is no such setting; the message names the nearest.
     """
     hint: Any = cls
-    metadata: Mapping[str, Any] = {}
     where, *names = key.split(".")
     for name in names:
-        fields = {field.name: field for field in dataclasses.fields(hint)} if dataclasses.is_dataclass(hint) else {}
-        if name not in fields:
-            raise _unknown(name, fields, where, cls)
-        hint, metadata, where = typing.get_type_hints(hint)[name], fields[name].metadata, f"{where}.{name}"
-    return _describe(hint, metadata)
+        hints = typing.get_type_hints(hint, include_extras=True) if dataclasses.is_dataclass(hint) else {}
+        if name not in hints:
+            raise _unknown(name, list(hints), where, cls)
+        hint, where = hints[name], f"{where}.{name}"
+    return _describe(hint)
 
 
-def _unknown(name: Any, accepted: Iterable[str], where: str, root: type) -> BadInput:
-    """The refusal of a key that is not among those accepted below `where`."""
-    accepted = list(accepted)
-    if not accepted:
-        return BadInput(f"{where}.{name}: found an unknown key, accepted is {where} alone; nearest: {where}")
-    elsewhere = [key for key in _all_keys(root, where.partition(".")[0]) if key.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(str(name), accepted, n=1, cutoff=0.6)
+def _check_keys(cls: Any, found: Any, where: str, root: type) -> None:
+    """Refuse groups that are no mappings and keys that are unknown or missing."""
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{where}: {found!r} is not a group of settings")
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name in found:
+        if name not in hints:
+            raise _unknown(name, list(hints), where, root)
+    for name, hint in hints.items():
+        if name not in found:
+            raise BadInput(f"{where}.{name} is required ({_describe(hint)})")
+        if dataclasses.is_dataclass(hint):
+            _check_keys(hint, found[name], f"{where}.{name}", root)
+
+
+def _unknown(name: Any, siblings: list[str], where: str, root: type) -> BadInput:
+    """The error for a key that is not one of `siblings`, the keys of the group `where`."""
+    key = f"{where}.{name}"
+    if key in RENAMED:
+        return BadInput(f"{key} was renamed to {RENAMED[key]}")
+    if not siblings:
+        return BadInput(f"{key} is not a setting; did you mean {where}?")
+    elsewhere = [each for each in _all_keys(root, where.partition(".")[0]) if each.rpartition(".")[2] == name]
+    near = difflib.get_close_matches(str(name), siblings, n=1, cutoff=0.6)
     if near or not elsewhere:
-        near = near or difflib.get_close_matches(str(name), accepted, n=1, cutoff=0.0)
+        near = near or difflib.get_close_matches(str(name), siblings, n=1, cutoff=0.0)
         elsewhere = [f"{where}.{near[0]}"]
-    return BadInput(
-        f"{where}.{name}: found an unknown key, accepted are {', '.join(accepted)}; nearest: {' or '.join(elsewhere)}"
-    )
+    return BadInput(f"{key} is not a setting; did you mean {' or '.join(elsewhere)}? ({where}: {', '.join(siblings)})")
 
 
 def _all_keys(cls: Any, where: str) -> Iterator[str]:
@@ -84,61 +113,21 @@ def _all_keys(cls: Any, where: str) -> Iterator[str]:
             yield from _all_keys(hint, f"{where}.{name}")
 
 
-def _make(cls: type, found: Any, where: str, root: type) -> Any:
-    if not isinstance(found, Mapping) and not hasattr(found, "items"):
-        raise BadInput(f"{where}: found {found!r}, accepted is a group of keys")
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for name in found:
-        if name not in fields:
-            raise _unknown(name, fields, where, root)
-    hints = typing.get_type_hints(cls)
-    values = {}
-    for name, field in fields.items():
-        if name not in found:
-            raise BadInput(f"{where}.{name}: found nothing, accepted is {_describe(hints[name], field.metadata)}")
-        if dataclasses.is_dataclass(hints[name]):
-            values[name] = _make(hints[name], found[name], f"{where}.{name}", root)
-        else:
-            values[name] = _check(found[name], hints[name], field.metadata, f"{where}.{name}")
-    return cls(**values)
-
-
-def _check(found: Any, hint: Any, bounds: Mapping[str, Any], where: str) -> Any:
-    """`found` as the hinted type, within its bounds."""
-    refused = BadInput(f"{where}: found {found!r}, accepted is {_describe(hint, bounds)}")
-    if typing.get_origin(hint) is tuple:
-        if isinstance(found, str | bytes) or not isinstance(found, tuple | list):
-            raise refused
-        item = typing.get_args(hint)[0]
-        try:
-            return tuple(_check(value, item, bounds, where) for value in found)
-        except BadInput:
-            raise refused from None
+def _describe(hint: Any) -> str:
+    """Describe the values of a type hint."""
     if typing.get_origin(hint) is Literal:
-        if found in typing.get_args(hint):
-            return found
-        raise refused
-    if hint is float and isinstance(found, int) and not isinstance(found, bool):
-        found = float(found)
-    if type(found) is not hint or (hint is float and not math.isfinite(found)):
-        raise refused
-    least, above, most = (bounds.get(name) for name in ("least", "above", "most"))
-    if (least is not None and not found >= least) or (above is not None and not found > above):
-        raise refused
-    if most is not None and not found <= most:
-        raise refused
-    return found
-
-
-def _describe(hint: Any, bounds: Mapping[str, Any]) -> str:
-    """What a field accepts, in words."""
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(repr(value) for value in typing.get_args(hint))
+        values = [repr(value) for value in typing.get_args(hint)]
+        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
     if dataclasses.is_dataclass(hint):
-        return "a group of keys"
+        return "a group of settings"
     if typing.get_origin(hint) is tuple:
-        return f"a tuple, each item {_describe(typing.get_args(hint)[0], bounds)}"
-    names = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
-    words = {"least": "at least", "above": "above", "most": "at most"}
-    limits = [f"{words[name]} {bounds[name]}" for name in words if bounds.get(name) is not None]
-    return " ".join([names[hint], " and ".join(limits)]).strip()
+        return f"a tuple, each item {_describe(typing.get_args(hint)[0])}"
+    kind, *metas = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a string"}[kind]
+    bounds = {name: getattr(metas[0], name) for name in ("ge", "gt", "le")} if metas else {}
+    limits = [
+        f"{symbol} {bounds[name]}"
+        for name, symbol in (("ge", ">="), ("gt", ">"), ("le", "<="))
+        if bounds.get(name) is not None and abs(bounds[name]) != _FINITE
+    ]
+    return " ".join([words, " and ".join(limits)]).strip()

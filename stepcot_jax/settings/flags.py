@@ -1,6 +1,6 @@
-"""The command line of `main`: a wrong flag, key or config file is one line and exit code 2, never a traceback."""
+"""Command-line flags of a run. A wrong flag, key or config file ends the program with one line and exit code 2."""
 
-import pathlib
+import contextlib
 import re
 import sys
 
@@ -8,60 +8,78 @@ from absl import flags
 from ml_collections import config_flags
 
 from stepcot_jax.host.errors import EXIT_BAD_INPUT, BadInput
+from stepcot_jax.settings.configs import configs_importable, find_config, load_config
 from stepcot_jax.settings.fields import describe_key
 from stepcot_jax.settings.run_settings import Settings
 
+_CONFIG_FLAGS = ("config", "target_config")
+
 
 def define_flags() -> None:
-    """The flags that say what a run is: `--config`, with a flag for each of its keys, and `--workdir`."""
-    config_flags.DEFINE_config_file("config", None, "Settings, for example configs/quickstart.py.")
+    """Define the flags of a run: `--config`, one flag for each of its keys, `--workdir` and the process flags."""
+    config_flags.DEFINE_config_file("config", None, "Name of a shipped config, such as quickstart, or path of a file.")
     flags.DEFINE_string("workdir", None, "Folder for checkpoints, logs and the report.")
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where the platform does not say it.")
-    flags.DEFINE_integer("num_processes", None, "How many processes there are; where the platform says it, a check.")
-    flags.DEFINE_integer("process_id", None, "Which of them this is, from 0, where the platform does not say it.")
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0; needed where the platform does not provide it.")
+    flags.DEFINE_integer("num_processes", None, "Number of processes; checked where the platform provides it.")
+    flags.DEFINE_integer("process_id", None, "Index of this process, from 0; needed where the platform has none.")
     flags.mark_flags_as_required(["config", "workdir"])
 
 
 def parse(arguments: list[str]) -> list[str]:
-    """Absl's flags from the command line; a wrong one is one line and exit code 2, and help exits with 0."""
+    """Parse the command line with absl and return the positional arguments, program name first.
+
+    A wrong flag prints one line and exits with 2; `--help` exits with 0.
+    """
+    accepted: dict[str, tuple[str, str]] = {}
     try:
-        keys = [
-            match for each in arguments[1:] if (match := re.match(r"--?(?:no)?(config\.[\w.]+)(?:=(.*))?", each, re.S))
-        ]
-        accepted = {match[1]: (match[2], describe_key(Settings, match[1])) for match in keys}
-        rest = flags.FLAGS(arguments)
-        _ = flags.FLAGS.config.items  # a config file that could not be read raises when it is first looked at
-        return rest
-    except SystemExit:  # --help and its kin, which absl ends with 1
+        for each in arguments[1:]:
+            if match := re.match(r"--?(?:no)?(config\.[\w.]+)(?:=(.*))?", each, re.S):
+                accepted[match[1]] = (match[2], describe_key(Settings, match[1]))
+        arguments = _resolve_configs(arguments)
+        paths = [find_config(path.split(":", 1)[0]) for _, path in _find_configs(arguments)]
+        with configs_importable(*paths) if paths else contextlib.nullcontext():
+            return flags.FLAGS(arguments)
+    except SystemExit:  # --help, which absl ends with 1
         sys.exit(0)
     except BadInput as error:
         message = str(error)
     except flags.IllegalFlagValueError as error:
         flag = re.match(r"flag --([\w.]+)=", str(error))
-        message = _explain(error, arguments) if flag and flag[1] == "config" else str(error)
+        message = str(error)
         if flag and flag[1] in accepted:
-            message = f"{flag[1]}: found {accepted[flag[1]][0]!r}, accepted is {accepted[flag[1]][1]}"
+            found, expected = accepted[flag[1]]
+            message = f"{flag[1]}: {found!r} is not {expected}"
+        elif "flag --config=None" in message:
+            message = "--config is required (a shipped config such as quickstart, or the path of a file)"
     except flags.Error as error:
         message = f"{error} (try --help)"
-    except Exception as error:
-        message = _explain(error, arguments)  # a config file is a program, which may raise anything
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(EXIT_BAD_INPUT)
 
 
-def _explain(error: BaseException, arguments: list[str]) -> str:
-    """What went wrong in a config file: its path, the first cause and, for an error in its code, the line."""
-    path = re.search(r"--?config[= ](\S+)", " ".join(arguments))
-    if path is None:
-        return "--config: found nothing, accepted is a config such as configs/quickstart.py"
-    name = path[1].partition(":")[0]
-    if not pathlib.Path(name).is_file():
-        return f"{name}: found no such file, accepted is a config such as configs/quickstart.py"
-    while error.__context__ is not None:  # ml_collections and absl wrap it, traceback and all
-        error = error.__context__
-    line, trace = getattr(error, "lineno", None), error.__traceback__
-    while trace is not None:
-        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename.endswith(name) else line
-        trace = trace.tb_next
-    where = name if line is None else f"{name}:{line}"
-    return f"{where}: found {type(error).__name__}: {error}; accepted is a config such as configs/quickstart.py"
+def _find_configs(arguments: list[str]) -> list[tuple[int, str]]:
+    """Positions and values of the arguments that name a config."""
+    found = []
+    for position, each in enumerate(arguments[1:], start=1):
+        flag, separator, value = each.lstrip("-").partition("=")
+        if each.startswith("-") and flag in _CONFIG_FLAGS:
+            if separator:
+                found.append((position, value))
+            elif position + 1 < len(arguments):
+                found.append((position + 1, arguments[position + 1]))
+    return found
+
+
+def _resolve_configs(arguments: list[str]) -> list[str]:
+    """Replace each config's name by its absolute path.
+
+    Raises:
+      BadInput: there is no such config, or it fails to load; ml_collections would wrap the error in its traceback.
+    """
+    resolved = list(arguments)
+    for position, value in _find_configs(arguments):
+        load_config(value)
+        name, *argument = value.split(":", 1)
+        flag = arguments[position].partition("=")[0] + "=" if arguments[position].startswith("-") else ""
+        resolved[position] = flag + ":".join([str(find_config(name)), *argument])
+    return resolved

@@ -1,9 +1,6 @@
-"""The settings of a run as frozen dataclasses, made from a ConfigDict; `configs/base.py` has the defaults.
+"""All settings of a run as frozen dataclasses; `configs/base.py` has the defaults and documents every key."""
 
-Every field says what it accepts. An unknown key, a missing one, a wrong type or a value out of range is refused
-with the key's full name, what was found, what is accepted and the nearest valid key.
-"""
-
+import copy
 import dataclasses
 import json
 import pathlib
@@ -11,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import write_whole
-from stepcot_jax.settings.fields import make, seed
+from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.settings.configs import load_config
+from stepcot_jax.settings.fields import RENAMED, Seed, describe_key, make
 from stepcot_jax.settings.sections import (
     BaselineSettings,
     DataSettings,
@@ -31,10 +29,10 @@ from stepcot_jax.settings.sections import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     job: Literal["teacher", "distill", "baseline"]
-    seed: int = seed()
+    seed: Seed
     resume: bool
     data: DataSettings
     phantom: PhantomSettings
@@ -50,36 +48,35 @@ class Settings:
     evaluation: EvaluationSettings
 
     def __post_init__(self) -> None:
-        encoder = self.image_encoder
+        encoder, augment = self.image_encoder, self.data.augment
         if self.job == "baseline" and not self.teacher.text:
             raise BadInput(
-                "config.teacher.text: found False with config.job='baseline', accepted is True with it: the baseline "
-                "tells the steps apart by their prompts"
+                "config.teacher.text: must be True with config.job='baseline'; got False (only prompts distinguish the "
+                "baseline's steps)"
             )
-        if self.data.augment != "none" and encoder.name == "imported":
+        if augment != "none" and encoder.name == "imported":
             raise BadInput(
-                f"config.data.augment: found {self.data.augment!r} with config.image_encoder.name='imported', accepted "
-                "is 'none' with it: features that were made elsewhere stay as they are"
+                f"config.data.augment: must be 'none' with config.image_encoder.name='imported'; got {augment!r}"
             )
-        if self.data.augment != "none" and encoder.is_frozen and self.features.store:
+        if augment != "none" and encoder.is_frozen and self.features.store:
             raise BadInput(
-                f"config.data.augment: found {self.data.augment!r} with config.features.store=True, accepted is "
-                "config.features.store=False with it: a stored feature is of the image as it is"
+                f"config.data.augment: must be 'none' with config.features.store=True; got {augment!r} (stored "
+                "features are of unaugmented images)"
             )
-        if self.prompts.encoder == "imported" and self.image_encoder.name != "imported":
+        if self.prompts.encoder == "imported" and encoder.name != "imported":
             raise BadInput(
-                f"config.prompts.encoder: found 'imported' with config.image_encoder.name={self.image_encoder.name!r}, "
-                "accepted is 'imported' for both: the prompts' features are in the images' file"
+                "config.prompts.encoder: 'imported' needs config.image_encoder.name='imported'; got "
+                f"{encoder.name!r} (prompt features are imported with image features)"
             )
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:
-    """Settings from a ConfigDict or any nested mapping.
+    """Return the settings of a ConfigDict or any nested mapping.
 
-    The batch size of the job "baseline" is `baseline.batch_size`, which takes the place of the general one.
+    With the job "baseline", `training.batch_size` becomes `baseline.batch_size`.
 
     Raises:
-      BadInput: a key is unknown or missing, or a value has the wrong type or is out of range.
+      BadInput: a key is unknown, renamed or missing, or a value has the wrong type or is out of range.
     """
     settings = make(Settings, config, "config")
     if settings.job == "baseline":
@@ -88,8 +85,33 @@ def make_settings(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def load_settings(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Settings:
+    """Load the settings of a config, with some of them changed.
+
+    Args:
+      config: name of a shipped config, path of a config file, or a nested mapping such as a ConfigDict.
+      **overrides: full names without "config." -> values.
+
+    Raises:
+      BadInput: there is no such config, it fails, or a setting is refused.
+
+    >>> load_settings("quickstart", **{"training.joint_epochs": 3}).training.joint_epochs
+    3
+    """
+    found: Any = load_config(str(config)) if isinstance(config, str | pathlib.Path) else config
+    found = found.to_dict() if hasattr(found, "to_dict") else copy.deepcopy(found)
+    for key, value in overrides.items():
+        describe_key(Settings, f"config.{key}")
+        *groups, name = key.split(".")
+        node = found
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[name] = value
+    return make_settings(found)
+
+
 def write_settings(path: pathlib.Path, settings: Settings) -> None:
-    """Write the resolved settings as JSON, whole or not at all."""
+    """Write the resolved settings as JSON, atomically."""
     write_whole(path, (json.dumps(dataclasses.asdict(settings), indent=2) + "\n").encode())
 
 
@@ -116,11 +138,11 @@ MAY_CHANGE = frozenset(
         "config.evaluation.decoding",
     }
 )
-"""Keys that a resumed run may set anew: none of them changes what a finished epoch has computed."""
+"""Settings that a resumed run may change: none affects the result of a finished epoch."""
 
 
 def changed_keys(before: Settings, after: Settings) -> list[str]:
-    """The full names of the keys that differ, but for those that may."""
+    """Return the full names of the settings that differ, except those in `MAY_CHANGE`."""
 
     def walk(one: Any, other: Any, where: str) -> list[str]:
         if isinstance(one, dict):
@@ -131,16 +153,26 @@ def changed_keys(before: Settings, after: Settings) -> list[str]:
 
 
 def read_settings(path: pathlib.Path) -> Settings:
-    """The settings that `write_settings` wrote.
+    """Read the settings that `write_settings` wrote, also under names of earlier versions.
 
     Raises:
-      BadInput: the file is missing, is not JSON, or its settings are refused.
+      BadInput: the file is missing or is not JSON, or its settings are refused.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: found no settings ({error}), accepted is what a run wrote there") from None
+    found = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
+    for old, new in RENAMED.items():
+        _move(found, old.split(".")[1:], new.split(".")[1:])
     try:
         return make_settings(found)
     except BadInput as error:
-        raise BadInput(f"{path}: {error} (it may be of another version; a new workdir starts anew)") from None
+        raise BadInput(f"{path}: {error} (written by another version? start in a new workdir)") from None
+
+
+def _move(tree: dict[str, Any], old: list[str], new: list[str]) -> None:
+    source: Any = tree
+    for name in old[:-1]:
+        source = source.get(name, {})
+    if old[-1] in source:
+        target = tree
+        for name in new[:-1]:
+            target = target.setdefault(name, {})
+        target[new[-1]] = source.pop(old[-1])

@@ -1,18 +1,20 @@
-"""The sections of the settings, a frozen dataclass each; `configs/base.py` says what each key is and in which unit.
+"""The sections of the settings, one frozen dataclass each; `configs/base.py` documents every key with its unit.
 
-Every field says what it accepts, and every section refuses what does not go together in it.
+Types give the accepted values; `__post_init__` refuses settings of one section that contradict each other.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.fields import number, seed, share
+from stepcot_jax.settings.fields import Count, NotNegative, Number, Positive, PositiveShare, Seed, Share, Whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Where cases come from and what happens to bad ones."""
+    """The source of the cases, how they are read and split, and what a bad record does."""
 
     source: Literal["phantom", "folder", "tfds"]
     root: str
@@ -22,13 +24,13 @@ class DataSettings:
     step_names: tuple[str, ...]
     on_bad_record: Literal["stop", "skip"]
     check_images: Literal["ahead", "on_use"]
-    split_fractions: tuple[float, ...] = number(above=0, most=1)
-    split_seed: int = seed()
-    near_duplicate_radius: int = number(least=0, most=16)
-    max_megapixels: float = number(above=0)
-    cache_megabytes: float = number(least=0)
-    num_threads: int = number(least=1)
-    num_workers: int = number(least=0)
+    split_fractions: tuple[PositiveShare, ...]
+    split_seed: Seed
+    near_duplicate_radius: Annotated[int, msgspec.Meta(ge=0, le=16)]
+    max_megapixels: Positive
+    cache_megabytes: NotNegative
+    num_threads: Count
+    num_workers: Whole
     origins: tuple[str, ...]
     sampling: Literal["uniform", "inverse_frequency"]
     augment: Literal["none", "light"]
@@ -36,104 +38,96 @@ class DataSettings:
     def __post_init__(self) -> None:
         names = [" ".join(name.split()) for name in self.step_names]
         if not names or "" in names or len(set(names)) < len(names):
-            raise BadInput(
-                f"config.data.step_names: found {self.step_names}, accepted are names that differ and are not empty"
-            )
+            raise BadInput(f"config.data.step_names: {self.step_names} is not a list of distinct, non-empty names")
         if self.source != "phantom" and not self.root:
-            raise BadInput(
-                f"config.data.root: found nothing, accepted is a folder with config.data.source={self.source!r}"
-            )
+            raise BadInput(f"config.data.root is required with config.data.source={self.source!r} (a folder)")
         if self.check_images == "on_use" and self.on_bad_record == "skip":
             raise BadInput(
-                "config.data.check_images: found 'on_use' with config.data.on_bad_record='skip', accepted is 'ahead' "
-                "with it, or 'stop': an image that turns out bad in the middle of a run cannot be left out of it"
+                "config.data.check_images: 'on_use' needs config.data.on_bad_record='stop'; got 'skip' (a bad image "
+                "found during training cannot be left out)"
             )
         if len(self.split_fractions) != 3 or abs(sum(self.split_fractions) - 1) > 1e-6:
-            raise BadInput(
-                f"config.data.split_fractions: found {self.split_fractions}, accepted are three shares that add up to 1"
-            )
+            raise BadInput(f"config.data.split_fractions: {self.split_fractions} is not three shares that add up to 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhantomSettings:
-    """The phantom that is drawn when no folder is given."""
+    """The synthetic chest radiographs of `config.data.source='phantom'`."""
 
-    num_cases: int = number(least=30)
-    image_size: int = number(least=32, most=2048)
+    num_cases: Annotated[int, msgspec.Meta(ge=30)]
+    image_size: Annotated[int, msgspec.Meta(ge=32, le=2048)]
     prevalence: Literal["published", "flat"]
-    seed: int = seed()
+    seed: Seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageEncoderSettings:
-    """What turns images into features, and how it wants them."""
+    """The image encoder and its preprocessing."""
 
     name: Literal["resnet_small", "resnet18", "pretrained", "imported"]
     weights: str
     dtype: Literal["float32", "bfloat16"]
-    image_size: int = number(least=32, most=1024)
+    image_size: Annotated[int, msgspec.Meta(ge=32, le=1024)]
     fit: Literal["crop", "pad", "stretch"]
-    mean: tuple[float, ...]
-    std: tuple[float, ...] = number(above=0)
+    mean: tuple[Number, ...]
+    std: tuple[Positive, ...]
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             if len(getattr(self, name)) != 3:
-                raise BadInput(f"config.image_encoder.{name}: found {getattr(self, name)}, accepted are 3 numbers")
+                raise BadInput(f"config.image_encoder.{name}: {getattr(self, name)} is not 3 numbers")
         if self.is_frozen != bool(self.weights):
-            accepted = "a folder, a file or a Hugging Face id" if self.is_frozen else "nothing"
-            raise BadInput(
-                f"config.image_encoder.weights: found {self.weights!r}, accepted is {accepted} when "
-                f"config.image_encoder.name={self.name!r}"
-            )
+            raise _weights_error("image_encoder.weights", self.weights, f"image_encoder.name={self.name!r}")
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the features are made once, by weights that training does not change."""
+        """Whether features are computed once, with weights that training does not change."""
         return self.name in ("pretrained", "imported")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptSettings:
-    """The text that the teacher reads at each step, and what turns it into vectors."""
+    """The prompt of each step and its text encoder."""
 
     template: str
     encoder: Literal["hashed", "pretrained", "imported"]
     weights: str
     pooling: Literal["cls", "mean"]
-    max_tokens: int = number(least=8, most=512)
-    width: int = number(least=1)
+    max_tokens: Annotated[int, msgspec.Meta(ge=8, le=512)]
+    width: Count
 
     def __post_init__(self) -> None:
         if (self.encoder == "pretrained") != bool(self.weights):
-            accepted = "a folder or a Hugging Face id" if self.encoder == "pretrained" else "nothing"
-            raise BadInput(
-                f"config.prompts.weights: found {self.weights!r}, accepted is {accepted} when "
-                f"config.prompts.encoder={self.encoder!r}"
-            )
+            raise _weights_error("prompts.weights", self.weights, f"prompts.encoder={self.encoder!r}")
+
+
+def _weights_error(key: str, weights: str, condition: str) -> BadInput:
+    if weights:
+        return BadInput(f"config.{key}: {weights!r} is not used with config.{condition}; leave it empty")
+    return BadInput(f"config.{key} is required with config.{condition} (a folder, a file or a Hugging Face id)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """Where the features of frozen encoders are kept."""
+    """The feature store of frozen encoders."""
 
     store: bool
     folder: str
     patches: Literal["none", "float16", "float32"]
-    batch_size: int = number(least=1)
+    batch_size: Count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TeacherSettings:
-    """The graph-attention teacher."""
+    """The graph-attention teacher network."""
 
-    width: int = number(least=1)
-    num_layers: int = number(least=1)
-    num_heads: int = number(least=1)
-    negative_slope: float = number(least=0)
-    attention_dropout: float = share()
-    context_dropout: float = share()
-    head_dropout: float = share()
+    width: Count
+    num_layers: Count
+    num_heads: Count
+    negative_slope: NotNegative
+    attention_dropout: Share
+    context_dropout: Share
+    head_dropout: Share
     memory: bool
     write_back: bool
     text: bool
@@ -141,40 +135,39 @@ class TeacherSettings:
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
             raise BadInput(
-                f"config.teacher.num_heads: found {self.num_heads}, accepted are divisors of "
-                f"config.teacher.width ({self.width})"
+                f"config.teacher.num_heads: {self.num_heads} is not a divisor of config.teacher.width ({self.width})"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudentSettings:
-    """The chain student."""
+    """The chain student network."""
 
-    width: int = number(least=1)
-    dropout: float = share()
+    width: Count
+    dropout: Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BaselineSettings:
-    """The two-layer perceptron on pooled embeddings, and how it is trained."""
+    """The two-layer perceptron on pooled embeddings and its optimizer."""
 
-    hidden: int = number(least=1)
+    hidden: Count
     steps: Literal["all", "last"]
-    batch_size: int = number(least=1)
-    epochs: int = number(least=1)
-    learning_rate: float = number(above=0)
-    weight_decay: float = number(least=0)
+    batch_size: Count
+    epochs: Count
+    learning_rate: Positive
+    weight_decay: NotNegative
     schedule: Literal["cosine", "constant"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """What is minimised."""
+    """The loss and its weights."""
 
-    temperature: float = number(above=0)
-    soft_label_scale: float = number(least=0)
-    channel_alignment_scale: float = number(least=0)
-    projection_width: int = number(least=1)
+    temperature: Positive
+    soft_label_scale: NotNegative
+    channel_alignment_scale: NotNegative
+    projection_width: Count
     normaliser: Literal["cka", "trace"]
     alignment_gradient: Literal["features", "projection"]
     train_teacher_projection: bool
@@ -184,41 +177,41 @@ class LossSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How it is minimised."""
+    """Epochs, optimizer and checkpoints."""
 
-    batch_size: int = number(least=1)
-    teacher_epochs: int = number(least=0)
-    teacher_job_epochs: int = number(least=1)
-    joint_epochs: int = number(least=0)
-    teacher_learning_rate: float = number(above=0)
-    student_learning_rate: float = number(above=0)
-    weight_decay: float = number(least=0)
-    adam_epsilon: float = number(above=0)
-    clip_norm: float = number(above=0)
-    plateau_patience: int = number(least=1)
-    plateau_factor: float = number(above=0, most=1)
-    plateau_stop: int = number(least=1)
-    log_every: int = number(least=1)
-    checkpoint_minutes: float = number(above=0)
+    batch_size: Count
+    teacher_epochs: Whole
+    teacher_job_epochs: Count
+    joint_epochs: Whole
+    teacher_learning_rate: Positive
+    student_learning_rate: Positive
+    weight_decay: NotNegative
+    adam_epsilon: Positive
+    clip_norm: Positive
+    plateau_patience: Count
+    plateau_factor: PositiveShare
+    plateau_stop: Count
+    log_every: Count
+    checkpoint_minutes: Positive
     compute_dtype: Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
-    """How a training step is spread over devices and memory; it changes results by no more than rounding."""
+    """How one update uses devices and memory; results change by rounding at most."""
 
     transform: Literal["pmap", "shard_map"]
-    num_devices: int = number(least=0)
-    num_passes: int = number(least=1)
+    num_devices: Whole
+    num_passes: Count
     remat: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """How it is measured, and which weights are kept."""
+    """Evaluation, and the choice of the best weights."""
 
-    batch_size: int = number(least=1)
+    batch_size: Count
     best: Literal["each", "mean"]
-    num_resamples: int = number(least=0)
-    coverage: float = number(above=0, most=0.999)
+    num_resamples: Whole
+    coverage: Annotated[float, msgspec.Meta(gt=0, le=0.999)]
     decoding: Literal["independent", "consistent"]

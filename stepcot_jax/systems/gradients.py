@@ -1,23 +1,80 @@
 """Losses and gradients of teacher and student for a batch (paper: Appendix D.4 to D.6).
 
-Every function here is one device's; `training.global_batch` says how the devices' shares come together.
+Every function is one device's; `training.global_batch` reduces over the devices.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from stepcot_jax.chain import Chain
 from stepcot_jax.losses.channel_alignment import Normaliser
-from stepcot_jax.losses.objective import GradientOf, LinearMap, LossParts, student_objective, teacher_objective
+from stepcot_jax.losses.objective import (
+    GradientOf,
+    LinearMap,
+    LossParts,
+    batch_totals,
+    student_objective,
+    teacher_objective,
+)
 from stepcot_jax.models.teacher import TeacherReading
+from stepcot_jax.systems.networks import Batch, Networks, encode_images, read_as_teacher
 from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
-from stepcot_jax.training.state import Networks, Params
+from stepcot_jax.training.state import Params
 
-Batch = dict[str, Array]
+
+class Metrics(flax.struct.PyTreeNode):
+    """What an update reports; it stays on the device until the loop asks for it.
+
+    Attributes:
+      losses: loss parts of each network that the update trains, before its update.
+      gradient_norms: global norm before clipping, by network.
+    """
+
+    losses: dict[str, LossParts]
+    gradient_norms: dict[str, Array]
+
+
+def named_numbers(metrics: Metrics, chain: Chain, networks: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of an update by name, such as "student/soft_label/Diagnosis"; parts come before totals.
+
+    Args:
+      metrics: of the update, on the host.
+      chain: names the steps.
+      networks: their order; those that the update did not train are left out.
+    """
+    numbers: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    for network in networks:
+        if network not in metrics.losses:
+            continue
+        parts = metrics.losses[network]
+        for part in ("hard_label", "soft_label", "channel_alignment", "alignment_weight"):
+            values = getattr(parts, part)
+            if values is not None:
+                for step, value in zip(chain.steps, np.asarray(values), strict=True):
+                    numbers[f"{network}/{part}/{step.name}"] = float(value)
+                totals[f"{network}/{part}"] = float(np.sum(values))
+        totals[f"{network}/total"] = float(parts.total)
+    norms = {f"{network}/gradient_norm": float(norm) for network, norm in metrics.gradient_norms.items()}
+    return {**numbers, **totals, **norms}
+
+
+def describe_losses(numbers: dict[str, float], networks: Sequence[str]) -> str:
+    """Return the loss parts of each network in a few words, for the progress bar."""
+    short = {"hard_label": "CE", "soft_label": "KD", "channel_alignment": "CH"}
+    words = []
+    for network in networks:
+        parts = [f"{short[p]} {numbers[f'{network}/{p}']:.3f}" for p in short if f"{network}/{p}" in numbers]
+        if parts:
+            words.append(f"{network} {' '.join(parts)}")
+    return ", ".join(words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +113,6 @@ def student_part(params: Params, *, train_teacher_projection: bool) -> Params:
     return {name: params[name] for name in names}
 
 
-def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
-    """Image features [case, width] of a batch that carries images, or features made before."""
-    if networks.image_encoder is None:
-        return batch["image_features"]
-    encode = networks.image_encoder.apply
-    if networks.remat:
-        encode = jax.checkpoint(encode)
-    return encode({"params": params["image_encoder"]}, batch["images"]).astype(jnp.float32)
-
-
 def teacher_gradients(
     networks: Networks,
     objective: Objective,
@@ -90,7 +137,7 @@ def teacher_gradients(
     Returns:
       Loss parts and gradients of the whole batch, and between them the image features of the rows at hand.
     """
-    totals = whole.totals(batch["labels"], objective.answer_weights)
+    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights))
 
     def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
         features = encode_images(networks, trained, rows)
@@ -166,7 +213,7 @@ def student_gradients(
     Returns:
       Loss parts and gradients of the whole batch.
     """
-    totals = whole.totals(batch["labels"], objective.answer_weights)
+    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights))
     first_case = whole.first_case(len(batch["labels"]))
 
     def loss(trained: Params) -> tuple[Array, LossParts]:
@@ -200,23 +247,3 @@ def student_gradients(
     trained = student_part(params, train_teacher_projection=objective.train_teacher_projection)
     gradients, parts = jax.grad(loss, has_aux=True)(trained)
     return whole.add_up((parts, gradients))
-
-
-def read_as_teacher(
-    networks: Networks,
-    teacher_params: Params,
-    image_features: Array,
-    text_features: Array | None,
-    *,
-    key: Array | None,
-    first_case: Any = 0,
-) -> TeacherReading:
-    """The teacher's reading of image features; dropout is on where a `key` is given."""
-    return networks.teacher.apply(
-        {"params": teacher_params},
-        image_features=image_features,
-        text_features=text_features,
-        deterministic=key is None,
-        rngs=None if key is None else {"dropout": key},
-        first_case=first_case,
-    )

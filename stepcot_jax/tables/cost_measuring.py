@@ -98,8 +98,7 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     import jax
 
     from stepcot_jax.features.inputs import load_frozen_encoder
-    from stepcot_jax.systems.building import make_predict
-    from stepcot_jax.systems.gradients import encode_images
+    from stepcot_jax.systems.networks import encode_images, make_predict
     from stepcot_jax.tables.cell_networks import load_weights
     from stepcot_jax.training.state import count_parameters
 

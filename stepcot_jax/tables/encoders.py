@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.encoders.weight_sources import has_text_encoder, resolve
+from stepcot_jax.encoders.checkpoint_files import has_text_encoder, resolve
 from stepcot_jax.features.spec import DESCRIPTION_FILE
 from stepcot_jax.features.transformers_encoder import PREFIX
 from stepcot_jax.host.errors import BadInput
@@ -135,7 +135,7 @@ def make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> Non
     from stepcot_jax.features.importing import import_features
     from stepcot_jax.features.inputs import trained_preprocessing
     from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.systems.gradients import encode_images
+    from stepcot_jax.systems.networks import encode_images
     from stepcot_jax.tables.cell_networks import load_weights
 
     trained = load_weights(cells.folder(main), ("teacher",))

@@ -156,7 +156,7 @@ def _join(first: SplitPredictions, second: SplitPredictions) -> SplitPredictions
 def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, LeftOut]]:
     """What a cell's networks say of the cases of each target, and what of these is left out."""
     from stepcot_jax.features.inputs import load_inputs
-    from stepcot_jax.systems.building import make_predict
+    from stepcot_jax.systems.networks import make_predict
     from stepcot_jax.tables.cell_networks import load_weights, read_cases
 
     folder, found = plan.cells.folder(cell), {}

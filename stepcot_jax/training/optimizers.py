@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float
 
@@ -104,6 +105,7 @@ class Plateau:
 
     def after_epoch(self, score: float) -> "Plateau":
         """The schedule's state after an epoch with this validation score; higher is better."""
+        score = float(np.float32(score))  # as a checkpoint keeps it
         if score > self.best:
             return dataclasses.replace(self, best=score, waited=0)
         return dataclasses.replace(self, waited=self.waited + 1)
@@ -118,6 +120,15 @@ class Plateau:
         """Whether training ends here."""
         return self.waited >= self.stop_after
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to keep."""
-        return {"best": self.best, "waited": self.waited}
+    def to_arrays(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside the optimizers' states."""
+        return {"best": np.float32(self.best), "waited": np.int32(self.waited)}
+
+    def start(self) -> dict[str, Array]:
+        """Return `to_arrays` before the first epoch, as arrays that a compiled function may return."""
+        return jax.tree.map(jnp.asarray, self.to_arrays())
+
+    def restore(self, arrays: Any) -> "Plateau":
+        """Return the schedule as `to_arrays` left it."""
+        found = jax.device_get(arrays)
+        return dataclasses.replace(self, best=float(found["best"]), waited=int(found["waited"]))

@@ -1,8 +1,8 @@
-"""Devices: how a step function that is written for one of them runs on all, and how arrays get there.
+"""Devices of a run: how an update written for one of them runs on all, and how arrays get there.
 
 The state lies whole on every device, and each device has its rows of the batch. `jax.pmap` and `jax.jit` of
-`jax.shard_map` run the same per-device function; on one device it is `jax.jit` alone. All three take and give the state
-as the same replicated arrays, so that checkpoints know nothing of devices.
+`jax.shard_map` run the same per-device function; on one device it is `jax.jit` alone. All three take and return the
+state as the same replicated arrays, so that checkpoints do not depend on the devices.
 """
 
 from collections.abc import Callable
@@ -17,33 +17,41 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.global_batch import AXIS, GlobalBatch
 
 Transform = Literal["pmap", "shard_map"]
-MakeStep = Callable[[GlobalBatch], Callable[..., Any]]
 
 
 class Devices:
     """The devices of a run, of all its processes.
 
     Args:
-      transform: what runs the step on several devices, "pmap" or "shard_map".
-      num_devices: how many of the devices to use; 0 for all. Several processes use all.
+      transform: what runs the update on several devices, "pmap" or "shard_map".
+      num_devices: devices to use; 0 for all. Several processes use all.
       num_passes: see `GlobalBatch`.
+      shared: names of the batch entries that all cases share; they are replicated, not divided.
 
     Raises:
-      BadInput: there are not as many devices.
+      BadInput: there are fewer devices.
     """
 
-    def __init__(self, *, transform: Transform = "pmap", num_devices: int = 0, num_passes: int = 1) -> None:
-        # In the order of the processes, so that the rows of a batch are in the order in which they are read.
+    def __init__(
+        self,
+        *,
+        transform: Transform = "pmap",
+        num_devices: int = 0,
+        num_passes: int = 1,
+        shared: frozenset[str] = frozenset(),
+    ) -> None:
+        # In the order of the processes, so that the rows of a batch are in the order in which they are loaded.
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         several = jax.process_count() > 1
         if num_devices > len(devices) or (several and num_devices not in (0, len(devices))):
-            raise BadInput(
-                f"config.parallel.num_devices: found {num_devices}, accepted are 0 (all)"
-                + (f" and {len(devices)}: there are {jax.process_count()} processes" if several else "")
-                + ("" if several else f" to {len(devices)}, the devices of this machine")
+            expected = (
+                f"0 (all) or {len(devices)}, as there are {jax.process_count()} processes"
+                if several
+                else f"0 (all) to {len(devices)}, the devices of this machine"
             )
+            raise BadInput(f"config.parallel.num_devices: {num_devices} is not {expected}")
         self.devices = devices[: num_devices or len(devices)]
-        self.transform, self.num_passes = transform, num_passes
+        self.transform, self.num_passes, self.shared = transform, num_passes, shared
         self.num_devices = len(self.devices)
         # Auto axes: `jax.make_mesh` would make explicit ones, whose arrays carry their sharding in their types.
         self.mesh = jax.make_mesh(
@@ -52,14 +60,14 @@ class Devices:
 
     @property
     def whole(self) -> jax.sharding.Sharding:
-        """Where an array lies that every device has whole."""
+        """The sharding of an array that every device holds whole."""
         if self.num_devices == 1:
             return jax.sharding.SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def by_row(self) -> jax.sharding.Sharding:
-        """Where an array lies whose rows are divided among the devices."""
+        """The sharding of an array whose rows are divided among the devices."""
         if self.num_devices == 1:
             return self.whole
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
@@ -73,12 +81,12 @@ class Devices:
         parts = self.num_devices * self.num_passes
         if batch_size % parts:
             raise BadInput(
-                f"config.training.batch_size: found {batch_size} for {self.num_devices} devices and "
-                f"{self.num_passes} passes, accepted are multiples of {parts} (or another config.parallel.num_devices)"
+                f"config.training.batch_size: {batch_size} is not a multiple of {parts} ({self.num_devices} devices "
+                f"x {self.num_passes} passes); config.parallel.num_devices changes the devices"
             )
 
     def put_whole(self, tree: Any) -> Any:
-        """A tree of host arrays, or of arrays of one device, on every device; all processes give the same."""
+        """Put host arrays, or arrays of one device, whole on every device; all processes pass the same."""
         if jax.process_count() == 1:
             return jax.device_put(tree, self.whole)
         return jax.tree.map(self._put_from_each_process, tree)
@@ -87,80 +95,97 @@ class Devices:
         return jax.make_array_from_process_local_data(self.whole, np.asarray(leaf), leaf.shape)
 
     def put_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
-        """This process's rows of a batch, as arrays of all rows that lie on the devices."""
+        """Put this process's rows of a batch on the devices, as arrays of all rows; shared entries are there."""
+        rows, shared = self._divide(batch)
         if jax.process_count() == 1:
-            return jax.device_put(batch, self.by_row)
-        return {
-            name: jax.make_array_from_process_local_data(self.by_row, np.asarray(rows)) for name, rows in batch.items()
-        }
+            return jax.device_put(rows, self.by_row) | shared
+        put = jax.make_array_from_process_local_data
+        return {name: put(self.by_row, np.asarray(array)) for name, array in rows.items()} | shared
 
     def put_training_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
-        """As `put_rows`, in the form that the compiled training step takes."""
+        """As `put_rows`, in the form that a compiled update takes."""
         if not self._is_pmapped:
             return self.put_rows(batch)
+        rows, shared = self._divide(batch)
         num_local = self.num_devices // jax.process_count()
-        folded = {name: _fold_rows(np.asarray(rows), num_local) for name, rows in batch.items()}
+        folded = {name: _fold_rows(np.asarray(array), num_local) for name, array in rows.items()}
         # Of several processes each gives `pmap` its own rows alone.
         local = [device for device in self.devices if device.process_index == jax.process_index()]
         mesh = jax.sharding.Mesh(np.array(local), (AXIS,))
-        return jax.device_put(folded, NamedSharding(mesh, PartitionSpec(AXIS)))
+        return jax.device_put(folded, NamedSharding(mesh, PartitionSpec(AXIS))) | shared
 
-    def compile_step(self, make_step: MakeStep, *, state: Any, batch: dict[str, Any], text_features: Any) -> Any:
-        """The training step (state, batch, text features) -> (state, metrics), compiled; the state is donated.
+    def _divide(self, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        rows = {name: array for name, array in batch.items() if name not in self.shared}
+        return rows, {name: array for name, array in batch.items() if name in self.shared}
+
+    def compile_update(self, update: Callable[..., Any], *, state: Any, batch: dict[str, Any]) -> Callable[..., Any]:
+        """Compile an update to (state, batch) -> (state, metrics); the state is donated.
 
         Args:
-          make_step: from the batch that a device sees a part of to the device's function.
-          state: the state or its shapes and places.
-          batch: shapes of a whole batch.
-          text_features: as given to the step; None without text.
+          update: one device's function (state, batch, `GlobalBatch`) -> (state, metrics).
+          state: the state, or its shapes and places.
+          batch: shapes of a global batch, or a batch as `put_training_rows` returns it.
         """
-        step = make_step(GlobalBatch(None if self.num_devices == 1 else AXIS, self.num_passes))
+        whole = GlobalBatch(None if self.num_devices == 1 else AXIS, self.num_passes)
+
+        def run_on_device(state: Any, batch: dict[str, Any]) -> Any:
+            return update(state, batch, whole)
+
+        shapes = {name: self._shape(array, shared=name in self.shared) for name, array in batch.items()}
         if self._is_pmapped:
-            batch = {name: self._shape(rows, fold=True) for name, rows in batch.items()}
-            # in_axes None: the state is whole on every device, before the step and after it.
-            run = jax.pmap(step, AXIS, in_axes=(None, 0, None), out_axes=None, devices=self.devices, donate_argnums=0)
+            # None: the state is whole on every device, before the update and after it.
+            axes = {name: None if name in self.shared else 0 for name in batch}
+            pmapped = jax.pmap(
+                run_on_device, AXIS, in_axes=(None, axes), out_axes=None, devices=self.devices, donate_argnums=0
+            )
             if jax.process_count() > 1:
-                return self._whole_after(run)  # compiled at its first call: `lower` wants arrays there
-            return run.lower(state, batch, text_features).compile()
-        batch = {name: self._shape(rows, fold=False) for name, rows in batch.items()}
+                return self._whole_after(pmapped)  # compiled at its first call: `lower` wants arrays there
+            return pmapped.lower(state, shapes).compile()
+        run = run_on_device
         if self.num_devices > 1:
+            specs = {name: PartitionSpec() if name in self.shared else PartitionSpec(AXIS) for name in batch}
             # check_vma would divide what `psum` has added up by the number of devices once more.
-            whole = PartitionSpec()
-            step = jax.shard_map(
-                step,
+            run = jax.shard_map(
+                run,
                 mesh=self.mesh,
-                in_specs=(whole, PartitionSpec(AXIS), whole),
-                out_specs=whole,
+                in_specs=(PartitionSpec(), specs),
+                out_specs=PartitionSpec(),
                 check_vma=False,
             )
-        return jax.jit(step, donate_argnums=0).lower(state, batch, text_features).compile()
+        return jax.jit(run, donate_argnums=0).lower(state, shapes).compile()
 
-    def _whole_after(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """A pmapped step of several processes, made to give its state as arrays of all devices, as a jitted one does.
+    def _whole_after(self, pmapped: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a pmapped update of several processes return its state as arrays of all devices, as a jitted one does.
 
-        By itself it gives arrays of this process's devices alone.
+        By itself it returns arrays of this process's devices alone.
         """
 
         def to_whole(leaf: jax.Array) -> jax.Array:
             shards = [shard.data for shard in leaf.addressable_shards]
             return jax.make_array_from_single_device_arrays(leaf.shape, self.whole, shards)
 
-        def step(state: Any, batch: dict[str, jax.Array], text_features: Any) -> tuple[Any, Any]:
-            state, metrics = run(state, batch, text_features)
+        def update(state: Any, batch: dict[str, jax.Array]) -> tuple[Any, Any]:
+            state, metrics = pmapped(state, batch)
             return jax.tree.map(to_whole, state), metrics
 
-        return step
+        return update
 
     @property
     def _is_pmapped(self) -> bool:
         return self.num_devices > 1 and self.transform == "pmap"
 
-    def _shape(self, rows: Any, *, fold: bool) -> jax.ShapeDtypeStruct:
-        shape = (self.num_devices, int(rows.shape[0]) // self.num_devices, *rows.shape[1:]) if fold else rows.shape
-        return jax.ShapeDtypeStruct(shape, rows.dtype, sharding=self.by_row)
+    def _shape(self, array: Any, *, shared: bool) -> Any:
+        if isinstance(array, jax.Array):
+            return array
+        if shared:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=self.whole)
+        shape = array.shape
+        if self._is_pmapped:
+            shape = (self.num_devices, int(shape[0]) // self.num_devices, *shape[1:])
+        return jax.ShapeDtypeStruct(shape, array.dtype, sharding=self.by_row)
 
     def gather_rows(self, rows: Any) -> Any:
-        """Host arrays of this process's rows -> of all processes' rows, in order."""
+        """Return the rows of all processes, in order, as host arrays."""
         return rows if jax.process_count() == 1 else multihost_utils.process_allgather(rows, tiled=True)
 
 

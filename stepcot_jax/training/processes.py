@@ -1,18 +1,22 @@
-"""Several processes in one run: joining, and agreeing on what one of them knows."""
+"""Processes and signals: joining a run of several processes, agreeing among them, and preemption."""
 
+import contextlib
 import itertools
 import os
 import pathlib
 import secrets
+import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.errors import BadInput, Preempted
 
 JOIN_SECONDS = 300
 """How long a process waits for the others at the start."""
@@ -158,3 +162,44 @@ def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
             f"{folder}: processes {np.flatnonzero(~sees).tolist()} do not find what process 0 writes there, accepted "
             "is a folder on a file system that all processes share"
         )
+
+
+class Preemption:
+    """SIGTERM, which Slurm, Kubernetes and cloud hosts send before they take a machine away.
+
+    Inside `patience` the signal is remembered, and the loop saves a checkpoint at the next batch. Anywhere else
+    everything worth keeping is on disk already, and the run ends at once.
+
+    Attributes:
+      asked: whether the signal came.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._patient = False
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Listen for SIGTERM inside the context; Python allows that in the main thread alone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, self._hear)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    @contextlib.contextmanager
+    def patience(self) -> Iterator[None]:
+        """Defer SIGTERM inside the context, so that the loop can save a checkpoint first."""
+        self._patient = True
+        try:
+            yield
+        finally:
+            self._patient = False
+
+    def _hear(self, signal_number: int, frame: Any) -> None:  # noqa: ARG002 (as signal.signal wants it)
+        self.asked = True
+        if not self._patient:
+            raise Preempted("ended by SIGTERM outside of training; the same command resumes")

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training.small_run import small_settings
+from run.small_run import small_settings
 
 from benchmarks import memory_training
 from benchmarks.memory_use import OF_ANOTHER, OWN, TRUE
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.systems.building import make_networks
+from stepcot_jax.systems.networks import make_networks
 from stepcot_jax.tables.cell_networks import Weights
 
 CHAIN = Chain(tuple(Step(name, "?", ("yes", "no", "perhaps")) for name in ("first", "second")))

@@ -16,6 +16,7 @@ from stepcot_jax.features import inputs
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.tables import cell_networks
 from stepcot_jax.training.stored_params import restore_params
 
 ANSWERS = np.array(DEFAULT_CHAIN.answers_per_step)
@@ -44,9 +45,9 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("memory") / "run"
     settings, params = make_trained_workdir(folder)
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
-        for module in (inputs, weights):
+        for module in (inputs, cell_networks):
             patch.setattr(module, "make_resnet", lambda name: TINY)
-        patch.setattr(weights, "restore_params", lambda *args: with_a_memory(restore_params(*args)))
+        patch.setattr(cell_networks, "restore_params", lambda *args: with_a_memory(restore_params(*args)))
         yield folder, settings, with_a_memory(jax.device_get(params[BEST["teacher"]]))
 
 

@@ -9,9 +9,9 @@ from benchmarks.plain import PlainTeacher
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.gradients import Objective
-from stepcot_jax.systems.updates import make_joint_step, start_state
+from stepcot_jax.systems.networks import Networks, init_params
+from stepcot_jax.systems.step_cot import make_joint_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
-from stepcot_jax.training.state import Networks, init_params
 
 ANSWERS, WIDTH, HEADS = (4, 3, 5), 8, 2
 INPUTS = {"image_features": jnp.asarray(normal(1, 4, 6)), "text_features": jnp.asarray(normal(2, 3, WIDTH))}
@@ -74,9 +74,11 @@ def test_the_joint_step_takes_the_plain_teacher():
     def run_step(key):
         params = init_params(networks, key=key, batch=batch, text_features=INPUTS["text_features"])
         state = start_state(params, Objective(), optimizers, key=key)
-        return make_joint_step(networks, Objective(), optimizers)(state, batch, INPUTS["text_features"])
+        return make_joint_update(networks, Objective(), optimizers)(
+            state, {**batch, "text_features": INPUTS["text_features"]}
+        )
 
     with jax.numpy_dtype_promotion("standard"):  # optax is not clean under the strict one
         state, metrics = jax.eval_shape(run_step, jax.random.key(0))
-    assert metrics.teacher.hard_label.shape == (len(ANSWERS),)
+    assert metrics.losses["teacher"].hard_label.shape == (len(ANSWERS),)
     assert state.params["teacher"].keys() >= {"memory_start", "step_0"}

@@ -23,7 +23,7 @@ from encoders.torch_checkpoints import (
 from stepcot_jax.chain import PUBLISHED_STEPS
 from stepcot_jax.encoders.architecture import recognise
 from stepcot_jax.encoders.assignment import assign
-from stepcot_jax.encoders.load import count_published, load_text_encoder
+from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.encoders.weights import read_tensors
 from stepcot_jax.host.errors import BadInput
 
@@ -57,7 +57,6 @@ def test_hidden_states(tmp_path, full, length):
     if full:
         encoder = load_text_encoder(str(tmp_path))
         assert encoder.num_parameters == 109_482_240
-        assert count_published(encoder, num_trained=151_277_313 + 22_904_874) == 283_664_427
 
 
 def test_minilm_on_real_sentences():
@@ -133,10 +132,10 @@ def test_pooling_that_is_not_there(tmp_path):
 def test_tokenizer_missing_or_of_another_model(tmp_path):
     make_bert(tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(f"w{k}" for k in range(30_600)))
-    with pytest.raises(BadInput, match=r"tokens up to number 306\d\d, accepted are at most 30521"):
+    with pytest.raises(BadInput, match=r"largest token is 306\d\d, but the network has 30522 embeddings"):
         load_text_encoder(str(tmp_path))
     (tmp_path / "vocab.txt").unlink()
-    with pytest.raises(BadInput, match="found no tokenizer"):
+    with pytest.raises(BadInput, match="no tokenizer"):
         load_text_encoder(str(tmp_path))
 
 

@@ -70,7 +70,7 @@ def test_published_networks_have_their_sizes(name, side, features, parameters):
 
 
 def test_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="found image encoder 'resnet50', accepted are 'resnet18' and 'resnet_small'"):
+    with pytest.raises(ValueError, match="'resnet50' is not one of 'resnet18', 'resnet_small'"):
         make_resnet("resnet50")
 
 

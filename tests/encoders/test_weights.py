@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from stepcot_jax.encoders.architecture import Architecture, count_parameters, recognise
+from stepcot_jax.encoders.architecture import Architecture, recognise
 from stepcot_jax.encoders.assignment import assign
 from stepcot_jax.encoders.bert import Bert
-from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
-from stepcot_jax.encoders.weight_sources import resolve
+from stepcot_jax.encoders.checkpoint_files import resolve
+from stepcot_jax.encoders.load import count_parameters, load_image_encoder, load_text_encoder
 from stepcot_jax.encoders.weights import read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 
@@ -36,8 +36,8 @@ def random_tensors(architecture: Architecture):
     zeros = {name: np.zeros((0,) * 9, np.float32) for name in architecture.table}
     with pytest.raises(BadInput) as caught:
         assign(architecture.table, zeros, shapes=architecture.shapes())
-    parts = str(caught.value).partition("not as expected: ")[2].split("; ")
-    shapes = {part.split(" has shape")[0]: json.loads(part.rpartition("accepted is ")[2]) for part in parts}
+    parts = str(caught.value).partition("wrong: ")[2].split("; ")
+    shapes = {part.split(" has shape")[0]: json.loads(part.rpartition("expected ")[2]) for part in parts}
     return {name: generator.standard_normal(shape).astype(np.float32) * 0.2 for name, shape in shapes.items()}
 
 
@@ -67,11 +67,11 @@ def test_leftover_missing_and_misshapen_are_all_listed(tmp_path):
     with pytest.raises(BadInput) as caught:
         load_image_encoder(str(tmp_path))
     message = str(caught.value)
-    assert "left over: surprise." in message
+    assert "unexpected: surprise." in message
     assert "missing: vision_model.encoder.layers.1.mlp.fc1.bias." in message
-    assert "visual_projection.weight has shape [16, 12], accepted is [12, 16]" in message
+    assert "visual_projection.weight has shape [16, 12], expected [12, 16]" in message
     assert "vision_model.pre_layrnorm.bias has dtype int32" in message
-    assert "vision_model.post_layernorm.bias holds numbers that are not finite" in message
+    assert "vision_model.post_layernorm.bias has values that are not finite" in message
     assert "position_ids" not in message
     assert str(tmp_path) in message
 
@@ -99,14 +99,14 @@ def test_shards_read_as_the_whole(tmp_path):
         read_tensors(tmp_path / "shards")
     for outside in ("../whole/model.safetensors", str(tmp_path / "whole" / "model.safetensors"), "..", "model.bin"):
         index.write_text(json.dumps({"weight_map": shards | {names[0]: outside}}))
-        with pytest.raises(BadInput, match=r"accepted are names of \.safetensors in the same folder"):
+        with pytest.raises(BadInput, match=r"not a \.safetensors file name in the same folder"):
             read_tensors(tmp_path / "shards")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', "{" * 10_000])
 def test_broken_index(tmp_path, text):
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(BadInput, match="found no index"):
+    with pytest.raises(BadInput, match="not an index of weights"):
         read_tensors(tmp_path)
 
 
@@ -116,7 +116,7 @@ def test_truncated_file(tmp_path):
     whole = path.read_bytes()
     for size in (0, 5, 100, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(BadInput, match="accepted is a whole file"):
+        with pytest.raises(BadInput, match="not a complete safetensors file"):
             read_tensors(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_bin_without_torch(tmp_path, monkeypatch):
     write_clip(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(BadInput, match=r"no torch; accepted are \.safetensors.*pip install"):
+    with pytest.raises(BadInput, match=r"needs torch.*\.safetensors.*pip install"):
         load_image_encoder(str(tmp_path))
 
 
@@ -136,7 +136,7 @@ def test_pickle_is_never_run(tmp_path):
             return (open, (str(tmp_path / "trapped"), "w"))
 
     torch.save({"tensor": Trap()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(BadInput, match=r"what torch\.save makes of a state_dict"):
+    with pytest.raises(BadInput, match=r"state_dict written by torch\.save"):
         read_tensors(tmp_path)
     assert not (tmp_path / "trapped").exists()
 
@@ -148,7 +148,7 @@ def test_no_network_names_two_ways_out(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(BadInput, match=r"Two ways out: .*hf download openai/clip .*or make the features elsewhere"):
+    with pytest.raises(BadInput, match=r"hf download openai/clip .*or import features"):
         resolve("openai/clip")
 
 
@@ -177,7 +177,7 @@ def test_download_takes_what_is_needed_and_torch_files_last(tmp_path, monkeypatc
 def test_paths_are_never_asked_of_the_network(source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     if source:
-        with pytest.raises(BadInput, match="found no such folder or file"):
+        with pytest.raises(BadInput, match="no such folder or file"):
             resolve(source)
     else:
         with pytest.raises(BadInput):
@@ -213,12 +213,12 @@ def test_encoder_digest_follows_the_arithmetic(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_act": "swish"}, r"config\.json\.hidden_act: found 'swish', accepted are quick_gelu, gelu"),
-        ({"num_attention_heads": 3}, "accepted are divisors of 16"),
-        ({"num_hidden_layers": 10**9}, "whole numbers from 1 to 256"),
-        ({"hidden_size": "16"}, r"hidden_size: found '16'"),
-        ({"layer_norm_eps": None}, "layer_norm_eps: found None"),
-        ({"model_type": "llama"}, "found model_type 'llama', accepted are folders"),
+        ({"hidden_act": "swish"}, r"config\.json\.hidden_act: 'swish' is not one of quick_gelu, gelu"),
+        ({"num_attention_heads": 3}, r"num_attention_heads: 3 is not a divisor of hidden_size \(16\)"),
+        ({"num_hidden_layers": 10**9}, "not a whole number from 1 to 256"),
+        ({"hidden_size": "16"}, "hidden_size: '16' is not"),
+        ({"layer_norm_eps": None}, "layer_norm_eps: None is not"),
+        ({"model_type": "llama"}, "model_type 'llama' is not supported"),
     ],
 )
 def test_bad_configs(tmp_path, change, message):
@@ -232,13 +232,13 @@ def test_bad_configs(tmp_path, change, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}, "accepted are a short side"),
-        ({"size": 64, "crop_size": 64}, "found images of 64 px, accepted is the network's 32"),
-        ({"size": 32, "resample": 2}, "accepted is 3"),
-        ({"size": 32, "image_mean": [0.5]}, "image_mean: found .* accepted are 3 numbers"),
-        ({"size": 32, "do_normalize": False}, "do_normalize: found False"),
-        ({"size": 32, "rescale_factor": 1.0}, "accepted is 1/255"),
-        ({"size": 32, "rescale_factor": "1/255"}, "rescale_factor: found '1/255', accepted is 1/255"),
+        ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}, "expected a short side"),
+        ({"size": 64, "crop_size": 64}, "image size 64 is not the network's 32"),
+        ({"size": 32, "resample": 2}, "resample: 2 is not 3"),
+        ({"size": 32, "image_mean": [0.5]}, "image_mean: .* is not 3 numbers"),
+        ({"size": 32, "do_normalize": False}, "do_normalize: False is not true"),
+        ({"size": 32, "rescale_factor": 1.0}, "rescale_factor: 1.0 is not 1/255"),
+        ({"size": 32, "rescale_factor": "1/255"}, "rescale_factor: '1/255' is not 1/255"),
     ],
 )
 def test_bad_preprocessing(tmp_path, config, message):
@@ -262,7 +262,7 @@ def test_preprocessing_of_files_old_and_new(tmp_path):
 
 def test_an_image_tower_has_no_text(tmp_path):
     write_clip(tmp_path)
-    with pytest.raises(BadInput, match="which has no text encoder"):
+    with pytest.raises(BadInput, match="has no text encoder"):
         load_text_encoder(str(tmp_path))
 
 

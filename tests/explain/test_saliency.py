@@ -8,10 +8,9 @@ import pytest
 from trained_workdir import SIDE, make_trained_workdir, tiny_encoder
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.clip_vision import VisionTransformer
-from stepcot_jax.encoders.densenet import FrozenDenseNet
+from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.encoders.torchvision_resnet import FrozenResNet
+from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
 from stepcot_jax.encoders.transformer import TransformerSizes
 from stepcot_jax.explain.saliency import Explainer, choose_modules, choose_taps, make_maps, normalise_maps
 from stepcot_jax.explain.taps import find_values, step_gradients
@@ -277,7 +276,7 @@ def test_a_frozen_transformer_is_explained(trained):
     params = random_params(VIT)
     frozen = ImageEncoder("vit", 6, Preprocessing(32), "", 0, VIT, lambda: params)
     networks = trained.networks.replace(image_encoder=None)
-    from stepcot_jax.training.state import init_params
+    from stepcot_jax.systems.networks import init_params
 
     batch = {"image_features": jax.ShapeDtypeStruct((1, 6), np.float32)}
     make = lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=trained.text_features)  # noqa: E731

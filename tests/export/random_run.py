@@ -11,15 +11,14 @@ import numpy as np
 from configs import quickstart
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.clip_vision import VisionTransformer
+from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.transformer import TransformerSizes
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.settings.run_settings import make_settings
-from stepcot_jax.systems.building import make_networks
-from stepcot_jax.training.state import init_params
+from stepcot_jax.systems.networks import init_params, make_networks
 from tests.oracles.random_params import normal, randomise
 
 SIZE, WIDTH = 32, 16

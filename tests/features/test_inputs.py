@@ -6,7 +6,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from training.small_run import small_run, small_settings
+from run.small_run import small_run, small_settings
 
 from stepcot_jax.data.__main__ import main as data_main
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches

@@ -6,7 +6,8 @@ import pytest
 
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.training.state import Networks, count_parameters, init_params
+from stepcot_jax.systems.networks import Networks, init_params
+from stepcot_jax.training.state import count_parameters
 
 ANSWERS = (4, 4, 6, 7, 5, 7, 9)
 

@@ -15,7 +15,7 @@ from stepcot_jax.predict import reader as reader_module
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.run.stored_reading import read_reading, write_reading
-from stepcot_jax.systems.building import make_predict
+from stepcot_jax.systems.networks import make_predict
 
 
 @pytest.fixture(scope="module", autouse=True)

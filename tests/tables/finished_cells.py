@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from training.small_run import small_settings
+from run.small_run import small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.evaluator import Predictions

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from training.small_run import LinearEncoder, small_settings
+from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.features import inputs

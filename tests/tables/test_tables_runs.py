@@ -7,7 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from training.small_run import LinearEncoder, small_settings
+from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.features import inputs
 from stepcot_jax.features.spec import DESCRIPTION_FILE

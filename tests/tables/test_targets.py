@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from training.small_run import LinearEncoder, small_settings
+from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.loading import load_dataset

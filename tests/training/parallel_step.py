@@ -12,9 +12,9 @@ from oracles.random_params import normal, random_labels, randomise
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.gradients import Objective
-from stepcot_jax.systems.updates import make_joint_step, start_state
+from stepcot_jax.systems.networks import Networks, init_params
+from stepcot_jax.systems.step_cot import SHARED, make_joint_update, start_state
 from stepcot_jax.training.parallel import Devices
-from stepcot_jax.training.state import Networks, init_params
 
 CASES, COUNTS, WIDTH = 32, (3, 2, 4), 8
 TEXT = normal(2, len(COUNTS), WIDTH)
@@ -59,27 +59,21 @@ def start():
 @functools.cache
 def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=False, bfloat16=False):
     """Gradients and metrics of a joint step, dropout on; and the compiled program."""
-    devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes)
+    devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes, shared=SHARED)
     devices.check_batch_size(CASES)
     objective = Objective(answer_weights=jnp.asarray(WEIGHTS) if weighted else None)
     state, text = devices.put_whole(start()), devices.put_whole(TEXT)
-    step = devices.compile_step(
-        functools.partial(
-            make_joint_step,
-            make_networks(remat=remat, dtype=jnp.bfloat16 if bfloat16 else jnp.float32),
-            objective,
-            DESCENT,
-        ),
-        state=state,
-        batch={name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()},
-        text_features=text,
+    networks = make_networks(remat=remat, dtype=jnp.bfloat16 if bfloat16 else jnp.float32)
+    shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()}
+    update = devices.compile_update(
+        make_joint_update(networks, objective, DESCENT), state=state, batch={**shapes, "text_features": text}
     )
     num_local = CASES // jax.process_count()
     own = slice(num_local * jax.process_index(), num_local * (jax.process_index() + 1))
-    batch = devices.put_training_rows({name: rows[own] for name, rows in BATCH.items()})
+    batch = devices.put_training_rows({name: rows[own] for name, rows in BATCH.items()} | {"text_features": text})
     with jax.transfer_guard("disallow"):
-        after, metrics = step(state, batch, text)
+        after, metrics = update(state, batch)
     assert jax.process_count() > 1 or state.step.is_deleted()  # donated
     assert after.step.sharding == devices.whole
     gradients = jax.tree.map(lambda old, new: old - new, make_params(), jax.device_get(after.params))
-    return gradients, jax.device_get(metrics), step
+    return gradients, jax.device_get(metrics), update

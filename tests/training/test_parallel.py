@@ -46,7 +46,7 @@ def test_losses_and_raw_gradients_are_those_of_one_device(name):
 
 def test_alignment_sees_the_whole_batch():
     # Of eight devices with four cases each none could compute this weight from its own.
-    weight = run(num_devices=8)[1].student.alignment_weight
+    weight = run(num_devices=8)[1].losses["student"].alignment_weight
     assert (weight[:2] > 0).all()
     assert weight[2] == 0
 
@@ -72,9 +72,9 @@ def test_rows_lie_in_the_order_of_the_batch():
 @pytest.mark.parametrize(
     ("settings", "batch_size", "message"),
     [
-        ({"num_devices": 9}, 18, r"config\.parallel\.num_devices: found 9, accepted are 0 \(all\) to 8"),
-        ({"num_devices": 8}, 12, r"batch_size: found 12 for 8 devices and 1 passes, accepted are multiples of 8"),
-        ({"num_devices": 2, "num_passes": 4}, 12, "multiples of 8"),
+        ({"num_devices": 9}, 18, r"config\.parallel\.num_devices: 9 "),
+        ({"num_devices": 8}, 12, r"batch_size: 12 is not a multiple of 8"),
+        ({"num_devices": 2, "num_passes": 4}, 12, "12 is not a multiple of 8"),
     ],
 )
 def test_batches_and_devices_that_do_not_fit_are_refused(settings, batch_size, message):
@@ -115,7 +115,7 @@ def test_bfloat16_compute_keeps_parameters_and_losses_in_float32():
     gradients, metrics, _ = run(bfloat16=True)
     expected, expected_metrics, _ = run()
     assert {leaf.dtype for leaf in jax.tree.leaves((gradients, metrics))} == {np.dtype(np.float32)}
-    assert metrics.student.total == pytest.approx(float(expected_metrics.student.total), rel=0.05)
+    assert metrics.losses["student"].total == pytest.approx(float(expected_metrics.losses["student"].total), rel=0.05)
     found, wanted = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in (gradients, expected))
     assert not np.array_equal(found, wanted)
     cosine = found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from training.small_run import small_settings
+from run.small_run import small_settings
 
 from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.batches import training_batches

@@ -9,27 +9,26 @@ import optax
 import pytest
 from oracles.quick_jit import quick_jit
 from oracles.random_params import normal, random_labels
-from training.small_run import leaves, small_run, small_settings
+from run.small_run import leaves, small_run, small_settings
 
+from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.baseline import Baseline
+from stepcot_jax.models.perceptron import Baseline
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.systems.baseline_updates import (
-    init_baseline_params,
-    make_baseline_optimizer,
-    make_baseline_step,
-    read_as_baseline,
-    start_baseline_state,
-)
-from stepcot_jax.systems.gradients import Objective
+from stepcot_jax.systems.baseline import BaselineSystem, make_baseline_optimizer
+from stepcot_jax.systems.networks import Networks, read_as_baseline
 from stepcot_jax.training.global_batch import GlobalBatch
-from stepcot_jax.training.state import Networks
 from stepcot_jax.training.stored_params import restore_params
 
 COUNTS, RATE = (3, 2), 0.1
-BATCH = {"image_features": normal(1, 5, 6), "labels": random_labels(2, 5, COUNTS, missing=0.2)}
 TEXT = normal(3, 2, 4)
+BATCH = {
+    "image_features": normal(1, 5, 6),
+    "labels": random_labels(2, 5, COUNTS, missing=0.2),
+    "text_features": jnp.asarray(TEXT),
+}
+CHAIN = Chain(tuple(Step(f"step {n}", "?", tuple("ABC"[:n])) for n in COUNTS))
 NETWORKS = Networks(
     teacher=Teacher(answers_per_step=COUNTS),
     student=Student(answers_per_step=COUNTS),
@@ -39,9 +38,7 @@ NETWORKS = Networks(
 
 def cross_entropy(params, labels):
     """Sum over the steps of the mean over annotated cases, in float64 and without the package's losses."""
-    logits = np.float64(
-        read_as_baseline(NETWORKS, params["baseline"], jnp.asarray(BATCH["image_features"]), jnp.asarray(TEXT))
-    )
+    logits = np.float64(read_as_baseline(NETWORKS, params, jnp.asarray(BATCH["image_features"]), jnp.asarray(TEXT)))
     total = 0.0
     for step, num_answers in enumerate(COUNTS):
         own = logits[:, step, :num_answers]
@@ -53,21 +50,17 @@ def cross_entropy(params, labels):
 
 @pytest.fixture(scope="module")
 def stepped():
-    optimizers = {"baseline": optax.sgd(RATE)}
-    params = init_baseline_params(NETWORKS, key=jax.random.key(0), batch=BATCH, text_features=jnp.asarray(TEXT))
-    step = quick_jit(make_baseline_step(NETWORKS, Objective(), optimizers))
-
-    def run(labels):
-        state = start_baseline_state(params, optimizers, key=jax.random.key(1))
-        return step(state, {**BATCH, "labels": labels}, jnp.asarray(TEXT))
-
-    return params, run
+    system = BaselineSystem(CHAIN, NETWORKS, optimizer=optax.sgd(RATE))
+    state = system.init(jax.random.key(0), BATCH)
+    update = quick_jit(system.update)
+    return state, lambda labels: update(state, {**BATCH, "labels": labels})
 
 
 def test_a_step_goes_down_the_gradient_of_the_cross_entropy(stepped):
-    params, run = stepped
+    start, run = stepped
+    params = start.params
     state, metrics = run(BATCH["labels"])
-    assert float(metrics.baseline.total) == pytest.approx(cross_entropy(params, BATCH["labels"]), rel=1e-5)
+    assert float(metrics.losses["baseline"].total) == pytest.approx(cross_entropy(params, BATCH["labels"]), rel=1e-5)
     moved = jax.tree.map(lambda after, before: np.float64(after) - np.float64(before), state.params, params)
     # The directional derivative along the step: a step of size t along g changes the loss by -t |g|^2.
     along = jax.tree.map(lambda before, change: before + np.float32(0.05) * np.float32(change), params, moved)
@@ -75,11 +68,12 @@ def test_a_step_goes_down_the_gradient_of_the_cross_entropy(stepped):
     expected = -sum((leaf**2).sum() for leaf in jax.tree.leaves(moved)) / RATE
     assert change == pytest.approx(expected, rel=0.03)
     assert float(metrics.gradient_norms["baseline"]) == pytest.approx((-expected / RATE) ** 0.5, rel=1e-4)
-    assert (int(state.step), metrics.teacher, metrics.student) == (1, None, None)
+    assert (int(state.step), set(metrics.losses)) == (1, {"baseline"})
 
 
 def test_labels_of_the_last_step_alone_leave_the_other_head_alone(stepped):
-    params, run = stepped
+    start, run = stepped
+    params = start.params
     labels = BATCH["labels"].copy()
     labels[:, 0] = -100
     after = run(labels)[0].params["baseline"]
@@ -102,23 +96,23 @@ def test_the_rate_falls_to_zero_as_a_cosine_or_stays(schedule, last):
     np.testing.assert_allclose([rates[0], rates[2], rates[4]], [1.0, half, last], atol=1e-4)
 
 
-@pytest.mark.parametrize("networks", [NETWORKS, NETWORKS.replace(baseline=None)], ids=["no text", "no baseline"])
-def test_what_is_missing_is_named(networks):
-    missing = "text features" if networks.baseline else "baseline"
-    text = None if networks.baseline else jnp.asarray(TEXT)
-    with pytest.raises(ValueError, match=f"found no {missing}"):
-        init_baseline_params(networks, key=jax.random.key(0), batch=BATCH, text_features=text)
+def test_what_is_missing_is_named(stepped):
+    start, _ = stepped
+    system = BaselineSystem(CHAIN, NETWORKS, optimizer=optax.sgd(RATE))
+    with pytest.raises(ValueError, match="text_features"):
+        system.predict(start.params, {"image_features": jnp.asarray(BATCH["image_features"])})
+    with pytest.raises(ValueError, match=r"networks\.baseline"):
+        BaselineSystem(CHAIN, NETWORKS.replace(baseline=None), optimizer=optax.sgd(RATE))
 
 
 def test_several_passes_find_the_same_gradients(stepped):
-    params, run = stepped
-    passes = quick_jit(make_baseline_step(NETWORKS, Objective(), {"baseline": optax.sgd(RATE)}, GlobalBatch(None, 5)))
-    state = start_baseline_state(params, {"baseline": optax.sgd(RATE)}, key=jax.random.key(1))
-    found, metrics = passes(state, BATCH, jnp.asarray(TEXT))
+    start, run = stepped
+    system = BaselineSystem(CHAIN, NETWORKS, optimizer=optax.sgd(RATE))
+    found, metrics = quick_jit(lambda state, batch: system.update(state, batch, GlobalBatch(None, 5)))(start, BATCH)
     expected, whole = run(BATCH["labels"])
     for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected.params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    assert float(metrics.baseline.total) == pytest.approx(float(whole.baseline.total), rel=1e-5)
+    assert float(metrics.losses["baseline"].total) == pytest.approx(float(whole.losses["baseline"].total), rel=1e-5)
 
 
 # Whole runs
@@ -146,8 +140,8 @@ def test_a_run_reports_the_baseline_on_every_step(finished):
     workdir, run, report = finished
     assert list(report["test"]) == ["baseline"]
     assert all(step["accuracy"] is not None for step in report["test"]["baseline"]["steps"])
-    assert {"hidden", "head_0", "head_6"} <= set(run.programs.state_shapes.params["baseline"])
-    assert set(run.programs.state_shapes.params) == {"baseline", "image_encoder"}  # which is trained along
+    assert {"hidden", "head_0", "head_6"} <= set(run.state_shapes.params["baseline"])
+    assert set(run.state_shapes.params) == {"baseline", "image_encoder"}  # which is trained along
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     kinds = {line["kind"] for line in lines}
     assert kinds == {"train", "val", "test"}
@@ -176,7 +170,7 @@ def test_a_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
 
 def test_the_encoder_trained_along_moves(finished):
     _, run, _ = finished
-    start = run.programs.make_state().params["image_encoder"]
+    start = run._init().params["image_encoder"]
     last = restore_params(run.workdir / "checkpoints", 10)["image_encoder"]
     moved = [np.abs(a - b).max() for a, b in zip(leaves(last), leaves(start), strict=True)]
     assert max(moved) > 0

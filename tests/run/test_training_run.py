@@ -7,12 +7,12 @@ import signal
 
 import numpy as np
 import pytest
-from training.small_run import leaves, small_run
+from run.small_run import leaves, small_run
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.run import training_run
-from stepcot_jax.systems import programs
+from stepcot_jax.systems import step_cot
 from stepcot_jax.training.checkpoints import saved_steps
 
 
@@ -236,8 +236,8 @@ def test_with_no_checkpoint_to_restore_the_run_stops_and_changes_nothing(uninter
 def test_a_checkpoint_of_other_sizes_is_refused_and_not_put_aside(uninterrupted, tmp_path, monkeypatch):
     workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
     run = small_run(workdir, monkeypatch)
-    networks = run.programs.networks
-    run.programs = dataclasses.replace(run.programs, networks=networks.replace(student=networks.student.clone(width=7)))
+    networks = run.system.networks
+    run.system.networks = networks.replace(student=networks.student.clone(width=7))
     with pytest.raises(BadInput, match=r"checkpoints/20: found params/student/.* of shape .*, accepted is \(7"):
         run.execute()
     assert saved_steps(workdir / "checkpoints")[-1] == 20
@@ -256,7 +256,7 @@ def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterr
 
     first.feed.inputs = dataclasses.replace(first.inputs, prepare=prepare_and_signal)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match=r"step 11: asked to end \(SIGTERM\), saved"):
+    with pytest.raises(Preempted, match=r"step 11: saved after SIGTERM"):
         first.execute()
     assert signal.getsignal(signal.SIGTERM) is before
     assert saved_steps(tmp_path / "checkpoints")[-1] == 11
@@ -270,8 +270,8 @@ def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterr
 
 def test_sigterm_outside_of_training_ends_at_once(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch)
-    monkeypatch.setattr(run, "_compile_phases", lambda step: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(Preempted, match="while nothing was being trained"):
+    monkeypatch.setattr(run, "_compile_ahead", lambda step: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Preempted, match="outside of training"):
         run.execute()
 
 
@@ -332,7 +332,7 @@ def test_compiled_steps_are_those_of_the_phases_to_come(uninterrupted, tmp_path,
 
         return make
 
-    for name in ("make_teacher_step", "make_joint_step"):
-        monkeypatch.setattr(programs, name, watch(getattr(programs, name), name))
+    for name in ("make_teacher_update", "make_joint_update"):
+        monkeypatch.setattr(step_cot, name, watch(getattr(step_cot, name), name))
     small_run(workdir, monkeypatch, training__joint_epochs=4).execute()
-    assert traced == ["make_joint_step"]
+    assert traced == ["make_joint_update"]

@@ -1,24 +1,27 @@
-"""Vision transformers: CLIP's image tower (Radford et al., 2021) and timm's, which BiomedCLIP has."""
+"""CLIP's image and text towers (Radford et al., 2021), and timm's vision transformer, BiomedCLIP's image tower."""
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.encoders.assignment import Place, place_dense, place_norm
-from stepcot_jax.encoders.transformer import LayerNorm, Transformer, TransformerSizes
+from stepcot_jax.encoders.transformer import LayerNorm, TextOutput, Transformer, TransformerSizes, average_tokens
+
+LEGACY_END = 2
+"""`eos_token_id` of OpenAI's published configs. It is wrong: the largest token ends a text."""
 
 
 class VisionTransformer(nn.Module):
-    """Images -> the class token's projected vector, and the patches' vectors.
+    """Vision transformer: images to a projected feature vector and patch vectors.
 
     Attributes:
       sizes: of the blocks.
       image_size: height and width of the images, px.
       patch_size: height and width of a patch, px.
       projected_width: size of the features.
-      timm: False: CLIP's arrangement (no bias in the patch embedding, a LayerNorm before the blocks, patches as they
-        leave the blocks); True: timm's (a bias, no LayerNorm before, the last LayerNorm on patches too).
+      timm: False: CLIP (no bias in the patch embedding, LayerNorm before the blocks, none on the patches); True: timm
+        (a bias, no LayerNorm before the blocks, the final LayerNorm on patches too).
       dtype: compute dtype.
     """
 
@@ -36,13 +39,13 @@ class VisionTransformer(nn.Module):
         """Encode `images` [case, image_size, image_size, 3], normalised.
 
         Returns:
-          features float32 [case, projected_width]; patches float32 [case, patch, width], row by row.
+          Features float32 [case, projected_width]; patches float32 [case, patch, width] in row-major order.
 
         Raises:
-          ValueError: the images have another size.
+          ValueError: the images have the wrong size.
         """
         if images.shape[1:] != (self.image_size, self.image_size, 3):
-            raise ValueError(f"found images {images.shape[1:]}, accepted are {(self.image_size, self.image_size, 3)}")
+            raise ValueError(f"images must be {(self.image_size, self.image_size, 3)}; got {images.shape[1:]}")
         patches = nn.Dense(self.sizes.width, use_bias=self.timm, dtype=self.dtype, name="patch_embedding")(
             cut_patches(images.astype(self.dtype), self.patch_size)
         )
@@ -63,19 +66,19 @@ class VisionTransformer(nn.Module):
 
 
 def cut_patches(images: Float[Array, "case height width channel"], patch_size: int) -> Float[Array, "case patch pixel"]:
-    """The patches of `images` as rows [case, patch, patch_size * patch_size * channel].
+    """Return patches of `images` as rows [case, patch, patch_size * patch_size * channel].
 
-    The patch embedding, a convolution whose stride is its size, becomes one matmul, which CPUs do faster.
+    The patch embedding, a convolution with stride equal to its size, becomes one matmul, faster on CPUs.
     """
     num_cases, height, width, channels = images.shape
     rows, columns = height // patch_size, width // patch_size
-    images = images[:, : rows * patch_size, : columns * patch_size]  # what a convolution leaves over
+    images = images[:, : rows * patch_size, : columns * patch_size]  # a convolution drops the remainder
     cut = images.reshape(num_cases, rows, patch_size, columns, patch_size, channels)
     return cut.transpose(0, 1, 3, 2, 4, 5).reshape(num_cases, rows * columns, patch_size * patch_size * channels)
 
 
 def clip_blocks_table(prefix: str, path: str, num_layers: int) -> dict[str, Place]:
-    """Names of transformers' CLIP blocks below `prefix` -> places below `path`."""
+    """Map transformers' CLIP block names below `prefix` to places below `path`."""
     table: dict[str, Place] = {}
     for layer in range(num_layers):
         found, place = f"{prefix}encoder.layers.{layer}.", f"{path}blocks/layer_{layer}/"
@@ -90,7 +93,7 @@ def clip_blocks_table(prefix: str, path: str, num_layers: int) -> dict[str, Plac
 
 
 def clip_vision_table(path: str, num_layers: int) -> dict[str, Place]:
-    """Names of transformers' CLIP image tower -> places below `path`."""
+    """Map transformers' CLIP image tower names to places below `path`."""
     embeddings = "vision_model.embeddings."
     return {
         f"{embeddings}class_embedding": Place(f"{path}class_token"),
@@ -104,7 +107,7 @@ def clip_vision_table(path: str, num_layers: int) -> dict[str, Place]:
 
 
 def timm_vision_table(path: str, num_layers: int) -> dict[str, Place]:
-    """Names of timm's vision transformer in an open_clip checkpoint -> places below `path`."""
+    """Map the names of timm's vision transformer in open_clip checkpoints to places below `path`."""
     trunk = "visual.trunk."
     table = {
         f"{trunk}cls_token": Place(f"{path}class_token", "leading"),
@@ -123,3 +126,57 @@ def timm_vision_table(path: str, num_layers: int) -> dict[str, Place]:
         table |= place_dense(f"{found}mlp.fc1", f"{place}up")
         table |= place_dense(f"{found}mlp.fc2", f"{place}down")
     return table
+
+
+class CLIPText(nn.Module):
+    """CLIP's causal text transformer: tokens to text vectors.
+
+    Attributes:
+      sizes: of the blocks.
+      vocabulary_size: number of tokens.
+      max_positions: longest text in tokens.
+      end_token: token whose hidden state represents the text; see `LEGACY_END`.
+      projected_width: size of the projected vector.
+      dtype: compute dtype.
+    """
+
+    sizes: TransformerSizes
+    vocabulary_size: int
+    max_positions: int
+    end_token: int
+    projected_width: int
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "case token"], attended: Bool[Array, "case token"]) -> TextOutput:
+        """Encode `tokens` [case, token]; `attended` [case, token] is False on padding, which stands at the end."""
+        width = self.sizes.width
+        embedding = nn.Embed(self.vocabulary_size, width, dtype=self.dtype, name="token_embedding")
+        positions = self.param("positions", nn.initializers.zeros, (self.max_positions, width)).astype(self.dtype)
+        num_tokens = tokens.shape[1]
+        hidden = embedding(tokens) + positions[None, :num_tokens]
+        # Causal: no token before the end attends to padding.
+        visible = jnp.tril(jnp.ones((num_tokens, num_tokens), bool))[None]
+        hidden = Transformer(self.sizes, self.dtype, name="blocks")(hidden, visible)
+        hidden = LayerNorm(self.sizes.epsilon, name="final_norm")(hidden)
+        # argmax takes the first match: padding may repeat the end token.
+        end = jnp.argmax(tokens if self.end_token == LEGACY_END else tokens == self.end_token, axis=-1)
+        pooled: Float[Array, "case width"] = jnp.take_along_axis(hidden, end[:, None, None], axis=1)[:, 0]
+        projection = nn.Dense(self.projected_width, use_bias=False, dtype=self.dtype, name="projection")
+        return TextOutput(
+            hidden=hidden,
+            cls=pooled,
+            mean=average_tokens(hidden, attended),
+            projected=projection(pooled).astype(jnp.float32),
+        )
+
+
+def clip_text_table(path: str, num_layers: int) -> dict[str, Place]:
+    """Map transformers' CLIP text tower names to places below `path`."""
+    return {
+        "text_model.embeddings.token_embedding.weight": Place(f"{path}token_embedding/embedding"),
+        "text_model.embeddings.position_embedding.weight": Place(f"{path}positions"),
+        "text_projection.weight": Place(f"{path}projection/kernel", "dense"),
+        **place_norm("text_model.final_layer_norm", f"{path}final_norm"),
+        **clip_blocks_table("text_model.", path, num_layers),
+    }

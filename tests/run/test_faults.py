@@ -4,7 +4,7 @@ import errno
 import signal
 
 import pytest
-from training.small_run import small_run, small_settings
+from run.small_run import small_run, small_settings
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.run import training_run
@@ -15,9 +15,9 @@ SHORT = {"training__joint_epochs": 0}
 
 
 def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "load_inputs", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(training_run, "load_inputs", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="while nothing was being trained"):
+    with pytest.raises(Preempted, match="outside of training"):
         training_run.Run(small_settings(**SHORT), tmp_path)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -32,7 +32,7 @@ def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkey
     run = small_run(tmp_path, monkeypatch, **SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_end_if_asked", signal_after)
-        with pytest.raises(Preempted, match=r"step 5: asked to end \(SIGTERM\), saved"):
+        with pytest.raises(Preempted, match=r"step 5: saved after SIGTERM"):
             run.execute()
     assert not (tmp_path / "report.json").exists()
     assert small_run(tmp_path, monkeypatch, **SHORT).execute()["best"]["teacher"]["step"] == 5
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, number
     def fail(path, *_):
         raise OSError(number, words, str(path))
 
-    monkeypatch.setattr(jobs, "write_settings", fail)
+    monkeypatch.setattr(training_run, "write_settings", fail)
     with pytest.raises(RunStopped, match=rf"settings\.json: cannot be used any more \({words}\).* the same command"):
         small_run(tmp_path, monkeypatch, **SHORT).execute()
 
@@ -86,7 +86,7 @@ def test_other_errors_stay_what_they_are(tmp_path, monkeypatch):
     def fail(*_):
         raise FileNotFoundError(errno.ENOENT, "no such file", "x")
 
-    monkeypatch.setattr(jobs, "write_settings", fail)
+    monkeypatch.setattr(training_run, "write_settings", fail)
     with pytest.raises(FileNotFoundError):
         small_run(tmp_path, monkeypatch, **SHORT).execute()
 

@@ -54,7 +54,7 @@ def test_two_processes_train_save_and_go_on_as_one_does(tmp_path):
     launch(one, 1, joint_epochs=1)
     launch(two, 2, joint_epochs=0)
     printed = launch(two, 2, joint_epochs=1, transform="shard_map")  # another transform may go on
-    assert "going on from step 5" in printed
+    assert "resuming from step 5" in printed
     for kind in ("train", "val", "test"):
         found, expected = numbers(two, kind), numbers(one, kind)
         if kind == "test":

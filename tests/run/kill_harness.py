@@ -1,6 +1,6 @@
 """Kill a run with SIGKILL at random moments until it has ended, and compare it with one that was never killed.
 
-python tests/training/kill_harness.py --kills 100 [--seed 0] [--workers 0] [--folder DIR]
+python tests/run/kill_harness.py --kills 100 [--seed 0] [--workers 0] [--folder DIR]
 
 A child process is forked for each start, once everything is imported and before jax has made its threads, so that a
 start takes a second or two. The moments are drawn over the whole of a start: while data are made, while the program is
@@ -20,7 +20,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from training.small_run import LinearEncoder, small_settings
+from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.features import inputs
 from stepcot_jax.run import training_run

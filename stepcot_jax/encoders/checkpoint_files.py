@@ -1,0 +1,226 @@
+"""Find a checkpoint's folder (local or on Hugging Face) and read its JSON configs, untrusted, with strict checks."""
+
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
+from stepcot_jax.encoders.transformer import ACTIVATIONS, TransformerSizes
+from stepcot_jax.encoders.weights import PREFERRED, TORCH_SUFFIXES
+from stepcot_jax.host.errors import BadInput
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+BICUBIC = 3
+"""Pillow's constant for bicubic resampling, the only one of `data.images`."""
+
+_ID = re.compile(r"(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
+_SMALL_FILES = (
+    "config.json",
+    "open_clip_config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+_SAFETENSORS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*.safetensors",
+    "open_clip_model.safetensors",
+)
+_TORCH = tuple(name for name in PREFERRED if name.endswith(TORCH_SUFFIXES))
+
+
+def resolve(source: str) -> pathlib.Path:
+    """Return the local folder or file of a source, downloading a Hugging Face id.
+
+    Args:
+      source: a folder or file, or a Hugging Face id such as "openai/clip-vit-base-patch32", optionally with
+        "@revision". Only config, weights and tokenizer are downloaded, into huggingface_hub's cache; PyTorch's .bin
+        only if there is no safetensors file.
+
+    Raises:
+      BadInput: there is no such folder and no such id, or the network is unreachable.
+    """
+    path = pathlib.Path(source).expanduser()
+    if path.exists():
+        return path
+    match = _ID.fullmatch(source)
+    if not match or source.startswith((".", "-")):
+        raise BadInput(f"{source}: no such folder or file, and not a Hugging Face id (owner/name)")
+    folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_SAFETENSORS))
+    if not any((folder / name).exists() for name in PREFERRED):
+        folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_TORCH))
+    return folder
+
+
+def has_text_encoder(path: pathlib.Path) -> bool:
+    """Return whether a checkpoint has an image encoder, a text encoder and a tokenizer."""
+    has_tokenizer = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
+    if (path / "open_clip_config.json").is_file():
+        return has_tokenizer
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):  # a torchvision file, or a broken config that loading reports
+        return False
+    return has_tokenizer and isinstance(config, dict) and "text_config" in config
+
+
+def _download(source: str, repository: str, revision: str | None, patterns: tuple[str, ...]) -> pathlib.Path:
+    # Imported here: most runs read stored features and download nothing.
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    allowed: Any = list(patterns)
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=allowed))
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        raise BadInput(
+            f"{source}: no such folder, and no such id on Hugging Face ({type(error).__name__}); expected a folder, a "
+            "file or owner/name[@revision] (gated models need hf auth login)"
+        ) from None
+    except Exception as error:  # the hub, its HTTP library and the system raise a dozen kinds
+        raise BadInput(
+            f"{source}: no such folder, and the download failed ({type(error).__name__}); download it elsewhere (hf "
+            f"download {repository} --local-dir FOLDER) and name the folder, or import features made elsewhere"
+        ) from None
+
+
+class ConfigFile:
+    """A JSON object whose values are checked when they are read.
+
+    Attributes:
+      where: file and key, for error messages.
+      found: the object.
+    """
+
+    def __init__(self, where: str, found: Mapping[str, Any]):
+        self.where = where
+        self.found = found
+
+    def whole(self, key: str, default: int, *, most: int) -> int:
+        """Return a whole number from 1 to `most`."""
+        value = self.found.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise BadInput(f"{self.where}.{key}: {value!r} is not a whole number from 1 to {most}")
+        return value
+
+    def group(self, key: str) -> "ConfigFile":
+        """Return an object inside this one, empty if missing or null."""
+        value = self.found.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise BadInput(f"{self.where}.{key}: {value!r} is not an object")
+        return ConfigFile(f"{self.where}.{key}", value)
+
+    def sizes(self, defaults: TransformerSizes) -> TransformerSizes:
+        """Return the sizes of a transformer under transformers' names, with defaults for missing keys."""
+        width = self.whole("hidden_size", defaults.width, most=2**16)
+        num_heads = self.whole("num_attention_heads", defaults.num_heads, most=2**16)
+        if width % num_heads:
+            raise BadInput(f"{self.where}.num_attention_heads: {num_heads} is not a divisor of hidden_size ({width})")
+        activation = self.found.get("hidden_act", defaults.activation)
+        if activation not in tuple(ACTIVATIONS):
+            raise BadInput(f"{self.where}.hidden_act: {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        epsilon = self.found.get("layer_norm_eps", defaults.epsilon)
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
+            raise BadInput(f"{self.where}.layer_norm_eps: {epsilon!r} is not a number between 0 and 1")
+        return TransformerSizes(
+            width=width,
+            num_layers=self.whole("num_hidden_layers", defaults.num_layers, most=256),
+            num_heads=num_heads,
+            mlp_width=self.whole("intermediate_size", defaults.mlp_width, most=2**20),
+            activation=activation,
+            epsilon=float(epsilon),
+            norm_first=defaults.norm_first,
+        )
+
+
+def read_config(path: pathlib.Path) -> ConfigFile | None:
+    """Return the JSON object of a file, or None if the file does not exist.
+
+    Raises:
+      BadInput: the file is not JSON, or not an object.
+    """
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON ({str(error)[:200]})") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}: expected a JSON object; got {type(found).__name__}")
+    return ConfigFile(str(path), found)
+
+
+def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
+    """Return the preprocessing of preprocessor_config.json, or CLIP's if the file does not exist.
+
+    Args:
+      folder: of the checkpoint.
+      size: height and width of the network's images, px.
+
+    Raises:
+      BadInput: `Preprocessing` cannot express the file's settings, or the size differs.
+    """
+    config = read_config(folder / "preprocessor_config.json")
+    if config is None:
+        return Preprocessing(size=size)
+    crop = config.found.get("do_center_crop", True)
+    fit, found = _read_fit(config, crop=bool(crop))
+    if found != size:
+        raise BadInput(f"{config.where}: image size {found} is not the network's {size} px")
+    if config.found.get("resample", BICUBIC) != BICUBIC:
+        raise BadInput(f"{config.where}.resample: {config.found['resample']!r} is not {BICUBIC} (bicubic)")
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        if config.found.get(key, True) is not True:
+            raise BadInput(f"{config.where}.{key}: {config.found[key]!r} is not true")
+    factor = config.found.get("rescale_factor", 1 / 255)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor * 255 - 1) <= 1e-6:
+        raise BadInput(f"{config.where}.rescale_factor: {factor!r} is not 1/255")
+    mean, std = (
+        read_colours(config, f"image_{key}", default) for key, default in (("mean", CLIP_MEAN), ("std", CLIP_STD))
+    )
+    return Preprocessing(size=size, mean=mean, std=std, fit=fit)
+
+
+def _read_fit(config: ConfigFile, *, crop: bool) -> tuple[Literal["crop", "stretch"], Any]:
+    """Return the way that images become square, and their size in px."""
+
+    def sides(key: str) -> Any:
+        value = config.found.get(key)
+        if isinstance(value, Mapping):
+            return (
+                value["shortest_edge"] if set(value) == {"shortest_edge"} else (value.get("height"), value.get("width"))
+            )
+        return value  # older files have one number: the short side of "size", both sides of "crop_size"
+
+    resized, cropped = sides("size"), sides("crop_size") if crop else None
+    resized = 224 if resized is None else resized
+    if isinstance(cropped, tuple) and cropped[0] == cropped[1]:
+        cropped = cropped[0]
+    if crop and (cropped is None or cropped == resized):
+        return "crop", resized
+    if isinstance(resized, tuple) and resized[0] == resized[1] and (not crop or cropped == resized[0]):
+        return "stretch", resized[0]
+    raise BadInput(
+        f"{config.where}: size {config.found.get('size')!r} with crop_size {config.found.get('crop_size')!r} is not "
+        "supported (expected a short side cropped to a square of the same size, or a square without a crop)"
+    )
+
+
+def read_colours(config: ConfigFile, key: str, default: tuple[float, ...]) -> tuple[float, float, float]:
+    """Return three numbers: red, green and blue."""
+    value = config.found.get(key, default)
+    try:
+        red, green, blue = (float(number) for number in value)
+    except (TypeError, ValueError):
+        raise BadInput(f"{config.where}.{key}: {value!r} is not 3 numbers") from None
+    return red, green, blue

@@ -1,0 +1,234 @@
+"""ResNet-18, ResNet-50 and DenseNet-121 with torchvision's weights, frozen: BatchNorm uses its stored statistics.
+
+References: He et al., 2015; Huang et al., 2016. The ResNets of `resnet.py`, trained with the teacher, have GroupNorm.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from stepcot_jax.encoders.assignment import Place
+
+BATCH_NORM_EPSILON = 1e-5
+RESNET_CLASSIFIER = ("fc.weight", "fc.bias")
+DENSENET_CLASSIFIER = ("classifier.weight", "classifier.bias")
+
+
+class FrozenBatchNorm(nn.Module):
+    """BatchNorm at inference: a scale and a shift per channel, computed in float32 from stored statistics.
+
+    Attributes:
+      dtype: compute dtype.
+    """
+
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height width channel"]:
+        """Normalise `hidden` [case, height, width, channel]."""
+        shape = hidden.shape[-1:]
+        scale, variance = (self.param(name, nn.initializers.ones, shape) for name in ("scale", "variance"))
+        bias, mean = (self.param(name, nn.initializers.zeros, shape) for name in ("bias", "mean"))
+        scale = scale * jax.lax.rsqrt(variance + BATCH_NORM_EPSILON)
+        shift = bias - mean * scale
+        return hidden * scale.astype(self.dtype)[None, None, None] + shift.astype(self.dtype)[None, None, None]
+
+
+def convolution(width: int, size: int, *, stride: int = 1, dtype: DTypeLike, name: str) -> nn.Conv:
+    """Return a convolution without bias, with torchvision's padding."""
+    padding = [(size // 2, size // 2)] * 2
+    return nn.Conv(width, (size, size), (stride, stride), padding, use_bias=False, dtype=dtype, name=name)
+
+
+class FrozenBlock(nn.Module):
+    """A basic block (3 x 3, 3 x 3) or a bottleneck (1 x 1, 3 x 3, 1 x 1 to four times the width), and a shortcut.
+
+    Attributes:
+      width: channels of the 3 x 3 convolutions.
+      stride: of the first 3 x 3 convolution.
+      bottleneck: whether the block is a bottleneck.
+      downsample: whether the shortcut is a 1 x 1 convolution.
+      dtype: compute dtype.
+    """
+
+    width: int
+    stride: int
+    bottleneck: bool
+    downsample: bool
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height2 width2 out"]:
+        """Return the output [case, height / stride, width / stride, out]."""
+        if self.bottleneck:
+            layers = [(self.width, 1, 1), (self.width, 3, self.stride), (4 * self.width, 1, 1)]
+        else:
+            layers = [(self.width, 3, self.stride), (self.width, 3, 1)]
+        residual = hidden
+        for number, (width, size, stride) in enumerate(layers, start=1):
+            hidden = convolution(width, size, stride=stride, dtype=self.dtype, name=f"conv{number}")(hidden)
+            hidden = FrozenBatchNorm(self.dtype, name=f"bn{number}")(hidden)
+            if number < len(layers):
+                hidden = nn.relu(hidden)
+        if self.downsample:
+            shortcut = convolution(layers[-1][0], 1, stride=self.stride, dtype=self.dtype, name="downsample_0")
+            residual = FrozenBatchNorm(self.dtype, name="downsample_1")(shortcut(residual))
+        return nn.relu(hidden + residual)
+
+
+class FrozenResNet(nn.Module):
+    """ResNet: images to globally averaged features.
+
+    Attributes:
+      blocks_per_stage: residual blocks in each of the four stages.
+      bottleneck: whether blocks are bottlenecks.
+      stem_width: channels of the first stage; each further stage has twice as many.
+      dtype: compute dtype.
+    """
+
+    blocks_per_stage: tuple[int, ...]
+    bottleneck: bool
+    stem_width: int = 64
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Float[Array, "case height width 3"]) -> tuple[Float[Array, "case feature"], None]:
+        """Return features float32 [case, feature] of normalised `images` [case, height, width, 3], and no patches."""
+        stem = convolution(self.stem_width, 7, stride=2, dtype=self.dtype, name="conv1")
+        hidden = nn.relu(FrozenBatchNorm(self.dtype, name="bn1")(stem(images.astype(self.dtype))))
+        hidden = nn.max_pool(hidden, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+        for stage, num_blocks in enumerate(self.blocks_per_stage):
+            for block in range(num_blocks):
+                hidden = FrozenBlock(
+                    width=self.stem_width * 2**stage,
+                    stride=2 if stage and not block else 1,
+                    bottleneck=self.bottleneck,
+                    downsample=not block and (stage > 0 or self.bottleneck),
+                    dtype=self.dtype,
+                    name=f"layer{stage + 1}_{block}",
+                )(hidden)
+        return jnp.mean(hidden.astype(jnp.float32), axis=(1, 2)), None
+
+
+def make_frozen_resnet(name: str, dtype: DTypeLike) -> FrozenResNet:
+    """Return ResNet-18 ("resnet18", 512 features) or ResNet-50 ("resnet50", 2048 features).
+
+    Raises:
+      KeyError: `name` is neither.
+    """
+    blocks, bottleneck = {"resnet18": ((2, 2, 2, 2), False), "resnet50": ((3, 4, 6, 3), True)}[name]
+    return FrozenResNet(blocks_per_stage=blocks, bottleneck=bottleneck, dtype=dtype)
+
+
+def place_batch_norm(name: str, path: str) -> dict[str, Place]:
+    """Return the places of a BatchNorm's parameters and statistics."""
+    names = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "variance"}
+    return {f"{name}.{found}": Place(f"{path}/{place}") for found, place in names.items()}
+
+
+def resnet_table(path: str, network: FrozenResNet) -> dict[str, Place]:
+    """Map torchvision's ResNet tensor names to places below `path`."""
+    table = {"conv1.weight": Place(f"{path}conv1/kernel", "conv"), **place_batch_norm("bn1", f"{path}bn1")}
+    num_layers = 3 if network.bottleneck else 2
+    for stage, num_blocks in enumerate(network.blocks_per_stage):
+        for block in range(num_blocks):
+            found, place = f"layer{stage + 1}.{block}.", f"{path}layer{stage + 1}_{block}/"
+            for number in range(1, num_layers + 1):
+                table[f"{found}conv{number}.weight"] = Place(f"{place}conv{number}/kernel", "conv")
+                table |= place_batch_norm(f"{found}bn{number}", f"{place}bn{number}")
+            if not block and (stage or network.bottleneck):
+                table[f"{found}downsample.0.weight"] = Place(f"{place}downsample_0/kernel", "conv")
+                table |= place_batch_norm(f"{found}downsample.1", f"{place}downsample_1")
+    return table
+
+
+class DenseLayer(nn.Module):
+    """A 1 x 1 and a 3 x 3 convolution whose output is concatenated to the input.
+
+    Attributes:
+      growth: number of channels the layer adds.
+      bottleneck: channels between its convolutions, in multiples of `growth`.
+      dtype: compute dtype.
+    """
+
+    growth: int
+    bottleneck: int = 4
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height width out"]:
+        """Return the input with `growth` more channels."""
+        added = nn.relu(FrozenBatchNorm(self.dtype, name="norm1")(hidden))
+        added = convolution(self.bottleneck * self.growth, 1, dtype=self.dtype, name="conv1")(added)
+        added = nn.relu(FrozenBatchNorm(self.dtype, name="norm2")(added))
+        added = convolution(self.growth, 3, dtype=self.dtype, name="conv2")(added)
+        return jnp.concatenate([hidden, added], axis=-1)
+
+
+class FrozenDenseNet(nn.Module):
+    """DenseNet: images to globally averaged features, after the last BatchNorm and ReLU as in torchvision.
+
+    Attributes:
+      layers_per_block: dense layers in each block; a transition between blocks halves channels and resolution.
+      growth: number of channels each layer adds.
+      stem_width: channels of the first convolution.
+      dtype: compute dtype.
+    """
+
+    layers_per_block: tuple[int, ...] = (6, 12, 24, 16)
+    growth: int = 32
+    stem_width: int = 64
+    dtype: DTypeLike = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Float[Array, "case height width 3"]) -> tuple[Float[Array, "case feature"], None]:
+        """Return features float32 [case, feature] of normalised `images` [case, height, width, 3], and no patches."""
+        stem = convolution(self.stem_width, 7, stride=2, dtype=self.dtype, name="conv0")
+        hidden = nn.relu(FrozenBatchNorm(self.dtype, name="norm0")(stem(images.astype(self.dtype))))
+        hidden = nn.max_pool(hidden, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
+        for block, num_layers in enumerate(self.layers_per_block, start=1):
+            for layer in range(1, num_layers + 1):
+                hidden = DenseLayer(self.growth, dtype=self.dtype, name=f"block{block}_layer{layer}")(hidden)
+            if block < len(self.layers_per_block):
+                hidden = nn.relu(FrozenBatchNorm(self.dtype, name=f"transition{block}_norm")(hidden))
+                half = hidden.shape[-1] // 2
+                hidden = convolution(half, 1, dtype=self.dtype, name=f"transition{block}_conv")(hidden)
+                hidden = _average_pairs(hidden)
+        hidden = nn.relu(FrozenBatchNorm(self.dtype, name="norm5")(hidden))
+        return jnp.mean(hidden.astype(jnp.float32), axis=(1, 2)), None
+
+
+def _average_pairs(hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height2 width2 channel"]:
+    """Return averages over 2 x 2 cells without an odd last row or column, as PyTorch's AvgPool2d does."""
+    num_cases, height, width, channels = hidden.shape
+    cells = hidden[:, : height // 2 * 2, : width // 2 * 2]
+    return jnp.mean(cells.reshape(num_cases, height // 2, 2, width // 2, 2, channels), axis=(2, 4))
+
+
+def densenet_table(path: str, network: FrozenDenseNet, *, old_names: bool) -> dict[str, Place]:
+    """Map torchvision's DenseNet tensor names to places below `path`.
+
+    Args:
+      path: prefix in the parameter tree.
+      network: the network.
+      old_names: whether tensors are named "norm.1" instead of "norm1", as in the files that torchvision publishes.
+    """
+    dot = "." if old_names else ""
+    table = {
+        "features.conv0.weight": Place(f"{path}conv0/kernel", "conv"),
+        **place_batch_norm("features.norm0", f"{path}norm0"),
+        **place_batch_norm("features.norm5", f"{path}norm5"),
+    }
+    for block, num_layers in enumerate(network.layers_per_block, start=1):
+        for layer in range(1, num_layers + 1):
+            found, place = f"features.denseblock{block}.denselayer{layer}.", f"{path}block{block}_layer{layer}/"
+            for number in (1, 2):
+                table[f"{found}conv{dot}{number}.weight"] = Place(f"{place}conv{number}/kernel", "conv")
+                table |= place_batch_norm(f"{found}norm{dot}{number}", f"{place}norm{number}")
+        if block < len(network.layers_per_block):
+            found, place = f"features.transition{block}.", f"{path}transition{block}_"
+            table[f"{found}conv.weight"] = Place(f"{place}conv/kernel", "conv")
+            table |= place_batch_norm(f"{found}norm", f"{place}norm")
+    return table

@@ -1,0 +1,163 @@
+"""The baseline: a perceptron on pooled image and prompt embeddings (paper: the encoders of Table 3)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.losses.objective import LossParts, batch_totals, teacher_objective
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.gradients import Metrics, describe_losses, differentiate_batch, named_numbers
+from stepcot_jax.systems.networks import (
+    Batch,
+    Networks,
+    encode_images,
+    init_encoder,
+    make_networks,
+    predict_logits,
+    read_as_baseline,
+)
+from stepcot_jax.systems.step_cot import SHARED, split_shared
+from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.optimizers import global_norm, make_optimizer
+from stepcot_jax.training.state import Params, TrainState, apply_gradients
+from stepcot_jax.training.system import Phase, System
+
+NAME = "baseline"
+"""Of the network in parameters, optimizers, predictions and reports."""
+
+
+class BaselineSystem(System):
+    """The baseline and its optimizer.
+
+    The loss is the teacher's: the sum over the steps of the cross-entropy of the annotated answers. Which steps
+    supervise depends on the labels, see `data.dataset.Dataset.with_last_step_alone`.
+
+    Args:
+      chain: steps and answers.
+      networks: modules, of which the baseline and the image encoder, if any, are used.
+      optimizer: of both.
+      num_epochs: length of the run.
+      answer_weights: [step, answer] weights of the labels; None weighs all answers the same.
+
+    Raises:
+      ValueError: `networks` holds no baseline.
+    """
+
+    names = (NAME,)
+    score_name = "mean_accuracy"
+    shared = SHARED
+
+    def __init__(
+        self,
+        chain: Chain,
+        networks: Networks,
+        *,
+        optimizer: optax.GradientTransformation,
+        num_epochs: int = 50,
+        answer_weights: Array | None = None,
+    ) -> None:
+        if networks.baseline is None:
+            raise ValueError("networks.baseline is required")
+        self.chain, self.networks, self.baseline = chain, networks, networks.baseline
+        self.optimizer, self.num_epochs, self.answer_weights = optimizer, num_epochs, answer_weights
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        chain: Chain,
+        image_encoder: nn.Module | None,
+        *,
+        batches_per_epoch: int,
+        answer_weights: Array | None = None,
+    ) -> "BaselineSystem":
+        """Return the system of `config.job` "baseline"; its rate falls to 0 over the run by `baseline.schedule`."""
+        baseline, training = settings.baseline, settings.training
+        optimizer = make_baseline_optimizer(
+            learning_rate=baseline.learning_rate,
+            schedule=baseline.schedule,
+            num_batches=baseline.epochs * batches_per_epoch,
+            weight_decay=baseline.weight_decay,
+            epsilon=training.adam_epsilon,
+            clip_norm=training.clip_norm,
+        )
+        networks = make_networks(settings, chain, image_encoder)
+        return cls(chain, networks, optimizer=optimizer, num_epochs=baseline.epochs, answer_weights=answer_weights)
+
+    def init(self, key: Array, example: Batch) -> TrainState:
+        """Return random parameters of the baseline and of an encoder that is trained along; only shapes matter."""
+        init_key, run_key = jax.random.split(key)
+        encoder_key, baseline_key = jax.random.split(init_key)
+        params, features = init_encoder(self.networks, key=encoder_key, batch=example)
+        params[NAME] = self.baseline.init(
+            baseline_key, image_features=features, text_features=example["text_features"]
+        )["params"]
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            optimizers={NAME: self.optimizer.init(params)},
+            key=jax.random.key_data(run_key),
+        )
+
+    def phases(self) -> Sequence[Phase]:
+        """Return the one phase of the run."""
+        return [Phase(NAME, self.num_epochs, self.update)]
+
+    def update(self, state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
+        """One device's update: (state, batch) -> (state, metrics)."""
+        rows, text_features = split_shared(batch)
+        totals = whole.add_up(batch_totals(rows["labels"], self.answer_weights))
+
+        def loss(params: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
+            del first_case  # there is no dropout
+            features = encode_images(self.networks, params, rows)
+            logits = read_as_baseline(self.networks, params, features, text_features)
+            parts = teacher_objective(
+                logits=logits, labels=rows["labels"], answer_weights=self.answer_weights, totals=totals
+            )
+            return parts.total, (parts, features)
+
+        parts, _, gradients = differentiate_batch(loss, state.params, rows, whole)
+        state = apply_gradients(state, NAME, self.optimizer, gradients)
+        metrics = Metrics(losses={NAME: parts}, gradient_norms={NAME: global_norm(gradients)})
+        return state.replace(step=state.step + 1), metrics
+
+    def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
+        """Return padded logits [case, step, answer]."""
+        return predict_logits(self.networks, self.names, params, batch)
+
+    def evaluate(self, predictions: Predictions) -> dict[str, float]:
+        """Return the mean accuracy over the steps, 0 to 1."""
+        return {NAME: evaluate(predictions, self.chain)[NAME].mean_accuracy}
+
+    def numbers(self, metrics: Metrics) -> dict[str, float]:
+        """Return the loss of each step, their sum, and the gradient norm."""
+        return named_numbers(metrics, self.chain, self.names)
+
+    def describe(self, numbers: dict[str, float]) -> str:
+        """Return the loss in a few words."""
+        return describe_losses(numbers, self.names)
+
+
+def make_baseline_optimizer(
+    *, learning_rate: float, schedule: str, num_batches: int, weight_decay: float, epsilon: float, clip_norm: float
+) -> optax.GradientTransformation:
+    """Return AdamW behind a global-norm clip, its rate constant or falling to 0 as a cosine over the whole run.
+
+    Args:
+      learning_rate: at the start.
+      schedule: "cosine" or "constant".
+      num_batches: of the run.
+      weight_decay: decoupled.
+      epsilon: of AdamW.
+      clip_norm: largest global norm of a gradient.
+    """
+    rate = optax.cosine_decay_schedule(learning_rate, num_batches) if schedule == "cosine" else learning_rate
+    return make_optimizer(learning_rate=rate, weight_decay=weight_decay, epsilon=epsilon, clip_norm=clip_norm)

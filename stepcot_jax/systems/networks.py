@@ -1,0 +1,185 @@
+"""The networks of Step-CoT: modules from settings, their parameters, and forward passes on a batch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.models.perceptron import Baseline
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher, TeacherReading
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.training.state import Params
+
+Batch = dict[str, Array]
+
+
+class Networks(flax.struct.PyTreeNode):
+    """The modules of a run; all static.
+
+    Attributes:
+      teacher: the graph-attention teacher.
+      student: the chain student.
+      image_encoder: images -> features, trained with the teacher; None if batches carry features.
+      projection_width: width of the space in which channel alignment compares teacher and student.
+      remat: compute the image encoder's activations again in the backward pass instead of keeping them.
+      baseline: the perceptron on pooled embeddings; None if the run trains none.
+    """
+
+    teacher: Teacher = flax.struct.field(pytree_node=False)
+    student: Student = flax.struct.field(pytree_node=False)
+    image_encoder: nn.Module | None = flax.struct.field(pytree_node=False, default=None)
+    projection_width: int = flax.struct.field(pytree_node=False, default=256)
+    remat: bool = flax.struct.field(pytree_node=False, default=False)
+    baseline: Baseline | None = flax.struct.field(pytree_node=False, default=None)
+
+
+def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | None) -> Networks:
+    """Return the modules that the settings describe.
+
+    Args:
+      settings: sizes, dropout rates and compute dtype.
+      chain: of the data; gives the answers of each step.
+      image_encoder: trained along with the teacher; None if batches carry features.
+    """
+    teacher, student, dtype = settings.teacher, settings.student, jnp.dtype(settings.training.compute_dtype)
+    if image_encoder is not None and dtype != jnp.float32:
+        image_encoder = image_encoder.clone(dtype=dtype)
+    return Networks(
+        teacher=Teacher(
+            answers_per_step=chain.answers_per_step,
+            width=teacher.width,
+            num_layers=teacher.num_layers,
+            num_heads=teacher.num_heads,
+            negative_slope=teacher.negative_slope,
+            attention_dropout_rate=teacher.attention_dropout,
+            context_dropout_rate=teacher.context_dropout,
+            head_dropout_rate=teacher.head_dropout,
+            memory=teacher.memory,
+            write_back=teacher.write_back,
+            text=teacher.text,
+            remat=settings.parallel.remat,
+            dtype=dtype,
+        ),
+        student=Student(
+            answers_per_step=chain.answers_per_step, width=student.width, dropout_rate=student.dropout, dtype=dtype
+        ),
+        image_encoder=image_encoder,
+        remat=settings.parallel.remat,
+        projection_width=settings.loss.projection_width,
+        baseline=Baseline(answers_per_step=chain.answers_per_step, hidden=settings.baseline.hidden, dtype=dtype),
+    )
+
+
+def init_params(networks: Networks, *, key: Array, batch: Batch, text_features: Array | None) -> Params:
+    """Return random parameters of teacher, student and projections for batches of the given shapes.
+
+    Args:
+      networks: the modules.
+      key: random key.
+      batch: an example with "image_features" [case, width], or "images" [case, height, width, 3] if there is an image
+        encoder; only its shape matters.
+      text_features: [step, width] or [case, step, width]; None without text.
+    """
+    encoder_key, teacher_key, student_key, *projection_keys = jax.random.split(key, 5)
+    params, features = init_encoder(networks, key=encoder_key, batch=batch)
+    if text_features is not None and text_features.ndim == 3:
+        text_features = text_features[:1]
+    params["teacher"] = networks.teacher.init(
+        teacher_key, image_features=features, text_features=text_features, deterministic=True
+    )["params"]
+    params["student"] = networks.student.init(student_key, image_features=features, deterministic=True)["params"]
+    for side, width, projection_key in zip(
+        ("teacher", "student"), (networks.teacher.width, networks.student.width), projection_keys, strict=True
+    ):
+        projection = nn.Dense(networks.projection_width)
+        params[f"{side}_projection"] = projection.init(projection_key, jnp.zeros((1, width)))["params"]
+    return params
+
+
+def init_encoder(networks: Networks, *, key: Array, batch: Batch) -> tuple[Params, Array]:
+    """Return the parameters of the image encoder, if one is trained, and features [1, width] of an empty image."""
+    if networks.image_encoder is None:
+        return {}, jnp.zeros_like(batch["image_features"][:1])
+    images = jnp.zeros_like(batch["images"][:1])
+    params = networks.image_encoder.init(key, images)["params"]
+    return {"image_encoder": params}, networks.image_encoder.apply({"params": params}, images)
+
+
+def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
+    """Return image features [case, width]: those of the batch, or its images through the encoder."""
+    if networks.image_encoder is None:
+        return batch["image_features"]
+    encode = networks.image_encoder.apply
+    if networks.remat:
+        encode = jax.checkpoint(encode)
+    return encode({"params": params["image_encoder"]}, batch["images"]).astype(jnp.float32)
+
+
+def read_as_teacher(
+    networks: Networks,
+    teacher_params: Params,
+    image_features: Array,
+    text_features: Array | None,
+    *,
+    key: Array | None,
+    first_case: Any = 0,
+) -> TeacherReading:
+    """Return the teacher's reading of image features [case, width]; dropout is active if a `key` is given."""
+    return networks.teacher.apply(
+        {"params": teacher_params},
+        image_features=image_features,
+        text_features=text_features,
+        deterministic=key is None,
+        rngs=None if key is None else {"dropout": key},
+        first_case=first_case,
+    )
+
+
+def predict_logits(networks: Networks, names: Sequence[str], params: Params, batch: Batch) -> dict[str, Array]:
+    """Return padded logits [case, step, answer] of the named networks, without dropout.
+
+    Args:
+      networks: the modules.
+      names: of "teacher", "student" and "baseline".
+      params: of all parts that the named networks need.
+      batch: "images" or "image_features" [case, width], and "text_features" [step, width] for a teacher with text and
+        for the baseline.
+    """
+    features, text_features = encode_images(networks, params, batch), batch.get("text_features")
+    logits = {}
+    if "teacher" in names:
+        logits["teacher"] = read_as_teacher(networks, params["teacher"], features, text_features, key=None).logits
+    if "student" in names:
+        reading = networks.student.apply({"params": params["student"]}, image_features=features, deterministic=True)
+        logits["student"] = reading.logits
+    if "baseline" in names:
+        logits["baseline"] = read_as_baseline(networks, params, features, text_features)
+    return logits
+
+
+def read_as_baseline(networks: Networks, params: Params, image_features: Array, text_features: Array | None) -> Array:
+    """Return the baseline's padded logits [case, step, answer].
+
+    Raises:
+      ValueError: there is no baseline or no text.
+    """
+    if networks.baseline is None or text_features is None:
+        missing = "networks.baseline" if networks.baseline is None else "batch['text_features']"
+        raise ValueError(f"{missing} is required: the baseline tells the steps apart by their prompts")
+    return networks.baseline.apply(
+        {"params": params["baseline"]}, image_features=image_features, text_features=text_features
+    )
+
+
+def make_predict(
+    networks: Networks, text_features: Array | None, names: Sequence[str]
+) -> Callable[[Params, Batch], dict[str, Array]]:
+    """Return `predict_logits` compiled for fixed networks and prompts: (params, batch) -> logits by name."""
+    text = {} if text_features is None else {"text_features": text_features}
+    return jax.jit(lambda params, batch: predict_logits(networks, names, params, {**batch, **text}))

@@ -1,0 +1,44 @@
+"""The system of each `config.job`; a new system is added here."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.losses.hard_label import inverse_frequency_weights
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.baseline import NAME, BaselineSystem
+from stepcot_jax.systems.step_cot import StepCoT
+from stepcot_jax.training.system import System
+
+
+def names_of_job(job: str) -> tuple[str, ...]:
+    """Return the names of the networks that `config.job` trains."""
+    return {"distill": ("teacher", "student"), "teacher": ("teacher",), "baseline": (NAME,)}[job]
+
+
+def make_system(
+    settings: Settings, dataset: Dataset, image_encoder: nn.Module | None, *, batches_per_epoch: int
+) -> System:
+    """Return what the settings say to train, with class weights counted on the training split.
+
+    Args:
+      settings: of the run.
+      dataset: cases and splits.
+      image_encoder: trained along; None if batches carry features.
+      batches_per_epoch: updates in an epoch, for schedules over the whole run.
+    """
+    weights = _answer_weights(settings, dataset)
+    if settings.job == "baseline":
+        return BaselineSystem.from_settings(
+            settings, dataset.chain, image_encoder, batches_per_epoch=batches_per_epoch, answer_weights=weights
+        )
+    return StepCoT.from_settings(settings, dataset.chain, image_encoder, answer_weights=weights)
+
+
+def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:
+    if settings.loss.class_weights == "none":
+        return None
+    labels = dataset.labels[np.asarray(dataset.splits.train)]
+    return jnp.asarray(inverse_frequency_weights(labels=labels, answers_per_step=dataset.chain.answers_per_step))

@@ -1,0 +1,276 @@
+"""Step-CoT: the teacher alone, then teacher and student together (paper: Appendix D.6).
+
+A joint update is: the teacher's update, fresh targets of the updated teacher without gradient, the student's update.
+The image features are computed once, before the teacher's update, and serve all three.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from stepcot_jax.chain import Chain
+from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.gradients import (
+    Metrics,
+    Objective,
+    describe_losses,
+    named_numbers,
+    student_gradients,
+    student_part,
+    teacher_gradients,
+    teacher_part,
+)
+from stepcot_jax.systems.networks import Batch, Networks, init_params, make_networks, predict_logits, read_as_teacher
+from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
+from stepcot_jax.training.optimizers import Plateau, global_norm, make_optimizer, scale_learning_rate
+from stepcot_jax.training.state import Params, TrainState, apply_gradients
+from stepcot_jax.training.system import Phase, System, Update
+
+Optimizers = dict[str, optax.GradientTransformation]
+
+SHARED = frozenset({"text_features"})
+"""Batch entries that all cases share: the prompts' vectors [step, width]."""
+
+
+class StepCoT(System):
+    """Teacher and student of a chain, their losses and their optimizers.
+
+    Args:
+      chain: steps and answers.
+      teacher: the network that is taught; a `Teacher` of the published size if None.
+      student: the network that is distilled; a `Student` of the published size if None.
+      image_encoder: images -> features [case, width], trained with the teacher; None if batches carry features.
+      objective: how the losses are put together.
+      projection_width: width of the space in which channel alignment compares the two.
+      remat: compute the encoder's activations again in the backward pass.
+      optimizers: by network, "teacher" and "student"; None for AdamW with the published rates.
+      teacher_epochs: epochs of the teacher alone.
+      joint_epochs: epochs of both.
+      teacher_only: train and evaluate the teacher alone, for `teacher_epochs`.
+      plateau: halves the teacher's rate and stops early, on its validation score; None for neither.
+
+    A batch holds "image_features" [case, width] or "images" [case, height, width, 3], "labels" int [case, step]
+    (negative where not annotated), and "text_features" [step, width] for a teacher with text.
+    """
+
+    score_name = "mean_accuracy"
+    shared = SHARED
+
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        teacher: Teacher | None = None,
+        student: Student | None = None,
+        image_encoder: nn.Module | None = None,
+        objective: Objective | None = None,
+        projection_width: int = 256,
+        remat: bool = False,
+        optimizers: Optimizers | None = None,
+        teacher_epochs: int = 2,
+        joint_epochs: int = 40,
+        teacher_only: bool = False,
+        plateau: Plateau | None = None,
+    ) -> None:
+        answers = chain.answers_per_step
+        self.chain = chain
+        self.networks = Networks(
+            teacher=teacher or Teacher(answers_per_step=answers),
+            student=student or Student(answers_per_step=answers),
+            image_encoder=image_encoder,
+            projection_width=projection_width,
+            remat=remat,
+        )
+        self.objective = objective or Objective()
+        self.optimizers = optimizers or {
+            "teacher": make_optimizer(learning_rate=5e-5),
+            "student": make_optimizer(learning_rate=1e-4),
+        }
+        self.names = ("teacher",) if teacher_only else ("teacher", "student")
+        self.teacher_epochs, self.joint_epochs = teacher_epochs, 0 if teacher_only else joint_epochs
+        self.plateau = plateau
+
+    @classmethod
+    def from_settings(
+        cls, settings: Settings, chain: Chain, image_encoder: nn.Module | None, *, answer_weights: Array | None = None
+    ) -> "StepCoT":
+        """Return the system of `config.job` "distill" or "teacher".
+
+        Args:
+          settings: of the run.
+          chain: of the data.
+          image_encoder: trained along with the teacher; None if batches carry features.
+          answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
+        """
+        training, loss = settings.training, settings.loss
+        networks = make_networks(settings, chain, image_encoder)
+        rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
+        teacher_only = settings.job == "teacher"
+        return cls(
+            chain,
+            teacher=networks.teacher,
+            student=networks.student,
+            image_encoder=networks.image_encoder,
+            objective=Objective(
+                temperature=loss.temperature,
+                soft_label_scale=loss.soft_label_scale,
+                channel_alignment_scale=loss.channel_alignment_scale,
+                normaliser=loss.normaliser,
+                alignment_gradient=loss.alignment_gradient,
+                train_teacher_projection=loss.train_teacher_projection,
+                target_dropout=loss.target_dropout,
+                answer_weights=answer_weights,
+            ),
+            projection_width=loss.projection_width,
+            remat=networks.remat,
+            optimizers={
+                name: make_optimizer(
+                    learning_rate=rate,
+                    weight_decay=training.weight_decay,
+                    epsilon=training.adam_epsilon,
+                    clip_norm=training.clip_norm,
+                )
+                for name, rate in rates.items()
+            },
+            teacher_epochs=training.teacher_job_epochs if teacher_only else training.teacher_epochs,
+            joint_epochs=training.joint_epochs,
+            teacher_only=teacher_only,
+            plateau=Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
+            if teacher_only
+            else None,
+        )
+
+    def init(self, key: Array, example: Batch) -> TrainState:
+        """Return random parameters and fresh optimizers; of `example` only shapes matter."""
+        init_key, run_key = jax.random.split(key)
+        params = init_params(self.networks, key=init_key, batch=example, text_features=example.get("text_features"))
+        state = start_state(params, self.objective, self.optimizers, key=run_key)
+        if self.plateau is None:
+            return state
+        return state.replace(optimizers={**state.optimizers, "plateau": self.plateau.start()})
+
+    def phases(self) -> Sequence[Phase]:
+        """Return the teacher's phase and the joint phase; one of no epochs is left out."""
+        phases = (
+            Phase("teacher", self.teacher_epochs, self.teacher_update),
+            Phase("joint", self.joint_epochs, self.joint_update),
+        )
+        return [phase for phase in phases if phase.num_epochs]
+
+    @functools.cached_property
+    def teacher_update(self) -> Update:
+        """The update of the teacher alone."""
+        return make_teacher_update(self.networks, self.objective, self.optimizers)
+
+    @functools.cached_property
+    def joint_update(self) -> Update:
+        """The update of the teacher, and of the student on its fresh targets."""
+        return make_joint_update(self.networks, self.objective, self.optimizers)
+
+    @functools.cached_property
+    def update(self) -> Any:
+        """One compiled update on this process's default device: (state, batch) -> (state, metrics)."""
+        return jax.jit(self.joint_update if "student" in self.names else self.teacher_update)
+
+    def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
+        """Return padded logits [case, step, answer] of each network of `names`, without dropout."""
+        return predict_logits(self.networks, self.names, params, batch)
+
+    def evaluate(self, predictions: Predictions) -> dict[str, float]:
+        """Return the mean accuracy over the steps of each network, 0 to 1."""
+        metrics = evaluate(predictions, self.chain)
+        return {name: metrics[name].mean_accuracy for name in self.names}
+
+    def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
+        """Move the plateau schedule on, if there is one: scale the teacher's learning rate."""
+        if self.plateau is None:
+            return state
+        plateau = self.plateau.restore(state.optimizers["plateau"]).after_epoch(scores["teacher"])
+        rescaled = scale_learning_rate(state.optimizers["teacher"], plateau.rate_factor)
+        # Not `device_put`: of several processes each holds a part of the replicated arrays.
+        schedule = jax.tree.map(
+            lambda new, old: jnp.where(True, new, old), plateau.to_arrays(), state.optimizers["plateau"]
+        )
+        return state.replace(optimizers={**state.optimizers, "teacher": rescaled, "plateau": schedule})
+
+    def is_done(self, state: TrainState) -> bool:
+        """Return whether the plateau schedule stops the training."""
+        return self.plateau is not None and self.plateau.restore(state.optimizers["plateau"]).stops
+
+    def numbers(self, metrics: Metrics) -> dict[str, float]:
+        """Return the loss parts by network and step, their totals, and the gradient norms."""
+        return named_numbers(metrics, self.chain, ("teacher", "student"))
+
+    def describe(self, numbers: dict[str, float]) -> str:
+        """Return the loss parts of each network in a few words."""
+        return describe_losses(numbers, ("teacher", "student"))
+
+
+def start_state(params: Params, objective: Objective, optimizers: Optimizers, *, key: Array) -> TrainState:
+    """Return the state before the first update; `key` is the run's random key."""
+    parts = {
+        "teacher": teacher_part(params),
+        "student": student_part(params, train_teacher_projection=objective.train_teacher_projection),
+    }
+    states = {name: optimizer.init(parts[name]) for name, optimizer in optimizers.items()}
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, optimizers=states, key=jax.random.key_data(key))
+
+
+def split_shared(batch: Batch) -> tuple[Batch, Array | None]:
+    """Return the rows of a batch, and the prompts' vectors that all cases share; None without text."""
+    return {name: rows for name, rows in batch.items() if name not in SHARED}, batch.get("text_features")
+
+
+def make_teacher_update(networks: Networks, objective: Objective, optimizers: Optimizers) -> Update:
+    """Return one device's update of the teacher alone: (state, batch) -> (state, metrics)."""
+
+    def update(state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
+        rows, text_features = split_shared(batch)
+        parts, _, gradients = teacher_gradients(
+            networks, objective, state.params, rows, text_features, key=state.key_of_update(), whole=whole
+        )
+        state = apply_gradients(state, "teacher", optimizers["teacher"], gradients)
+        metrics = Metrics(losses={"teacher": parts}, gradient_norms={"teacher": global_norm(gradients)})
+        return state.replace(step=state.step + 1), metrics
+
+    return update
+
+
+def make_joint_update(networks: Networks, objective: Objective, optimizers: Optimizers) -> Update:
+    """Return one device's joint update: (state, batch) -> (state, metrics)."""
+
+    def update(state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
+        rows, text_features = split_shared(batch)
+        keys = jax.random.split(state.key_of_update(), 3)
+        teacher_parts, features, teacher_grads = teacher_gradients(
+            networks, objective, state.params, rows, text_features, key=keys[0], whole=whole
+        )
+        state = apply_gradients(state, "teacher", optimizers["teacher"], teacher_grads)
+        targets = read_as_teacher(
+            networks,
+            state.params["teacher"],
+            features,
+            text_features,
+            key=keys[1] if objective.target_dropout else None,
+            first_case=whole.first_case(len(features)),
+        )
+        student_parts, student_grads = student_gradients(
+            networks, objective, state.params, rows, image_features=features, targets=targets, key=keys[2], whole=whole
+        )
+        state = apply_gradients(state, "student", optimizers["student"], student_grads)
+        metrics = Metrics(
+            losses={"teacher": teacher_parts, "student": student_parts},
+            gradient_norms={"teacher": global_norm(teacher_grads), "student": global_norm(student_grads)},
+        )
+        return state.replace(step=state.step + 1), metrics
+
+    return update

@@ -1,0 +1,105 @@
+"""Configs by name and by path, from any folder, in a checkout and in an installed wheel."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+
+import pytest
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.settings.configs import find_config, load_config, shipped_names
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_a_shipped_config_is_found_by_name_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("quickstart") == ROOT / "configs" / "quickstart.py"
+    assert "quickstart" in shipped_names()
+    assert load_config("tables_phantom").training.joint_epochs == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("quikstart", "did you mean quickstart?"),
+        ("configs/quickstart.py", "configs/quickstart.py: no such config file (--config=quickstart is shipped)"),
+        ("mine.py", "mine.py: no such config file"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_nearest(name, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput) as refused:
+        find_config(name)
+    assert words in str(refused.value)
+
+
+def test_a_config_of_ones_own_imports_shipped_and_own_configs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *(path for path in sys.path if pathlib.Path(path) != ROOT)])
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "local.py").write_text("SEED = 7\n")
+    (tmp_path / "mine.py").write_text(
+        "from configs import base, local\n\n"
+        "def get_config(seed=0):\n    config = base.get_config()\n    config.seed = int(seed) or local.SEED\n"
+        "    return config\n"
+    )
+    held = sys.modules.get("configs")
+    assert load_config("mine.py").seed == 7
+    assert load_config("mine.py:5").seed == 5
+    (tmp_path / "configs" / "base.py").write_text("raise RuntimeError\n")
+    assert load_config("quickstart").seed == 0  # shipped configs import shipped ones alone
+    with pytest.raises(BadInput, match=r"^mine\.py:1: RuntimeError"):
+        load_config("mine.py")
+    assert sys.modules.get("configs") is held
+
+
+def build_wheel(folder: pathlib.Path) -> pathlib.Path:
+    source = folder / "source"
+    for name in ("stepcot_jax", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    build = "import setuptools.build_meta as b; b.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
+    wheel = build_wheel(tmp_path)
+    # A new environment that sees this one's libraries, and not this checkout.
+    venv.create(tmp_path / "env", with_pip=False)
+    site = next((tmp_path / "env" / "lib").glob("*/site-packages"))
+    (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    flags = [
+        "--config.phantom.num_cases=40",
+        "--config.phantom.image_size=32",
+        "--config.image_encoder.image_size=32",
+        "--config.parallel.num_devices=1",
+        "--config.training.teacher_epochs=0",
+        "--config.teacher.width=8",
+        "--config.teacher.num_layers=1",
+        "--config.training.joint_epochs=1",
+        "--config.evaluation.num_resamples=20",
+    ]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [tmp_path / "env/bin/python", "-m", "stepcot_jax.main", "--config=quickstart", "--workdir=run", *flags],
+        cwd=empty,
+        env={**environment, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr
+    assert (empty / "run" / "report.json").is_file()
+    assert [path.name for path in empty.iterdir()] == ["run"]

@@ -1,0 +1,219 @@
+"""A system that the package does not know goes through the loop: linear regression on data drawn on the host."""
+
+import itertools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from stepcot_jax.host.errors import Preempted, RunStopped
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.training.checkpoints import Checkpoints, saved_steps
+from stepcot_jax.training.global_batch import GlobalBatch
+from stepcot_jax.training.log import MetricsLog
+from stepcot_jax.training.loop import Loop, Plan
+from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.state import TrainState, apply_gradients
+from stepcot_jax.training.system import Phase, Stream, System
+
+ROOT = str(pathlib.Path(__file__).parents[2])
+WEIGHTS = np.array([[2.0], [-1.0], [0.5]], np.float32)
+
+
+class LinearRegression(System):
+    """y = x w; the host draws y from the weights at hand, the last epochs double the rate."""
+
+    names, score_name, shared = ("line",), "negative_error", frozenset({"noise_scale"})
+
+    def __init__(self, streams=(None, None), epochs=2):
+        self.optimizer, self.streams, self.epochs = optax.sgd(0.05), streams, epochs
+
+    def init(self, key, example):
+        params = {"line": jnp.zeros((example["x"].shape[1], 1))}
+        optimizers = {"line": self.optimizer.init(params), "epoch": jnp.zeros((), jnp.int32)}
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizers, jax.random.key_data(key))
+
+    def phases(self):
+        warm, main = self.streams
+        return [
+            Phase("warm", 1, self.update, stream=warm),
+            Phase("main", self.epochs, self.update, stream=main, collect=self.collect),
+        ]
+
+    def collect(self, state, batch):
+        """On the host: noise that depends on the update alone, and the residual of the weights at hand."""
+        noise = np.random.default_rng(int(state.step)).standard_normal(batch["y"].shape).astype(np.float32)
+        return {**batch, "y": batch["y"] + 0.01 * noise, "before": np.asarray(batch["x"] @ state.params["line"])}
+
+    def update(self, state, batch, whole: GlobalBatch):
+        def loss(params):
+            error = batch["x"] @ params["line"] - batch["y"]
+            return jnp.sum(error**2) / 8 * batch["noise_scale"]
+
+        value, gradients = whole.add_up(jax.value_and_grad(loss)(state.params))
+        state = apply_gradients(state, "line", self.optimizer, gradients)
+        return state.replace(step=state.step + 1), {"loss": value}
+
+    def predict(self, params, batch):
+        return {"line": batch["x"] @ params["line"]}
+
+    def evaluate(self, predictions):
+        return {"line": -float(np.mean((predictions["line"] - VALIDATION["y"]) ** 2))}
+
+    def after_epoch(self, state, scores):
+        assert set(scores) == {"line"}
+        epoch = state.optimizers["epoch"] + 1
+        return state.replace(optimizers={**state.optimizers, "epoch": epoch})
+
+    def is_done(self, state):
+        return int(state.optimizers["epoch"]) >= 3
+
+
+class Drawn:
+    """Endless batches; batch n is a function of n."""
+
+    def __init__(self, seed=0):
+        self.seed, self.position = seed, 0
+
+    def __next__(self):
+        draw = np.random.default_rng([self.seed, self.position])
+        self.position += 1
+        x = draw.standard_normal((8, 3)).astype(np.float32)
+        return {"x": x, "y": x @ WEIGHTS}
+
+    def get_state(self):
+        return {"position": self.position}
+
+    def set_state(self, state):
+        self.position = state["position"]
+
+
+VALIDATION = next(Drawn(seed=9))
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def train(workdir, *, system=None, stop_at=None, stop=interrupt, num_devices=1, transform="pmap", asked=bool):
+    system = system or LinearRegression()
+    devices = Devices(transform=transform, num_devices=num_devices, shared=system.shared)
+    scale = {"noise_scale": devices.put_whole(np.float32(1.0))}
+    workdir.mkdir(exist_ok=True)
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    shapes = jax.eval_shape(lambda: system.init(jax.random.key(0), VALIDATION))
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=devices.whole), shapes)
+    progress = None
+    if checkpoints.latest_step is None:
+        state = devices.put_whole(system.init(jax.random.key(0), VALIDATION))
+    else:
+        state, progress, _ = checkpoints.restore_latest(like)
+    updates = itertools.count(1)
+
+    def prepare(batch):
+        if next(updates) == stop_at:
+            stop()
+        return devices.put_training_rows(batch | scale)
+
+    metrics = MetricsLog(workdir, first_step=int(state.step))
+    loop = Loop(
+        system=system,
+        plan=Plan(system.phases(), Stream(Drawn(), 5)),
+        compile_update=lambda phase, state, batch: devices.compile_update(phase.update, state=state, batch=batch),
+        prepare=prepare,
+        validate=lambda state: system.evaluate(system.predict(state.params, VALIDATION)),
+        checkpoints=checkpoints,
+        metrics=metrics,
+        terminal=Terminal(silent=True),
+        batch_size=8,
+        log_every=2,
+        checkpoint_seconds=0.0,
+        asked_to_end=asked,
+    )
+    try:
+        state, best = loop.run(state, progress)
+    finally:
+        checkpoints.close()
+        metrics.close()
+    return jax.device_get((state.params, state.optimizers, state.step)), best
+
+
+def assert_same(found, expected):
+    assert found[1] == expected[1]
+    jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("line"))
+
+
+def test_the_system_learns_and_its_best_is_kept(uninterrupted):
+    (params, optimizers, step), best = uninterrupted
+    assert (int(step), int(optimizers["epoch"])) == (15, 3)
+    assert np.abs(params["line"] - WEIGHTS).max() < 0.5
+    assert best["line"].step == 15
+    assert best["line"].score > -0.3
+
+
+@pytest.mark.parametrize("stop_at", [3, 8, 14])
+def test_a_run_that_was_interrupted_resumes_to_the_same_bits(uninterrupted, tmp_path, stop_at):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, stop_at=stop_at)
+    assert_same(train(tmp_path), uninterrupted)
+
+
+def test_a_killed_run_resumes_to_the_same_bits(uninterrupted, tmp_path):
+    script = [sys.executable, __file__, str(tmp_path)]
+    assert subprocess.run(script, env={**os.environ, "PYTHONPATH": ROOT}, timeout=120).returncode == -signal.SIGKILL
+    assert saved_steps(tmp_path / "checkpoints")
+    assert_same(train(tmp_path), uninterrupted)
+
+
+def test_a_run_that_is_asked_to_end_saves_first(uninterrupted, tmp_path):
+    looks = itertools.count()
+    with pytest.raises(Preempted, match="saved after SIGTERM"):
+        train(tmp_path, asked=lambda: next(looks) == 9)
+    assert_same(train(tmp_path), uninterrupted)
+
+
+def test_phases_may_have_batches_of_their_own(tmp_path):
+    def system():
+        return LinearRegression(streams=(Stream(Drawn(seed=1), 3), Stream(Drawn(seed=2), 4)))
+
+    expected = train(tmp_path / "whole", system=system())
+    assert int(expected[0][2]) == 3 + 2 * 4
+    for stop_at in (2, 6):
+        folder = tmp_path / f"stopped_{stop_at}"
+        with pytest.raises(KeyboardInterrupt):
+            train(folder, system=system(), stop_at=stop_at)
+        assert_same(train(folder, system=system()), expected)
+
+
+def test_a_system_may_end_before_its_last_epoch(tmp_path):
+    (_, optimizers, step), _ = train(tmp_path, system=LinearRegression(epochs=9))
+    assert (int(optimizers["epoch"]), int(step)) == (3, 15)
+
+
+def test_a_loss_that_is_not_finite_stops_by_its_name(tmp_path):
+    system = LinearRegression()
+    system.collect = lambda state, batch: {**batch, "y": batch["y"] * np.nan, "before": batch["y"]}
+    with pytest.raises(RunStopped, match="step 6: loss is nan; checkpoint 5 holds the last good state"):
+        train(tmp_path, system=system)
+
+
+@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
+def test_several_devices_agree_with_one(uninterrupted, tmp_path, transform):
+    (params, _, _), _ = train(tmp_path, num_devices=4, transform=transform)
+    np.testing.assert_allclose(params["line"], uninterrupted[0][0]["line"], rtol=1e-5, atol=1e-6)
+
+
+if __name__ == "__main__":  # killed in the middle of an epoch, by the test
+    train(pathlib.Path(sys.argv[1]), stop_at=8, stop=lambda: os.kill(os.getpid(), signal.SIGKILL))
