@@ -226,7 +226,7 @@ def test_every_table_has_a_test_that_reads_it(row, table):
     assert any(re.search(rf"[\"_]{table}\b|\b{table}_", source_of(path, name)) for path, name in places_in(row[3])), (
         f"{row[0]}: no test named there reads the table {table!r}"
     )
-    assert (ROOT / "stepcot_jax" / "experiments" / f"tables_{table}.py").is_file()
+    assert (ROOT / "stepcot_jax" / "tables" / f"{table}_table.py").is_file()
 
 
 def test_every_published_table_of_the_tool_is_among_them():
@@ -238,7 +238,7 @@ def test_every_published_table_of_the_tool_is_among_them():
 
 @functools.cache
 def reached_from(path):
-    """Files of experiments and evaluation that a module imports, at any distance, itself included."""
+    """Files of tables and evaluation that a module imports, at any distance, itself included."""
     found, waiting = set(), [path]
     while waiting:
         here = waiting.pop()
@@ -247,7 +247,7 @@ def reached_from(path):
         found.add(here)
         for node in ast.walk(parse(here)):
             if isinstance(node, ast.ImportFrom) and re.match(
-                r"stepcot_jax\.(experiments|evaluation)", node.module or ""
+                r"stepcot_jax\.(tables|evaluation)", node.module or ""
             ):
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
                 paths = (f"{name.replace('.', '/')}.py" for name in names)
@@ -278,7 +278,7 @@ def test_tables_call_what_they_are_said_to_and_nothing_they_are_not(row):
         return
     for tables in re.findall(r"`python -m stepcot_jax\.tables ([\w ]+)`", row[2]):
         for table in tables.split() if tables != "all" else [table for _, table in TABLES if table != "cost"]:
-            reached = reached_from(f"stepcot_jax/tables/tables_{table}.py")
+            reached = reached_from(f"stepcot_jax/tables/{table}_table.py")
             assert any(is_called(name, reached) for name in names), f"{row[0]}: table {table!r} never calls {names}"
     for name in names:
         assert is_called(name.split(".")[-1], everything), f"{row[0]}: nothing in the package calls {name}"

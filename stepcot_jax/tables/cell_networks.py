@@ -52,14 +52,14 @@ class Weights:
 
 
 def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
-    """The weights of a finished run.
+    """Load the best weights of a finished run.
 
     Args:
       folder: its workdir.
       names: of the networks, such as "teacher" or "baseline".
 
     Raises:
-      BadInput: something of the workdir is missing or damaged, or the run has no such network.
+      BadInput: a file of the workdir is missing or damaged, or the run has no such network.
     """
     settings, stored = read_settings(folder / "settings.json"), read_reading(folder)
     along = None if settings.image_encoder.is_frozen else make_resnet(settings.image_encoder.name)
@@ -68,21 +68,22 @@ def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
     for name in names:
         tree = restore_params(folder / "checkpoints", best[name].step if name in best else latest)
         if name not in tree:
-            raise BadInput(f"{folder}: found no network {name!r}, accepted are {', '.join(sorted(tree))}")
+            raise BadInput(f"{folder}: network {name!r} is not one of {', '.join(sorted(tree))}")
         params[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
     text = None if stored.text_features is None else jnp.asarray(stored.text_features)
     return Weights(settings, stored.chain, make_networks(settings, stored.chain, along), params, text)
 
 
 def read_cases(predict: Predict, inputs: Inputs, split: str, *, batch_size: int, num_threads: int) -> SplitPredictions:
-    """What a function of prepared batches says of a split.
+    """Predict on a split.
 
     Args:
-      predict: a batch, with "labels" and "images" or "image_features" -> logits [case, step, answer] by model.
+      predict: from a prepared batch, with "labels" and "images" or "image_features", to logits [case, step, answer] by
+        model name.
       inputs: the cases.
-      split: "train", "val", "test", or "all" for every case of any.
-      batch_size: cases at a time.
-      num_threads: that read.
+      split: "train", "val", "test", or "all" for the cases of all three.
+      batch_size: number of cases.
+      num_threads: number of reading threads.
     """
     dataset = inputs.dataset
     if split == "all":
@@ -94,20 +95,20 @@ def read_cases(predict: Predict, inputs: Inputs, split: str, *, batch_size: int,
 
 
 def _with_all_in_test(dataset: Dataset) -> Dataset:
-    """Every case of a split in the test split: none of them was learned from."""
+    """The dataset with the cases of all splits in the test split."""
     every = tuple(sorted(index for indices in dataset.splits.by_name().values() for index in indices))
     return dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=every))
 
 
 def read_given(trained: Weights, counts: Sequence[int]) -> Predict:
-    """The teacher with the true answers of the first steps given, as a function of batches.
+    """Return a function that predicts with the teacher, given the true answers of the first steps.
 
     Args:
       trained: weights of a teacher.
-      counts: how many of the first steps are given; for each there is a model "NUMBER given".
+      counts: numbers of first steps whose answers are given; for each there is a model "NUMBER given".
 
     Returns:
-      A function of prepared batches. Where nobody answered a given step, the teacher's own answer stays.
+      A function of prepared batches. Where a given step is unannotated, the teacher's own answer stays.
     """
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Section 4.2: how each additional given answer changes the accuracy of the later steps."""
+"""Section 4.2: the effect of each additional given answer on the accuracy of later steps."""
 
 import collections
 import io
@@ -18,12 +18,12 @@ from stepcot_jax.tables.writing import Column, Entry, Figure, Table
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Teacher and student."""
+    """Return teacher and student."""
     return [plan.main(seed) for seed in plan.seeds]
 
 
 def make_tables(plan: Plan) -> list[Table]:
-    """The table of finished cells, whose teachers read the test split now; the curve is drawn beside it."""
+    """Make the table and its curve: the teachers of finished cells read the test split again."""
     chain = plan.cells.chain(plan.main(plan.seeds[0]))
     splits, alone = [], []
     for seed in plan.seeds:
@@ -61,19 +61,19 @@ def make_tables(plan: Plan) -> list[Table]:
         Column("accuracy from the true earlier answers without an image", "percent"),
     )
     notes = (
-        f"The teacher on the test split with the true answers of the first steps written to its memory, seeds "
+        "The teacher on the test split with the true answers of the first steps in its memory, seeds "
         f"{list(plan.seeds)}.",
         INTERVALS,
         CORRECTED,
-        "The last column is what the most frequent answer of training cases with the same earlier answers reaches: how "
-        "far the true earlier answers alone, without the image, tell the step.",
+        "The last column is the accuracy of the most frequent answer among training cases with the same earlier "
+        "answers: what the true earlier answers tell without the image.",
     )
     pictures = {"effect.png": draw_curve(comparison)}
-    return [Table("effect", "What given answers change in later steps", columns, tuple(rows), notes, pictures)]
+    return [Table("effect", "Effect of given answers on later steps", columns, tuple(rows), notes, pictures)]
 
 
 def _question(count: int, position: int) -> tuple[str, str, str, int]:
-    """Is a step's accuracy another with so many answers given than with none?"""
+    """Whether a step's accuracy differs with `count` answers given from that with none."""
     return f"{count} given", "0 given", "accuracy", position
 
 
@@ -98,7 +98,7 @@ def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, lis
 
 
 def draw_curve(comparison: Comparison) -> bytes:
-    """A line for each step: its accuracy against the number of answers given before it, with intervals; as PNG."""
+    """Draw each step's accuracy against the number of given answers, with intervals, as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
@@ -130,14 +130,14 @@ def _end(figure: Figure, end: str) -> float:
 def predict_from_answers(
     *, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"], step: int
 ) -> Int[np.ndarray, " case"]:
-    """The most frequent answer of training cases whose earlier answers are all the same.
+    """Predict the most frequent answer of the training cases with the same earlier answers.
 
-    Where no training case has the same earlier answers, the earliest of them is left out, and so on; of equally
-    frequent answers the first is taken. A missing answer counts as an answer of its own.
+    Where no training case has them, the earliest answer is left out, and so on. Of equally frequent answers the first
+    is taken. A missing answer counts as an answer of its own.
 
     Args:
       train: labels to count.
-      asked: labels of the cases to answer for; those before `step` are looked at, no others.
+      asked: labels of the cases to predict; only those before `step` are used.
       step: position of the step.
 
     Returns:
@@ -162,12 +162,12 @@ def predict_from_answers(
 
 
 def _most_frequent(counts: Mapping[int, int]) -> int:
-    """Of several the first."""
+    """The most frequent answer, of several the first."""
     return min(counts, key=lambda answer: (-counts[answer], answer))
 
 
 def accuracies_from_answers(*, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"]) -> list[float]:
-    """The accuracy of `predict_from_answers` at each step over the annotated cases; NaN where there are none."""
+    """Return the accuracy of `predict_from_answers` at each step over the annotated cases; NaN without any."""
     shares = []
     for step in range(train.shape[1]):
         truth = asked[:, step]
