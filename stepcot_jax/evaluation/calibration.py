@@ -3,9 +3,8 @@
 Both are fitted on the validation split. Temperature scaling divides the logits of a step by one number, which changes
 how confident the answers are but never which one is the most probable (Guo et al. 2017). The answer sets are
 split-conformal (Vovk et al. 2005; Sadinle et al. 2019): over cases exchangeable with the validation cases, the set
-holds the true answer with probability `coverage` or more, for any model. Three things weaken this guarantee: the same
-cases chose the checkpoint and fitted the temperature, cases of one patient are not independent, and another hospital's
-cases are not exchangeable with these. The coverage on the test split is the check.
+holds the true answer with probability `coverage` or more. The guarantee weakens because these cases also chose the
+checkpoint, share patients, and are not exchangeable with another hospital's: check the coverage on the test split.
 """
 
 import dataclasses
@@ -28,7 +27,6 @@ from stepcot_jax.host.files import read_json
 
 MIN_CASES = 20
 """With fewer annotated cases the temperature stays 1."""
-
 _LAYOUT = "stepcot_jax calibration 1"
 _MAX_BYTES = 2**24
 _LOG_BOUND = math.log(100)  # temperatures of 0.01 to 100
@@ -73,9 +71,7 @@ def fit_calibration(val: Predictions, chain: Chain, *, coverage: float = 0.9) ->
     return Calibration(coverage=coverage, temperatures=temperatures, thresholds=thresholds, notes=notes)
 
 
-def fit_temperature(
-    logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer], *, min_cases: int = MIN_CASES
-) -> tuple[float, str]:
+def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> tuple[float, str]:
     """Fit one temperature by maximum likelihood.
 
     The negative log-likelihood is convex in 1 / temperature: the fit is the root of its slope.
@@ -83,13 +79,12 @@ def fit_temperature(
     Args:
       logits: [case, answer] of the annotated cases.
       labels: [case], the true answers.
-      min_cases: with fewer cases the temperature stays 1.
 
     Returns:
       The temperature, 0.01 to 100, and "" or why it is 1 or at a bound.
     """
-    if len(labels) < min_cases:
-        return 1.0, f"{len(labels)} annotated cases, fewer than {min_cases}: temperature 1"
+    if len(labels) < MIN_CASES:
+        return 1.0, f"{len(labels)} annotated cases, fewer than {MIN_CASES}: temperature 1"
     if (labels == labels[0]).all():
         return 1.0, "every case has the same answer: temperature 1"
     if (logits.argmax(axis=1) == labels).all():
@@ -163,8 +158,8 @@ def answer_sets(
       chain: the steps.
 
     Returns:
-      [case, step, answer], True for an answer in the set. The most probable answer is always in it, which a plain
-      conformal set does not guarantee and which can only raise the coverage.
+      [case, step, answer], True for an answer in the set; the most probable one always is, unlike in a plain
+      conformal set, which can only raise the coverage.
 
     Raises:
       BadInput: the calibration lacks the model.
@@ -191,10 +186,8 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration, ch
             "note": calibration.notes[model][position] if model in calibration.notes else "",
         }
 
-    models = {
-        model: [describe(model, position, step) for position, step in enumerate(chain.steps)]
-        for model in calibration.temperatures
-    }
+    steps = list(enumerate(chain.steps))
+    models = {model: [describe(model, *each) for each in steps] for model in calibration.temperatures}
     write_report(path, {"layout": _LAYOUT, "coverage": calibration.coverage, "models": models})
 
 
