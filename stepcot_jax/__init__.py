@@ -1,3 +1,57 @@
-"""Step-CoT in JAX: a seven-step reading of chest radiographs, taught by a graph and distilled into a chain."""
+"""Step-CoT in JAX: a seven-step reading of chest radiographs, taught by a graph and distilled into a chain.
+
+    import stepcot_jax as sc
+
+Every name of `__all__` is public and documented in docs/api.md with an example; everything else may move. Names are
+imported when they are first used, so that `import stepcot_jax` loads neither jax nor any other module of the package.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Baseline": "models.perceptron",
+    "BaselineSystem": "systems.baseline",
+    "Chain": "chain",
+    "Dataset": "data.dataset",
+    "Objective": "systems.gradients",
+    "Phase": "training.system",
+    "Predictions": "evaluation.evaluator",
+    "Run": "run.training_run",
+    "Step": "chain",
+    "StepCoT": "systems.step_cot",
+    "Stream": "training.system",
+    "Student": "models.student",
+    "System": "training.system",
+    "Teacher": "models.teacher",
+    "TrainState": "training.state",
+    "annotate_report": "annotate.rules.annotator",
+    "collect": "evaluation.evaluator",
+    "draw_phantom": "data.phantom.phantom",
+    "evaluate": "evaluation.evaluator",
+    "explain_image": "explain.saliency",
+    "export_model": "export.folder",
+    "load": "predict.reader",
+    "load_chain": "data.sources.chain_file",
+    "load_dataset": "features.inputs",
+    "load_settings": "settings.run_settings",
+    "losses": "losses",
+    "make_resnet": "encoders.resnet",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    value = module if _HOMES[name] == name else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

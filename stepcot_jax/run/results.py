@@ -1,4 +1,4 @@
-"""What a finished run leaves: predictions of its best weights, their calibration, the statistics, and the report."""
+"""Results of a finished run: predictions of the best weights, calibration, statistics and report."""
 
 import dataclasses
 import pathlib
@@ -30,12 +30,12 @@ Predict = Callable[[Any, str], Predictions]
 
 
 def predict_splits(names: tuple[str, ...], params_of: Callable[[str], Any], predict: Predict) -> dict[str, Predictions]:
-    """What each network says of validation and test split, with its own best weights.
+    """Return the predictions of each network on validation and test split, with its own best weights.
 
     Args:
       names: of the networks.
-      params_of: the parameters to use for a network; asked for one at a time.
-      predict: (parameters, split) -> what all networks say with them.
+      params_of: name -> parameters; called for one network at a time.
+      predict: (parameters, split) -> predictions of all networks.
     """
     logits: dict[str, dict[str, Any]] = {split: {} for split in SPLITS}
     found: dict[str, Predictions] = {}
@@ -49,7 +49,7 @@ def predict_splits(names: tuple[str, ...], params_of: Callable[[str], Any], pred
 
 
 def with_facts(dataset: Dataset, split: str, predictions: Predictions) -> SplitPredictions:
-    """Predictions with what statistics need to know of the cases."""
+    """Return predictions with the facts about the cases that statistics need."""
     indices = dataset.splits.by_name()[split]
     cases = [dataset.cases[indices[position]] for position in predictions.index]
 
@@ -71,7 +71,7 @@ def write_results(
     wall_seconds: float,
     evaluation: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Write predictions, calibration, statistics and report, and print the table of the test split.
+    """Write predictions, calibration, statistics and report; print the scores of the test split.
 
     Returns:
       The report.

@@ -1,4 +1,4 @@
-"""What a run refuses: another run's workdir, other data, data that teach nothing, a disk that has failed."""
+"""Checks before a run trains: the workdir, the data, the splits; and errors of the disk."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE
 
 @contextlib.contextmanager
 def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
-    """Say in a line that a file of a run cannot be written any more.
+    """Turn an error of the disk into one line.
 
     Raises:
       RunStopped: in place of an OSError of the disk.
@@ -29,13 +29,13 @@ def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
         if error.errno not in _OF_THE_DISK:
             raise
         raise RunStopped(
-            f"{error.filename or workdir}: cannot be used any more ({error.strerror}), accepted is a disk with room "
-            "that can be written to; the checkpoints stay, and the same command goes on from the latest"
+            f"{error.filename or workdir}: the disk failed ({error.strerror}); the checkpoints stay, and the same command "
+            "resumes from the latest once the disk can be written to"
         ) from error
 
 
 def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> None:
-    """Refuse a workdir with checkpoints that these settings cannot go on from.
+    """Refuse a workdir whose checkpoints these settings cannot resume.
 
     Raises:
       BadInput: `settings.resume` is False, or keys differ that may not.
@@ -43,20 +43,17 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> None:
     if not saved_steps(workdir / "checkpoints"):
         return
     if not settings.resume:
-        raise BadInput(
-            f"{workdir}: found checkpoints of an earlier run, accepted are a new workdir or config.resume=True"
-        )
+        raise BadInput(f"{workdir}: there are checkpoints of an earlier run; use a new workdir or config.resume=True")
     path = workdir / "settings.json"
     changed = changed_keys(read_settings(path), settings)
     if changed:
         raise BadInput(
-            f"{path}: found other values than now for {', '.join(changed)}; accepted are the same settings as when "
-            "the run started (or a new workdir)"
+            f"{path}: the run started with other values of {', '.join(changed)}; use the same settings or a new workdir"
         )
 
 
 def check_annotated(dataset: Dataset) -> list[str]:
-    """Refuse data that nothing can be learned from or chosen by.
+    """Refuse data without annotated answers to train on or to choose the best weights by.
 
     Returns:
       A note for each step that is never trained.
@@ -70,18 +67,16 @@ def check_annotated(dataset: Dataset) -> list[str]:
     }
     for name in ("train", "val"):
         if not counts[name].any():
-            raise BadInput(
-                f"{dataset.splits_source}: found no annotated answer in the {name} split, accepted is at least one"
-            )
+            raise BadInput(f"{dataset.splits_source}: the {name} split has no annotated answer")
     return [
-        f"note: nobody answered {step.name!r} in the train split; it is not trained"
+        f"note: {step.name!r} has no annotated answer in the train split and is not trained"
         for step, num_train in zip(dataset.chain.steps, counts["train"], strict=True)
         if not num_train
     ]
 
 
 def check_same_splits(dataset: Dataset, workdir: pathlib.Path) -> None:
-    """Refuse to go on with other splits than the run began with.
+    """Refuse to resume with other splits than the run began with.
 
     Raises:
       BadInput: an image is in another split, or splits.json is missing or was altered.
@@ -90,13 +85,13 @@ def check_same_splits(dataset: Dataset, workdir: pathlib.Path) -> None:
 
 
 def check_same_data(dataset: Dataset, digest: str, workdir: pathlib.Path) -> None:
-    """Refuse to go on with other data than a checkpoint says it was trained on.
+    """Refuse to resume on other data than the checkpoint was trained on.
 
     Raises:
-      BadInput: `digest`, of the checkpoint, is another than the dataset's.
+      BadInput: `digest`, of the checkpoint, differs from the dataset's.
     """
     if digest != dataset.digest:
         raise BadInput(
-            f"{workdir}: found other cases, labels or splits than when the run started, accepted are the same "
-            "(splits.json there says which they were) or a new workdir"
+            f"{workdir}: cases, labels or splits differ from those the run started with (splits.json lists them); use the "
+            "same data or a new workdir"
         )

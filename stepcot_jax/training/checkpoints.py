@@ -1,7 +1,7 @@
-"""Checkpoints with Orbax: the latest states and the best of each network, each saved whole or not at all.
+"""Checkpoints with Orbax: the latest states and the best of each network, each written atomically.
 
-A step that was only half written keeps a temporary name and is ignored, and removed at the next start. One that is
-there and cannot be read is put aside under another name, and the one before it is taken.
+An interrupted checkpoint keeps a temporary name, and the next start removes it. A checkpoint that cannot be restored is
+renamed, and the one before it is used.
 """
 
 import contextlib
@@ -27,23 +27,21 @@ __all__ = ["Best", "Checkpoints", "describe_damage", "saved_steps", "to_shapes"]
 
 _LOOKS = 60
 SMALL_BYTES = 2**26
-"""Largest state that is written while training goes on with another in the same memory, on a CPU."""
+"""Largest state that is written in the background on a CPU, where it shares memory with the training."""
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
-    """The steps with a checkpoint below a folder, without opening any."""
+    """Return the steps with a checkpoint below a folder, without opening any."""
     if not folder.is_dir():
         return []
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
 def describe_damage(checkpoint: pathlib.Path, error: Exception) -> str:
-    """What to say of a checkpoint that cannot be restored."""
+    """Return the message for a checkpoint that cannot be restored."""
     others = [step for step in saved_steps(checkpoint.parent) if str(step) != checkpoint.name]
-    return (
-        f"{checkpoint}: found a checkpoint that cannot be restored ({_in_short(error)}), accepted is a whole one; "
-        f"other checkpoints here: {others or 'none'}"
-    )
+    reason = _in_short(error)
+    return f"{checkpoint}: the checkpoint cannot be restored ({reason}); other checkpoints here: {others or 'none'}"
 
 
 def _in_short(error: Exception) -> str:
@@ -53,7 +51,7 @@ def _in_short(error: Exception) -> str:
 
 
 def to_shapes(state: TrainState) -> TrainState:
-    """A state's shapes, types and places without its numbers; one that has none stays as it is."""
+    """Return the shapes, types and places of a state without its numbers."""
 
     def to_shape(leaf: Any) -> Any:
         return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else ocp.utils.to_shape_dtype_struct(leaf)
@@ -78,28 +76,28 @@ class Checkpoints:
         self._agree_on_steps()
 
     def _agree_on_steps(self) -> None:
-        """Wait until all processes see the same checkpoints; file systems over the network may be late."""
+        """Wait until all processes see the same checkpoints; network file systems may lag."""
         looks = 0
         while not all_agree(zlib.crc32(repr(sorted(self._manager.all_steps())).encode()) >> 1):
             looks += 1
             if looks > _LOOKS:
                 raise BadInput(
-                    f"{self.folder}: found {sorted(self._manager.all_steps())}, which other processes do not see so, "
-                    "accepted is a folder on a file system that all processes share"
+                    f"{self.folder}: this process sees checkpoints {sorted(self._manager.all_steps())} and others do not; "
+                    "the folder must be on a file system that all processes share"
                 )
             time.sleep(1)
             self._manager.reload()
 
     @property
     def latest_step(self) -> int | None:
-        """The newest step that was saved whole; None if there is none."""
+        """The newest saved step; None if there is none."""
         return self._manager.latest_step()
 
     def save(self, state: TrainState, progress: dict[str, Any], best: dict[str, Best]) -> None:
-        """Save a state, with what the loop has to know to go on, and delete what is neither latest nor best.
+        """Save a state with the progress that a resumed loop needs, and delete what is neither latest nor best.
 
         Raises:
-          RunStopped: it cannot be written; what was saved before stays.
+          RunStopped: it cannot be written; earlier checkpoints stay.
         """
         step = int(jax.device_get(state.step))
         self._policy.save({entry.step for entry in best.values()})
@@ -111,37 +109,37 @@ class Checkpoints:
                 tempfile.TemporaryFile(dir=self.folder).close()
             self._manager.save(step, args=arguments)
         if jax.default_backend() == "cpu" and sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > SMALL_BYTES:
-            # There what is being written and what training goes on with share one memory: twice the state and more.
+            # On a CPU the state being written and the state being trained would both stay in memory.
             self.wait()
             release_freed_memory(generation=1)
 
     def restore(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
-        """The state of a step, with the progress saved beside it.
+        """Return the state of a step and the progress saved beside it.
 
         Args:
-          like: a state of the same shapes or its shapes alone, which says where the arrays go.
+          like: a state of the same shapes, or its shapes; says where the arrays go.
           step: a saved step.
 
         Raises:
-          BadInput: there is no such step, it cannot be read, or its shapes are not those of `like`.
+          BadInput: there is no such step, it cannot be restored, or its shapes differ from those of `like`.
         """
         if step not in self._manager.all_steps():
-            raise BadInput(f"{self.folder}: found checkpoints {self._manager.all_steps()}, wanted {step}")
+            raise BadInput(f"{self.folder}: there is no checkpoint {step}; found {self._manager.all_steps()}")
         try:
             return self._read(like, step)
         except _Damaged as damage:
             raise BadInput(describe_damage(self.folder / str(step), damage.error)) from None
 
     def restore_latest(self, like: TrainState) -> tuple[TrainState, dict[str, Any], list[str]]:
-        """The newest state that can be read, its progress, and a warning for each newer one that cannot.
+        """Return the newest state that can be restored, its progress, and a warning for each newer one that cannot.
 
-        Those are renamed to "damaged-STEP", so that the run can save these steps anew; none is deleted.
+        Those are renamed to "damaged-STEP", so that the run can save these steps again; none is deleted.
 
         Args:
           like: see `restore`.
 
         Raises:
-          BadInput: none can be read, or the shapes are others than those of `like`; nothing is renamed then.
+          BadInput: none can be restored, or the shapes differ from those of `like`; then nothing is renamed.
         """
         damages: dict[int, Exception] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
@@ -152,15 +150,15 @@ class Checkpoints:
                 continue
             if not all_agree(step):
                 raise BadInput(
-                    f"{self.folder / str(step)}: other processes cannot restore it, accepted are disks that work"
+                    f"{self.folder / str(step)}: other processes cannot restore this checkpoint; check their disks"
                 )
             warnings = self._put_aside(damages, step)
             warnings += forget_lost(progress["best"], self._manager.all_steps())
             return state, progress, warnings
         causes = "; ".join(f"{step}: {_in_short(error)}" for step, error in damages.items())
         raise BadInput(
-            f"{self.folder}: found no checkpoint that can be restored ({causes}), accepted is at least one whole one, "
-            "or a new workdir to start over in; nothing was changed here"
+            f"{self.folder}: no checkpoint can be restored ({causes}); nothing was changed here; "
+            "a new workdir starts over"
         )
 
     def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
@@ -178,7 +176,7 @@ class Checkpoints:
         return restored.state, progress
 
     def _check_shapes(self, target: TrainState, step: int) -> None:
-        """Refuse a checkpoint of another chain or of other sizes, which is whole and must not be put aside."""
+        """Refuse a checkpoint of another chain or of other sizes: it is intact and must not be renamed."""
         try:
             metadata = ocp.PyTreeCheckpointHandler().metadata(self.folder / str(step) / "state")
             found = shapes_by_name(metadata.tree)
@@ -190,9 +188,9 @@ class Checkpoints:
         for name in sorted(found.keys() | wanted.keys(), key=lambda name: (not name.startswith("params/"), name)):
             if found.get(name) != wanted.get(name):
                 raise BadInput(
-                    f"{self.folder / str(step)}: found {name} of shape {found.get(name, 'none')}, accepted is "
-                    f"{wanted.get(name, 'none')}: the checkpoint is of another chain, of other sizes or of another "
-                    "version; a new workdir starts anew"
+                    f"{self.folder / str(step)}: {name} has shape {found.get(name, 'none')}, "
+                    f"expected {wanted.get(name, 'none')}; "
+                    "the checkpoint is of another chain, of other sizes or of another version: use a new workdir"
                 )
 
     def _put_aside(self, damages: dict[int, Exception], taken: int) -> list[str]:
@@ -204,7 +202,7 @@ class Checkpoints:
                 (self.folder / str(step)).rename(aside)
             warnings.append(
                 f"warning: checkpoint {step} cannot be restored ({_in_short(error)}); it was renamed to {aside.name}, "
-                f"and the run goes on from checkpoint {taken}"
+                f"and the run resumes from checkpoint {taken}"
             )
         if damages:
             wait_for_all("damaged checkpoints")
@@ -212,7 +210,7 @@ class Checkpoints:
         return warnings
 
     def wait(self) -> None:
-        """Return when everything is on disk.
+        """Wait until everything is on disk.
 
         Raises:
           RunStopped: something could not be written.
@@ -228,13 +226,13 @@ class Checkpoints:
             whole = saved_steps(self.folder)
             raise RunStopped(
                 f"{self.folder}: {what} could not be written ({_in_short(error)}); "
-                + (f"checkpoint {whole[-1]} is the last that was saved whole" if whole else "none was saved before")
-                + ", and the same command goes on from there"
+                + (f"the latest intact checkpoint is {whole[-1]}" if whole else "there is no earlier checkpoint")
+                + "; the same command resumes from there"
             ) from error
 
     def close(self) -> None:
         """Finish writing and stop the background threads."""
-        with contextlib.suppress(Exception):  # what could not be written was said when it was
+        with contextlib.suppress(Exception):  # reported when it happened
             self._manager.close()
 
 

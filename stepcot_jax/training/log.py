@@ -1,4 +1,4 @@
-"""The numbers of a run: metrics.jsonl and TensorBoard event files in the workdir."""
+"""The metrics log of a run: metrics.jsonl and TensorBoard event files in the workdir."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ _FLUSH_SECONDS = 30.0
 
 
 class MetricsLog:
-    """Numbers of a run over its steps, appended to `metrics.jsonl` and to TensorBoard event files.
+    """Append the numbers of a run to `metrics.jsonl` and to TensorBoard event files.
 
     Args:
-      workdir: where they go.
-      first_step: entries of later steps, left by a run that was cut off, are removed before the first write.
-      silent: write nothing, as all processes of a run but one do.
+      workdir: of the run.
+      first_step: entries of later steps, left by an interrupted start, are removed.
+      silent: write nothing; all processes of a run but the first are silent.
     """
 
     def __init__(self, workdir: pathlib.Path, *, first_step: int, silent: bool = False) -> None:
@@ -32,7 +32,7 @@ class MetricsLog:
         self._path = workdir / METRICS_FILE
         with self._explain_failure():
             if self._path.exists():
-                # What was found on the test split is found again at the end of this start.
+                # The scores of the test split are computed again at the end of this start.
                 kept = [
                     line
                     for line in self._path.read_text().splitlines()
@@ -62,8 +62,8 @@ class MetricsLog:
             yield
         except OSError as error:
             raise RunStopped(
-                f"{error.filename or self._path}: numbers cannot be written ({error.strerror}), accepted is a workdir "
-                "with room that can be written to; the checkpoints stay, and the same command goes on from the latest"
+                f"{error.filename or self._path}: metrics cannot be written ({error.strerror}); the checkpoints stay, and "
+                "the same command resumes from the latest once the disk has room"
             ) from error
 
     def close(self) -> None:
@@ -71,15 +71,15 @@ class MetricsLog:
         if self._silent:
             return
         for each in (self._file, self._board):
-            with contextlib.suppress(OSError):  # what could not be written was said when it was
+            with contextlib.suppress(OSError):  # reported when it happened
                 each.close()
 
 
 class _Board:
     """Numbers in a TensorBoard event file.
 
-    Written as they come: the thread of tensorboardX's own writer ends at a full disk, and whoever hands it numbers
-    would wait for it for ever.
+    Written synchronously: the thread of tensorboardX's own writer dies on a full disk, and its callers would then wait
+    for ever.
     """
 
     def __init__(self, folder: pathlib.Path, *, first_step: int) -> None:
@@ -90,7 +90,7 @@ class _Board:
         folder.mkdir(exist_ok=True)
         self._make_event, self._make_scalar = Event, scalar
         self._writer = EventsWriter(str(folder / "events"))
-        start = SessionLog(status=SessionLog.START)  # hides what a start that was cut off has left of later steps
+        start = SessionLog(status=SessionLog.START)  # hides later steps of an interrupted start
         self._writer.write_event(Event(wall_time=time.time(), step=first_step + 1, session_log=start))
         self._writer.flush()
         self._flushed_at = time.monotonic()
@@ -107,7 +107,7 @@ class _Board:
 
 
 def _step_of(line: str) -> float:
-    """The step of an entry; a line that was cut off counts as later than any."""
+    """Return the step of an entry; infinity for a truncated line."""
     try:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""AdamW behind a global-norm clip, and the plateau schedule that acts between epochs (paper: Appendix D.6)."""
+"""AdamW behind a global-norm clip, and the plateau schedule between epochs (paper: Appendix D.6)."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ _SMALL = 2**16
 def make_optimizer(
     *, learning_rate: float, weight_decay: float = 0.01, epsilon: float = 1e-8, clip_norm: float = 1.0
 ) -> optax.GradientTransformation:
-    """Clip the global gradient norm, then AdamW with decoupled decay on every parameter, biases and norms included.
+    """Return a clip of the global norm followed by AdamW, with decoupled decay on every parameter, biases included.
 
     The learning rate is part of the optimizer's state, so that `scale_learning_rate` can change it between epochs
     without a new compilation and a checkpoint carries it.
@@ -35,15 +35,15 @@ def make_optimizer(
 
 
 def global_norm(gradients: Any) -> Float[Array, ""]:
-    """Root of the sum of all squares in a tree, computed as the optimizers here do, so that it is computed once."""
+    """Return the root of the sum of squares of a tree, computed as the optimizers do, so that XLA computes it once."""
     return optax.tree.norm(_pack(gradients))
 
 
 def _pack_gradients(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner` with all small arrays in one vector, for transformations that treat every element alike.
+    """Apply `inner` to all small arrays as one vector, for transformations that treat every element alike.
 
-    Four in five arrays of the networks are biases, scales and classifiers. An update of each compiles to half a dozen
-    kernels, which together were a quarter of the joint step's compile time and of the memory that takes.
+    Four in five arrays of the networks are biases, scales and classifiers. The update of each compiles to half a dozen
+    kernels, together a quarter of the compile time of the joint update and of its memory.
     """
 
     def init(params: Any) -> Any:
@@ -57,7 +57,7 @@ def _pack_gradients(inner: optax.GradientTransformation) -> optax.GradientTransf
 
 
 def _pack(tree: Any) -> dict[str, Any]:
-    """Small arrays as one vector, and the others."""
+    """Concatenate the small arrays to one vector; keep the others."""
     leaves = jax.tree.leaves(tree)
     small = [jnp.ravel(leaf) for leaf in leaves if leaf.size < _SMALL]
     packed: dict[str, Any] = {"large": tuple(leaf for leaf in leaves if leaf.size >= _SMALL)}
@@ -65,7 +65,7 @@ def _pack(tree: Any) -> dict[str, Any]:
 
 
 def _unpack(packed: dict[str, Any], like: Any) -> Any:
-    """The tree that `_pack` packed, in the shapes of `like`."""
+    """Return the tree that `_pack` packed, in the shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     large, start, found = iter(packed["large"]), 0, []
     for leaf in leaves:
@@ -78,7 +78,7 @@ def _unpack(packed: dict[str, Any], like: Any) -> Any:
 
 
 def scale_learning_rate(state: optax.OptState, factor: float) -> optax.OptState:
-    """The optimizer state with its learning rate times `factor`."""
+    """Return the optimizer state with its learning rate times `factor`."""
     clip_state, adamw_state = state
     hyperparams = dict(adamw_state.hyperparams)
     hyperparams["learning_rate"] = hyperparams["learning_rate"] * factor
@@ -87,11 +87,11 @@ def scale_learning_rate(state: optax.OptState, factor: float) -> optax.OptState:
 
 @dataclasses.dataclass(frozen=True)
 class Plateau:
-    """Halving the rate and stopping when validation no longer gets better (teacher-only mode).
+    """Lower the rate and stop when validation no longer improves (teacher-only mode).
 
     Attributes:
       patience: epochs without a better score after which the rate is multiplied by `factor`.
-      factor: what the rate is multiplied by.
+      factor: of the rate, 0 to 1.
       stop_after: epochs without a better score after which training stops.
       best: best score so far.
       waited: epochs since `best`.
@@ -104,7 +104,7 @@ class Plateau:
     waited: int = 0
 
     def after_epoch(self, score: float) -> "Plateau":
-        """The schedule's state after an epoch with this validation score; higher is better."""
+        """Return the schedule after an epoch with this validation score; higher is better."""
         score = float(np.float32(score))  # as a checkpoint keeps it
         if score > self.best:
             return dataclasses.replace(self, best=score, waited=0)
@@ -112,12 +112,12 @@ class Plateau:
 
     @property
     def rate_factor(self) -> float:
-        """What to multiply the rate by now."""
+        """The factor of the rate after this epoch."""
         return self.factor if self.waited and self.waited % self.patience == 0 else 1.0
 
     @property
     def stops(self) -> bool:
-        """Whether training ends here."""
+        """Whether training ends after this epoch."""
         return self.waited >= self.stop_after
 
     def to_arrays(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ JOIN_SECONDS = 300
 _MOST_SECONDS = 7 * 24 * 3600
 _NUM_WAITS = itertools.count()
 _LOOKS = 30
-"""A file system over the network may show a new file half a minute late."""
+"""Network file systems may show a new file half a minute late."""
 
 
 def join_processes(
@@ -34,43 +34,43 @@ def join_processes(
     process_id: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Make this process one of several, where it is one; to be called before anything is computed.
+    """Join the processes of a run, if there are several; to be called before anything is computed.
 
-    TPU pods and Slurm say themselves how many processes there are and which is which. Elsewhere all three arguments are
-    needed, or the variables STEPCOT_COORDINATOR, STEPCOT_NUM_PROCESSES and STEPCOT_PROCESS_ID in their place.
+    TPU pods and Slurm provide the number of processes and the rank. Elsewhere all three arguments are required, or the
+    variables STEPCOT_COORDINATOR, STEPCOT_NUM_PROCESSES and STEPCOT_PROCESS_ID.
 
     Args:
       coordinator: HOST:PORT of process 0.
-      num_processes: how many there are; where the platform says it, what it is checked against.
+      num_processes: how many there are; checked if the platform provides it.
       process_id: which this is, from 0.
       environment: variables of this process.
 
     Raises:
-      BadInput: something is missing or no number, or there are not as many processes as promised.
+      BadInput: an argument is missing or no number, or the number of processes differs.
     """
     coordinator = coordinator or environment.get("STEPCOT_COORDINATOR") or None
     num_processes = _number(num_processes, "STEPCOT_NUM_PROCESSES", environment, least=1)
     process_id = _number(process_id, "STEPCOT_PROCESS_ID", environment, least=0)
     if coordinator is None and process_id is not None:
-        raise BadInput("--coordinator: found nothing with --process_id, accepted is HOST:PORT of process 0")
+        raise BadInput("--coordinator is required with --process_id (HOST:PORT of process 0)")
     if coordinator is not None:
         if num_processes is None or process_id is None:
-            raise BadInput("--coordinator: found without --num_processes and --process_id, accepted are all three")
+            raise BadInput("--coordinator requires --num_processes and --process_id")
         if process_id >= num_processes:
-            raise BadInput(f"--process_id: found {process_id}, accepted are 0 to {num_processes - 1}")
+            raise BadInput(f"--process_id: {process_id} is not 0 to {num_processes - 1}")
         if num_processes > 1:
             _initialize(coordinator, num_processes=num_processes, process_id=process_id)
     elif is_cluster(environment) or (num_processes or 1) > 1:  # a TPU VM tells jax by its metadata server alone
         _initialize("the platform's coordinator")
     if num_processes is not None and jax.process_count() != num_processes:
         raise BadInput(
-            f"--num_processes: found {jax.process_count()} processes, promised were {num_processes}; on platforms that "
-            "do not say how many there are, --coordinator and --process_id are needed too"
+            f"--num_processes: {num_processes} expected, {jax.process_count()} joined; on platforms that "
+            "do not report their processes, --coordinator and --process_id are required too"
         )
 
 
 def is_cluster(environment: Mapping[str, str]) -> bool:
-    """Whether the platform has started several processes and says so: Slurm, or a pod of TPUs."""
+    """Return whether the platform reports several processes: Slurm, or a TPU pod."""
     return (
         (
             int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1) > 1
@@ -90,7 +90,7 @@ def _initialize(where: str, *, num_processes: int | None = None, process_id: int
     except (RuntimeError, ValueError) as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise BadInput(
-            f"{where}: the processes did not come together ({first_line}), accepted is an address that all reach, "
+            f"{where}: the processes did not join ({first_line}); expected an address that all of them reach, "
             f"each started with another --process_id within {JOIN_SECONDS} s"
         ) from None
 
@@ -100,47 +100,47 @@ def _number(given: int | None, name: str, environment: Mapping[str, str], *, lea
     if not text:
         return None
     if not text.isdecimal() or int(text) < least:
-        raise BadInput(f"{name}: found {text!r}, accepted are whole numbers from {least}")
+        raise BadInput(f"{name}: {text!r} is not a whole number from {least}")
     return int(text)
 
 
 def is_first() -> bool:
-    """Whether this process writes logs, tables and pictures: it is process 0."""
+    """Return whether this process writes logs, tables and pictures: process 0 does."""
     return jax.process_index() == 0
 
 
 def any_process(condition: bool) -> bool:
-    """Whether a condition holds in any of the processes; all of them must ask."""
+    """Return whether a condition holds in any process; collective."""
     if jax.process_count() == 1:
         return condition
     return bool(np.any(multihost_utils.process_allgather(np.array(condition))))
 
 
 def wait_for_all(name: str) -> None:
-    """Go on when every process is here, however long that takes; what comes next may be computed by all of them.
+    """Wait until every process is here, however long that takes, before a collective computation.
 
-    Between devices processes wait for one another half a minute at first (Gloo), and not much longer later on.
+    Collectives between devices time out after half a minute at first (Gloo), and not much later afterwards.
     """
     if jax.process_count() > 1:
         multihost.get_barrier_sync_fn()(key=f"{name}-{next(_NUM_WAITS)}", timeout_ms=1000 * _MOST_SECONDS)
 
 
 def all_agree(number: int) -> bool:
-    """Whether all processes have the same number, 0 to 2^31 - 1; all of them must ask."""
+    """Return whether all processes have the same number, 0 to 2^31 - 1; collective."""
     if jax.process_count() == 1:
         return True
     return len(np.unique(multihost_utils.process_allgather(np.array(number, np.int32)))) == 1
 
 
 def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
-    """Refuse a folder that is not the same in all processes; all of them must ask.
+    """Refuse a folder that is not the same in all processes; collective.
 
     Args:
       folder: that can be written to.
-      num_looks: how often a process looks, once a second, for what process 0 has written.
+      num_looks: how often a process looks, once a second, for the file of process 0.
 
     Raises:
-      BadInput: a process does not see what process 0 writes there.
+      BadInput: a process does not see the files of process 0.
     """
     if jax.process_count() == 1:
         return
@@ -159,8 +159,8 @@ def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
         mark.unlink(missing_ok=True)
     if not sees.all():
         raise BadInput(
-            f"{folder}: processes {np.flatnonzero(~sees).tolist()} do not find what process 0 writes there, accepted "
-            "is a folder on a file system that all processes share"
+            f"{folder}: processes {np.flatnonzero(~sees).tolist()} do not see the files of process 0; the folder "
+            "must be on a file system that all processes share"
         )
 
 

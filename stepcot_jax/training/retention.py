@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the latest, and the best of each network."""
+"""Checkpoint retention: the latest two, and the best of each network."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ from orbax.checkpoint.checkpoint_managers import PreservationContext, Preservati
 
 @dataclasses.dataclass
 class Best:
-    """The best score of a network so far and the step that reached it."""
+    """The best score of a network so far, and the step that reached it."""
 
     score: float
     step: int
 
 
 class LatestAndBest(PreservationPolicy):
-    """Keeps the latest two steps and the best step of each network, as of either of the two.
+    """Keep the latest two steps, and the best step of each network as of either.
 
-    Two, so that a run can go on from the one before when the latest turns out to be damaged; it needs the best as of
-    then. `best_fn` with `max_to_keep` would delete the latest step as soon as it is not among the best.
+    Two, so that a run can resume from the one before if the latest is damaged; it then needs the best as of that step.
+    `best_fn` with `max_to_keep` would delete the latest step as soon as it is not among the best.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class LatestAndBest(PreservationPolicy):
         self._best_before: set[int] = set()
 
     def start(self, best_steps: set[int]) -> None:
-        """Take over what a restored checkpoint says is best."""
+        """Set the best steps that a restored checkpoint names."""
         self._best = self._best_before = best_steps
 
     def save(self, best_steps: set[int]) -> None:
-        """Take in what is best as of the step that is saved now."""
+        """Set the best steps as of the checkpoint that is being saved."""
         self._best_before, self._best = self._best, best_steps
 
     def should_preserve(
@@ -41,18 +41,17 @@ class LatestAndBest(PreservationPolicy):
         *,
         context: PreservationContext,  # noqa: ARG002
     ) -> Sequence[bool]:
-        """Which of the checkpoints to keep; Orbax asks before it deletes the others."""
+        """Return which checkpoints to keep; Orbax deletes the others."""
         kept = {*sorted(info.step for info in checkpoints)[-2:], *self._best, *self._best_before}
         return [info.step in kept for info in checkpoints]
 
 
 def forget_lost(best: dict[str, Mapping[str, Any]], steps: Sequence[int]) -> list[str]:
-    """Take out of the best what is not among the steps, so that an epoch to come can be it; a warning for each."""
+    """Remove lost checkpoints from `best`, so that a later epoch can take their place; return a warning for each."""
     lost = {name: entry["step"] for name, entry in best.items() if entry["step"] not in steps}
     for name in lost:
         del best[name]
     return [
-        f"warning: checkpoint {step}, so far the best of the {name}, is not there; the best of the epochs to come "
-        "takes its place"
+        f"warning: checkpoint {step}, the best {name} so far, is missing; the best of the coming epochs takes its place"
         for name, step in lost.items()
     ]

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, read without the run that wrote it: the best steps, and parameters alone."""
+"""Parameters and best steps from checkpoints, without the run that wrote them."""
 
 import contextlib
 import math
@@ -16,18 +16,18 @@ from stepcot_jax.training.checkpoints import Best, describe_damage, saved_steps
 from stepcot_jax.training.state import Params
 
 _MOST_BYTES = 4 * 2**30
-"""Most that parameters may take: ten times the largest published network; more is no checkpoint of ours."""
+"""Largest size of parameters: ten times that of the largest published network."""
 
 
 def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
-    """The latest saved step below a folder, and the best of each network up to then.
+    """Return the latest saved step below a folder, and the best of each network until then.
 
     Raises:
-      BadInput: there is no checkpoint, or what is beside the state of the latest cannot be read.
+      BadInput: there is no checkpoint, or the progress of the latest cannot be restored.
     """
     steps = saved_steps(folder)
     if not steps:
-        raise BadInput(f"{folder}: found no checkpoints, accepted is the workdir of a run that has finished an epoch")
+        raise BadInput(f"{folder}: no checkpoints; expected the workdir of a run that has finished an epoch")
     latest = folder.resolve() / str(steps[-1])
     try:
         progress = ocp.JsonCheckpointHandler().restore(latest / "progress")
@@ -38,13 +38,13 @@ def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
 
 
 def restore_params(folder: pathlib.Path, step: int) -> Params:
-    """The parameters of a saved step as NumPy arrays, without the optimizers' states beside them.
+    """Return the parameters of a saved step as NumPy arrays, without the optimizer states.
 
     Raises:
-      BadInput: there is no such step, its parameters cannot be read, or they would take more memory than any of ours.
+      BadInput: there is no such step, its parameters cannot be restored, or they are larger than any network here.
     """
     if step not in saved_steps(folder):
-        raise BadInput(f"{folder}: found checkpoints {saved_steps(folder)}, wanted {step}")
+        raise BadInput(f"{folder}: there is no checkpoint {step}; found {saved_steps(folder)}")
     checkpoint = folder.resolve() / str(step)
     handler = ocp.PyTreeCheckpointHandler()
     try:
@@ -69,10 +69,10 @@ def restore_params(folder: pathlib.Path, step: int) -> Params:
 
 @contextlib.contextmanager
 def _quiet_if_failing() -> Iterator[None]:
-    """Let reads that go on after one has failed end without a traceback each.
+    """Silence the tracebacks of reads that outlive a failed one.
 
-    TensorStore tells them to an event loop that Orbax has closed by then. The hook stays after a failure, since nobody
-    knows when the last of them ends.
+    TensorStore reports them to an event loop that Orbax has closed by then. After a failure the hook stays, since the
+    end of the last read is unknown.
     """
     tell = sys.unraisablehook
 
@@ -88,4 +88,4 @@ def _quiet_if_failing() -> Iterator[None]:
 def _check_bytes(checkpoint: pathlib.Path, shapes: Params) -> None:
     num_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     if num_bytes > _MOST_BYTES:
-        raise BadInput(f"{checkpoint}: found parameters of {num_bytes} bytes, accepted are at most {_MOST_BYTES}")
+        raise BadInput(f"{checkpoint}: the parameters take {num_bytes} bytes; the limit is {_MOST_BYTES}")

@@ -144,13 +144,13 @@ def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
 
 def test_a_used_workdir_is_not_overwritten_without_resume(uninterrupted, monkeypatch):
     workdir, *_ = uninterrupted
-    with pytest.raises(BadInput, match=r"found checkpoints of an earlier run, accepted are .* config.resume=True"):
+    with pytest.raises(BadInput, match=r"checkpoints of an earlier run; .* config.resume=True"):
         small_run(workdir, monkeypatch, resume=False)
 
 
 def test_other_settings_are_refused_on_resume_by_name(uninterrupted, monkeypatch):
     workdir, *_ = uninterrupted
-    with pytest.raises(BadInput, match=r"found other values than now for config.loss.temperature;"):
+    with pytest.raises(BadInput, match=r"started with other values of config.loss.temperature;"):
         small_run(workdir, monkeypatch, loss__temperature=3.0)
 
 
@@ -215,7 +215,7 @@ def test_a_damaged_latest_checkpoint_is_put_aside_and_the_one_before_taken(
     damage(workdir, 20, part)
     resumed_report, resumed_state, _ = final_state(small_run(workdir, monkeypatch), monkeypatch)
     assert "checkpoint 20 cannot be restored" in (printed := capsys.readouterr().err)
-    assert "renamed to damaged-20, and the run goes on from checkpoint 15" in printed
+    assert "renamed to damaged-20, and the run resumes from checkpoint 15" in printed
     assert (workdir / "checkpoints" / "damaged-20").is_dir()
     assert (workdir / "checkpoints" / "20").is_dir()
     for found, expected in zip(resumed_state, state, strict=True):
@@ -228,7 +228,7 @@ def test_with_no_checkpoint_to_restore_the_run_stops_and_changes_nothing(uninter
     steps = saved_steps(workdir / "checkpoints")
     for step in steps:
         damage(workdir, step)
-    with pytest.raises(BadInput, match=r"found no checkpoint that can be restored \(20: .*nothing was changed here"):
+    with pytest.raises(BadInput, match=r"no checkpoint can be restored \(20: .*nothing was changed here"):
         small_run(workdir, monkeypatch).execute()
     assert saved_steps(workdir / "checkpoints") == steps
 
@@ -238,7 +238,7 @@ def test_a_checkpoint_of_other_sizes_is_refused_and_not_put_aside(uninterrupted,
     run = small_run(workdir, monkeypatch)
     networks = run.system.networks
     run.system.networks = networks.replace(student=networks.student.clone(width=7))
-    with pytest.raises(BadInput, match=r"checkpoints/20: found params/student/.* of shape .*, accepted is \(7"):
+    with pytest.raises(BadInput, match=r"checkpoints/20: params/student/.* has shape .*, expected \(7"):
         run.execute()
     assert saved_steps(workdir / "checkpoints")[-1] == 20
 

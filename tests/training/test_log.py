@@ -54,7 +54,7 @@ def test_a_full_disk_stops_the_run_at_once(tmp_path, monkeypatch):
     writer = log._board._writer
     monkeypatch.setattr(writer, "write_event", fail)
     for step in range(1, 30):  # tensorboardX's own writer would wait for ever at the eleventh number
-        with pytest.raises(RunStopped, match=r"metrics\.jsonl: numbers cannot be written \(No space left on device\)"):
+        with pytest.raises(RunStopped, match=r"metrics\.jsonl: metrics cannot be written \(No space left on device\)"):
             log.write("train", step=step, epoch=0, numbers={"a": 1.0})
     monkeypatch.setattr(writer, "close", fail)
     log.close()
@@ -62,7 +62,7 @@ def test_a_full_disk_stops_the_run_at_once(tmp_path, monkeypatch):
 
 def test_a_log_that_cannot_be_opened_names_its_file(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(RunStopped, match=r"metrics\.jsonl: numbers cannot be written \(Is a directory\)"):
+    with pytest.raises(RunStopped, match=r"metrics\.jsonl: metrics cannot be written \(Is a directory\)"):
         MetricsLog(tmp_path, first_step=0)
 
 

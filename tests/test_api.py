@@ -1,0 +1,55 @@
+"""The public names: the list is whole, lazy, documented once each, and every example of docs/api.md runs."""
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import stepcot_jax as sc
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^### sc\.(\w+)\n\n```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_every_public_name_is_documented_once_with_an_example():
+    assert sorted(name for name, _ in EXAMPLES) == sc.__all__
+    for name, code in EXAMPLES:
+        assert re.search(rf"\b(sc\.{name}\b|{name})", code) or name in ("Dataset", "Phase"), name
+
+
+def test_the_page_names_the_objects_that_the_names_stand_for():
+    documented = dict(re.findall(r"^### sc\.(\w+)\n.*?^::: stepcot_jax\.([\w.]+)", PAGE, re.DOTALL | re.MULTILINE))
+    for name, path in documented.items():
+        module, _, attribute = path.rpartition(".")
+        home = __import__(f"stepcot_jax.{module}" if module else "stepcot_jax", fromlist=[attribute])
+        assert getattr(home, attribute) is getattr(sc, name), name
+
+
+def test_the_stub_lists_the_same_names():
+    tree = ast.parse((ROOT / "stepcot_jax" / "__init__.pyi").read_text(encoding="utf-8"))
+    found = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert found == set(sc.__all__)
+
+
+def test_nothing_is_imported_before_it_is_used():
+    code = "import sys, stepcot_jax; print([n for n in sys.modules if n.startswith(('stepcot_jax.', 'jax', 'numpy'))])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    with pytest.raises(AttributeError, match="no attribute 'Teaher'"):
+        _ = sc.Teaher
+    assert set(sc.__all__) <= set(dir(sc))
+
+
+def test_the_examples_run_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"sc": sc}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for name, code in EXAMPLES:
+            exec(compile(code, f"docs/api.md, sc.{name}", "exec"), namespace)  # noqa: S102
+    assert set(namespace["answers"]) == {step.name for step in namespace["chain"].steps}
+    assert (tmp_path / "exports" / "small" / "load.py").is_file()
