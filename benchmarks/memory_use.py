@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import evaluation_batches, iterate
-from stepcot_jax.evaluation.distributions import own_logits, softmax
+from stepcot_jax.evaluation.distributions import own_probabilities
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.features.inputs import Inputs, load_inputs
 from stepcot_jax.host.errors import BadInput, run_tool
@@ -162,7 +162,7 @@ def measure(weights: Weights, *, features: np.ndarray, labels: np.ndarray, seed:
     answers = make_answers(labels, weights.chain, seed=seed)
     logits = {name: np.asarray(compiled(images, jnp.asarray(given))) for name, given in answers.items()}
     metrics = evaluate(Predictions(np.arange(len(labels), dtype=np.int32), labels, logits), weights.chain)
-    own, random = (map(softmax, own_logits(logits[name], chain=weights.chain)) for name in (OWN, RANDOM))
+    own, random = (own_probabilities(logits[name], chain=weights.chain) for name in (OWN, RANDOM))
     reading, passes = record_nodes(lambda: read(images, unroll=True))
     written = np.moveaxis(np.asarray(reading.memory), 1, 0)
     return MemoryUse(

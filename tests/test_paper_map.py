@@ -276,7 +276,7 @@ def test_tables_call_what_they_are_said_to_and_nothing_they_are_not(row):
         return
     for tables in re.findall(r"`python -m stepcot_jax\.tables ([\w ]+)`", row[2]):
         for table in tables.split() if tables != "all" else [table for _, table in TABLES if table != "cost"]:
-            reached = reached_from(f"stepcot_jax/tables/tables_{table}.py")
+            reached = reached_from(f"stepcot_jax/tables/{table}_table.py")
             assert any(is_called(name, reached) for name in names), f"{row[0]}: table {table!r} never calls {names}"
     for name in names:
         assert is_called(name.split(".")[-1], everything), f"{row[0]}: nothing in the package calls {name}"

@@ -1,11 +1,10 @@
-"""How sure an answer is: one temperature a step, and sets of answers that hold the true one as often as stated.
+"""Temperature scaling per step, and conformal answer sets.
 
-Both are fitted on the validation split. Temperature scaling divides the logits of a step by one number, which
-changes how sure the answers are and never which one is the most probable (Guo et al. 2017). The answer sets are
-split-conformal (Vovk et al. 2005; Sadinle et al. 2019): over cases drawn as the validation cases were, the set holds
-the true answer at least as often as `coverage` says, whatever the model. Three things bend that promise a little: the
-same cases chose the checkpoint and fitted the temperature, cases of one patient are not independent, and another
-hospital's cases are not drawn as these were. What the test split shows is the check.
+Both are fitted on the validation split. Temperature scaling divides the logits of a step by one number, which changes
+how confident the answers are but never which one is the most probable (Guo et al. 2017). The answer sets are
+split-conformal (Vovk et al. 2005; Sadinle et al. 2019): over cases exchangeable with the validation cases, the set
+holds the true answer with probability `coverage` or more. The guarantee weakens because these cases also chose the
+checkpoint, share patients, and are not exchangeable with another hospital's: check the coverage on the test split.
 """
 
 import dataclasses
@@ -17,17 +16,20 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.distributions import describe_difference, own_logits, softmax
+from stepcot_jax.evaluation.distributions import describe_difference, own_logits
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.report_table import write_report
-from stepcot_jax.evaluation.temperature import fit_temperature
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 
+MIN_CASES = 20
+"""With fewer annotated cases the temperature stays 1."""
 _LAYOUT = "stepcot_jax calibration 1"
 _MAX_BYTES = 2**24
+_LOG_BOUND = math.log(100)  # temperatures of 0.01 to 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +37,11 @@ class Calibration:
     """Temperatures and conformal thresholds of each model and step.
 
     Attributes:
-      coverage: share of the cases whose answer set holds the true answer, in 0..1, of each step for itself.
-      temperatures: by the model's name, what to divide each step's logits by.
-      thresholds: by the model's name, for each step how much of the probability an answer may lack to be in
-        the set; infinite where the cases are too few for the coverage, so that every answer is in the set.
-      notes: by the model's name, for each step what could not be fitted and why; "" where nothing is to say.
+      coverage: share of the cases whose answer set holds the true answer, in 0..1, of each step separately.
+      temperatures: by model name, the divisor of each step's logits.
+      thresholds: by model name, for each step the largest 1 - probability of an answer in the set; infinite where
+        there are too few cases for the coverage, so that every answer is in the set.
+      notes: by model name, for each step what could not be fitted and why; "" if nothing.
     """
 
     coverage: float
@@ -49,32 +51,61 @@ class Calibration:
 
 
 def fit_calibration(val: Predictions, chain: Chain, *, coverage: float = 0.9) -> Calibration:
-    """Temperatures and thresholds of every model on the validation split.
+    """Fit temperatures and thresholds of every model on the validation split.
 
     Args:
-      val: labels and logits; a step's unannotated cases take no part in it.
+      val: labels and logits; a step's unannotated cases do not count.
       chain: the steps.
       coverage: wanted share of cases whose answer set holds the true answer, above 0 and below 1.
 
     Raises:
-      ValueError: the coverage is outside, or the logits do not fit the chain.
+      ValueError: the coverage is out of range, or the logits do not fit the chain.
     """
     if not 0 < coverage < 1:
-        raise ValueError(f"coverage: found {coverage}, accepted is a share above 0 and below 1")
+        raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
     temperatures, thresholds, notes = {}, {}, {}
     for model, logits in val.logits.items():
-        fitted = [
-            _fit_step(own, truth, coverage=coverage)
-            for own, truth in zip(own_logits(logits, chain=chain, model=model), val.labels.T, strict=True)
-        ]
-        temperatures[model] = tuple(temperature for temperature, _, _ in fitted)
-        thresholds[model] = tuple(threshold for _, threshold, _ in fitted)
-        notes[model] = tuple(note for _, _, note in fitted)
+        steps = zip(own_logits(logits, chain=chain, model=model), val.labels.T, strict=True)
+        fitted = [_fit_step(own, truth, coverage=coverage) for own, truth in steps]
+        temperatures[model], thresholds[model], notes[model] = zip(*fitted, strict=True)
     return Calibration(coverage=coverage, temperatures=temperatures, thresholds=thresholds, notes=notes)
 
 
+def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> tuple[float, str]:
+    """Fit one temperature by maximum likelihood.
+
+    The negative log-likelihood is convex in 1 / temperature: the fit is the root of its slope.
+
+    Args:
+      logits: [case, answer] of the annotated cases.
+      labels: [case], the true answers.
+
+    Returns:
+      The temperature, 0.01 to 100, and "" or why it is 1 or at a bound.
+    """
+    if len(labels) < MIN_CASES:
+        return 1.0, f"{len(labels)} annotated cases, fewer than {MIN_CASES}: temperature 1"
+    if (labels == labels[0]).all():
+        return 1.0, "every case has the same answer: temperature 1"
+    if (logits.argmax(axis=1) == labels).all():
+        return 1.0, "every case is answered correctly, so that no temperature is best: temperature 1"
+    true_logits = logits[np.arange(len(labels)), labels]
+
+    def slope(log_sharpness: float) -> float:
+        expected = (softmax(math.exp(log_sharpness) * logits, axis=1) * logits).sum(axis=1)
+        return float((expected - true_logits).mean())
+
+    if slope(-_LOG_BOUND) >= 0:
+        return math.exp(_LOG_BOUND), "no better than guessing: temperature at its upper bound"
+    if slope(_LOG_BOUND) <= 0:
+        return math.exp(-_LOG_BOUND), "temperature at its lower bound"
+    from scipy.optimize import brentq  # takes a quarter of a second to import
+
+    return math.exp(-brentq(slope, -_LOG_BOUND, _LOG_BOUND, xtol=1e-12)), ""
+
+
 def conformal_threshold(scores: npt.NDArray[np.float64], *, coverage: float) -> float:
-    """The score that a new case's true answer exceeds with probability 1 - coverage at most.
+    """Return the score that a new case's true answer exceeds with probability 1 - coverage at most.
 
     Args:
       scores: [case], 1 - probability of the true answer.
@@ -94,11 +125,11 @@ def conformal_threshold(scores: npt.NDArray[np.float64], *, coverage: float) -> 
 def calibrated_probabilities(
     logits: npt.NDArray[np.floating], model: str, calibration: Calibration, chain: Chain
 ) -> npt.NDArray[np.float64]:
-    """Distributions after temperature scaling.
+    """Compute distributions after temperature scaling.
 
     Args:
       logits: [case, step, answer], padded.
-      model: name of the model that gave them.
+      model: name of the model.
       calibration: its temperatures.
       chain: the steps.
 
@@ -106,32 +137,32 @@ def calibrated_probabilities(
       [case, step, answer], each in 0..1; 0 beyond a step's own answers.
 
     Raises:
-      BadInput: the calibration knows no such model.
+      BadInput: the calibration lacks the model.
     """
     temperatures = _of_model(calibration.temperatures, model)
     probabilities = np.zeros(logits.shape)
     for position, own in enumerate(own_logits(logits, chain=chain, model=model)):
-        probabilities[:, position, : own.shape[1]] = softmax(own / temperatures[position])
+        probabilities[:, position, : own.shape[1]] = softmax(own / temperatures[position], axis=1)
     return probabilities
 
 
 def answer_sets(
     probabilities: npt.NDArray[np.float64], model: str, calibration: Calibration, chain: Chain
 ) -> npt.NDArray[np.bool_]:
-    """The answers that cannot be ruled out at the stated coverage; never none of them.
+    """Return the answers that cannot be ruled out at the stated coverage; a set is never empty.
 
     Args:
       probabilities: [case, step, answer] of `calibrated_probabilities`.
-      model: name of the model that gave them.
+      model: name of the model.
       calibration: its thresholds.
       chain: the steps.
 
     Returns:
-      [case, step, answer], True for an answer in the set. The most probable answer always is, which a bare
-      conformal set does not promise and which can only raise the coverage.
+      [case, step, answer], True for an answer in the set; the most probable one always is, unlike in a plain
+      conformal set, which can only raise the coverage.
 
     Raises:
-      BadInput: the calibration knows no such model.
+      BadInput: the calibration lacks the model.
     """
     thresholds = _of_model(calibration.thresholds, model)
     included = np.zeros(probabilities.shape, dtype=bool)
@@ -143,7 +174,7 @@ def answer_sets(
 
 
 def write_calibration(path: str | os.PathLike[str], calibration: Calibration, chain: Chain) -> None:
-    """Writes a JSON file, whole or not at all; an infinite threshold is null there."""
+    """Write a JSON file atomically; an infinite threshold becomes null."""
 
     def describe(model: str, position: int, step: Step) -> dict[str, object]:
         threshold = calibration.thresholds[model][position]
@@ -155,34 +186,28 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration, ch
             "note": calibration.notes[model][position] if model in calibration.notes else "",
         }
 
-    models = {
-        model: [describe(model, position, step) for position, step in enumerate(chain.steps)]
-        for model in calibration.temperatures
-    }
+    steps = list(enumerate(chain.steps))
+    models = {model: [describe(model, *each) for each in steps] for model in calibration.temperatures}
     write_report(path, {"layout": _LAYOUT, "coverage": calibration.coverage, "models": models})
 
 
 def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
-    """Reads what `write_calibration` wrote.
+    """Read a file of `write_calibration`.
 
     Raises:
       BadInput: the file is missing, damaged or of another chain.
     """
-    accepted = "accepted is a calibration file as a run writes it"
-    found = read_json(path, _File, accepted=accepted, max_bytes=_MAX_BYTES)
+    found = read_json(path, _File, accepted="expected the calibration.json of a run", max_bytes=_MAX_BYTES)
     if found.layout != _LAYOUT:
-        raise BadInput(f"{path}: layout: found {found.layout[:80]!r}, accepted is {_LAYOUT!r}")
+        raise BadInput(f"{path}, 'layout': {found.layout[:80]!r} is not {_LAYOUT!r}")
     for model, steps in found.models.items():
         difference = describe_difference([(step.name, step.options) for step in steps], chain)
         if difference:
-            raise BadInput(f"{path}: {model}: calibration of another chain, {difference}")
+            raise BadInput(f"{path}, {model}: calibration of another chain: {difference}")
     return Calibration(
         coverage=found.coverage,
         temperatures={model: tuple(step.temperature for step in steps) for model, steps in found.models.items()},
-        thresholds={
-            model: tuple(math.inf if step.threshold is None else step.threshold for step in steps)
-            for model, steps in found.models.items()
-        },
+        thresholds={model: tuple(step.limit for step in steps) for model, steps in found.models.items()},
         notes={model: tuple(step.note for step in steps) for model, steps in found.models.items()},
     )
 
@@ -193,6 +218,10 @@ class _FileStep(msgspec.Struct, frozen=True):
     temperature: Annotated[float, msgspec.Meta(gt=0)]
     threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
     note: str = ""
+
+    @property
+    def limit(self) -> float:
+        return math.inf if self.threshold is None else self.threshold
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -207,8 +236,8 @@ def _fit_step(
     annotated = labels != NOT_ANNOTATED
     logits, labels = logits[annotated], labels[annotated]
     temperature, note = fit_temperature(logits, labels)
-    probabilities = softmax(logits / temperature)
-    threshold = conformal_threshold(1 - probabilities[np.arange(len(labels)), labels], coverage=coverage)
+    true_probabilities = softmax(logits / temperature, axis=1)[np.arange(len(labels)), labels]
+    threshold = conformal_threshold(1 - true_probabilities, coverage=coverage)
     if math.isinf(threshold):
         few = f"{len(labels)} annotated cases are too few for a coverage of {coverage:g}: every answer is in the set"
         note = f"{note}; {few}" if note else few
@@ -217,5 +246,5 @@ def _fit_step(
 
 def _of_model(values: Mapping[str, tuple[float, ...]], model: str) -> tuple[float, ...]:
     if model not in values:
-        raise BadInput(f"calibration: found no model {model!r}, accepted are {', '.join(values)}")
+        raise BadInput(f"calibration: model {model!r} is not one of {', '.join(values)}")
     return values[model]

@@ -1,16 +1,15 @@
-"""Which answers can stand together in one chain: rules given by what the options mean, and rules learned from chains.
+"""Consistency rules: pairs of answers that contradict each other in one chain, given or learned.
 
-A rule forbids a pair of answers, either of neighbouring steps or of step 1 and a later one. Pairs are enough for what
-chains of questions do (no abnormality at step 1 settles every later step), they can be read one by one, and the most
+A rule forbids a pair of answers, either of neighbouring steps or of step 1 and a later one. Pairs suffice for these
+chains (no abnormality at step 1 determines every later step), a person can check them one by one, and the most
 probable chain without a forbidden pair can be found exactly (`decoding`).
 
 Given: where step 1 offers "No abnormality" and the last step "Normal", as published, "No abnormality" leaves "N/A" as
 the only answer of the steps between that offer it, and "Normal" as the only diagnosis.
 
-Learned: a pair that no training chain has is forbidden if `MIN_EXPECTED` chains would have it, were the two answers
-independent. That is evidence, not proof: a pair that is in truth a quarter as frequent as chance would make it stays
-unseen in one collection of 150 (e^-5), and the fewer the chains, the rarer the pairs that are taken for impossible.
-The share of held-out true chains that break the rules says how often they are wrong.
+Learned: a pair that no training chain has is forbidden if `MIN_EXPECTED` chains were expected to have it under
+independence. This is evidence, not proof: a pair that is a quarter as frequent as under independence stays unseen in
+one collection of 150 (e^-5). The share of held-out true chains that break the rules measures the rules' error.
 """
 
 import dataclasses
@@ -36,13 +35,13 @@ Pair = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Which pairs of answers can stand in one chain.
+    """Pairs of answers that are allowed in one chain.
 
     Attributes:
       answers_per_step: number of answers of each step.
-      allowed: bool [answer, answer] of neighbouring steps and of step 1 with each later step, by their positions.
+      allowed: bool [answer, answer] of neighbouring steps and of step 1 with each later step, by position.
       log_transitions: log share [answer, answer] of the answers that follow an answer, for each step but the last;
-        add-one smoothing; equal shares where nothing was learned.
+        add-one smoothing; equal shares if nothing was learned.
     """
 
     answers_per_step: tuple[int, ...]
@@ -51,7 +50,7 @@ class Rules:
 
 
 def pairs_of(num_steps: int) -> tuple[Pair, ...]:
-    """The pairs of steps that rules are about.
+    """Return the pairs of steps that have rules.
 
     >>> pairs_of(4)
     ((0, 1), (0, 2), (0, 3), (1, 2), (2, 3))
@@ -61,14 +60,14 @@ def pairs_of(num_steps: int) -> tuple[Pair, ...]:
 
 
 def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
-    """How many chains have each pair of answers.
+    """Count the chains that have each pair of answers.
 
     Args:
       labels: int [case, step] of training chains; a pair with an unannotated step does not count.
       chain: the steps.
 
     Returns:
-      [answer, answer] by the positions of the two steps.
+      Counts [answer, answer] by the positions of the two steps.
 
     Raises:
       ValueError: the labels do not fit the chain.
@@ -86,12 +85,12 @@ def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt
 def make_rules(
     chain: Chain, *, counts: dict[Pair, npt.NDArray[np.int64]] | None = None, min_expected: float = MIN_EXPECTED
 ) -> Rules:
-    """Given rules and, from the pairs of training chains, learned ones.
+    """Make the given rules and, from the pairs of training chains, the learned ones.
 
     Args:
       chain: the steps.
-      counts: pairs of training chains, as `count_pairs` gives them; None for the given rules alone.
-      min_expected: how many chains would have to have an unseen pair by chance for it to be forbidden.
+      counts: pairs of training chains from `count_pairs`; None for the given rules alone.
+      min_expected: number of chains expected to have a pair under independence, from which an unseen pair is forbidden.
     """
     allowed = {}
     for earlier, later in pairs_of(chain.num_steps):
@@ -119,11 +118,11 @@ def make_rules(
 
 @dataclasses.dataclass(frozen=True)
 class ClearChest:
-    """What "No abnormality" at step 1 settles.
+    """The later answers that "No abnormality" at step 1 determines.
 
     Attributes:
       label: its label at step 1.
-      settled: the one label left of later steps, by their positions.
+      settled: the only label left for later steps, by position.
     """
 
     label: int
@@ -131,11 +130,10 @@ class ClearChest:
 
 
 def find_clear_chest(chain: Chain) -> ClearChest | None:
-    """The given rule as far as a chain has it, by the texts of its options.
+    """Find the given rule in a chain by the texts of its options.
 
     Returns:
-      None where step 1 does not offer "No abnormality" or the last step does not offer "Normal": another chain,
-      whose meaning is not known.
+      None where step 1 does not offer "No abnormality" or the last step does not offer "Normal".
 
     >>> from stepcot_jax.chain import DEFAULT_CHAIN
     >>> find_clear_chest(DEFAULT_CHAIN)
@@ -154,7 +152,7 @@ def find_clear_chest(chain: Chain) -> ClearChest | None:
 
 
 def inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> npt.NDArray[np.bool_]:
-    """Whether a chain has a forbidden pair.
+    """Return whether each chain has a forbidden pair.
 
     Args:
       answers: int [case, step]; a pair with an unannotated step breaks no rule.
@@ -173,17 +171,17 @@ def inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> npt.NDArray[
 
 
 def share_inconsistent(answers: npt.NDArray[np.integer], rules: Rules) -> float:
-    """Share of the chains that have a forbidden pair; NaN without any chain."""
+    """Return the share of the chains that have a forbidden pair; NaN without any chain."""
     return float(inconsistent(answers, rules).mean()) if len(answers) else float("nan")
 
 
 def count_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -> dict[str, int]:
-    """How many chains have each forbidden pair, in words, the most frequent first.
+    """Count the chains with each forbidden pair, described in words, the most frequent first.
 
     Args:
       answers: int [case, step].
       rules: the rules.
-      chain: the steps, for the words.
+      chain: the steps.
     """
     counts: dict[str, int] = {}
     for (earlier, later), wrong in _broken_pairs(answers, rules):
@@ -205,13 +203,13 @@ def _broken_pairs(answers: npt.NDArray[np.integer], rules: Rules) -> Iterator[tu
 
 def _check_answers(answers: npt.NDArray[np.integer], answers_per_step: tuple[int, ...]) -> None:
     if answers.ndim != 2 or answers.shape[1] != len(answers_per_step):
-        raise ValueError(f"found answers {answers.shape}, accepted is [case, {len(answers_per_step)}]")
+        raise ValueError(f"answers must have shape [case, {len(answers_per_step)}]; got {answers.shape}")
     outside = (answers != NOT_ANNOTATED) & ((answers < 0) | (answers >= np.asarray(answers_per_step)))
     if outside.any():
         case, step = np.argwhere(outside)[0].tolist()
         raise ValueError(
-            f"case {case}, step {step + 1}: found answer {answers[case, step]}, "
-            f"accepted are 0 to {answers_per_step[step] - 1} and {NOT_ANNOTATED}"
+            f"case {case}, step {step + 1}: answer {answers[case, step]} is not "
+            f"0 to {answers_per_step[step] - 1} or {NOT_ANNOTATED}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The pairs of answers that training chains have, on disk: rules without the training data."""
+"""Counts of answer pairs on disk, so that rules can be made without the training data."""
 
 import os
 
@@ -30,7 +30,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def write_pairs(path: str | os.PathLike[str], counts: dict[Pair, npt.NDArray[np.int64]], chain: Chain) -> None:
-    """Writes what `consistency.count_pairs` gave as JSON, whole or not at all."""
+    """Write the counts of `consistency.count_pairs` as JSON, atomically."""
     report = {
         "layout": _LAYOUT,
         "steps": [[step.name, list(step.options)] for step in chain.steps],
@@ -42,22 +42,21 @@ def write_pairs(path: str | os.PathLike[str], counts: dict[Pair, npt.NDArray[np.
 
 
 def read_pairs(path: str | os.PathLike[str], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
-    """Reads what `write_pairs` wrote.
+    """Read a file of `write_pairs`.
 
     Raises:
       BadInput: the file is missing, damaged or of another chain.
     """
-    accepted = "accepted is a file of pairs of answers as a run writes it"
-    found = read_json(path, _File, accepted=accepted, max_bytes=_MAX_BYTES)
+    found = read_json(path, _File, accepted="expected the pairs.json of a run", max_bytes=_MAX_BYTES)
     if found.layout != _LAYOUT:
-        raise BadInput(f"{path}: layout: found {found.layout[:80]!r}, accepted is {_LAYOUT!r}")
+        raise BadInput(f"{path}, 'layout': {found.layout[:80]!r} is not {_LAYOUT!r}")
     difference = describe_difference(found.steps, chain)
     if difference:
-        raise BadInput(f"{path}: pairs of another chain, {difference}")
+        raise BadInput(f"{path}: pairs of another chain: {difference}")
     by_steps = {(pair.earlier, pair.later): pair.counts for pair in found.pairs}
     expected = pairs_of(chain.num_steps)
     if len(found.pairs) != len(expected) or set(by_steps) != set(expected):
-        raise BadInput(f"{path}: found pairs of steps {sorted(by_steps)}, accepted are {list(expected)}, each once")
+        raise BadInput(f"{path}, 'pairs': {sorted(by_steps)} are not {list(expected)}, each once")
     return {pair: _read_counts(path, by_steps[pair], pair, chain) for pair in expected}
 
 
@@ -67,7 +66,5 @@ def _read_counts(
     num_rows, num_columns = (chain.answers_per_step[position] for position in pair)
     fits = len(counts) == num_rows and all(len(row) == num_columns for row in counts)
     if not fits or not all(0 <= count < 2**53 for row in counts for count in row):
-        raise BadInput(
-            f"{path}: counts of steps {pair}: accepted are {num_rows} rows of {num_columns} whole numbers from 0"
-        )
+        raise BadInput(f"{path}, counts of steps {pair} must be {num_rows} rows of {num_columns} whole numbers from 0")
     return np.array(counts, dtype=np.int64)

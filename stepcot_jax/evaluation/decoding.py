@@ -1,60 +1,41 @@
-"""The most probable chain without a contradiction, by exact dynamic programming, and what it changes.
+"""Decode the most probable consistent chain by exact dynamic programming, and measure what that changes.
 
-The score of a chain is the sum over its steps of the log probability of the answer, plus `transition_weight` times
-the learned log share of each answer after the one before. Rules bind neighbours and step 1 with every later step:
-with the answer of step 1 held, what is left is a chain of neighbours, which the Viterbi recursion solves exactly.
+The score of a chain is the sum over its steps of the answer's log probability, plus `transition_weight` times the
+learned log share of each answer after the one before. Rules bind neighbouring steps, and step 1 with every later one:
+given the answer of step 1, the rest is a chain of neighbours, which the Viterbi recursion solves exactly.
 """
 
-import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import log_softmax
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.consistency import Rules, share_inconsistent
-from stepcot_jax.evaluation.distributions import log_softmax, own_logits
+from stepcot_jax.chain import Chain
+from stepcot_jax.evaluation.consistency import Rules, inconsistent
+from stepcot_jax.evaluation.distributions import own_logits
 from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.metrics import chain_accuracy
+from stepcot_jax.evaluation.metrics import answer_accuracy
+from stepcot_jax.evaluation.resamples import Weights, count_once, mean_defined, weighted_mean
 from stepcot_jax.host.errors import BadInput
 
 _LEAST_LOG_PROBABILITY = -1e6  # an answer of probability 0 is still better than a contradiction
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodingEffect:
-    """What decoding consistent chains changes for one model; shares in 0..1, NaN where undefined.
-
-    Attributes:
-      share_inconsistent: share of the chains with a contradiction, each step answered for itself.
-      share_changed: share of the chains that decoding changes; without a `transition_weight` the same ones.
-      accuracy_before: accuracy of each step, answered for itself.
-      accuracy_after: accuracy of each step of the decoded chains.
-      chain_accuracy_before: share of the cases whose annotated steps are all right, answered for themselves.
-      chain_accuracy_after: the same of the decoded chains.
-    """
-
-    share_inconsistent: float
-    share_changed: float
-    accuracy_before: tuple[float, ...]
-    accuracy_after: tuple[float, ...]
-    chain_accuracy_before: float
-    chain_accuracy_after: float
-
-
 def decode_consistent(
     log_probabilities: tuple[npt.NDArray[np.float64], ...], rules: Rules, *, transition_weight: float = 0.0
 ) -> npt.NDArray[np.int64]:
-    """The most probable chain of each case that breaks no rule.
+    """Decode the most probable chain of each case that breaks no rule.
 
     Args:
-      log_probabilities: for each step [case, answer]; minus infinity where an answer is impossible, which still
-        gives way to the rules.
+      log_probabilities: for each step [case, answer]; minus infinity for an impossible answer, which still gives way
+        to the rules.
       rules: forbidden pairs and learned transitions.
-      transition_weight: how much the learned transitions count beside the model; 0 for the rules alone.
+      transition_weight: weight of the learned transitions against the model; 0 for the rules alone.
 
     Returns:
-      int [case, step]; of equally probable chains one of them.
+      int [case, step]; one of several equally probable chains.
 
     Raises:
       ValueError: the probabilities do not fit the rules or are not numbers, or the weight is negative.
@@ -62,7 +43,7 @@ def decode_consistent(
     """
     _check_scores(log_probabilities, rules)
     if not 0 <= transition_weight < math.inf:
-        raise ValueError(f"transition_weight: found {transition_weight}, accepted is 0 or more")
+        raise ValueError(f"transition_weight must be 0 or more; got {transition_weight}")
     scores = [np.maximum(own, _LEAST_LOG_PROBABILITY) for own in log_probabilities]
     num_cases, num_steps = len(scores[0]), len(scores)
     best = np.full(num_cases, -np.inf)
@@ -79,43 +60,92 @@ def decode_consistent(
         chains[better, 0] = first
         chains[better, 1:] = rest[better]
     if not possible:
-        raise BadInput(
-            "consistency rules: found no chain that keeps them all, accepted are rules that some chain keeps"
-        )
+        raise BadInput("consistency rules: no chain keeps them all")
     return chains
+
+
+def answer_and_decode(
+    predictions: Predictions, chain: Chain, rules: Rules, *, model: str, transition_weight: float = 0.0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return a model's answers [case, step], each step for itself, and the decoded chains [case, step].
+
+    Raises:
+      BadInput: the rules contradict each other, so that no chain keeps them all.
+    """
+    scores = tuple(log_softmax(own, axis=1) for own in own_logits(predictions.logits[model], chain=chain, model=model))
+    before = np.stack([own.argmax(axis=1) for own in scores], axis=1)
+    return before, decode_consistent(scores, rules, transition_weight=transition_weight)
 
 
 def decoding_effect(
     predictions: Predictions, chain: Chain, rules: Rules, *, transition_weight: float = 0.0
-) -> dict[str, DecodingEffect]:
-    """What decoding changes, by the model's name.
+) -> dict[str, dict[str, Any]]:
+    """Measure what decoding changes for each model.
 
     Args:
       predictions: labels and logits.
       chain: the steps.
       rules: forbidden pairs and learned transitions.
       transition_weight: as in `decode_consistent`.
+
+    Returns:
+      By model name the figures of `decoding_figures` on the split itself: numbers, or lists of numbers for each step.
     """
-    labels, found = predictions.labels, {}
-    for model, logits in predictions.logits.items():
-        scores = tuple(log_softmax(own) for own in own_logits(logits, chain=chain, model=model))
-        before = np.stack([own.argmax(axis=1) for own in scores], axis=1)
-        after = decode_consistent(scores, rules, transition_weight=transition_weight)
-        found[model] = DecodingEffect(
-            share_inconsistent=share_inconsistent(before, rules),
-            share_changed=float((before != after).any(axis=1).mean()) if len(labels) else math.nan,
-            accuracy_before=_accuracies(before, labels),
-            accuracy_after=_accuracies(after, labels),
-            chain_accuracy_before=chain_accuracy(answers=before, labels=labels),
-            chain_accuracy_after=chain_accuracy(answers=after, labels=labels),
+    once, effects = count_once(len(predictions.labels)), {}
+    for model in predictions.logits:
+        before, after = answer_and_decode(predictions, chain, rules, model=model, transition_weight=transition_weight)
+        found = decoding_figures(once, before=before, after=after, labels=predictions.labels, rules=rules)
+        effects[model] = {name: values[0].tolist() for name, values in found.items()}
+    return effects
+
+
+def decoding_figures(
+    weights: Weights,
+    *,
+    before: npt.NDArray[np.integer],
+    after: npt.NDArray[np.integer],
+    labels: npt.NDArray[np.integer],
+    rules: Rules,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Compute what decoding changes in each resample.
+
+    Args:
+      weights: [resample, case].
+      before: [case, step], each step answered for itself.
+      after: [case, step], the decoded chains.
+      labels: [case, step], `NOT_ANNOTATED` where unannotated.
+      rules: the rules that were decoded with.
+
+    Returns:
+      Shares in 0..1 [resample], NaN where undefined: `share_inconsistent` of the chains have a contradiction before,
+      `share_changed` are changed by decoding (without a `transition_weight` the same ones); `accuracy` of each step
+      [resample, step], `mean_accuracy` over the steps and `chain_accuracy` (all annotated steps correct), each with
+      the suffixes `_before`, `_after` and `_difference` (after less before, in the same resample).
+
+    Raises:
+      ValueError: the shapes do not fit, or an answer is not one of the step's.
+    """
+    if not before.shape == after.shape == labels.shape:
+        raise ValueError(
+            "before, after and labels must have one shape [case, step]; "
+            f"got {before.shape}, {after.shape} and {labels.shape}"
         )
+    chains = np.stack([inconsistent(before, rules), (before != after).any(axis=1)], axis=1)
+    shares = weighted_mean(weights, values=chains, counted=np.ones(chains.shape, dtype=bool))
+    found = {"share_inconsistent": shares[:, 0], "share_changed": shares[:, 1]}
+    for when, answers in (("before", before), ("after", after)):
+        steps, whole = answer_accuracy(weights, answers=answers, labels=labels)
+        found[f"accuracy_{when}"], found[f"chain_accuracy_{when}"] = steps, whole
+        found[f"mean_accuracy_{when}"] = mean_defined(steps)
+    for kind in ("accuracy", "mean_accuracy", "chain_accuracy"):
+        found[f"{kind}_difference"] = found[f"{kind}_after"] - found[f"{kind}_before"]
     return found
 
 
 def _moves_after(first: int, rules: Rules, *, transition_weight: float) -> list[npt.NDArray[np.float64]] | None:
-    """Score of going from answer to answer between neighbours under one answer of step 1; minus infinity if forbidden.
+    """Scores of the transitions between neighbours given the answer of step 1; minus infinity where forbidden.
 
-    The first entry is from step 1, with one row. None where no chain begins with this answer.
+    The first entry is from step 1, with one row. None if no consistent chain begins with this answer.
     """
     moves: list[npt.NDArray[np.float64]] = []
     reachable: npt.NDArray[np.bool_] = np.ones(1, dtype=bool)
@@ -131,7 +161,7 @@ def _moves_after(first: int, rules: Rules, *, transition_weight: float) -> list[
 def _decode_rest(
     start: npt.NDArray[np.float64], scores: list[npt.NDArray[np.float64]], moves: list[npt.NDArray[np.float64]]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Score [case] and answers [case, later step] of the best way through the steps after the first."""
+    """Score [case] and answers [case, later step] of the best path through the steps after the first."""
     reached, came_from = start[:, None], []
     for own, move in zip(scores, moves, strict=True):
         ways = reached[:, :, None] + move
@@ -150,16 +180,7 @@ def _check_scores(log_probabilities: tuple[npt.NDArray[np.float64], ...], rules:
     num_cases = len(log_probabilities[0]) if log_probabilities else 0
     if found != [(num_cases, num_answers) for num_answers in rules.answers_per_step]:
         raise ValueError(
-            f"found probabilities {found}, accepted is [case, answer] for {rules.answers_per_step} answers"
+            f"log probabilities must be [case, answer] for {rules.answers_per_step} answers; got shapes {found}"
         )
     if any(np.isnan(own).any() or (own == np.inf).any() for own in log_probabilities):
         raise ValueError("log probabilities must be numbers or minus infinity")
-
-
-def _accuracies(answers: npt.NDArray[np.int64], labels: npt.NDArray[np.int32]) -> tuple[float, ...]:
-    annotated = labels != NOT_ANNOTATED
-    right = ((answers == labels) & annotated).sum(axis=0)
-    num_cases = annotated.sum(axis=0)
-    return tuple(
-        (part / whole if whole else math.nan) for part, whole in zip(right.tolist(), num_cases.tolist(), strict=True)
-    )

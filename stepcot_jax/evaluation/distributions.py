@@ -1,7 +1,8 @@
-"""From padded logits to the distribution over a step's own answers."""
+"""Each step's own logits and probabilities, without the padding of the answer axis."""
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import softmax
 
 from stepcot_jax.chain import Chain
 
@@ -9,7 +10,7 @@ from stepcot_jax.chain import Chain
 def own_logits(
     logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
 ) -> tuple[npt.NDArray[np.float64], ...]:
-    """The logits of each step's own answers, without the padding behind them.
+    """Cut the padding off each step's logits.
 
     Args:
       logits: [case, step, answer], padded to the step with the most answers or wider.
@@ -26,7 +27,7 @@ def own_logits(
     widest = max(chain.answers_per_step)
     if logits.ndim != 3 or logits.shape[1] != chain.num_steps or logits.shape[2] < widest:
         raise ValueError(
-            f"{model}: found logits {logits.shape}, accepted is [case, {chain.num_steps}, {widest} or more]"
+            f"{model}: logits must have shape [case, {chain.num_steps}, {widest} or more]; got {logits.shape}"
         )
     own = []
     for position, step in enumerate(chain.steps):
@@ -38,33 +39,27 @@ def own_logits(
     return tuple(own)
 
 
-def softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Distribution over the last axis."""
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Logarithm of the distribution over the last axis, finite for finite logits."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+def own_probabilities(
+    logits: npt.NDArray[np.floating], *, chain: Chain, model: str = "model"
+) -> tuple[npt.NDArray[np.float64], ...]:
+    """Return each step's distributions [case, answer]; arguments and errors are those of `own_logits`."""
+    return tuple(softmax(own, axis=1) for own in own_logits(logits, chain=chain, model=model))
 
 
 def describe_difference(found: list[tuple[str, tuple[str, ...]]], chain: Chain) -> str | None:
-    """How the names and options that a file was written with differ from a chain's; None if they do not.
+    """Describe how the step names and options of a file differ from a chain's; None if they do not.
 
-    The wording of the questions makes no difference to what a label means.
+    The wording of questions may differ: it does not change what a label means.
 
     >>> from stepcot_jax.chain import Chain, Step
     >>> describe_difference([("Size", ("Small", "Big"))], Chain((Step("Size", "How large?", ("Small", "Large")),)))
-    "step 1: found 'Size' with options ['Small', 'Big'], accepted is 'Size' with ['Small', 'Large']"
+    "step 1 is 'Size' with options ['Small', 'Big'], not 'Size' with ['Small', 'Large']"
     """
     if len(found) != chain.num_steps:
-        return f"found {len(found)} steps, accepted are {chain.num_steps}"
+        return f"it has {len(found)} steps, not {chain.num_steps}"
     for number, ((name, options), step) in enumerate(zip(found, chain.steps, strict=True), start=1):
         if (name, options) != (step.name, step.options):
             return (
-                f"step {number}: found {name!r} with options {list(options)}, "
-                f"accepted is {step.name!r} with {list(step.options)}"
+                f"step {number} is {name!r} with options {list(options)}, not {step.name!r} with {list(step.options)}"
             )
     return None

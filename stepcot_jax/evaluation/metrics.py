@@ -1,32 +1,34 @@
-"""Figures of one step over the annotated cases: accuracy, macro one-vs-rest rates, confusion matrix.
+"""Metrics of one step over its annotated cases: accuracy, macro one-vs-rest rates, confusion matrix.
 
-The figures are those of the paper's tables, beside the accuracy of the strictest constant answer. A case
-whose question nobody answered takes part in none of them, and an answer that no case has is left out of
-the macro averages (and named), because its sensitivity and its AUC do not exist.
+These are the metrics of the paper's tables, with the accuracy of the best constant answer. Unannotated cases do not
+count. An answer that no case has is left out of the macro averages (and named), because its sensitivity and its AUC
+are undefined.
 """
 
 import dataclasses
-import math
 
 import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Step
+from stepcot_jax.evaluation.resamples import Weights, count_once, divide, mean_where, weighted_mean
+
+FIGURES = ("accuracy", "auc", "sensitivity", "specificity", "f1", "precision")
+"""Names of a step's figures in the order of `step_figures`, as in `StepMetrics`."""
 
 _SUM_TOLERANCE = 1e-4  # a float32 softmax over 26 answers stays well inside it
 
 
 @dataclasses.dataclass(frozen=True)
 class StepMetrics:
-    """Figures of one step, each in 0..1, NaN where it is undefined.
+    """Metrics of one step, each in 0..1, NaN where undefined.
 
     Attributes:
       name: name of the step.
       answers: the step's options in label order; they label both axes of `confusion`.
-      num_cases: number of annotated cases, the only ones that count.
-      accuracy: share of the cases answered right.
-      majority_accuracy: share of the most frequent answer among the same cases: what the best constant
-        answer would reach.
+      num_cases: number of annotated cases; no others count.
+      accuracy: share of correct answers.
+      majority_accuracy: share of the most frequent answer, which is the accuracy of the best constant answer.
       auc: macro one-vs-rest area under the ROC curve; NaN where only one answer occurs.
       sensitivity: macro recall.
       specificity: macro one-vs-rest specificity; NaN where only one answer occurs.
@@ -51,147 +53,182 @@ class StepMetrics:
 
 
 def step_metrics(*, step: Step, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> StepMetrics:
-    """Figures of one step (paper: Tables 3 and 8).
+    """Compute the metrics of one step (paper: Tables 3 and 8).
 
     Args:
-      step: the step the answers belong to.
-      probabilities: float [case, answer], each row summing to 1; the answer given is the most probable
-        one, the first of several equally probable ones.
-      labels: int [case], `NOT_ANNOTATED` where nobody answered.
+      step: the step that the answers belong to.
+      probabilities: float [case, answer], each row summing to 1; the answer is the most probable one, the first of
+        several equally probable ones.
+      labels: int [case], `NOT_ANNOTATED` where unannotated.
 
     Returns:
-      The figures over the annotated cases; without any, `num_cases` is 0 and every figure NaN.
+      The metrics over the annotated cases; without any, `num_cases` is 0 and every figure NaN.
 
     Raises:
-      ValueError: the shapes do not fit, a row is no distribution or a label is none of the step's.
+      ValueError: the shapes do not fit, a row is not a distribution or a label is not one of the step's.
 
     >>> size = Step("Size", "How large?", ("Small", "Large", "N/A"))
     >>> figures = step_metrics(step=size, probabilities=[[0.8, 0.2, 0], [0.6, 0.4, 0], [1, 0, 0]], labels=[0, 1, -100])
     >>> figures.num_cases, figures.accuracy, figures.auc, figures.left_out
     (2, 0.5, 1.0, ('N/A',))
     """
-    distributions = _read_probabilities(step, probabilities)
-    truth = _read_labels(step, labels, num_cases=len(distributions))
+    distributions = _check_probabilities(step, probabilities)
+    truth = _check_labels(step, labels, num_cases=len(distributions))
     annotated = truth != NOT_ANNOTATED
-    distributions, truth = distributions[annotated], truth[annotated]
-    confusion = _count_confusion(truth=truth, answers=distributions.argmax(axis=1), num_answers=step.num_answers)
+    weights = count_once(len(truth))
+    found = step_figures(weights, probabilities=distributions, labels=truth)[0].tolist()
+    confusion = weighted_confusion(
+        weights[:, annotated],
+        truth=truth[annotated],
+        answers=distributions[annotated].argmax(axis=1),
+        num_answers=step.num_answers,
+    )[0]
     cases_per_answer = confusion.sum(axis=1)
-    sensitivity, specificity, f1, precision = _macro_rates(confusion)
     return StepMetrics(
         name=step.name,
         answers=step.options,
-        num_cases=len(truth),
-        accuracy=_share(np.trace(confusion), len(truth)),
-        majority_accuracy=_share(cases_per_answer.max(), len(truth)),
-        auc=_macro_auc(distributions=distributions, truth=truth),
-        sensitivity=sensitivity,
-        specificity=specificity,
-        f1=f1,
-        precision=precision,
-        confusion=tuple(tuple(row) for row in confusion.tolist()),
-        left_out=tuple(option for option, count in zip(step.options, cases_per_answer, strict=True) if count == 0),
+        num_cases=int(annotated.sum()),
+        majority_accuracy=float(divide(cases_per_answer.max(), cases_per_answer.sum())),
+        confusion=tuple(tuple(map(int, row)) for row in confusion.tolist()),
+        left_out=tuple(option for option, count in zip(step.options, cases_per_answer, strict=True) if not count),
+        **dict(zip(FIGURES, found, strict=True)),
     )
 
 
-def chain_accuracy(*, answers: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Share of the cases whose annotated steps are all answered right.
+def step_figures(
+    weights: Weights, *, probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]
+) -> npt.NDArray[np.float64]:
+    """Compute the figures of one step in each resample.
 
     Args:
-      answers: int [case, step], the labels given.
-      labels: int [case, step], `NOT_ANNOTATED` where nobody answered; a case without any annotated step
-        does not count.
+      weights: [resample, case].
+      probabilities: [case, answer].
+      labels: [case], `NOT_ANNOTATED` where unannotated.
 
     Returns:
-      The share, in 0..1; NaN if no case counts.
+      [resample, figure] in the order of `FIGURES`; NaN where undefined.
+    """
+    annotated = labels != NOT_ANNOTATED
+    weights, probabilities, truth = weights[:, annotated], probabilities[annotated], labels[annotated]
+    num_answers, answers = probabilities.shape[1], probabilities.argmax(axis=1)
+    accuracy, _ = answer_accuracy(weights, answers=answers[:, None], labels=truth[:, None])
+    confusion = weighted_confusion(weights, truth=truth, answers=answers, num_answers=num_answers)
+    positive, answered = confusion.sum(axis=2), confusion.sum(axis=1)
+    correct = np.diagonal(confusion, axis1=1, axis2=2)
+    negative = positive.sum(axis=1, keepdims=True) - positive
+    occurs, contrasted = positive > 0, (positive > 0) & (negative > 0)
+    areas = [_weighted_auc(weights, scores=probabilities[:, label], positive=truth == label)
+             for label in range(num_answers)]  # fmt: skip
+    return np.stack(
+        [
+            accuracy[:, 0],
+            mean_where(np.stack(areas, axis=1), contrasted),
+            mean_where(divide(correct, positive), occurs),
+            mean_where(divide(negative - (answered - correct), negative), contrasted),
+            mean_where(divide(2 * correct, positive + answered), occurs),
+            # An answer that is never given has no correct one: any divisor gives its precision of 0.
+            mean_where(correct / np.maximum(answered, 1), occurs),
+        ],
+        axis=1,
+    )
+
+
+def weighted_confusion(
+    weights: Weights, *, truth: npt.NDArray[np.integer], answers: npt.NDArray[np.integer], num_answers: int
+) -> npt.NDArray[np.float64]:
+    """Count how often each answer is given for each truth.
+
+    Args:
+      weights: [resample, case].
+      truth: [case]; every case is annotated.
+      answers: [case].
+      num_answers: number of answers of the step.
+
+    Returns:
+      Confusion matrices [resample, truth, answer].
+    """
+    cells = np.zeros((len(truth), num_answers**2))
+    cells[np.arange(len(truth)), truth * num_answers + answers] = 1
+    return (weights @ cells).reshape(len(weights), num_answers, num_answers)
+
+
+def answer_accuracy(
+    weights: Weights, *, answers: npt.ArrayLike, labels: npt.ArrayLike
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Accuracy of each step, and share of the cases whose annotated steps are all answered correctly.
+
+    Args:
+      weights: [resample, case].
+      answers: int [case, step], labels of the answers.
+      labels: int [case, step], `NOT_ANNOTATED` where unannotated; the second figure leaves out cases without any
+        annotated step.
+
+    Returns:
+      Shares [resample, step] and [resample]; NaN where no case counts.
 
     Raises:
-      ValueError: the two arrays differ in shape or do not have the axes [case, step].
+      ValueError: the shapes do not fit.
 
-    >>> chain_accuracy(answers=[[0, 1], [0, 1], [2, 2]], labels=[[0, 1], [0, 2], [-100, -100]])
-    0.5
-    """
+    >>> steps, chain = answer_accuracy(count_once(3), answers=[[0, 1], [0, 1], [2, 2]], labels=[[0, 1], [0, 2], [-100] * 2])
+    >>> steps.tolist(), chain.tolist()
+    ([[1.0, 0.5]], [0.5])
+    """  # noqa: E501 - the doctest
     given, truth = np.asarray(answers), np.asarray(labels)
     if given.shape != truth.shape or truth.ndim != 2:
-        raise ValueError(f"found answers {given.shape} and labels {truth.shape}, accepted is one shape [case, step]")
+        raise ValueError(f"answers and labels must have one shape [case, step]; got {given.shape} and {truth.shape}")
     annotated = truth != NOT_ANNOTATED
-    counts = annotated.any(axis=1)
-    right = ((given == truth) | ~annotated).all(axis=1)
-    return _share((right & counts).sum(), counts.sum())
+    correct = (given == truth) | ~annotated
+    means = weighted_mean(
+        weights,
+        values=np.concatenate([correct, correct.all(axis=1, keepdims=True)], axis=1),
+        counted=np.concatenate([annotated, annotated.any(axis=1, keepdims=True)], axis=1),
+    )
+    return means[:, :-1], means[:, -1]
 
 
-def _read_probabilities(step: Step, probabilities: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _weighted_auc(
+    weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """Probability [resample] that a positive case scores above a negative one, ties counting half; NaN without both."""
+    if positive.all() or not positive.any():
+        return np.full(len(weights), np.nan)
+    _, level = np.unique(scores, return_inverse=True)
+    order = np.argsort(level, kind="stable")
+    starts = np.flatnonzero(np.diff(level[order], prepend=-1))
+    ordered = weights[:, order]
+    above = np.add.reduceat(ordered * positive[order], starts, axis=1)
+    below = np.add.reduceat(ordered * ~positive[order], starts, axis=1)
+    won = (above * (np.cumsum(below, axis=1) - below / 2)).sum(axis=1)
+    return divide(won, above.sum(axis=1) * below.sum(axis=1))
+
+
+def _check_probabilities(step: Step, probabilities: npt.ArrayLike) -> npt.NDArray[np.float64]:
     found = np.asarray(probabilities, dtype=np.float64)
     if found.ndim != 2 or found.shape[1] != step.num_answers:
         raise ValueError(
-            f"step {step.name!r}: found probabilities of shape {found.shape}, accepted is [case, {step.num_answers}]"
+            f"step {step.name!r}: probabilities must have shape [case, {step.num_answers}]; got {found.shape}"
         )
     if not np.isfinite(found).all() or (found < 0).any():
         raise ValueError(f"step {step.name!r}: probabilities must be finite and not negative")
-    sums = found.sum(axis=1)
-    if (abs(sums - 1) > _SUM_TOLERANCE).any():
-        worst = int(abs(sums - 1).argmax())
+    off = abs(found.sum(axis=1) - 1)
+    if (off > _SUM_TOLERANCE).any():
+        worst = int(off.argmax())
         raise ValueError(
-            f"step {step.name!r}: each row of probabilities must sum to 1, row {worst} sums to {sums[worst]:.6g}"
+            f"step {step.name!r}: each row of probabilities must sum to 1; row {worst} sums to {found[worst].sum():.6g}"
         )
     return found
 
 
-def _read_labels(step: Step, labels: npt.ArrayLike, *, num_cases: int) -> npt.NDArray[np.int64]:
+def _check_labels(step: Step, labels: npt.ArrayLike, *, num_cases: int) -> npt.NDArray[np.int64]:
     found = np.asarray(labels)
-    if found.shape != (num_cases,):
-        raise ValueError(f"step {step.name!r}: found labels of shape {found.shape}, accepted is ({num_cases},)")
-    if found.size and not np.issubdtype(found.dtype, np.integer):
-        raise ValueError(f"step {step.name!r}: found labels of type {found.dtype}, accepted are integers")
+    if found.shape != (num_cases,) or (found.size and not np.issubdtype(found.dtype, np.integer)):
+        raise ValueError(
+            f"step {step.name!r}: labels must be integers of shape ({num_cases},); got {found.dtype} {found.shape}"
+        )
     outside = (found != NOT_ANNOTATED) & ((found < 0) | (found >= step.num_answers))
     if outside.any():
         raise ValueError(
-            f"step {step.name!r}: found label {found[outside][0]}, "
-            f"accepted are 0 to {step.num_answers - 1} and {NOT_ANNOTATED}"
+            f"step {step.name!r}: labels must be 0 to {step.num_answers - 1} or {NOT_ANNOTATED}; "
+            f"got {found[outside][0]}"
         )
     return found.astype(np.int64)
-
-
-def _count_confusion(
-    *, truth: npt.NDArray[np.int64], answers: npt.NDArray[np.intp], num_answers: int
-) -> npt.NDArray[np.intp]:
-    """Number of cases [truth, answer]."""
-    cells = np.bincount(truth * num_answers + answers, minlength=num_answers**2)
-    return cells.reshape(num_answers, num_answers)
-
-
-def _macro_rates(confusion: npt.NDArray[np.intp]) -> tuple[float, float, float, float]:
-    """Sensitivity, specificity, F1 and precision of a confusion matrix [truth, answer], macro."""
-    occurs = confusion.sum(axis=1) > 0
-    right = np.diag(confusion)[occurs]
-    positive = confusion.sum(axis=1)[occurs]
-    answered = confusion.sum(axis=0)[occurs]
-    negative = confusion.sum() - positive
-    rejected = negative - (answered - right)
-    contrasted = negative > 0
-    return (
-        _mean(right / positive),
-        _mean(rejected[contrasted] / negative[contrasted]),
-        _mean(2 * right / (positive + answered)),
-        # An answer that is never given has nothing right, so that any divisor gives the 0 that is wanted.
-        _mean(right / np.maximum(answered, 1)),
-    )
-
-
-def _macro_auc(*, distributions: npt.NDArray[np.float64], truth: npt.NDArray[np.int64]) -> float:
-    """Mean over the occurring answers of the area under the one-vs-rest ROC curve."""
-    from sklearn import metrics
-
-    occurring = np.unique(truth)
-    if len(occurring) < 2:
-        return math.nan
-    # One answer at a time: the multi-class form of roc_auc_score refuses answers that no case has.
-    areas = [metrics.roc_auc_score(truth == label, distributions[:, label]) for label in occurring]
-    return _mean(np.asarray(areas))
-
-
-def _share(part: int | np.integer, whole: int | np.integer) -> float:
-    return float(part / whole) if whole else math.nan
-
-
-def _mean(values: npt.NDArray[np.float64]) -> float:
-    return float(values.mean()) if values.size else math.nan

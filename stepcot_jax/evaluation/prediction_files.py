@@ -1,7 +1,7 @@
-"""What the models said about a split, with the facts that statistics need, as one file without pickle.
+"""Predictions on a split with the facts that statistics need, as one .npz file without pickle.
 
-Bootstraps go by patient and subgroups by the facts of a case: both are kept beside the logits, so that every figure
-can be made again from the file alone, without the data or the checkpoint.
+The file holds the patients (for the bootstrap) and the facts (for subgroups) with the logits, so that every figure can
+be recomputed from it alone, without the data or the checkpoint.
 """
 
 import dataclasses
@@ -21,12 +21,13 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.distributions import describe_difference
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import writing_whole
 
 FACTS = ("case_id", "patient_id", "image_path", "origin", "view", "sex", "age")
-"""What is kept of each case, as text: "" where unknown."""
+"""Facts of each case, as text; "" where unknown."""
 
 _FORMAT = "stepcot_jax predictions 1"
-_ACCEPTED = "accepted is a predictions file as a run writes it"
+_EXPECTED = "expected a predictions file of a run"
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -43,11 +44,11 @@ _UNREADABLE = (
 
 @dataclasses.dataclass(frozen=True)
 class SplitPredictions:
-    """What the models said about a split, and who the cases are.
+    """Predictions on a split, and the facts of its cases.
 
     Attributes:
       predictions: position, labels and logits of each case.
-      facts: for each of `FACTS` a text [case], "" where unknown; "age" is in years.
+      facts: for each of `FACTS` texts [case], "" where unknown; "age" is in years.
     """
 
     predictions: Predictions
@@ -55,12 +56,12 @@ class SplitPredictions:
 
 
 def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, chain: Chain) -> None:
-    """Writes an .npz file, whole or not at all.
+    """Write an .npz file atomically.
 
     Args:
-      path: the file, in a folder that exists; an earlier file there is replaced.
+      path: the file; an earlier one is replaced.
       split: what to write.
-      chain: the steps that the labels and logits are of; they are written too.
+      chain: the steps of the labels and logits; their names and options are written too.
 
     Raises:
       ValueError: the arrays do not fit each other or the chain.
@@ -76,23 +77,17 @@ def write_predictions(path: str | os.PathLike[str], split: SplitPredictions, cha
         **{f"logits/{model}": logits.astype(np.float32) for model, logits in predictions.logits.items()},
         **{f"facts/{fact}": np.asarray(split.facts[fact], dtype=np.str_) for fact in FACTS},
     }
-    target = pathlib.Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as file:
-            # Not compressed, so that a file's size bounds what reading it takes.
-            np.savez(file, allow_pickle=False, **arrays)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with writing_whole(path) as file:
+        # Not compressed, so that the size of a file bounds the memory that reading it takes.
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredictions:
-    """Reads what `write_predictions` wrote.
+    """Read a file of `write_predictions`.
 
     Args:
       path: the file.
-      chain: the steps that are expected; the wording of questions may differ, names and options may not.
+      chain: the expected steps; the wording of questions may differ, names and options may not.
 
     Raises:
       BadInput: the file is missing, damaged, of another layout or of another chain.
@@ -101,7 +96,7 @@ def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredict
     _check_about(path, arrays, chain)
     missing = [name for name in ("index", "labels", *(f"facts/{fact}" for fact in FACTS)) if name not in arrays]
     if missing:
-        raise BadInput(f"{path}: found no array {missing[0]!r}, {_ACCEPTED}")
+        raise BadInput(f"{path}: array {missing[0]!r} is missing; {_EXPECTED}")
     split = SplitPredictions(
         predictions=Predictions(
             index=arrays["index"],
@@ -119,18 +114,16 @@ def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredict
 
 
 def join_models(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
-    """Models of several runs side by side over the same cases, as paired comparisons need them.
+    """Join models of several runs on the same cases for paired comparisons; cases are matched by `case_id`.
 
     Args:
-      parts: by the name a model is to have, the predictions it stands in and its name there.
+      parts: by the model's new name, its predictions and its name there.
 
     Returns:
       The cases in the order of the first part.
 
     Raises:
-      BadInput: the parts are not over the same cases, or disagree about a label.
-
-    The cases are matched by their `case_id`, so that the order of the files does not matter.
+      BadInput: the parts do not have the same cases, disagree on a label, or lack a model.
     """
     names = list(parts)
     base = parts[names[0]][0]
@@ -139,15 +132,12 @@ def join_models(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredi
     for name, (split, model) in parts.items():
         found = split.facts["case_id"].tolist()
         if len(place) != len(base.facts["case_id"]) or set(found) != place.keys() or len(found) != len(place):
-            raise BadInput(
-                f"{name}: found {len(found)} cases that are not the {len(place)} of {names[0]}, "
-                "accepted are predictions on the same cases, each once"
-            )
+            raise BadInput(f"{name}: its {len(found)} cases are not the {len(place)} of {names[0]}, each once")
         order = np.argsort([place[case] for case in found])
         if not np.array_equal(split.predictions.labels[order], base.predictions.labels):
-            raise BadInput(f"{name}: found other labels than {names[0]} has for the same cases, accepted are the same")
+            raise BadInput(f"{name}: its labels differ from those of {names[0]} for the same cases")
         if model not in split.predictions.logits:
-            raise BadInput(f"{name}: found no model {model!r}, accepted are {', '.join(split.predictions.logits)}")
+            raise BadInput(f"{name}: model {model!r} is not one of {', '.join(split.predictions.logits)}")
         logits[name] = split.predictions.logits[model][order]
     return SplitPredictions(Predictions(base.predictions.index, base.predictions.labels, logits), base.facts)
 
@@ -162,24 +152,24 @@ def _check_about(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray]
         layout = about["format"]
         steps = [(str(name), tuple(str(option) for option in options)) for name, options in about["steps"]]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise BadInput(f"{path}: found no description of the steps, {_ACCEPTED}") from None
+        raise BadInput(f"{path}: the description of the steps is missing; {_EXPECTED}") from None
     if layout != _FORMAT:
-        raise BadInput(f"{path}: found layout {str(layout)[:80]!r}, accepted is {_FORMAT!r}")
+        raise BadInput(f"{path}: layout {str(layout)[:80]!r} is not {_FORMAT!r}")
     difference = describe_difference(steps, chain)
     if difference:
-        raise BadInput(f"{path}: predictions of another chain, {difference}")
+        raise BadInput(f"{path}: predictions of another chain: {difference}")
 
 
 def _read_arrays(path: pathlib.Path) -> dict[str, npt.NDArray]:
     arrays = {}
     try:
         if not path.is_file():
-            raise BadInput(f"{path}: found no file, {_ACCEPTED}")
+            raise BadInput(f"{path}: no such file; {_EXPECTED}")
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             # Together they are never larger than the file: a small file cannot fill the memory.
             if sum(member.file_size for member in members) > path.stat().st_size:
-                raise BadInput(f"{path}: found a compressed file, {_ACCEPTED}")
+                raise BadInput(f"{path}: its arrays are compressed; {_EXPECTED}")
             for member in members:
                 with archive.open(member) as file:
                     arrays[member.filename.removesuffix(".npy")] = _read_array(file.read())
@@ -187,7 +177,7 @@ def _read_arrays(path: pathlib.Path) -> dict[str, npt.NDArray]:
         raise
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())
-        raise BadInput(f"{path}: cannot be read ({reason}), {_ACCEPTED}") from None
+        raise BadInput(f"{path}: cannot be read ({reason}); {_EXPECTED}") from None
     return arrays
 
 
@@ -202,29 +192,27 @@ def _find_problem(split: SplitPredictions, chain: Chain) -> str | None:
     predictions = split.predictions
     labels, num_cases = predictions.labels, len(predictions.index)
     if predictions.index.ndim != 1 or labels.shape != (num_cases, chain.num_steps):
-        return f"labels: found shape {list(labels.shape)}, accepted is {[num_cases, chain.num_steps]} [case, step]"
+        return f"labels must have shape {[num_cases, chain.num_steps]} [case, step]; got {list(labels.shape)}"
     if predictions.index.dtype.kind != "i" or labels.dtype.kind != "i":
-        return f"index and labels: found {predictions.index.dtype} and {labels.dtype}, accepted are integers"
+        return f"index and labels must be integers; got {predictions.index.dtype} and {labels.dtype}"
     for position, step in enumerate(chain.steps):
         own = labels[:, position]
         wrong = (own != NOT_ANNOTATED) & ((own < 0) | (own >= step.num_answers))
         if wrong.any():
             return (
-                f"labels: step {step.name!r}: found {own[wrong][0]}, "
-                f"accepted are 0 to {step.num_answers - 1} and {NOT_ANNOTATED}"
+                f"labels of step {step.name!r} must be 0 to {step.num_answers - 1} or {NOT_ANNOTATED}; "
+                f"got {own[wrong][0]}"
             )
     widest = max(chain.answers_per_step)
     for model, logits in predictions.logits.items():
         if logits.ndim != 3 or logits.shape[:2] != labels.shape or logits.shape[2] < widest or logits.dtype.kind != "f":
             return (
-                f"logits of {model!r}: found {logits.dtype} {list(logits.shape)}, "
-                f"accepted are numbers of shape {[num_cases, chain.num_steps]} and {widest} or more answers"
+                f"logits of {model!r} must be numbers of shape [{num_cases}, {chain.num_steps}, {widest} or more]; "
+                f"got {logits.dtype} {list(logits.shape)}"
             )
     for fact in FACTS:
         if fact not in split.facts or split.facts[fact].shape != (num_cases,) or split.facts[fact].dtype.kind != "U":
-            return (
-                f"facts: {fact!r}: found no text for each of the {num_cases} cases, accepted is one, '' where unknown"
-            )
+            return f"facts, {fact!r} must be a text for each of the {num_cases} cases, '' where unknown"
     return _find_bad_age(split.facts["age"])
 
 
@@ -235,5 +223,5 @@ def _find_bad_age(ages: npt.NDArray[np.str_]) -> str | None:
         except ValueError:
             good = False
         if not good:
-            return f"facts: 'age' of case {case}: found {age[:20]!r}, accepted is a number of years, 0 to 150, or ''"
+            return f"facts, 'age' of case {case}: {age[:20]!r} is not a number of years, 0 to 150, or ''"
     return None

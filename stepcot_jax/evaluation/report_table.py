@@ -1,4 +1,4 @@
-"""The figures of an evaluation as a table to read and as a report to keep."""
+"""Metrics as a text table and as `report.json`."""
 
 import json
 import math
@@ -25,19 +25,19 @@ _SPLITS = ("train", "val", "test")
 
 
 def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
-    """A plain table for each model, in percent, followed by what the averages leave out.
+    """Format a text table for each model, in percent, followed by notes on what the averages leave out.
 
     The mean line averages each column over the steps where it is defined.
 
     Args:
-      metrics: the figures by the model's name; the teacher comes first, wherever it stands.
+      metrics: by model name; the table puts the teacher first.
 
     Returns:
       Lines of at most 110 columns, without a newline at the end.
     """
     ordered = _teacher_first(metrics)
     blocks = [_format_model(name, model) for name, model in ordered.items()]
-    # The models answered the same cases, so that what is left out is said once for all of them.
+    # The models answered the same cases: each note appears once for all of them.
     notes = dict.fromkeys(note for model in ordered.values() for step in model.steps for note in _notes(step))
     if notes:
         blocks.append("\n".join(textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in notes))
@@ -47,12 +47,12 @@ def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
 def report_dict(
     *, metrics: Mapping[str, ModelMetrics], num_cases: Mapping[str, int], wall_seconds: float
 ) -> dict[str, Any]:
-    """The content of `report.json`: plain types only, with None where a figure is undefined.
+    """Return the content of `report.json`: plain types, None where a figure is undefined.
 
     Args:
-      metrics: the figures on the test split by the model's name.
+      metrics: on the test split, by model name.
       num_cases: number of cases of "train", "val" and "test".
-      wall_seconds: duration of the whole run in seconds.
+      wall_seconds: duration of the run in seconds.
 
     Returns:
       The report, shares in 0..1.
@@ -68,11 +68,11 @@ def report_dict(
 
 
 def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> None:
-    """Writes a report as strict JSON, whole or not at all.
+    """Write a report as strict JSON, atomically.
 
     Args:
-      path: the file; an earlier report there is replaced.
-      report: plain types, as `report_dict` makes them.
+      path: the file; an earlier report is replaced.
+      report: plain types.
 
     Raises:
       ValueError: a number is not finite; the earlier report stays.
@@ -81,7 +81,7 @@ def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Non
 
 
 def _teacher_first(metrics: Mapping[str, ModelMetrics]) -> dict[str, ModelMetrics]:
-    """The paper's order, which a dict from a jitted function has lost: JAX sorts its keys."""
+    """The paper's order, which a dict from a jitted function loses because JAX sorts its keys."""
     return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != "teacher")}
 
 
@@ -107,7 +107,7 @@ def _format_model(name: str, model: ModelMetrics) -> str:
             *rows,
             rule,
             line("mean", ["", *(_percent(_mean_column(model, column)) for column in _COLUMNS)]),
-            f"all annotated steps of a case right: {_percent(model.chain_accuracy)}",
+            f"all annotated steps of a case correct: {_percent(model.chain_accuracy)}",
         ]
     )
 
@@ -128,7 +128,9 @@ def _notes(step: StepMetrics) -> list[str]:
         return [f"{step.name}: no annotated case, left out of every average"]
     notes = []
     if step.left_out:
-        notes.append(f"{step.name}: left out of the macro averages, as no case has them: {'; '.join(step.left_out)}")
+        notes.append(
+            f"{step.name}: left out of the macro averages because no case has them: {'; '.join(step.left_out)}"
+        )
     if math.isnan(step.auc):
         notes.append(f"{step.name}: every case has the same answer, AUC and specificity are undefined")
     return notes

@@ -1,92 +1,42 @@
-"""Every model's figures in many resamples of a split, patients being drawn with replacement."""
+"""Weighted means and the cluster bootstrap by patient.
 
-import dataclasses
-from collections.abc import Iterator
+A resample is the number of times that each case counts. With these numbers as weights [resample, case], most figures
+are matrix products, so that a thousand resamples take about as long as one pass over the cases. The split itself is
+one resample in which every case counts once (`count_once`): a figure and its interval come from the same code.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.distributions import own_logits, softmax
-from stepcot_jax.evaluation.prediction_files import SplitPredictions
-from stepcot_jax.evaluation.weighted_metrics import FIGURES, mean_defined, weighted_figures
+Weights = npt.NDArray[np.float64]
+"""[resample, case]; whole numbers."""
+
+Key = TypeVar("Key")
 
 _WEIGHTS_AT_ONCE = 2_000_000  # bounds the memory of a block of resamples to some tens of MB
 
 
-@dataclasses.dataclass(frozen=True)
-class ResampledFigures:
-    """Figures of a model, or differences between two, in each resample; NaN where undefined.
-
-    Attributes:
-      mean_accuracy: [resample].
-      chain_accuracy: [resample].
-      steps: [resample, step, figure], in the order of `FIGURES`.
-    """
-
-    mean_accuracy: npt.NDArray[np.float64]
-    chain_accuracy: npt.NDArray[np.float64]
-    steps: npt.NDArray[np.float64]
-
-    def __sub__(self, other: "ResampledFigures") -> "ResampledFigures":
-        return ResampledFigures(
-            mean_accuracy=self.mean_accuracy - other.mean_accuracy,
-            chain_accuracy=self.chain_accuracy - other.chain_accuracy,
-            steps=self.steps - other.steps,
-        )
-
-
-def resample(
-    split: SplitPredictions, chain: Chain, *, num_resamples: int, seed: int
-) -> tuple[npt.NDArray[np.float64], dict[str, ResampledFigures]]:
-    """Figures of every model in the same resamples.
-
-    Args:
-      split: labels, logits and patients.
-      chain: the steps.
-      num_resamples: number of resamples, from 1.
-      seed: seed of the draws.
-
-    Returns:
-      For each step the share of the resamples that lack an answer which the split has, and the figures by the
-      model's name. With fewer than two patients every figure is NaN: their resamples would all be alike.
-
-    Raises:
-      ValueError: the logits do not fit the chain.
-    """
-    labels = split.predictions.labels
-    patients = split.facts["patient_id"]
-    probabilities = {
-        model: tuple(softmax(own) for own in own_logits(logits, chain=chain, model=model))
-        for model, logits in split.predictions.logits.items()
-    }
-    if count_patients(patients) < 2:
-        nothing = np.full((num_resamples, chain.num_steps, len(FIGURES)), np.nan)
-        return np.zeros(chain.num_steps), {
-            model: ResampledFigures(nothing[:, 0, 0], nothing[:, 0, 0], nothing) for model in probabilities
-        }
-    blocks: dict[str, list[ResampledFigures]] = {model: [] for model in probabilities}
-    num_incomplete = np.zeros(chain.num_steps)
-    for weights in draw_weights(patients, num_resamples=num_resamples, seed=seed):
-        num_incomplete += _count_incomplete(weights, labels)
-        for model, steps in probabilities.items():
-            blocks[model].append(_weigh_model(weights, steps, labels))
-    return num_incomplete / num_resamples, {model: _concatenate(parts) for model, parts in blocks.items()}
+def count_once(num_cases: int) -> Weights:
+    """Return the weights [1, case] of the split itself."""
+    return np.ones((1, num_cases))
 
 
 def draw_weights(
     patients: npt.NDArray[np.str_], *, num_resamples: int, seed: int, num_at_once: int = _WEIGHTS_AT_ONCE
-) -> Iterator[npt.NDArray[np.int64]]:
-    """How often each case counts in each resample.
+) -> Iterator[Weights]:
+    """Draw patients with replacement, each with all their cases.
 
     Args:
-      patients: [case], whose cases stay together; a case without a patient ("") stands for itself.
+      patients: [case]; a case without a patient ("") is a patient of its own.
       num_resamples: number of resamples.
       seed: seed of the draws.
-      num_at_once: about how many weights a block has; the draws do not depend on it.
+      num_at_once: approximate number of weights in a block; the draws do not depend on it.
 
     Yields:
-      Blocks of [resample, case].
+      Weights in blocks of resamples.
     """
     own = np.array([patient or f"\n{case}" for case, patient in enumerate(patients.tolist())], dtype=np.str_)
     names, member = np.unique(own, return_inverse=True)
@@ -94,11 +44,43 @@ def draw_weights(
     size = max(1, num_at_once // len(own))
     for start in range(0, num_resamples, size):
         block = min(size, num_resamples - start)
-        yield rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=block)[:, member]
+        counts = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=block)
+        # Whole numbers far below 2^53: sums and products are exact in float64, and fast.
+        yield counts.astype(np.float64)[:, member]
+
+
+def resample(
+    compute: Callable[[Weights], Mapping[Key, npt.NDArray]],
+    patients: npt.NDArray[np.str_],
+    *,
+    num_resamples: int,
+    seed: int,
+) -> dict[Key, npt.NDArray]:
+    """Compute figures in each resample.
+
+    Args:
+      compute: from weights to figures [resample, ...] by name.
+      patients: [case], as in `draw_weights`.
+      num_resamples: number of resamples, from 1.
+      seed: seed of the draws.
+
+    Returns:
+      Figures [resample, ...] by name. With fewer than two patients all resamples would be alike: there is one, in
+      which no case counts.
+
+    Raises:
+      ValueError: `num_resamples` is below 1.
+    """
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be 1 or more; got {num_resamples}")
+    if count_patients(patients) < 2:
+        return dict(compute(np.zeros((1, len(patients)))))
+    blocks = [compute(weights) for weights in draw_weights(patients, num_resamples=num_resamples, seed=seed)]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def count_patients(patients: npt.NDArray[np.str_]) -> int:
-    """Number of patients, a case without one ("") being one of its own.
+    """Return the number of patients; a case without one ("") is a patient of its own.
 
     >>> count_patients(np.array(["a", "b", "a", "", ""]))
     4
@@ -107,40 +89,53 @@ def count_patients(patients: npt.NDArray[np.str_]) -> int:
     return len(np.unique(patients[~unknown])) + int(unknown.sum())
 
 
-def _weigh_model(
-    weights: npt.NDArray[np.int64], steps: tuple[npt.NDArray[np.float64], ...], labels: npt.NDArray[np.int32]
-) -> ResampledFigures:
-    annotated = labels != NOT_ANNOTATED
-    figures, right = [], []
-    for position, probabilities in enumerate(steps):
-        known, truth = annotated[:, position], labels[:, position]
-        figures.append(weighted_figures(weights[:, known], probabilities=probabilities[known], truth=truth[known]))
-        right.append(~known | (probabilities.argmax(axis=1) == truth))
-    counts = annotated.any(axis=1)
-    num_counted = (weights @ counts).astype(np.float64)
-    num_right = (weights @ (np.stack(right, axis=1).all(axis=1) & counts)).astype(np.float64)
-    stacked = np.stack(figures, axis=1)
-    return ResampledFigures(
-        mean_accuracy=mean_defined(stacked[:, :, FIGURES.index("accuracy")]),
-        chain_accuracy=np.divide(num_right, num_counted, out=np.full(len(weights), np.nan), where=num_counted > 0),
-        steps=stacked,
-    )
+def divide(part: npt.NDArray, whole: npt.NDArray) -> npt.NDArray[np.float64]:
+    """Return the quotient, NaN where the divisor is 0."""
+    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole != 0)
 
 
-def _count_incomplete(weights: npt.NDArray[np.int64], labels: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
-    """For each step the number of resamples in which an answer of the split does not occur."""
-    counts = []
-    for own in labels.T:
-        lacks = np.zeros(len(weights), dtype=bool)
-        for label in np.unique(own[own != NOT_ANNOTATED]):
-            lacks |= weights[:, own == label].sum(axis=1) == 0
-        counts.append(lacks.sum())
-    return np.array(counts, dtype=np.float64)
+def mean_where(values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return the mean over the last axis of the values that count; NaN where none does."""
+    return divide(np.where(counted, values, 0).sum(axis=-1), counted.sum(axis=-1))
 
 
-def _concatenate(parts: list[ResampledFigures]) -> ResampledFigures:
-    return ResampledFigures(
-        mean_accuracy=np.concatenate([part.mean_accuracy for part in parts]),
-        chain_accuracy=np.concatenate([part.chain_accuracy for part in parts]),
-        steps=np.concatenate([part.steps for part in parts]),
-    )
+def mean_defined(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the mean over the last axis of the values that are not NaN; NaN where all are."""
+    return mean_where(values, ~np.isnan(values))
+
+
+def weighted_mean(weights: Weights, *, values: npt.NDArray, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return the mean of each column over the cases that count in it.
+
+    Args:
+      weights: [resample, case].
+      values: [case, figure], numbers or booleans; anything, NaN included, where a case does not count.
+      counted: [case, figure].
+
+    Returns:
+      [resample, figure]; NaN where no case counts.
+
+    Raises:
+      ValueError: the shapes do not fit.
+    """
+    if values.ndim != 2 or counted.shape != values.shape or weights.shape[1:] != values.shape[:1]:
+        raise ValueError(
+            "weights, values and counted must have shapes [resample, case], [case, figure] and [case, figure]; "
+            f"got {weights.shape}, {values.shape} and {counted.shape}"
+        )
+    return divide(weights @ np.where(counted, values, 0.0), weights @ counted.astype(np.float64))
+
+
+def check_cases(weights: Weights, *, probabilities: npt.NDArray, labels: npt.NDArray) -> None:
+    """Check that weights [resample, case], probabilities [case, answer] and labels [case] are of the same cases.
+
+    Raises:
+      ValueError: the shapes do not fit, or a probability is NaN.
+    """
+    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or weights.shape[1:] != labels.shape:
+        raise ValueError(
+            "weights, probabilities and labels must have shapes [resample, case], [case, answer] and [case]; "
+            f"got {weights.shape}, {probabilities.shape} and {labels.shape}"
+        )
+    if np.isnan(probabilities).any():
+        raise ValueError("probabilities must be numbers; got NaN")

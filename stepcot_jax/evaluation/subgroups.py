@@ -1,4 +1,4 @@
-"""Figures of the groups that the facts of a case make: origin, view, sex and age, each with its intervals."""
+"""Figures of subgroups by origin, view, sex and age, with intervals."""
 
 import dataclasses
 import math
@@ -22,14 +22,14 @@ _AGE_BANDS = ((18, "0-17"), (40, "18-39"), (65, "40-64"), (math.inf, "65+"))
 
 @dataclasses.dataclass(frozen=True)
 class Subgroup:
-    """The cases that a fact has in common.
+    """Cases that share a fact.
 
     Attributes:
       grouping: the fact, one of `GROUPINGS`.
-      name: its value; `UNKNOWN` where nothing is known.
+      name: its value; `UNKNOWN` if there is none.
       num_cases: number of cases.
       num_patients: number of patients.
-      models: the figures by the model's name; None where the patients are too few to say anything.
+      models: figures by model name; None with too few patients.
     """
 
     grouping: str
@@ -49,30 +49,29 @@ def score_subgroups(
     level: float = 0.95,
     seed: int = 0,
 ) -> tuple[Subgroup, ...]:
-    """Figures of every group, each bootstrapped by patient for itself.
+    """Compute the figures of every group, each with its own bootstrap by patient.
 
-    The groups are many and small: one that stands out among them may do so by chance, and the answers of one group
-    may be easier than those of another. A group whose fact nobody knows is a group too; a split in which a fact is
-    known of no case has that one group.
+    The groups are many and small: one that stands out may do so by chance, and the answers of one group may be easier
+    than those of another. The cases whose fact is unknown are a group too.
 
     Args:
       split: labels, logits and facts.
       chain: the steps.
       groupings: the facts to group by.
-      min_patients: groups with fewer patients are named, not scored.
+      min_patients: groups with fewer patients are listed without figures.
       num_resamples: number of resamples of each group.
       level: share of the resampled figures inside an interval.
       seed: seed of the draws.
 
     Returns:
-      The groups by grouping, then by name with ages rising and the unknown last.
+      The groups by grouping, then by name, with ages rising and the unknown last.
 
     Raises:
       BadInput: a grouping is none of `GROUPINGS`.
     """
     wrong = [grouping for grouping in groupings if grouping not in GROUPINGS]
     if wrong:
-        raise BadInput(f"subgroups: found {wrong[0]!r}, accepted are {', '.join(GROUPINGS)}")
+        raise BadInput(f"subgroups: {wrong[0]!r} is not one of {', '.join(GROUPINGS)}")
     found = []
     for grouping in groupings:
         names = _name_groups(grouping, split.facts[grouping])
@@ -86,7 +85,7 @@ def score_subgroups(
 
 
 def age_band(age: str) -> str:
-    """The band of an age in years, written as a number; `UNKNOWN` for "".
+    """Return the band of an age in years, given as text; `UNKNOWN` for "".
 
     >>> age_band("17.9"), age_band("18"), age_band("")
     ('0-17', '18-39', 'unknown')

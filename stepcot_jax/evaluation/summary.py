@@ -1,87 +1,134 @@
-"""Everything that statistics say of a split in one plain tree: the content of `statistics.json`."""
+"""All statistics of a split as one tree of plain values: the content of `statistics.json`.
+
+Values and intervals come from the same functions, and all intervals from the same resamples. An expected calibration
+error is a sum of distances, to which the noise of a resample only adds: its interval lies high, and a small error can
+lie below its whole interval.
+"""
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.consistency import Rules, share_inconsistent
-from stepcot_jax.evaluation.decoding import decoding_effect
-from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
+from stepcot_jax.evaluation.consistency import Rules, inconsistent
+from stepcot_jax.evaluation.decoding import answer_and_decode, decoding_figures
+from stepcot_jax.evaluation.intervals import bootstrap, percentiles
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
-from stepcot_jax.evaluation.statistics_intervals import (
-    TRUE_CHAINS,
-    ResampledStatistics,
-    decoding_differences,
-    interval_tree,
-    resample_statistics,
-)
-from stepcot_jax.evaluation.step_statistics import StepCases, step_cases, step_statistics
+from stepcot_jax.evaluation.resamples import Weights, count_once, resample, weighted_mean
+from stepcot_jax.evaluation.step_statistics import COVERAGES, step_cases, step_statistics
 from stepcot_jax.evaluation.subgroups import Subgroup, score_subgroups
 
-_SEED = 0  # one for all intervals, so that they are about the same resamples
+TRUE_CHAINS = "share_of_true_chains_that_break_a_rule"
+
+_DECODING = (
+    "share_inconsistent",
+    "share_changed",
+    "accuracy_before",
+    "accuracy_after",
+    "chain_accuracy_before",
+    "chain_accuracy_after",
+)
+_LEVEL = 0.95
+_SEED = 0  # one for all intervals, so that they share their resamples
+
+Statistics = dict[tuple[str, str, str], npt.NDArray[np.float64]]
+"""By model, step ("" for the whole chain) and figure: [resample] or, for several numbers, [resample, number]."""
 
 
 def summarise(
-    split: SplitPredictions,
-    chain: Chain,
-    *,
-    calibration: Calibration,
-    rules: Rules,
-    num_resamples: int,
+    split: SplitPredictions, chain: Chain, *, calibration: Calibration, rules: Rules, num_resamples: int
 ) -> dict[str, Any]:
-    """Intervals, calibration, answer sets, selective reading, consistency and subgroups of every model on a split.
+    """Compute intervals, calibration, answer sets, selective reading, consistency and subgroups of every model.
 
     Args:
-      split: what the models said, and who the cases are.
+      split: predictions and facts of the cases.
       chain: the steps.
       calibration: fitted on another split.
-      rules: pairs of answers that cannot stand together.
-      num_resamples: of the bootstrap, which goes by patient; 0 leaves intervals and subgroups out.
+      rules: pairs of answers that contradict each other.
+      num_resamples: resamples of the bootstrap by patient; 0 leaves intervals and subgroups out.
 
     Returns:
-      Plain types by the model's name, shares in 0..1, None where undefined. Figures are numbers; the key `intervals`
-      beside them has for each by its name the number, both ends of the interval and the share of the resamples in
-      which it is undefined.
+      Plain types by model name, shares in 0..1, None where undefined. Figures are numbers; the key `intervals` next to
+      them has for each figure the fields of an `Interval`.
+
+    Raises:
+      BadInput: the calibration lacks a model, or no chain keeps all rules.
+      ValueError: the logits do not fit the chain.
     """
-    predictions = split.predictions
-    known = (predictions.labels != NOT_ANNOTATED).all(axis=1)
-    broken = share_inconsistent(predictions.labels[known], rules) if known.any() else math.nan
-    effects = decoding_effect(predictions, chain, rules)
-    cases = {model: step_cases(predictions, chain, model=model, calibration=calibration) for model in effects}
-    intervals, resampled = {}, None
+    compute = prepare_statistics(split, chain, calibration=calibration, rules=rules)
+    values, resampled, intervals = compute(count_once(len(split.predictions.labels))), None, {}
     if num_resamples:
-        intervals = bootstrap(split, chain, num_resamples=num_resamples, seed=_SEED)
-        resampled = resample_statistics(split, chain, cases=cases, rules=rules, num_resamples=num_resamples, seed=_SEED)
+        intervals = bootstrap(split, chain, num_resamples=num_resamples, level=_LEVEL, seed=_SEED)
+        resampled = resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=_SEED)
+
+    def describe_figures(model: str, step: str, names: tuple[str, ...] | None = None) -> dict[str, Any]:
+        own = {key[2]: values[key] for key in values if key[:2] == (model, step)}
+        found = {name: _name_shares(name, own[name][0].tolist()) for name in names or own}
+        ends = resampled and {name: _interval(name, value, resampled[model, step, name]) for name, value in own.items()}
+        return {**found, "intervals": ends}
+
     found = {
-        "num_cases": len(predictions.labels),
+        "num_cases": len(split.predictions.labels),
         "num_resamples": num_resamples,
-        TRUE_CHAINS: broken,
-        "intervals": interval_tree({TRUE_CHAINS: broken}, resampled.labels) if resampled is not None else None,
+        **describe_figures("", ""),
         "models": {
             model: {
-                "intervals": _plain_intervals(intervals[model]) if model in intervals else None,
-                "steps": _plain_steps(model, cases[model], resampled),
-                "consistent_decoding": {
-                    **dataclasses.asdict(effect),
-                    "intervals": interval_tree(
-                        {**dataclasses.asdict(effect), **decoding_differences(effect)}, resampled.decoding[model]
-                    )
-                    if resampled is not None
-                    else None,
-                },
+                "intervals": dataclasses.asdict(intervals[model]) if model in intervals else None,
+                "steps": {step.name: describe_figures(model, step.name) for step in chain.steps},
+                "consistent_decoding": describe_figures(model, "", _DECODING),
             }
-            for model, effect in effects.items()
+            for model in split.predictions.logits
         },
-        "subgroups": _plain_subgroups(split, chain, num_resamples) if num_resamples else None,
+        "subgroups": None,
     }
+    if num_resamples:
+        groups = score_subgroups(split, chain, num_resamples=num_resamples, level=_LEVEL, seed=_SEED)
+        found["subgroups"] = [_describe_subgroup(group) for group in groups]
     return _without_nan(found)
 
 
+def prepare_statistics(
+    split: SplitPredictions, chain: Chain, *, calibration: Calibration, rules: Rules
+) -> Callable[[Weights], Statistics]:
+    """Return a function from weights [resample, case] to all statistics in each resample.
+
+    Args:
+      split: predictions and facts of the cases.
+      chain: the steps.
+      calibration: fitted on another split.
+      rules: pairs of answers that contradict each other.
+
+    Raises:
+      BadInput: the calibration lacks a model, or no chain keeps all rules.
+      ValueError: the logits do not fit the chain.
+    """
+    predictions, labels = split.predictions, split.predictions.labels
+    complete = (labels != NOT_ANNOTATED).all(axis=1, keepdims=True)
+    broken = inconsistent(labels, rules)[:, None]
+    answers = {model: answer_and_decode(predictions, chain, rules, model=model) for model in predictions.logits}
+    cases = {
+        model: step_cases(predictions, chain, model=model, calibration=calibration) for model in predictions.logits
+    }
+
+    def compute(weights: Weights) -> Statistics:
+        found = {("", "", TRUE_CHAINS): weighted_mean(weights, values=broken, counted=complete)[:, 0]}
+        for model, (before, after) in answers.items():
+            for step in cases[model]:
+                found |= {(model, step.name, name): own for name, own in step_statistics(weights, step).items()}
+            decoded = decoding_figures(weights, before=before, after=after, labels=labels, rules=rules)
+            found |= {(model, "", name): own for name, own in decoded.items()}
+        return found
+
+    return compute
+
+
 def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
-    """Lines for a person: mean accuracy with its interval and, if asked for, what consistent decoding changes."""
+    """Describe each model's mean accuracy with its interval and, if `decoded`, the effect of consistent decoding."""
     lines = []
     for model, found in summary["models"].items():
         if found["intervals"] is not None:
@@ -91,63 +138,49 @@ def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
         if decoded:
             effect = found["consistent_decoding"]
             shares = (effect["share_inconsistent"], effect["chain_accuracy_before"], effect["chain_accuracy_after"])
-            inconsistent, whole_before, whole_after = map(_percent, shares)
+            contradictory, whole_before, whole_after = map(_percent, shares)
+            before, after = (_percent(_mean(effect[f"accuracy_{when}"])) for when in ("before", "after"))
             lines.append(
-                f"{model}: {inconsistent} % of the chains contradict themselves; decoded to the most probable "
-                f"consistent ones, mean step accuracy goes from {_mean(effect['accuracy_before'])} to "
-                f"{_mean(effect['accuracy_after'])} %, whole chains right from {whole_before} to {whole_after} %"
+                f"{model}: {contradictory} % of the chains contradict themselves; decoded to the most probable "
+                f"consistent chains, mean step accuracy goes from {before} to {after} %, whole chains correct from "
+                f"{whole_before} to {whole_after} %"
             )
     return lines
 
 
-def _plain_steps(model: str, steps: list[StepCases], resampled: ResampledStatistics | None) -> dict[str, Any]:
-    found = {}
-    for position, cases in enumerate(steps):
-        figures = step_statistics(cases)
-        intervals = interval_tree(figures, resampled.steps[model][position]) if resampled is not None else None
-        found[cases.name] = {**figures, "intervals": intervals}
-    return found
+def _name_shares(name: str, value: Any) -> Any:
+    """The accuracies of the most confident cases by their share in percent; everything else unchanged."""
+    if name == "accuracy_of_the_surest":
+        return dict(zip((f"{share:.0%}" for share in COVERAGES), value, strict=True))
+    return value
 
 
-def _plain_intervals(found: ModelIntervals) -> dict[str, Any]:
-    return {
-        "mean_accuracy": dataclasses.asdict(found.mean_accuracy),
-        "chain_accuracy": dataclasses.asdict(found.chain_accuracy),
-        "steps": [dataclasses.asdict(step) for step in found.steps],
+def _interval(name: str, value: npt.NDArray[np.float64], resampled: npt.NDArray[np.float64]) -> Any:
+    """The fields of an `Interval`, or one such mapping for each number of the figure."""
+    if value.ndim == 1:
+        return dataclasses.asdict(percentiles(float(value[0]), resampled, level=_LEVEL))
+    own = [_interval("", value[:, place], resampled[:, place]) for place in range(value.shape[1])]
+    return _name_shares(name, own)
+
+
+def _describe_subgroup(group: Subgroup) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "grouping": group.grouping,
+        "name": group.name,
+        "num_cases": group.num_cases,
+        "num_patients": group.num_patients,
+        "mean_accuracy": None,
+        "steps": None,
     }
-
-
-def _plain_subgroups(split: SplitPredictions, chain: Chain, num_resamples: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "grouping": group.grouping,
-            "name": group.name,
-            "num_cases": group.num_cases,
-            "num_patients": group.num_patients,
-            **_plain_scores(group),
+    if group.models is not None:
+        models = {model: dataclasses.asdict(own) for model, own in group.models.items()}
+        kept = ("num_cases", "accuracy", "auc", "share_incomplete")
+        found["mean_accuracy"] = {model: own["mean_accuracy"] for model, own in models.items()}
+        found["steps"] = {
+            model: {step["name"]: {name: step[name] for name in kept} for step in own["steps"]}
+            for model, own in models.items()
         }
-        for group in score_subgroups(split, chain, num_resamples=num_resamples, seed=_SEED)
-    ]
-
-
-def _plain_scores(group: Subgroup) -> dict[str, Any]:
-    if group.models is None:
-        return {"mean_accuracy": None, "steps": None}
-    return {
-        "mean_accuracy": {model: dataclasses.asdict(found.mean_accuracy) for model, found in group.models.items()},
-        "steps": {
-            model: {
-                step.name: {
-                    "num_cases": step.num_cases,
-                    "accuracy": dataclasses.asdict(step.accuracy),
-                    "auc": dataclasses.asdict(step.auc),
-                    "share_incomplete": step.share_incomplete,
-                }
-                for step in found.steps
-            }
-            for model, found in group.models.items()
-        },
-    }
+    return found
 
 
 def _without_nan(tree: Any) -> Any:
@@ -155,15 +188,13 @@ def _without_nan(tree: Any) -> Any:
         return {name: _without_nan(value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [_without_nan(value) for value in tree]
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return None
-    return tree
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 
 
-def _mean(shares: list[float | None]) -> str:
+def _mean(shares: list[float | None]) -> float | None:
     known = [share for share in shares if share is not None]
-    return _percent(sum(known) / len(known) if known else None)
+    return sum(known) / len(known) if known else None

@@ -1,4 +1,4 @@
-"""Draw cases for human readers, give out forms, and compare the answers with the models'.
+"""Draw cases for human readers, write forms, and compare the answers with the models'.
 
 python -m stepcot_jax.readers sample DATA --readers NAME,NAME --out DIR [--num-cases 200] [--format html|csv]
 python -m stepcot_jax.readers sample --workdir RUN --split test --readers NAME,NAME --out DIR
@@ -16,7 +16,7 @@ _MAX_MEGAPIXELS = 64.0
 
 def sample(options: argparse.Namespace) -> None:
     """Write forms, images and the key."""
-    # Imported here, as below: what reads data takes a second to load, and --help should not.
+    # Imported here and below, so that --help is fast.
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.readers.key import KEY_NAME, check_names
     from stepcot_jax.readers.reader_cases import open_data, open_run
@@ -25,11 +25,11 @@ def sample(options: argparse.Namespace) -> None:
     readers = [name.strip() for name in options.readers.split(",") if name.strip()]
     check_names(readers)
     if options.workdir is not None:
-        _refuse(options, _READING, "without --workdir: a run's data are read as the run did")
+        _refuse(options, _READING, "without --workdir; the settings of the run apply")
         source = open_run(options.workdir, options.split or "test", root=options.data)
     else:
         if options.data is None:
-            raise BadInput("DATA: found nothing, accepted is a data root, or --workdir for the cases of a run")
+            raise BadInput("DATA is required (a data root) without --workdir")
         _refuse(options, ("split",), "with --workdir")
         reading = {name: value for name in _READING if (value := getattr(options, name)) is not None}
         max_pixels = int(reading.pop("max_megapixels", _MAX_MEGAPIXELS) * 1e6)
@@ -48,7 +48,7 @@ def sample(options: argparse.Namespace) -> None:
         progress=lambda cases: Terminal().watch(cases, "writing images"),
     )
     if num_aside and not options.with_undiagnosed:
-        print(f"{num_aside} of {len(source.cases)} cases have no diagnosis and were not drawn from")
+        print(f"{num_aside} of {len(source.cases)} cases have no diagnosis and were left out")
     print(f"{options.num_cases} cases of {source.name} in {options.out}")
     for name in readers:
         print(f"for {name}: {options.out / name}")
@@ -56,7 +56,7 @@ def sample(options: argparse.Namespace) -> None:
 
 
 def score(options: argparse.Namespace) -> None:
-    """Take forms back and compare."""
+    """Read filled forms and compare."""
     from stepcot_jax.readers.filled import read_forms
     from stepcot_jax.readers.key import read_key
     from stepcot_jax.readers.reader_scores import compare_readers
@@ -77,10 +77,10 @@ def score(options: argparse.Namespace) -> None:
 
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], accepted: str) -> None:
-    """Refuse flags that would do nothing, rather than pass over them."""
+    """Refuse flags that would have no effect."""
     for name in names:
         if getattr(options, name) is not None:
-            raise BadInput(f"--{name.replace('_', '-')}: found {getattr(options, name)!r}, accepted {accepted}")
+            raise BadInput(f"--{name.replace('_', '-')}={getattr(options, name)!r} is accepted only {accepted}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -90,30 +90,28 @@ def main(arguments: list[str] | None = None) -> None:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_sample(commands.add_parser("sample", help="draw cases and write a form for each reader"))
-    _add_score(commands.add_parser("score", help="take filled forms back and compare readers with models"))
+    _add_score(commands.add_parser("score", help="read filled forms and compare readers with models"))
     options = parser.parse_args(arguments)
     options.run(options)
 
 
 def _add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Draws cases in proportion by diagnosis and writes a folder for each reader, with a form and "
+    parser.description = "Draw cases in proportion by diagnosis and write a folder for each reader, with a form and "
     parser.description += "images, and the key, which readers must not get."
     path = pathlib.Path
-    parser.add_argument("data", type=path, nargs="?", metavar="DATA", help="folder or file in any layout that is read")
+    parser.add_argument("data", type=path, nargs="?", metavar="DATA", help="folder or file in any supported layout")
     parser.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
     parser.add_argument("--format", choices=("html", "csv"), default="html", help="of the forms, default html")
-    undiagnosed = "draw from cases without a diagnosis too, as a diagnosis of their own"
+    undiagnosed = "draw cases without a diagnosis too, as a stratum of their own"
     parser.add_argument("--with-undiagnosed", action="store_true", help=undiagnosed)
-    run = parser.add_argument_group("cases of a run", "Draw from those that a run has predicted.")
-    run.add_argument(
-        "--workdir", type=path, metavar="RUN", help="a finished run; DATA is then where its images are now"
-    )
+    run = parser.add_argument_group("cases of a run", "Draw from the cases that a run has predicted.")
+    run.add_argument("--workdir", type=path, metavar="RUN", help="a finished run; DATA then overrides its data root")
     run.add_argument("--split", choices=("val", "test"), help="default test")
-    reading = parser.add_argument_group("how DATA is read", "As in a run; with --workdir as the run did.")
-    reading.add_argument("--layout", help="default: told by the files")
+    reading = parser.add_argument_group("how DATA is read", "As the settings of a run; not with --workdir.")
+    reading.add_argument("--layout", help="default: recognised by the files")
     reading.add_argument("--step-names", nargs="+", metavar="NAME", help="default the published seven")
     reading.add_argument("--on-bad-record", choices=("stop", "skip"), help="default stop")
     reading.add_argument("--max-megapixels", type=float, metavar="N", help=f"of an image, default {_MAX_MEGAPIXELS:g}")
@@ -121,13 +119,13 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Takes filled forms back, refuses incomplete and altered ones by name, and compares readers, "
-    parser.description += "teacher and student step by step."
+    parser.description = "Read filled forms, refuse incomplete and altered ones, and compare readers, teacher and "
+    parser.description += "student step by step."
     path = pathlib.Path
-    parser.add_argument("sample", type=path, metavar="DIR", help="what `sample` wrote, with its key")
+    parser.add_argument("sample", type=path, metavar="DIR", help="output of `sample`, with its key")
     parser.add_argument("forms", type=path, nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
     parser.add_argument("--predictions", type=path, metavar="FILE", help="of a run: RUN/predictions/test.npz")
-    parser.add_argument("--out", type=path, required=True, metavar="DIR2", help="gets the tables")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR2", help="folder for the tables")
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
     parser.set_defaults(run=score)

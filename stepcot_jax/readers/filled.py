@@ -1,7 +1,6 @@
-"""Filled forms, taken back: complete, unaltered and of this sample, or refused by file, row, case and step."""
+"""Read filled forms; an incomplete, altered or foreign form is refused by file, row, case and step."""
 
 import dataclasses
-import hashlib
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from jaxtyping import Int32
 from stepcot_jax.annotate.spreadsheets import is_same_cell, read_rows
 from stepcot_jax.chain import NOT_ANNOTATED, Step
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import digest_file
 from stepcot_jax.readers.forms import COLUMNS, FIXED_COLUMNS
 from stepcot_jax.readers.key import IMAGE_FOLDER, FormRow, Key, KeyReader, identify_form, list_rows
 
@@ -26,7 +26,7 @@ class FilledForm:
     Attributes:
       reader: name.
       path: of the form.
-      labels: int32 [case, step], in the order of the key's cases; every question is answered.
+      labels: int32 [case, step], in the order of the key's cases; all questions are answered.
     """
 
     reader: str
@@ -35,12 +35,12 @@ class FilledForm:
 
 
 def read_forms(key: Key, folder: Path, paths: Sequence[Path]) -> tuple[FilledForm, ...]:
-    """Answers of filled forms, in the key's order of readers.
+    """Read the answers of filled forms, in the key's order of readers.
 
     Args:
       key: of the sample.
-      folder: the sample's, whose images must be as they were written.
-      paths: of the forms: CSV, as it was filled or as the page saved it.
+      folder: of the sample; its images must be unchanged.
+      paths: of the forms: CSV files, filled or saved by the page.
 
     Raises:
       BadInput: a form is incomplete, altered, of another sample or given twice, or images have changed.
@@ -49,10 +49,7 @@ def read_forms(key: Key, folder: Path, paths: Sequence[Path]) -> tuple[FilledFor
     for path in paths:
         form = _read_form(key, path)
         if form.reader in forms:
-            raise BadInput(
-                f"{path}: found the form of {form.reader} again ({forms[form.reader].path} is it too), accepted is "
-                "one form a reader"
-            )
+            raise BadInput(f"{path}: a second form of {form.reader} (the first is {forms[form.reader].path})")
         forms[form.reader] = form
         _check_given(key, folder, path, form.reader)
     return tuple(forms[reader.name] for reader in key.readers if reader.name in forms)
@@ -63,16 +60,16 @@ def _read_form(key: Key, path: Path) -> FilledForm:
     _, header = next(rows, (1, []))
     if len(header) != len(COLUMNS) or not all(map(is_same_cell, header, COLUMNS)):
         found = [cell[:_NUM_SHOWN] for cell in header[:10]]
-        raise BadInput(f"{path}: row 1: found the columns {found}, accepted are {list(COLUMNS)}")
+        raise BadInput(f"{path}, row 1: columns {found} are not {list(COLUMNS)}")
     reader: KeyReader | None = None
     expected: dict[tuple[str, str], FormRow] = {}
     seen: dict[tuple[str, str], int] = {}
     answers: dict[tuple[str, str], int] = {}
     steps = {f"Step {place}": step for place, step in enumerate(key.chain.steps, start=1)}
     for number, cells in rows:
-        where = f"{path}: row {number}"
+        where = f"{path}, row {number}"
         if len(cells) != len(COLUMNS):
-            raise BadInput(f"{where}: found {len(cells)} cells, accepted are {len(COLUMNS)}")
+            raise BadInput(f"{where} has {len(cells)} cells, not {len(COLUMNS)}")
         row = dict(zip(COLUMNS, cells, strict=True))
         if reader is None:
             reader = _find_reader(key, row["form"], where)
@@ -80,26 +77,26 @@ def _read_form(key: Key, path: Path) -> FilledForm:
         place = _place_row(row, expected, where)
         where = f"{where} (case {place[0]}, {place[1]})"
         if place in seen:
-            raise BadInput(f"{where}: found the row again (row {seen[place]} is it too), accepted is each row once")
+            raise BadInput(f"{where} repeats row {seen[place]}")
         seen[place] = number
         _require_unaltered(row, expected[place], where)
         answers[place] = _read_answer(row["answer"], steps[place[1]], where)
     if reader is None:
-        raise BadInput(f"{path}: found no row but the first, accepted are all rows of the form")
+        raise BadInput(f"{path} has no rows after the first")
     _require_complete(path, expected, answers)
     labels = [[answers[str(case.number), step] for step in steps] for case in key.cases]
     return FilledForm(reader.name, path, np.array(labels, np.int32))
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank with their numbers, as spreadsheets count them."""
+    """The rows that are not blank, with their numbers in a spreadsheet."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read ({error}), accepted is a filled form") from None
+        raise BadInput(f"{path} cannot be read ({error}); expected a filled form") from None
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
         raise BadInput(
-            f"{path}: found no ordinary file of at most {_MOST_BYTES} bytes, accepted is a filled form, saved as CSV"
+            f"{path} is not a regular file of at most {_MOST_BYTES} bytes; expected a filled form, saved as CSV"
         )
     rows = enumerate(read_rows(path), start=1)
     return ((number, row) for number, row in rows if any(cell.strip() for cell in row))
@@ -111,8 +108,7 @@ def _find_reader(key: Key, form: str, where: str) -> KeyReader:
             return reader
     names = ", ".join(reader.name for reader in key.readers)
     raise BadInput(
-        f"{where}: column 'form': found {form[:_NUM_SHOWN]!r}, the form of another sample, accepted are those that "
-        f"this one gave to {names}"
+        f"{where}, 'form': {form[:_NUM_SHOWN]!r} is of another sample; expected a form of this one, for {names}"
     )
 
 
@@ -122,29 +118,24 @@ def _place_row(row: dict[str, str], expected: dict[tuple[str, str], FormRow], wh
         return case, step
     cases = {known for known, _ in expected}
     column, found = ("step", step) if case in cases else ("case", case)
-    accepted = f"Step 1 to Step {len(expected) // len(cases)}" if column == "step" else f"1 to {len(cases)}"
-    raise BadInput(f"{where}: column {column!r}: found {found[:_NUM_SHOWN]!r}, accepted are {accepted}")
+    known = f"Step 1 to Step {len(expected) // len(cases)}" if column == "step" else f"1 to {len(cases)}"
+    raise BadInput(f"{where}, {column!r}: {found[:_NUM_SHOWN]!r} is not one of {known}")
 
 
 def _require_unaltered(row: dict[str, str], expected: FormRow, where: str) -> None:
     for column in FIXED_COLUMNS:
         written = getattr(expected, column)
         if not is_same_cell(row[column], written):
-            raise BadInput(
-                f"{where}: column {column!r}: found {row[column][:_NUM_SHOWN]!r}, accepted is {written!r}, as it was "
-                "given out"
-            )
+            raise BadInput(f"{where}, {column!r}: {row[column][:_NUM_SHOWN]!r} was changed; expected {written!r}")
 
 
 def _read_answer(answer: str, step: Step, where: str) -> int:
-    """The label of an answer; `NOT_ANNOTATED` where it is missing, which is told of all rows together."""
+    """The label of an answer; `NOT_ANNOTATED` where it is missing, which is reported for all rows together."""
     try:
         return step.read_answer(answer)
     except BadInput:
-        accepted = ", ".join(step.lettered_options)
-        raise BadInput(
-            f"{where}: column 'answer': found {answer.strip()[:_NUM_SHOWN]!r}, accepted are {accepted}"
-        ) from None
+        known = ", ".join(step.lettered_options)
+        raise BadInput(f"{where}, 'answer': {answer.strip()[:_NUM_SHOWN]!r} is not one of {known}") from None
 
 
 def _require_complete(
@@ -153,13 +144,13 @@ def _require_complete(
     missing = [place for place in expected if answers.get(place, NOT_ANNOTATED) == NOT_ANNOTATED]
     if missing:
         case, step = missing[0]
-        found = "found no answer" if missing[0] in answers else "found no row"
-        more = f" ({len(missing) - 1} more are missing)" if len(missing) > 1 else ""
-        raise BadInput(f"{path}: case {case}, {step}: {found}{more}, accepted are answers to all {len(expected)}")
+        found = "no answer" if missing[0] in answers else "no row"
+        more = f", {len(missing) - 1} more are missing" if len(missing) > 1 else ""
+        raise BadInput(f"{path}, case {case}, {step}: {found}{more}; expected answers to all {len(expected)}")
 
 
 def _check_given(key: Key, folder: Path, form: Path, name: str) -> None:
-    """Refuses images, and the page that shows them, that are not those of the key."""
+    """Refuse images, and the page that shows them, that differ from those of the key."""
     given = folder / name
     reader = key.find(name)
     if reader.file == "form.html":  # a CSV is filled in its place
@@ -173,9 +164,8 @@ def _check_given(key: Key, folder: Path, form: Path, name: str) -> None:
 
 def _require_digest(path: Path, expected: str) -> None:
     try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        _, found = digest_file(path)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), accepted is it as it was given out") from None
+        raise BadInput(f"{path} cannot be read ({error.strerror}); expected the file that was given out") from None
     if found != expected:
-        raise BadInput(f"{path}: found it changed, accepted is it as it was given out (SHA-256 {expected})")
+        raise BadInput(f"{path} was changed; expected the file that was given out (SHA-256 {expected})")

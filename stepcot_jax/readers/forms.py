@@ -1,4 +1,4 @@
-"""Forms that readers fill: a CSV for any spreadsheet, or a page that works without a network and saves the same CSV."""
+"""Reading forms: a CSV for any spreadsheet, or an offline HTML page that saves the same CSV."""
 
 import base64
 import hashlib
@@ -18,14 +18,14 @@ _MARK = "\ufeff"
 
 
 def encode_csv_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
-    """A reader's form as a CSV with one row a question, whose last column is to be filled."""
+    """Encode a reader's form as a CSV with one row per question and an empty last column for the answer."""
     return encode_rows([COLUMNS, *(_cells(row, "") for row in list_rows(key, name=name, order=order))])
 
 
 def encode_html_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
-    """A reader's form as one page, with the images beside it; saves what `encode_csv_form` gives, filled.
+    """Encode a reader's form as one HTML page that shows the images and saves the filled form of `encode_csv_form`.
 
-    The page may load nothing but the images and run nothing but its own script, which its policy names by digest.
+    Its content security policy allows the images and its own script and style, named by digest, and nothing else.
     """
     rows = list(list_rows(key, name=name, order=order))
     style, script = ((_HERE / part).read_text(encoding="utf-8") for part in ("form.css", "form.js"))
@@ -74,7 +74,7 @@ def encode_html_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
 
 
 def _write_tools() -> Html:
-    """What changes how the images look, and not what they are; and the way back to a saved file."""
+    """Display controls, and the button that opens a saved file."""
     return tag(
         "div",
         tag("label", "Brightness ", tag("input", type="range", id="brightness", min=20, max=300, value=100)),
@@ -115,7 +115,7 @@ def _write_question(number: int, place: int, step: Step) -> Html:
 
 
 def _describe(key: Key, rows: Sequence[FormRow], name: str) -> dict[str, object]:
-    """What the page's script needs: each question with the start of its row, up to the answer."""
+    """The data of the page's script: each question with the start of its CSV row, up to the answer."""
     steps = key.chain.steps
     letters = [[step.written(label) for label in range(step.num_answers)] for step in steps]
     names = [_name_question(row.case, row.step) for row in rows]

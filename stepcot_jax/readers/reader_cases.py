@@ -1,4 +1,4 @@
-"""Where the cases for readers come from: a data root, or a split of a run with the run's own images."""
+"""Open the cases for readers: a data root, or a split of a run with the run's images."""
 
 import dataclasses
 import re
@@ -28,13 +28,13 @@ _NUM_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class CaseSource:
-    """Cases that readers may get.
+    """Cases to draw from for readers.
 
     Attributes:
-      name: where they come from, in words.
+      name: description of their origin.
       chain: their questions and options.
-      cases: the cases; those whose last step nobody annotated are among them.
-      picture: place of a case among them -> its upright picture, mode "L" or "RGB".
+      cases: the cases, including those whose last step is unannotated.
+      picture: from the place of a case to its upright picture, mode "L" or "RGB".
     """
 
     name: str
@@ -49,12 +49,12 @@ class CaseSource:
 
 
 def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
-    """All cases of a data root in any layout, with their images in files or in shards.
+    """Open all cases of a data root in any layout, with images in files or in shards.
 
     Args:
       root: folder or file.
       max_pixels: largest accepted width times height of an image.
-      reading: how it is read, as keyword arguments of `read_source`.
+      reading: keyword arguments of `read_source`.
 
     Raises:
       BadInput: the root cannot be used; names file, record and field.
@@ -73,15 +73,15 @@ def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
 
 
 def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSource:
-    """The cases of a split of a finished run.
+    """Open the cases of a split of a finished run.
 
     Args:
       workdir: of the run.
-      split: "val" or "test", whose predictions the run has written.
-      root: where the images are; None for where the run had them.
+      split: "val" or "test", with predictions of the run.
+      root: data root with the images; None for that of the run.
 
     Raises:
-      BadInput: the run has no such predictions, or its data are not there or are not those that it read.
+      BadInput: the predictions or the data are missing, or the data differ from those of the run.
     """
     settings = read_settings(workdir / "settings.json")
     path = workdir / "predictions" / f"{split}.npz"
@@ -124,7 +124,7 @@ def _with_files(name: str, collection: Collection, images: ImageFiles, max_pixel
 
 
 def _predicted_cases(predictions: SplitPredictions) -> Sequence[Case]:
-    """The cases of a file of predictions, without report and reasoning, which it does not have."""
+    """The cases of a predictions file, which has no reports and no reasoning."""
     labels = predictions.predictions.labels.tolist()
     patients, paths, origins = (predictions.facts[name].tolist() for name in ("patient_id", "image_path", "origin"))
     return [
@@ -134,25 +134,25 @@ def _predicted_cases(predictions: SplitPredictions) -> Sequence[Case]:
 
 
 def _find(case: Case, data: CaseSource, places: dict[str, int], path: Path) -> int:
-    """Place of a predicted case among the data, which must be the case that the run has read."""
-    where = f"{path}: case {case.image_path[:_NUM_SHOWN]!r}"
+    """Place of a predicted case in the data; refuses another case than the run's."""
+    where = f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
     if case.image_path not in places:
-        raise BadInput(f"{where}: found no such image_path in {data.name}, accepted are the data of the run")
-    _require_same(case, data.cases[places[case.image_path]], f"{where}: in {data.name}")
+        raise BadInput(f"{where} is missing in {data.name}; expected the data of the run")
+    _require_same(case, data.cases[places[case.image_path]], f"{where} in {data.name}")
     return places[case.image_path]
 
 
 def _draw(case: Case, phantom: PhantomSettings, path: Path) -> Image.Image:
-    where = f"{path}: case {case.image_path[:_NUM_SHOWN]!r}"
+    where = f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
     number = _PHANTOM_PATH.fullmatch(case.image_path)
     if number is None:
-        raise BadInput(f"{where}: found no phantom's image_path, accepted are such as images/phantom_000012.png")
+        raise BadInput(f"{where} is not a phantom's image_path, such as images/phantom_000012.png")
     drawn = draw_case(int(number[1]), seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence)
-    _require_same(case, drawn.case, f"{where}: drawn anew")
+    _require_same(case, drawn.case, f"{where}, drawn again,")
     return Image.fromarray(np.asarray(drawn.image))
 
 
 def _require_same(expected: Case, found: Case, where: str) -> None:
     for field in ("patient_id", "labels"):
         if getattr(expected, field) != getattr(found, field):
-            raise BadInput(f"{where}: found another {field} than the run had, accepted are the data of the run")
+            raise BadInput(f"{where} has another {field} than in the run; expected the data of the run")

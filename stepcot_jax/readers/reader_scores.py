@@ -1,4 +1,4 @@
-"""Readers, teacher and student on the same cases: accuracy a step with intervals, and who agrees with whom."""
+"""Accuracy of readers and models on the same cases by step, with intervals, gains and agreement."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,14 @@ from jaxtyping import Float32, Float64, Int32
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.intervals import Interval, percentiles
 from stepcot_jax.evaluation.prediction_files import read_predictions
-from stepcot_jax.evaluation.resamples import count_patients, draw_weights
-from stepcot_jax.evaluation.weighted_metrics import divide
+from stepcot_jax.evaluation.resamples import count_once, count_patients, draw_weights, weighted_mean
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.readers.agreements import LEVEL, Agreement, Answers, measure_agreements
+from stepcot_jax.readers.agreements import LEVEL, Agreement, Answers, compare_signs, measure_agreements
 from stepcot_jax.readers.filled import FilledForm
 from stepcot_jax.readers.key import Key
-from stepcot_jax.readers.signs import compare_signs
 
 ALL_READERS = "readers"
-"""Name of all readers taken together: each of their answers counts once."""
+"""Name of all readers together; each of their answers counts once."""
 
 _NUM_SHOWN = 80
 
@@ -30,11 +28,11 @@ class StepScores:
 
     Attributes:
       step: name.
-      num_cases: cases whose right answer is known, the only ones that accuracy counts.
+      num_cases: cases whose true answer is known; accuracy counts no others.
       accuracy: of all readers together, each reader and each model, in 0..1; NaN without such cases.
       gains: each model's accuracy less that of all readers together.
       num_patients: patients of these cases.
-      p_values: of each gain, by `signs.flip_signs`.
+      p_values: of each gain, by `agreements.flip_signs`.
       agreements: of all readers, of each two, and of each reader with each model, on all cases.
     """
 
@@ -49,13 +47,13 @@ class StepScores:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """All of a comparison.
+    """Readers and models on the cases of a sample.
 
     Attributes:
       readers: their names as in `StepScores.accuracy`.
       models: their names as in `StepScores.accuracy`.
       num_cases: cases of the sample.
-      steps: by step, in the chain's order.
+      steps: in the chain's order.
     """
 
     readers: tuple[str, ...]
@@ -67,26 +65,26 @@ class Comparison:
 def compare_readers(
     key: Key, forms: Sequence[FilledForm], predictions: Path | None = None, *, num_resamples: int = 1000, seed: int = 0
 ) -> Comparison:
-    """Compare readers with what is right, with each other and with the models.
+    """Compare readers with the true answers, with each other and with the models.
 
-    Intervals come from resampling patients: they say how the figures of these readers vary with the cases, and not
-    how those of other readers would differ.
+    Intervals come from resampling patients: they show how the figures of these readers vary with the cases, not how
+    those of other readers would differ.
 
     Args:
       key: of the sample.
-      forms: of one reader or more.
-      predictions: file of a run's predictions that has all cases of the sample; None for no models.
+      forms: of one or more readers.
+      predictions: predictions file of a run that has all cases of the sample; None for no models.
       num_resamples: of the bootstrap, from 1.
       seed: of the bootstrap, from 0.
 
     Raises:
-      BadInput: the predictions are not there or not of these cases, or a number is out of range.
+      BadInput: the predictions are missing or of other cases, or a number is out of range.
     """
     if not forms:
-        raise BadInput("forms: found none, accepted are the forms of one reader or more")
+        raise BadInput("FORM is required (the filled forms of one or more readers)")
     for name, found, least in (("--num-resamples", num_resamples, 1), ("--seed", seed, 0)):
         if found < least:
-            raise BadInput(f"{name}: found {found}, accepted are whole numbers from {least}")
+            raise BadInput(f"{name}={found} is not a whole number from {least}")
     chain = key.chain
     people = {f"reader {form.reader}": form.labels for form in forms}
     models = {} if predictions is None else read_answers(predictions, key)
@@ -110,21 +108,21 @@ def compare_readers(
 
 
 def read_answers(path: Path, key: Key) -> dict[str, Int32[np.ndarray, "case step"]]:
-    """Each model's most probable answers to the sample's cases, in the key's order.
+    """Read each model's most probable answers to the sample's cases, in the key's order.
 
     Raises:
-      BadInput: the file cannot be used, or a case of the sample is not in it or is annotated otherwise there.
+      BadInput: the file cannot be used, or a case of the sample is missing or has other labels there.
     """
     split = read_predictions(path, key.chain)
     places = {name: place for place, name in enumerate(split.facts["image_path"].tolist())}
     chosen = []
     for case in key.cases:
-        where = f"{path}: case {case.image_path[:_NUM_SHOWN]!r}"
+        where = f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
         if case.image_path not in places:
-            raise BadInput(f"{where}: found no such image_path, accepted are predictions of all cases of the sample")
+            raise BadInput(f"{where} is missing; expected predictions of all cases of the sample")
         place = places[case.image_path]
         if tuple(split.predictions.labels[place].tolist()) != case.labels:
-            raise BadInput(f"{where}: found other labels than in the sample's key, accepted are the same")
+            raise BadInput(f"{where} has other labels than in the sample's key")
         chosen.append(place)
     return {name: _answer(found[chosen], key.chain) for name, found in split.predictions.logits.items()}
 
@@ -136,43 +134,31 @@ def _answer(logits: Float32[np.ndarray, "case step answer"], chain: Chain) -> In
 
 
 def _draw(key: Key, *, num_resamples: int, seed: int) -> Float64[np.ndarray, "resample case"]:
-    """How often a case counts in each resample; never, with one patient, whose resamples would all be alike."""
+    """How often a case counts in each resample; never with one patient, whose resamples would all be alike."""
     patients = np.array([case.patient_id for case in key.cases], np.str_)
     if count_patients(patients) < 2:
         return np.zeros((1, len(patients)))
-    return np.concatenate(list(draw_weights(patients, num_resamples=num_resamples, seed=seed))).astype(np.float64)
+    return np.concatenate(list(draw_weights(patients, num_resamples=num_resamples, seed=seed)))
 
 
 def _measure(
-    key: Key,
-    people: Answers,
-    models: Answers,
-    weights: Float64[np.ndarray, "resample case"],
+    key: Key, people: Answers, models: Answers, weights: Float64[np.ndarray, "resample case"]
 ) -> tuple[dict[str, list[Interval]], dict[str, list[Interval]]]:
-    """Accuracy of everyone and gain of each model over the readers, by step; all in the same resamples."""
+    """Accuracy of all, and gain of each model over the readers, by step; all in the same resamples."""
     truth = np.array([case.labels for case in key.cases], np.int32)
-    known = (truth != NOT_ANNOTATED).astype(np.float64)
-    right = {name: (answers == truth) * known for name, answers in people.items()}
-    everyone = {ALL_READERS: np.mean(list(right.values()), axis=0), **right}
-    everyone |= {name: (answers == truth) * known for name, answers in models.items()}
-    whole = np.ones((1, len(truth)))
-    values = {name: _share(whole, counted, known)[0] for name, counted in everyone.items()}
-    resampled = {name: _share(weights, counted, known) for name, counted in everyone.items()}
+    known = truth != NOT_ANNOTATED
+    correct = {name: answers == truth for name, answers in people.items()}
+    everyone = {ALL_READERS: np.mean(list(correct.values()), axis=0), **correct}
+    everyone |= {name: answers == truth for name, answers in models.items()}
+    once = count_once(len(truth))
+    values = {name: weighted_mean(once, values=own, counted=known)[0] for name, own in everyone.items()}
+    resampled = {name: weighted_mean(weights, values=own, counted=known) for name, own in everyone.items()}
     accuracy = {name: _intervals(values[name], resampled[name]) for name in everyone}
     gains = {
         name: _intervals(values[name] - values[ALL_READERS], resampled[name] - resampled[ALL_READERS])
         for name in models
     }
     return accuracy, gains
-
-
-def _share(
-    weights: Float64[np.ndarray, "resample case"],
-    right: Float64[np.ndarray, "case step"],
-    known: Float64[np.ndarray, "case step"],
-) -> Float64[np.ndarray, "resample step"]:
-    """Share of the known cases that are right; NaN where none is known."""
-    return divide(weights @ right, weights @ known)
 
 
 def _intervals(values: Float64[np.ndarray, "step"], resampled: Float64[np.ndarray, "resample step"]) -> list[Interval]:

@@ -1,4 +1,4 @@
-"""What readers and models reached, as tables: CSV, Markdown and LaTeX with the paper's figures in their own columns."""
+"""Tables of readers and models, with the paper's figures in columns of their own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,25 +12,24 @@ from stepcot_jax.tables.verdicts import ALPHA, HIGHER, LOWER, NONE_SHOWN, Eviden
 from stepcot_jax.tables.writing import Column, Entry, Figure, Table, write_table
 
 _INTERVALS = (
-    "Intervals are 95 %, from resampling patients: they say how the figures of these readers vary with the cases, and "
-    "not how those of other readers would differ."
+    "Intervals are 95 %, from resampling patients: they show how the figures of these readers vary with the cases, not "
+    "how those of other readers would differ."
 )
 _PUBLISHED = (
-    "Published figures are the paper's, of other cases and other readers (N = 200): they stand beside ours and are "
-    "not compared with them."
+    "Published figures are the paper's, of other cases and other readers (N = 200); they are not compared with ours."
 )
 _JUDGED = (
-    f"A model is called better or worse only if {MIN_PATIENTS} patients or more are annotated, the interval excludes 0 "
-    f"and p is below {ALPHA}, corrected for the number of the table's comparisons (Holm). p, as printed, is not "
-    "corrected: an exact test that flips the signs of the patients' differences, which with one reader and one "
-    "radiograph a patient is McNemar's.",
-    "The models are those of one training run: how another run would have done is not in the intervals.",
+    f"A model is better or worse only if {MIN_PATIENTS} patients or more are annotated, the interval excludes 0 and p "
+    f"is below {ALPHA} after Holm's correction for the number of comparisons in the table. The printed p is not "
+    "corrected: an exact test that flips the signs of the patients' differences (McNemar's with one reader and one "
+    "radiograph per patient).",
+    "The models are of one training run: the intervals do not cover other training runs.",
 )
-_WORDS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not told apart"}
+_WORDS = {HIGHER: "better", LOWER: "worse", NONE_SHOWN: "not significantly different"}
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
-    """Write the tables of a comparison; the names of the files.
+    """Write the tables of a comparison and return the file names.
 
     Raises:
       BadInput: the folder cannot be written to.
@@ -43,7 +42,7 @@ def write_comparison(folder: Path, comparison: Comparison) -> list[str]:
 
 
 def tabulate_accuracy(comparison: Comparison) -> Table:
-    """Accuracy of all readers, each reader and each model a step (paper: Tables 5 and 10)."""
+    """Make the table of the accuracy of all readers, each reader and each model by step (paper: Tables 5 and 10)."""
     ours = (ALL_READERS, *comparison.readers, *comparison.models)
     rows: list[tuple[Entry, ...]] = []
     for step in comparison.steps:
@@ -56,14 +55,12 @@ def tabulate_accuracy(comparison: Comparison) -> Table:
         *(Column(name, "percent", published=True) for name in READER_ACCURACY),
     )
     title = f"Accuracy of {len(comparison.readers)} readers and {len(comparison.models)} models"
-    together = (
-        f'"{ALL_READERS}" is the mean accuracy of the readers, each of whom read all {comparison.num_cases} cases.'
-    )
+    together = f'"{ALL_READERS}" is the mean accuracy of the readers, who each read all {comparison.num_cases} cases.'
     return Table("readers", title, columns, tuple(rows), (together, _INTERVALS, _PUBLISHED))
 
 
 def tabulate_gains(comparison: Comparison) -> Table:
-    """Each model's accuracy less the readers' a step, and whether one may speak of a difference."""
+    """Make the table of each model's accuracy less the readers' by step, with the significance of the difference."""
     asked = [(step, name) for step in comparison.steps for name in comparison.models]
     verdicts = decide(
         [
@@ -88,7 +85,7 @@ def tabulate_gains(comparison: Comparison) -> Table:
 
 
 def tabulate_agreement(comparison: Comparison) -> Table:
-    """Agreement among readers, and of readers with models, a step."""
+    """Make the table of the agreement among readers, and of readers with models, by step."""
     rows = [row for step in comparison.steps for row in _list_agreement(step)]
     columns = (
         Column("step"),
@@ -99,8 +96,8 @@ def tabulate_agreement(comparison: Comparison) -> Table:
         Column("kind of kappa"),
     )
     notes = (
-        "Agreement counts all cases of the sample, whether or not the right answer is known; kappa does not exist "
-        "where there was one answer only, and resamples with one take no part in its interval.",
+        "Agreement counts all cases of the sample, with or without a known true answer. Kappa is undefined where only "
+        "one answer occurs; such resamples do not count for its interval.",
         _INTERVALS,
     )
     return Table("readers_agreement", "Agreement of readers", columns, tuple(rows), notes)

@@ -1,8 +1,9 @@
-"""A sample of cases for readers: a folder for each of them with a form and images, and the key beside."""
+"""Draw a sample of cases for readers: for each reader a folder with a form and images, and the key."""
 
+import collections
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,6 @@ from stepcot_jax.readers.key import (
     write_key,
 )
 from stepcot_jax.readers.reader_cases import CaseSource
-from stepcot_jax.readers.selection import choose_stratified, shuffle
 
 Format = Literal["html", "csv"]
 
@@ -37,27 +37,27 @@ def write_sample(
     with_undiagnosed: bool = False,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Key:
-    """Write the readers' folders and the key; the key comes last, and without it there is no sample.
+    """Write the readers' folders and then the key; a folder without a key is no sample.
 
     Args:
       folder: new or empty.
       source: the cases.
       readers: names of the readers.
-      num_cases: how many cases are drawn, in proportion by diagnosis.
+      num_cases: number of cases to draw, in proportion by diagnosis.
       seed: of the draw, of the numbers and of each reader's order.
-      form: what the readers fill.
-      with_undiagnosed: whether cases whose last step nobody annotated are drawn too, as a diagnosis of their own.
-      progress: wraps the cases whose images are written, so as to show a bar.
+      form: format of the forms.
+      with_undiagnosed: draw cases whose last step is unannotated too, as a stratum of their own.
+      progress: wraps the cases to show a progress bar.
 
     Returns:
       The key.
 
     Raises:
-      BadInput: the folder is not empty, a name cannot be used, there are too few cases, or an image is unreadable.
+      BadInput: the folder is not empty, a name is refused, there are too few cases, or an image is unreadable.
     """
     check_names(readers)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder}: found something there, accepted is a folder that is new or empty")
+        raise BadInput(f"{folder} is not empty; expected a new or empty folder")
     places = range(len(source.cases)) if with_undiagnosed else source.diagnosed
     paths = [source.cases[place].image_path for place in places]
     diagnoses = [source.cases[place].labels[-1] for place in places]
@@ -78,7 +78,7 @@ def write_sample(
 
 
 def encode_picture(picture: Image.Image) -> bytes:
-    """A picture as a PNG that holds its pixels and nothing else: no date, no name, no text of the file it was in."""
+    """Encode a picture as a PNG with its pixels alone: no date, no name, no text of its source file."""
     plain = Image.frombytes(picture.mode, picture.size, picture.tobytes())
     content = io.BytesIO()
     plain.save(content, format="PNG")
@@ -107,3 +107,60 @@ def _write_form(key: Key, folder: Path, name: str, form: Format) -> KeyReader:
     file = f"form.{form}"
     write_whole(folder / name / file, content)
     return KeyReader(name=name, file=file, sha256=hashlib.sha256(content).hexdigest(), order=tuple(order))
+
+
+def choose_stratified(names: Sequence[str], strata: Sequence[int], *, num_cases: int, seed: int) -> tuple[int, ...]:
+    """Choose cases in proportion to their strata, by the method of largest remainders.
+
+    Args:
+      names: unique names of the cases; the choice depends on them and not on their order.
+      strata: of each case, such as its diagnosis.
+      num_cases: number of cases to choose.
+      seed: any integer.
+
+    Returns:
+      Indices of the chosen cases, in an order that depends on the seed and the names alone and not on the strata.
+
+    Raises:
+      BadInput: `num_cases` is below 1 or above the number of cases.
+
+    >>> sorted(choose_stratified(["a", "b", "c", "d"], [0, 0, 0, 1], num_cases=3, seed=0))[-1]
+    3
+    """
+    if not 1 <= num_cases <= len(names):
+        raise BadInput(f"--num-cases={num_cases} is not 1 to {len(names)}, the number of cases")
+    members: dict[int, list[int]] = collections.defaultdict(list)
+    for index in shuffle(range(len(names)), names, seed=f"{seed}:cases"):
+        members[strata[index]].append(index)
+    quotas = share_out({stratum: len(indices) for stratum, indices in members.items()}, num_cases)
+    chosen = [index for stratum, indices in members.items() for index in indices[: quotas[stratum]]]
+    return tuple(shuffle(chosen, names, seed=f"{seed}:numbers"))
+
+
+def share_out(sizes: Mapping[int, int], total: int) -> dict[int, int]:
+    """Divide `total` in proportion to sizes; what rounding leaves goes to the largest remainders.
+
+    Of equal remainders the larger stratum's comes first, then the smaller label's.
+
+    Args:
+      sizes: of each stratum, at least 1.
+      total: at most the sum of the sizes.
+
+    >>> share_out({0: 6, 1: 3, 2: 1}, 5)
+    {0: 3, 1: 2, 2: 0}
+    """
+    whole = sum(sizes.values())
+    parts = {stratum: size * total // whole for stratum, size in sizes.items()}
+    order = sorted(sizes, key=lambda stratum: (-(sizes[stratum] * total % whole), -sizes[stratum], stratum))
+    for stratum in order[: total - sum(parts.values())]:
+        parts[stratum] += 1
+    return parts
+
+
+def shuffle(indices: Iterable[int], names: Sequence[str], *, seed: Hashable) -> list[int]:
+    """Shuffle indices by a hash of each name, independently of any library's random generator."""
+
+    def rank(index: int) -> bytes:
+        return hashlib.sha256(f"{seed}:{names[index]}".encode("utf-8", "surrogatepass")).digest()
+
+    return sorted(indices, key=rank)

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from stepcot_jax.evaluation.evaluator import evaluate
-from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap, bootstrap_difference, is_difference
+from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
+from stepcot_jax.evaluation.paired import bootstrap_difference, is_difference
 from stepcot_jax.evaluation.resamples import count_patients
 from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
 from stepcot_jax.host.terminal import Terminal

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
-from stepcot_jax.evaluation.distributions import own_logits, softmax
+from stepcot_jax.evaluation.distributions import own_probabilities
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
@@ -66,8 +66,8 @@ class FinishedRun:
         if self.calibration is not None and self.is_calibrated(model):
             return calibrated_probabilities(logits, model, self.calibration, self.chain)
         found = np.zeros(logits.shape)
-        for place, own in enumerate(own_logits(logits, chain=self.chain, model=model)):
-            found[:, place, : own.shape[1]] = softmax(own)
+        for place, own in enumerate(own_probabilities(logits, chain=self.chain, model=model)):
+            found[:, place, : own.shape[1]] = own
         return found
 
     def answer_sets(self, model: str) -> Bool[np.ndarray, "case step answer"] | None:

@@ -3,13 +3,18 @@
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
 
-Every run is a folder below DIR/cells, is made once however many tables need it, and is found again by the next start;
-one that was interrupted goes on. Tables are written as CSV, Markdown and LaTeX to DIR/tables, or to --out.
-Readers have a tool of their own, python -m stepcot_jax.readers.
+Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
+runs. Tables are written as CSV, Markdown and LaTeX to DIR/tables, or to --out.
+Human readers have their own command, python -m stepcot_jax.readers.
 """
 
+import dataclasses
+import importlib
 import pathlib
+import shlex
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -18,53 +23,86 @@ from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
 from stepcot_jax.settings.flags import define_flags, parse
 from stepcot_jax.settings.run_settings import Settings, make_settings
 
+if TYPE_CHECKING:
+    from stepcot_jax.tables.plan import Plan
+
 NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost")
+"""Tables; `NAME_table` is the module of each, with `list_cells` and `make_tables`."""
 
 
 def read_names(arguments: list[str]) -> tuple[str, ...]:
-    """The tables that the command line names.
+    """Return the tables that the command line names.
 
     Raises:
-      BadInput: it names none, or one that there is not.
+      BadInput: it names none, or an unknown one.
     """
-    accepted = f"accepted is one or more of {', '.join(NAMES)}, or all"
+    known = f"{', '.join(NAMES)} or all"
     if not arguments:
-        raise BadInput(f"NAME: found nothing, {accepted}")
+        raise BadInput(f"NAME is required (one or more of {known})")
     for name in arguments:
         if name == "readers":
-            raise BadInput("readers: found a table of a tool of its own, accepted is python -m stepcot_jax.readers")
+            raise BadInput("readers has its own command: python -m stepcot_jax.readers")
         if name not in (*NAMES, "all"):
-            raise BadInput(f"{name}: found no such table, {accepted}")
+            raise BadInput(f"table {name!r} is not one of {known}")
     return NAMES if "all" in arguments else tuple(dict.fromkeys(arguments))
 
 
 def read_encoders(entries: list[str]) -> dict[str, str]:
-    """Encoders by name from NAME=WEIGHTS entries.
+    """Return encoders by name from NAME=WEIGHTS entries.
 
     Raises:
-      BadInput: an entry is something else, or a name comes twice.
+      BadInput: an entry has another form, or a name comes twice.
     """
     encoders: dict[str, str] = {}
     for entry in entries:
         name, separator, weights = entry.partition("=")
         if not separator or not name.strip() or not weights.strip():
-            raise BadInput(f"--encoders: found {entry!r}, accepted is NAME=WEIGHTS, such as CLIP=/path/to/clip")
+            raise BadInput(f"--encoders: {entry!r} is not NAME=WEIGHTS, such as CLIP=/path/to/clip")
         if name.strip() in encoders:
-            raise BadInput(f"--encoders: found {name.strip()!r} twice, accepted is each name once")
+            raise BadInput(f"--encoders: {name.strip()!r} comes twice")
         encoders[name.strip()] = weights.strip()
     return encoders
 
 
 def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
-    """The seeds; without any the config's.
+    """Return the seeds; the config's without any.
 
     Raises:
-      BadInput: one is no whole number from 0.
+      BadInput: one is not a whole number from 0.
     """
     for entry in entries:
         if not entry.strip().isdecimal():
-            raise BadInput(f"--seeds: found {entry!r}, accepted are whole numbers from 0, such as --seeds=0,1,2")
+            raise BadInput(f"--seeds: {entry!r} is not a whole number from 0, as in --seeds=0,1,2")
     return tuple(int(entry) for entry in entries) or (settings.seed,)
+
+
+def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], folder: pathlib.Path) -> list[str]:
+    """Run the unfinished cells, then make and write the tables.
+
+    Args:
+      names: of `NAMES`.
+      plan: settings, seeds, encoders and cells.
+      command: the command line, for the tables' notes.
+      folder: for the tables.
+
+    Returns:
+      The names of the files.
+    """
+    # Imported here: jax takes seconds, and --help and a wrong flag should not.
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.tables.writing import write_table
+
+    tables = {name: importlib.import_module(f"stepcot_jax.tables.{name}_table") for name in names}
+    terminal = Terminal()
+    make_workdir(folder)
+    plan.cells.run([cell for table in tables.values() for cell in table.list_cells(plan)])
+    written = []
+    for name, module in tables.items():
+        terminal.say(f"table {name}")
+        for table in module.make_tables(plan):
+            notes = (*table.notes, f"Made by: {shlex.join(command)}")
+            written += write_table(folder, dataclasses.replace(table, notes=notes))
+    return written
 
 
 def main(arguments: list[str]) -> None:
@@ -80,13 +118,11 @@ def main(arguments: list[str]) -> None:
         target = make_settings(values.target_config) if values.target_config else None
         workdir = pathlib.Path(values.workdir)
         make_workdir(workdir)
-        # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
         from stepcot_jax.host.terminal import Terminal
         from stepcot_jax.tables.cells import Cells
-        from stepcot_jax.tables.making import make_tables
         from stepcot_jax.tables.plan import Plan
 
-        logging.set_verbosity(logging.WARNING)  # Orbax and Grain tell of every file they touch
+        logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
         plan = Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples)
         folder = pathlib.Path(values.out) if values.out else workdir / "tables"
         command = ["python", "-m", "stepcot_jax.tables", *sys.argv[1:]]
@@ -97,10 +133,10 @@ def main(arguments: list[str]) -> None:
 
 
 def define_table_flags() -> None:
-    """The flags beside those of a run."""
-    flags.DEFINE_list("seeds", [], "Seeds of every run; the config's if none is given.")
+    """Define the flags beyond those of a run."""
+    flags.DEFINE_list("seeds", [], "Seeds of every run; the config's by default.")
     flags.DEFINE_list("encoders", [], "NAME=WEIGHTS of more frozen encoders, or of folders of imported features.")
-    flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables if not given.")
+    flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
 

@@ -1,23 +1,35 @@
-"""The networks of a finished cell with their best weights, whatever their job and wherever their features come from.
+"""The networks of a finished cell, and what they predict on other data or with some answers given.
 
-`trained.load_trained` is for reading images and refuses runs that cannot; tables also read stored and imported
+`predict.trained_model` serves reading images and refuses runs that cannot; tables also read stored and imported
 features, and baselines.
 """
 
+import contextlib
 import dataclasses
 import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.data.batches import evaluation_batches, iterate
+from stepcot_jax.data.dataset import Dataset
+from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.evaluation.evaluator import Predictions, collect
+from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.results import with_facts
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings
-from stepcot_jax.systems.networks import Networks, make_networks
+from stepcot_jax.systems.networks import Networks, encode_images, make_networks
 from stepcot_jax.training.state import Params
 from stepcot_jax.training.stored_params import read_best, restore_params
+
+Predict = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +52,14 @@ class Weights:
 
 
 def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
-    """The weights of a finished run.
+    """Load the best weights of a finished run.
 
     Args:
       folder: its workdir.
       names: of the networks, such as "teacher" or "baseline".
 
     Raises:
-      BadInput: something of the workdir is missing or damaged, or the run has no such network.
+      BadInput: a file of the workdir is missing or damaged, or the run has no such network.
     """
     settings, stored = read_settings(folder / "settings.json"), read_reading(folder)
     along = None if settings.image_encoder.is_frozen else make_resnet(settings.image_encoder.name)
@@ -56,7 +68,64 @@ def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
     for name in names:
         tree = restore_params(folder / "checkpoints", best[name].step if name in best else latest)
         if name not in tree:
-            raise BadInput(f"{folder}: found no network {name!r}, accepted are {', '.join(sorted(tree))}")
+            raise BadInput(f"{folder}: network {name!r} is not one of {', '.join(sorted(tree))}")
         params[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
     text = None if stored.text_features is None else jnp.asarray(stored.text_features)
     return Weights(settings, stored.chain, make_networks(settings, stored.chain, along), params, text)
+
+
+def read_cases(predict: Predict, inputs: Inputs, split: str, *, batch_size: int, num_threads: int) -> SplitPredictions:
+    """Predict on a split.
+
+    Args:
+      predict: from a prepared batch, with "labels" and "images" or "image_features", to logits [case, step, answer] by
+        model name.
+      inputs: the cases.
+      split: "train", "val", "test", or "all" for the cases of all three.
+      batch_size: number of cases.
+      num_threads: number of reading threads.
+    """
+    dataset = inputs.dataset
+    if split == "all":
+        dataset, split = _with_all_in_test(dataset), "test"
+    batches = evaluation_batches(dataset, split, batch_size=batch_size)
+    with contextlib.closing(iterate(batches, num_threads=num_threads)) as read:
+        found: Predictions = collect(lambda batch: predict(inputs.prepare(batch)), read)
+    return with_facts(dataset, split, found)
+
+
+def _with_all_in_test(dataset: Dataset) -> Dataset:
+    """The dataset with the cases of all splits in the test split."""
+    every = tuple(sorted(index for indices in dataset.splits.by_name().values() for index in indices))
+    return dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=every))
+
+
+def read_given(trained: Weights, counts: Sequence[int]) -> Predict:
+    """Return a function that predicts with the teacher, given the true answers of the first steps.
+
+    Args:
+      trained: weights of a teacher.
+      counts: numbers of first steps whose answers are given; for each there is a model "NUMBER given".
+
+    Returns:
+      A function of prepared batches. Where a given step is unannotated, the teacher's own answer stays.
+    """
+
+    @jax.jit
+    def read(params: Any, batch: dict[str, Any], count: jax.Array) -> jax.Array:
+        labels = batch["labels"]
+        given = jnp.where((jnp.arange(labels.shape[1]) < count)[None] & (labels >= 0), labels, -1)
+        reading = trained.networks.teacher.apply(
+            {"params": params["teacher"]},
+            image_features=encode_images(trained.networks, params, batch),
+            text_features=trained.text_features,
+            given_answers=given,
+            deterministic=True,
+        )
+        return reading.logits
+
+    def predict(batch: dict[str, Any]) -> dict[str, jax.Array]:
+        params = trained.params["teacher"]
+        return {f"{count} given": read(params, batch, jnp.int32(count)) for count in counts}
+
+    return predict

@@ -1,4 +1,4 @@
-"""A cell of a table: settings with a seed, run once in a folder of its own and found there ever after."""
+"""Cached runs that tables are made from, keyed by the digest of their settings."""
 
 import contextlib
 import dataclasses
@@ -13,25 +13,24 @@ from typing import Any
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
-from stepcot_jax.features.keys import digest_file
 from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.files import digest_file, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import MAY_CHANGE, Settings, make_settings
 
 UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE - {"config.training.joint_epochs"}))
-"""Keys that change nothing of what a run finds but for rounding: cells that differ in them alone are one cell."""
+"""Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""
 
 RECORDS_FILE = "records.sha256"
 _OF_RECORDS = {".json", ".jsonl", ".csv"}
 
 
 def vary(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """The settings with some keys changed, checked as those of a config are.
+    """Return the settings with some keys changed, and validated.
 
     Args:
-      settings: to start from.
-      changes: values by full names without "config", such as {"teacher.memory": False}.
+      settings: the base.
+      changes: values by full name without "config", such as {"teacher.memory": False}.
 
     Raises:
       BadInput: a key is unknown or a value is not accepted.
@@ -51,9 +50,9 @@ class Cell:
     """One run that tables are made from.
 
     Attributes:
-      name: for people.
-      settings: of the run, its seed included.
-      prepare: makes what the settings name and an earlier cell is needed for, such as features; None for nothing.
+      name: for messages.
+      settings: of the run, including its seed.
+      prepare: makes inputs of the run from earlier cells, such as features; None if not needed.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Cells:
 
     Args:
       workdir: of the tables; a cell's folder is `cells/DIGEST` in it.
-      terminal: tells which cell runs, of how many.
+      terminal: for progress.
     """
 
     def __init__(self, workdir: pathlib.Path, terminal: Terminal) -> None:
@@ -74,7 +73,7 @@ class Cells:
         self._folder = workdir / "cells"
 
     def digest(self, cell: Cell) -> str:
-        """What tells a cell from all others: its settings, but for those that change nothing."""
+        """Return the digest of a cell's settings without the `UNIMPORTANT` ones."""
         found = dataclasses.asdict(cell.settings)
         for key in UNIMPORTANT:
             *groups, name = key.split(".")
@@ -88,19 +87,19 @@ class Cells:
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, cell: Cell) -> pathlib.Path:
-        """The workdir of a cell's run."""
+        """Return the workdir of a cell's run."""
         return self._folder / self.digest(cell)
 
     def is_finished(self, cell: Cell) -> bool:
-        """Whether the cell's report and predictions are there."""
+        """Return whether the cell has its report and predictions."""
         folder = self.folder(cell)
         return all((folder / name).is_file() for name in ("report.json", "predictions/val.npz", "predictions/test.npz"))
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run the cells that are not finished, in order, each once; one that was interrupted goes on.
+        """Run the unfinished cells in order, each once; interrupted ones resume.
 
         Raises:
-          BadInput: a run refuses its settings or data, or a cell was run on other records; names the cell.
+          BadInput: a run refuses its settings or data, or a cell's records have changed; names the cell.
         """
         by_digest = {self.digest(cell): cell for cell in reversed(cells)}  # of equal ones the first stays
         wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
@@ -119,17 +118,17 @@ class Cells:
                 raise BadInput(f"cell {cell.name!r} in {self.folder(cell)}: {error}") from None
 
     def _check_records(self, cell: Cell) -> None:
-        """Refuse a cell whose records have changed since it was begun: its settings name them and not their content."""
+        """Refuse a cell whose records have changed since it started: its settings hold only their path."""
         path = self.folder(cell) / RECORDS_FILE
         root = cell.settings.data.root
         if root and path.is_file() and path.read_text(encoding="utf-8").strip() != digest_records(pathlib.Path(root)):
             raise BadInput(
-                f"cell {cell.name!r} in {path.parent}: found other records in {root} than it was run on, accepted are "
-                "the same, or a new --workdir"
+                f"cell {cell.name!r} in {path.parent}: the records in {root} have changed since it ran; restore them "
+                "or use a new --workdir"
             )
 
     def _run(self, cell: Cell) -> None:
-        # Imported here: a table of finished cells does not need to train.
+        # Imported here: a table of finished cells needs no training.
         import jax
 
         from stepcot_jax.host.process_memory import release_freed_memory
@@ -142,19 +141,19 @@ class Cells:
         if cell.settings.data.root:
             write_whole(folder / RECORDS_FILE, f"{digest_records(pathlib.Path(cell.settings.data.root))}\n".encode())
         if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-            # Cells that differ in their seed alone are compiled once.
+            # Cells that differ only in their seed are compiled once.
             jax.config.update("jax_compilation_cache_dir", str((self.workdir / "compilation_cache").resolve()))
         features = cell.settings.features.folder or str(self.workdir / "features")
-        with contextlib.redirect_stdout(io.StringIO()):  # the tables say it again
+        with contextlib.redirect_stdout(io.StringIO()):  # the tables have the same figures
             Run(vary(cell.settings, {"features.folder": features, "resume": True}), folder).execute()
         if not self.is_finished(cell):
             raise RuntimeError(f"{folder}: a run ended without its report or predictions")
         gc.collect()
-        jax.clear_caches()  # the programs of a cell would stay in memory to the last one
+        jax.clear_caches()  # else the programs of every cell stay in memory
         release_freed_memory()
 
     def chain(self, cell: Cell) -> Chain:
-        """The steps that a finished cell answers; their questions are left out.
+        """Return the steps that a finished cell answers, without their questions.
 
         Raises:
           BadInput: the cell's report cannot be read.
@@ -165,18 +164,18 @@ class Cells:
             return Chain(tuple(Step(step["name"], step["name"], tuple(step["answers"])) for step in steps))
         except (KeyError, TypeError, StopIteration, AttributeError):
             path = self.folder(cell) / "report.json"
-            raise BadInput(f"{path}: found no steps, accepted is what a run wrote there") from None
+            raise BadInput(f"{path} has no steps; expected the report of a run") from None
 
     def report(self, cell: Cell) -> dict[str, Any]:
-        """The report of a finished cell."""
+        """Return the report of a finished cell."""
         path = self.folder(cell) / "report.json"
         try:
             return json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise BadInput(f"{path}: found no report ({error}), accepted is what a run wrote there") from None
+            raise BadInput(f"{path} cannot be read ({error}); expected the report of a run") from None
 
     def predictions(self, cell: Cell, split: str = "test") -> SplitPredictions:
-        """What a finished cell's networks say of a split, each with its best weights.
+        """Return the predictions of a finished cell on a split, of each network's best weights.
 
         Raises:
           BadInput: the file cannot be read.
@@ -185,16 +184,16 @@ class Cells:
 
 
 def digest_records(root: pathlib.Path) -> str:
-    """Hex digest of the files with records at the top of a data root: their names and content."""
+    """Return the hex digest of the names and content of the record files at the top of a data root."""
     digest = hashlib.sha256()
     paths = sorted(path for path in root.iterdir() if path.suffix.casefold() in _OF_RECORDS) if root.is_dir() else []
     for path in paths:
-        digest.update(f"{path.name}\n{digest_file(path)}\n".encode())
+        digest.update(f"{path.name}\nfile:{digest_file(path)[1]}\n".encode())
     return digest.hexdigest()
 
 
 def _inside(path: pathlib.Path, folder: pathlib.Path) -> str:
-    """A path relative to a folder that it is in; "" where it is not."""
+    """A path relative to a folder; "" if it is outside."""
     try:
         return path.resolve().relative_to(folder.resolve()).as_posix()
     except ValueError:

@@ -1,8 +1,7 @@
-"""Models side by side over the same cases, seed by seed: figures with intervals, and differences that are honest.
+"""Compare models on the same cases over seeds: figures with intervals, paired differences and verdicts.
 
-With several seeds a figure is the mean over them, its deviation is over them, and the ends of its interval are the
-means of the seeds' ends: where a typical seed's figure would lie with other patients. That is wider than an interval of
-the mean would be.
+With several seeds a figure is their mean with their sample deviation, and the ends of its interval are the means of
+the seeds' ends: the interval of a typical seed, which is wider than that of the mean.
 """
 
 import dataclasses
@@ -24,17 +23,17 @@ from stepcot_jax.tables.writing import Figure
 INTERVALS = "In brackets: 95 % intervals from a bootstrap by patient; ±: sample deviation over the seeds."
 MCNEMAR = (
     "p: exact McNemar test of the accuracies, which takes cases as independent although several may be of one patient; "
-    "not corrected for the number of comparisons; of two training runs the larger, of three or more twice the median."
+    "not corrected for the number of comparisons; the larger of two training runs, twice the median of three or more."
 )
 
 
 def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
-    """Models of several runs over the same cases, under new names.
+    """Join models of several runs on the same cases under new names.
 
-    A run that was supervised by the last step alone keeps no other labels; the first part's stand in their place.
+    A run supervised by the last step alone has no other labels; those of the first part replace them.
 
     Args:
-      parts: new name -> predictions and the model's name in them; the first part has all labels.
+      parts: by new name, predictions and the model's name there; the first part has all labels.
 
     Raises:
       BadInput: the runs were not measured on the same cases.
@@ -55,7 +54,7 @@ def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
 
 
 def last_step_alone(split: SplitPredictions, chain: Chain) -> tuple[SplitPredictions, Chain]:
-    """The same for the last step as the only one."""
+    """Return predictions and chain reduced to the last step."""
     found = split.predictions
     logits = {name: values[:, -1:] for name, values in found.logits.items()}
     predictions = dataclasses.replace(found, labels=found.labels[:, -1:], logits=logits)
@@ -64,10 +63,10 @@ def last_step_alone(split: SplitPredictions, chain: Chain) -> tuple[SplitPredict
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Models over the same cases.
+    """Models on the same cases.
 
     Attributes:
-      splits: for each seed the models' predictions; the same models and cases in all.
+      splits: for each seed the models' predictions, all with the same models and cases.
       chain: the steps.
       num_resamples: of every bootstrap.
     """
@@ -95,19 +94,19 @@ class Comparison:
         return bootstrap(alone, self.chain, num_resamples=self.num_resamples)[""]
 
     def constant(self, step: int) -> Figure:
-        """Accuracy of who always gives the answer that is the most frequent one at a step."""
+        """Return the accuracy of always giving a step's most frequent answer."""
         return summarise([self._constant.steps[step].accuracy])
 
     def num_cases(self, step: int) -> int:
-        """Annotated cases of a step."""
+        """Return the number of annotated cases of a step."""
         return int((self.splits[0].predictions.labels[:, step] != NOT_ANNOTATED).sum())
 
     def figure(self, model: str, figure: str, step: int | None = None) -> Figure:
-        """A figure of a model: of a step, or "mean_accuracy" or "chain_accuracy"."""
+        """Return a model's figure: of a step, or "mean_accuracy" or "chain_accuracy"."""
         return summarise([_pick(found[model], figure, step) for found in self._intervals])
 
     def difference(self, first: str, second: str, figure: str, step: int | None = None) -> Figure:
-        """The figure of the first model less that of the second, paired."""
+        """Return the paired difference of the first model's figure less the second's."""
         if (first, second) not in self._differences:
             self._differences[first, second] = [
                 bootstrap_differences(split, self.chain, first=first, second=second, num_resamples=self.num_resamples)
@@ -116,10 +115,10 @@ class Comparison:
         return summarise([_pick(found, figure, step) for found in self._differences[first, second]])
 
     def verdicts(self, questions: Sequence[tuple[str, str, str, int | None]]) -> list[str]:
-        """What `decide` says of the questions of a table together, worded for the number of training runs.
+        """Return the verdicts of `decide` on all questions of a table, worded for the number of training runs.
 
         Args:
-          questions: first model, second model, figure, and step or None; is the first model's figure higher?
+          questions: first model, second model, figure, and step or None.
         """
         runs = {1: " in this run", 2: " in both runs"}.get(len(self.splits), "")
         found = decide([self._evidence(*question) for question in questions])
@@ -132,7 +131,7 @@ class Comparison:
         return Evidence(difference, values, self.num_patients(figure, step), p)
 
     def num_patients(self, figure: str, step: int | None = None) -> int:
-        """Annotated patients that a figure rests on: for "mean_accuracy" those of the step that has the fewest."""
+        """Return the number of annotated patients of a figure; for "mean_accuracy" of the step with the fewest."""
         counts = []
         for split in self.splits:
             annotated = split.predictions.labels != NOT_ANNOTATED
@@ -146,9 +145,9 @@ class Comparison:
         return min(counts, default=0)
 
     def p_value(self, first: str, second: str, step: int) -> float:
-        """The p of the exact McNemar test for accuracy at a step; NaN without cases.
+        """Return the p of the exact McNemar test for accuracy at a step; NaN without cases.
 
-        Of two seeds it is the larger, of more twice the median, which holds however much the runs have in common
+        Of two seeds it is the larger, of more twice the median, which is valid under any dependence of the runs
         (Rüger 1978) and does not grow with their number.
         """
         found = [self._p_value(split, first, second, step) for split in self.splits]
@@ -166,7 +165,7 @@ class Comparison:
 
 
 def summarise(intervals: Sequence[Interval]) -> Figure:
-    """One figure of the intervals of all seeds.
+    """Summarise the intervals of all seeds as one figure.
 
     >>> summarise([Interval(0.5, 0.4, 0.6)])
     Figure(value=0.5, low=0.4, high=0.6, deviation=None)

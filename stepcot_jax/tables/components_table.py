@@ -1,4 +1,4 @@
-"""Tables 6 and 9: what memory, text, write-back, distillation and channel alignment are worth."""
+"""Tables 6 and 9: ablations of memory, text, write-back, distillation and channel alignment."""
 
 import math
 
@@ -13,20 +13,20 @@ from stepcot_jax.tables.writing import Column, Entry, Figure, Table
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Teacher and student with everything, and with each thing taken away."""
+    """Return the full model and its ablations."""
     return [
         cell for seed in plan.seeds for cell in (plan.main(seed), *(plan.ablation(name, seed) for name in ABLATIONS))
     ]
 
 
 def variants() -> dict[str, str]:
-    """The models with something taken away -> the one with everything that each is compared with."""
+    """Return by ablated model the full model that it is compared with."""
     of_teacher = {f"teacher {name}": "teacher" for name in ABLATIONS if name not in OF_STUDENT}
     return of_teacher | {f"student {name}": "student" for name in ABLATIONS}
 
 
 def make_tables(plan: Plan) -> list[Table]:
-    """Accuracies, their differences, and all figures of each step, of finished cells."""
+    """Make the tables of accuracies, of their differences, and of all figures of each step, from finished cells."""
     splits = []
     for seed in plan.seeds:
         main = plan.cells.predictions(plan.main(seed))
@@ -40,7 +40,7 @@ def make_tables(plan: Plan) -> list[Table]:
     return [
         _tabulate_accuracy(comparison, plan),
         _tabulate_differences(comparison, plan),
-        tabulate_steps("components_steps", "Every step with parts taken away", comparison, models, plan.seeds),
+        tabulate_steps("components_steps", "Every step of the ablations", comparison, models, plan.seeds),
     ]
 
 
@@ -56,7 +56,7 @@ def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
         difference: Figure | None = None
         if base is not None:
             difference = comparison.difference(model, base, "mean_accuracy")
-        # The paper takes memory and text away from the teacher.
+        # The paper ablates memory and text of the teacher.
         published = COMPONENT_ACCURACY.get(model.removeprefix("teacher "), {})
         rows.append(
             (
@@ -74,22 +74,22 @@ def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
         *(Column(step.name, "percent") for step in steps),
         Column("mean of the steps", "percent"),
         Column("whole chain", "percent"),
-        Column("difference of the mean from everything", "points"),
-        Column("with it taken away the mean is"),
+        Column("difference of the mean from the full model", "points"),
+        Column("mean accuracy without it"),
         *(Column(name, "percent", published=True) for name in published_steps),
     )
     notes = (f"Accuracy on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, *conclude(comparison))
-    return Table("components", "Accuracy with parts taken away", columns, tuple(rows), notes)
+    return Table("components", "Accuracy of the ablations", columns, tuple(rows), notes)
 
 
 def _judge(comparison: Comparison) -> dict[str, str]:
-    """By what is taken away, what may be said of the mean accuracy without it."""
+    """By ablation, the verdict on the mean accuracy without it."""
     questions = [(variant, base, "mean_accuracy", None) for variant, base in variants().items()]
     return dict(zip(variants(), comparison.verdicts(questions), strict=True))
 
 
 def conclude(comparison: Comparison) -> list[str]:
-    """What the differences allow to be said of each part, a sentence each."""
+    """Return one sentence on the effect of each part."""
     sentences = []
     for (variant, verdict), base in zip(_judge(comparison).items(), variants().values(), strict=True):
         if verdict.startswith(HIGHER):
@@ -97,23 +97,23 @@ def conclude(comparison: Comparison) -> list[str]:
         elif verdict.startswith(LOWER):
             said = f"the {base} needs it{verdict.removeprefix(LOWER)}"
         else:
-            said = "too few patients to tell" if verdict == TOO_FEW else "no difference is shown"
+            said = "too few patients to tell" if verdict == TOO_FEW else "no significant difference"
         difference = _describe(comparison.difference(variant, base, "mean_accuracy"))
         sentences.append(f"{variant[0].upper()}{variant[1:]}: mean accuracy {difference}; {said}.")
     return sentences
 
 
 def _describe(difference: Figure) -> str:
-    """A difference with its ends, where it has them.
+    """Describe a difference with its interval, if it has one.
 
     >>> _describe(Figure(0.012, 0.001, 0.025)), _describe(Figure(0.012, math.nan, math.nan))
-    ('+1.2 [+0.1, +2.5] points', '+1.2 points (there is no interval)')
+    ('+1.2 [+0.1, +2.5] points', '+1.2 points (no interval)')
     """
     if math.isnan(difference.value):
         return "is undefined"
     value, low, high = difference.value, difference.low, difference.high
     if low is None or high is None or math.isnan(low + high):
-        return f"{100 * value:+.1f} points (there is no interval)"
+        return f"{100 * value:+.1f} points (no interval)"
     return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
 
 
@@ -154,4 +154,6 @@ def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
         Column("mAUC is"),
     )
     notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, MCNEMAR)
-    return Table("components_differences", "Differences with parts taken away", columns, tuple(rows), notes)
+    return Table(
+        "components_differences", "Differences of the ablations from the full model", columns, tuple(rows), notes
+    )

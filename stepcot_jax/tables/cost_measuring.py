@@ -1,4 +1,4 @@
-"""What one model costs, measured in a process of its own, so that its peak memory is its own: prints one JSON line.
+"""Measure the cost of one model in its own process, for its own peak memory, and print one JSON line.
 
 python -m stepcot_jax.tables.cost_measuring teacher|student|encoder --cell FOLDER
 python -m stepcot_jax.tables.cost_measuring encoder --weights FOLDER
@@ -19,19 +19,19 @@ from typing import Any
 from stepcot_jax.host.errors import BadInput, run_tool
 
 BATCH_SIZES = (1, 4, 32)
-"""Images at a time: alone, the paper's batch of four, and many for the throughput."""
+"""One image, the paper's batch of four, and a large batch for the throughput."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a model costs.
+    """The cost of a model.
 
     Attributes:
-      num_parameters: of all that runs; of CLIP both towers, as published.
-      num_trained: of the model itself, an encoder that is trained along included.
-      megabytes: peak memory of a process that does nothing else, at batch 4; None where it cannot be told.
+      num_parameters: of all networks that run; of CLIP both towers, as published.
+      num_trained: of the model itself, including an encoder trained with it.
+      megabytes: peak memory of a dedicated process at batch 4; None where unknown.
       milliseconds: median from normalised images to answers (or features), by batch size.
-      starts_from: "images", or "features" where those were made elsewhere.
+      starts_from: "images", or "features" where those are imported.
     """
 
     num_parameters: int
@@ -48,11 +48,11 @@ class Cost:
 
 
 def measure_apart(arguments: Sequence[str]) -> Cost:
-    """The cost as a process of its own measures it.
+    """Measure a cost in a new process.
 
     Raises:
-      BadInput: the process refused its input, with its message.
-      RuntimeError: it ended otherwise.
+      BadInput: the process refused its input; has its message.
+      RuntimeError: the process failed.
     """
     command = [sys.executable, "-m", "stepcot_jax.tables.cost_measuring", *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
@@ -69,7 +69,7 @@ def measure_apart(arguments: Sequence[str]) -> Cost:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """Something to time: a function of a batch, and what the batch looks like."""
+    """A function of a batch to time, with the shape of an input."""
 
     run: Callable[[Any], Any]
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     starts_from = "images"
     if networks.image_encoder is None and frozen is None:
         if what == "encoder":
-            raise BadInput(f"{folder}: found imported features, accepted are runs with an image encoder to time")
+            raise BadInput(f"{folder}: the run has imported features; expected a run with an image encoder to time")
         projection = params[name]["image_projections" if what == "teacher" else "image_projection"]
         shape, starts_from = (projection["linear"]["kernel"].shape[-2],), "features"
     if what == "encoder":
@@ -134,13 +134,13 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
             batch = {"images": images} if frozen is None else {"image_features": frozen.encode(images)}
             return predict(params, batch)
 
-    # The student is distilled onto an encoder that the teacher trained.
+    # The student uses an encoder that the teacher trained.
     num_trained = num_own + (0 if what == "student" else num_along)
     return _Model(run, shape, num_own + num_along + num_frozen, num_trained, starts_from)
 
 
 def measure(model: _Model, *, repeats: int) -> Cost:
-    """Time a model, batch size after batch size; the first two calls compile and are left out."""
+    """Time a model at each batch size; the first two calls compile and are left out."""
     import jax
     import numpy as np
 
@@ -160,7 +160,7 @@ def measure(model: _Model, *, repeats: int) -> Cost:
 
 
 def peak_megabytes() -> float | None:
-    """Largest memory so far, MB: of the accelerator, else of this process as Linux counts it; None elsewhere."""
+    """Return the peak memory so far in MB: of the accelerator, else of this process on Linux, else None."""
     import jax
 
     statistics_of_device = jax.devices()[0].memory_stats()
@@ -175,7 +175,7 @@ def peak_megabytes() -> float | None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what the command line names."""
+    """Measure the model that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.tables.cost_measuring", description=__doc__)
     parser.add_argument("what", choices=("teacher", "student", "encoder"))
     parser.add_argument("--cell", type=pathlib.Path, help="workdir of a finished run")

@@ -1,4 +1,4 @@
-"""Table 11: parameters, memory, latency and throughput of every encoder at hand, of teacher and student."""
+"""Table 11: parameters, memory, latency and throughput of every encoder, of teacher and student."""
 
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.tables.cells import Cell
@@ -10,12 +10,12 @@ from stepcot_jax.tables.writing import Column, Entry, Table
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Teacher and student of the first seed: what they cost does not depend on it."""
+    """Return teacher and student of the first seed; the cost does not depend on it."""
     return [plan.main(plan.seeds[0])]
 
 
 def make_tables(plan: Plan) -> list[Table]:
-    """The table; each model is measured in a process of its own now."""
+    """Measure each model in its own process and make the table."""
     terminal = Terminal()
     rows: list[tuple[Entry, ...]] = []
     left_out = []
@@ -45,18 +45,18 @@ def make_tables(plan: Plan) -> list[Table]:
 
     notes = [
         f"Measured on {jax.default_backend()} ({jax.devices()[0].device_kind}), float32 or as the config says; "
-        "medians of 30 runs from normalised images to answers, prompts encoded ahead. Memory is the peak of a process "
-        "that does nothing else, at batch 4; the student's includes the networks that are restored with it.",
-        f"Published times are of the authors' GPU, where they name {COST_MEGABYTES:,} MB of memory; parameters count "
-        "both towers of CLIP, and for the teacher BERT.",
+        "medians of 30 runs from normalised images to answers, prompts encoded ahead. Memory is the peak of a "
+        "dedicated process at batch 4; the student's includes the networks that are restored with it.",
+        f"Published times are of the authors' GPU, with {COST_MEGABYTES:,} MB of memory; parameters count both towers "
+        "of CLIP, and for the teacher BERT.",
     ]
     if left_out:
-        notes.append(f"Left out, since their features were made elsewhere: {', '.join(left_out)}.")
+        notes.append(f"Left out because their features are imported: {', '.join(left_out)}.")
     return [Table("cost", "What the models cost", columns, tuple(rows), tuple(notes))]
 
 
 def _list_models(plan: Plan) -> dict[str, list[str] | None]:
-    """By name, what to measure; None where there is no network to measure."""
+    """By model name, the arguments of `cost_measuring`; None where there is no network to measure."""
     cell = f"--cell={plan.cells.folder(plan.main(plan.seeds[0]))}"
     models: dict[str, list[str] | None] = {}
     for encoder in plan.encoders():

@@ -12,12 +12,12 @@ _WITHOUT, _WITH = "without", "with"
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Teacher and student, and each encoder's baseline without and with the intermediate steps."""
+    """Return teacher and student, and each encoder's baseline without and with the intermediate steps."""
     return [cell for seed in plan.seeds for cell in (plan.main(seed), *plan.baselines(seed))]
 
 
 def make_tables(plan: Plan) -> list[Table]:
-    """The table of finished cells."""
+    """Make the table from finished cells."""
     comparison = compare(plan)
     rows: list[tuple[Entry, ...]] = []
     gains = _compare_baselines(comparison, [encoder.name for encoder in plan.encoders()])
@@ -35,8 +35,8 @@ def make_tables(plan: Plan) -> list[Table]:
         f"{comparison.chain.steps[-1].name} alone, {comparison.num_cases(0)} test cases, seeds {list(plan.seeds)}.",
         INTERVALS,
         CORRECTED,
-        "Differences: with less without the intermediate steps as supervision. A gain is a difference called higher, a "
-        "loss one called lower, of each of the four figures for itself.",
+        "Differences: with less without the intermediate steps as supervision. A gain is a higher figure, a loss a "
+        "lower one, for each of the four figures separately.",
         *(encoder.note for encoder in plan.encoders() if encoder.note),
     ]
     columns = (
@@ -51,7 +51,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def compare(plan: Plan) -> Comparison:
-    """All models at the last step."""
+    """Compare all models at the last step."""
     splits, chain = [], plan.cells.chain(plan.main(plan.seeds[0]))
     for seed in plan.seeds:
         main = plan.cells.predictions(plan.main(seed))
@@ -63,7 +63,7 @@ def compare(plan: Plan) -> Comparison:
 
 
 def _compare_baselines(comparison: Comparison, encoders: list[str]) -> dict[str, list[Entry]]:
-    """By encoder, differences in all figures and then what may be said of each; the verdicts corrected together."""
+    """By encoder, the differences in all figures and then their verdicts, corrected together."""
     questions = [
         (f"{encoder}, {_WITH} steps", f"{encoder}, {_WITHOUT} steps", metric, 0)
         for encoder in encoders
@@ -79,7 +79,7 @@ def _compare_baselines(comparison: Comparison, encoders: list[str]) -> dict[str,
 
 
 def _name_gain(verdict: str) -> str:
-    """A verdict as a gain or a loss.
+    """Name a verdict as a gain or a loss.
 
     >>> _name_gain("higher in this run"), _name_gain("no difference shown"), _name_gain("too few patients")
     ('gain in this run', 'none shown', 'too few patients')

@@ -1,12 +1,15 @@
-"""Section 4.2: how each additional given answer changes the accuracy of the later steps."""
+"""Section 4.2: the effect of each additional given answer on the accuracy of later steps."""
 
+import collections
 import io
+from collections.abc import Mapping
 
 import numpy as np
+from jaxtyping import Int
 
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables.answers_alone import accuracies_from_answers
 from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.comparing import INTERVALS, Comparison
 from stepcot_jax.tables.plan import Plan
@@ -15,12 +18,12 @@ from stepcot_jax.tables.writing import Column, Entry, Figure, Table
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Teacher and student."""
+    """Return teacher and student."""
     return [plan.main(seed) for seed in plan.seeds]
 
 
 def make_tables(plan: Plan) -> list[Table]:
-    """The table of finished cells, whose teachers read the test split now; the curve is drawn beside it."""
+    """Make the table and its curve: the teachers of finished cells read the test split again."""
     chain = plan.cells.chain(plan.main(plan.seeds[0]))
     splits, alone = [], []
     for seed in plan.seeds:
@@ -58,27 +61,26 @@ def make_tables(plan: Plan) -> list[Table]:
         Column("accuracy from the true earlier answers without an image", "percent"),
     )
     notes = (
-        f"The teacher on the test split with the true answers of the first steps written to its memory, seeds "
+        "The teacher on the test split with the true answers of the first steps in its memory, seeds "
         f"{list(plan.seeds)}.",
         INTERVALS,
         CORRECTED,
-        "The last column is what the most frequent answer of training cases with the same earlier answers reaches: how "
-        "far the true earlier answers alone, without the image, tell the step.",
+        "The last column is the accuracy of the most frequent answer among training cases with the same earlier "
+        "answers: what the true earlier answers tell without the image.",
     )
     pictures = {"effect.png": draw_curve(comparison)}
-    return [Table("effect", "What given answers change in later steps", columns, tuple(rows), notes, pictures)]
+    return [Table("effect", "Effect of given answers on later steps", columns, tuple(rows), notes, pictures)]
 
 
 def _question(count: int, position: int) -> tuple[str, str, str, int]:
-    """Is a step's accuracy another with so many answers given than with none?"""
+    """Whether a step's accuracy differs with `count` answers given from that with none."""
     return f"{count} given", "0 given", "accuracy", position
 
 
 def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, list[float]]:
     """Predictions on the test split for each number of given answers, and accuracies from answers alone."""
     from stepcot_jax.features.inputs import load_inputs
-    from stepcot_jax.tables.cell_networks import load_weights
-    from stepcot_jax.tables.cell_reading import read_cases, read_given
+    from stepcot_jax.tables.cell_networks import load_weights, read_cases, read_given
 
     folder = plan.cells.folder(cell)
     settings = vary(cell.settings, {"features.folder": cell.settings.features.folder or str(plan.workdir / "features")})
@@ -96,7 +98,7 @@ def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, lis
 
 
 def draw_curve(comparison: Comparison) -> bytes:
-    """A line for each step: its accuracy against the number of answers given before it, with intervals; as PNG."""
+    """Draw each step's accuracy against the number of given answers, with intervals, as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
@@ -123,3 +125,53 @@ def draw_curve(comparison: Comparison) -> bytes:
 def _end(figure: Figure, end: str) -> float:
     found = getattr(figure, end)
     return float("nan") if found is None else found
+
+
+def predict_from_answers(
+    *, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"], step: int
+) -> Int[np.ndarray, " case"]:
+    """Predict the most frequent answer of the training cases with the same earlier answers.
+
+    Where no training case has them, the earliest answer is left out, and so on. Of equally frequent answers the first
+    is taken. A missing answer counts as an answer of its own.
+
+    Args:
+      train: labels to count.
+      asked: labels of the cases to predict; only those before `step` are used.
+      step: position of the step.
+
+    Returns:
+      A label for each case, `NOT_ANNOTATED` if no training case has the step annotated.
+
+    >>> train = np.array([[0, 1], [0, 1], [1, 0], [1, 2], [1, 2]])
+    >>> predict_from_answers(train=train, asked=np.array([[0, 0], [1, 0], [3, 0]]), step=1).tolist()
+    [1, 2, 1]
+    """
+    known = train[train[:, step] != NOT_ANNOTATED]
+    tables: list[dict[tuple[int, ...], int]] = []
+    for start in range(step + 1):
+        counts: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(collections.Counter)
+        for row in known.tolist():
+            counts[tuple(row[start:step])][row[step]] += 1
+        tables.append({earlier: _most_frequent(found) for earlier, found in counts.items()})
+    answers = []
+    for row in asked.tolist():
+        found = (table.get(tuple(row[start:step])) for start, table in enumerate(tables))
+        answers.append(next((answer for answer in found if answer is not None), NOT_ANNOTATED))
+    return np.array(answers, np.int32)
+
+
+def _most_frequent(counts: Mapping[int, int]) -> int:
+    """The most frequent answer, of several the first."""
+    return min(counts, key=lambda answer: (-counts[answer], answer))
+
+
+def accuracies_from_answers(*, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"]) -> list[float]:
+    """Return the accuracy of `predict_from_answers` at each step over the annotated cases; NaN without any."""
+    shares = []
+    for step in range(train.shape[1]):
+        truth = asked[:, step]
+        annotated = truth != NOT_ANNOTATED
+        answers = predict_from_answers(train=train, asked=asked, step=step)
+        shares.append(float((answers == truth)[annotated].mean()) if annotated.any() else float("nan"))
+    return shares

@@ -1,4 +1,4 @@
-"""The encoders that baselines are made of: the config's own, those a user names, and small ones without weights."""
+"""Encoders of the baselines: the config's own, those that the user names, and ones without downloaded weights."""
 
 import dataclasses
 import json
@@ -31,13 +31,13 @@ _RANDOM_SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """An image encoder as a baseline uses it.
+    """An image encoder of a baseline.
 
     Attributes:
       name: for the tables.
       changes: of the settings, see `cells.vary`.
-      prepare: makes what the settings name; None where it is there.
-      note: what a reader must know of it; "" for nothing.
+      prepare: makes the files that the changes name; None if they exist.
+      note: for the table; "" for none.
     """
 
     name: str
@@ -47,16 +47,16 @@ class Encoder:
 
 
 def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[str, str]) -> list[Encoder]:
-    """The encoders for a config.
+    """Return the encoders for a config.
 
-    A config with a frozen encoder has that one. A config whose encoder is trained along has it trained along with the
-    baseline, as the teacher left it (frozen), and a vision transformer with random weights as the floor. Those that the
-    user names come after.
+    A config with a frozen encoder has that one. A config that trains its encoder has it trained with the baseline,
+    frozen after the teacher's training, and a vision transformer with random weights as the floor. Those that the user
+    names follow.
 
     Args:
       settings: of the config.
-      cells: where the runs and what is made for them are.
-      main: the cell whose teacher leaves an encoder.
+      cells: the runs and their workdir.
+      main: the cell whose teacher trained an encoder.
       named: by name, a folder or id of weights, or a folder of imported features.
     """
     own = settings.image_encoder
@@ -71,25 +71,25 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
                 f"{own.name}, {OF_TEACHER}",
                 _imported(of_teacher),
                 prepare=lambda: make_teacher_features(main, cells, of_teacher),
-                note="The frozen encoder from the teacher was trained with all steps, so that its row without steps "
-                "has learned from them too.",
+                note="The frozen encoder from the teacher was trained with all steps: its row without steps has "
+                "learned from them too.",
             ),
             Encoder(
                 RANDOM,
                 _pretrained(random),
                 prepare=lambda: write_random_encoder(random),
-                note="The random vision transformer is untrained: what an encoder must beat.",
+                note="The random vision transformer is untrained: the floor for an encoder.",
             ),
         ]
     for name, weights in named.items():
         if name in {encoder.name for encoder in encoders}:
-            raise BadInput(f"--encoders: found {name!r} twice, accepted is each name once")
+            raise BadInput(f"--encoders: {name!r} comes twice or is the name of a baseline")
         encoders.append(_with_own_text(name, weights, settings))
     return encoders
 
 
 def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
-    """An encoder that a user names: its texts are its own where it has some, and otherwise the config's."""
+    """An encoder that the user names, with its own text features if it has any, else the config's."""
     folder = pathlib.Path(weights)
     prompts: dict[str, Any] = {}
     if (folder / "images" / DESCRIPTION_FILE).is_file():
@@ -103,15 +103,15 @@ def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
     if not prompts:
         if settings.prompts.encoder == "imported":
             raise BadInput(
-                f"--encoders: found {name!r}, which has no text features of its own, with "
-                "config.prompts.encoder='imported', accepted are encoders that have some, or 'hashed' or 'pretrained'"
+                f"--encoders: {name!r} has no text features of its own, which config.prompts.encoder='imported' "
+                "requires; use 'hashed' or 'pretrained'"
             )
         whose = f"those of the config ({settings.prompts.weights or settings.prompts.encoder})"
     return Encoder(name, {**changes, **prompts}, note=f"Text vectors of {name}: {whose}.")
 
 
 def _imported(folder: pathlib.Path | str) -> dict[str, Any]:
-    # Whoever made the features did what is done to the images: what an encoder of our own would be told is left out.
+    # Imported features were augmented, or not, by their maker.
     return {"image_encoder.name": "imported", "image_encoder.weights": str(folder), "data.augment": "none"}
 
 
@@ -120,12 +120,12 @@ def _pretrained(weights: pathlib.Path | str) -> dict[str, Any]:
 
 
 def make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> None:
-    """The features of all cases by the image encoder that the teacher of a finished cell was trained with.
+    """Compute the features of all cases with the image encoder that a finished cell's teacher trained.
 
     Args:
       main: the cell.
-      cells: where it is.
-      folder: of the feature store; one that is there stays.
+      cells: the runs.
+      folder: of the feature store; an existing one stays.
     """
     if (folder / "images" / DESCRIPTION_FILE).is_file():
         return
@@ -147,7 +147,7 @@ def make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> Non
         features.append(np.asarray(encode(trained.params["teacher"], images)))
     rows = np.concatenate(features)[: len(dataset.cases)]
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a start that was interrupted
+    shutil.rmtree(partial, ignore_errors=True)  # of an interrupted start
     partial.mkdir(parents=True)
     path = partial / "features.npz"
     np.savez(path, features=rows, ids=np.array([case.image_path for case in dataset.cases]))
@@ -157,7 +157,7 @@ def make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> Non
 
 
 def read_images(dataset: Any, indices: range, *, num_rows: int) -> np.ndarray:
-    """Normalised images float32 [row, size, size, 3] of some cases; rows beyond them repeat the last."""
+    """Return normalised images float32 [row, size, size, 3] of some cases, padded to `num_rows` with the last."""
     from stepcot_jax.data.images.preprocessing import normalise
 
     pixels = [dataset.pixels[index] for index in indices]
@@ -165,10 +165,10 @@ def read_images(dataset: Any, indices: range, *, num_rows: int) -> np.ndarray:
 
 
 def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
-    """A small CLIP image tower with random weights, in the files that a user would bring.
+    """Write a small CLIP image tower with random weights as a checkpoint folder.
 
     Args:
-      folder: made unless it is there; weights that are there stay.
+      folder: created if missing; existing weights stay.
       seed: of the weights.
     """
     from safetensors.numpy import save_file
@@ -198,7 +198,7 @@ def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:
 
 
 def _draw(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Weights that keep the size of what passes through; scales are 1 and biases 0."""
+    """Weights that preserve the scale of activations; scales are 1 and biases 0."""
     if kind in ("scale", "bias"):
         return np.full(shape, float(kind == "scale"), np.float32)
     deviation = float(np.prod(shape[1:])) ** -0.5 if kind == "kernel" else 1.0

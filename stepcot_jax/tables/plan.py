@@ -1,4 +1,4 @@
-"""What the tables are made from: settings, seeds, encoders, and the cells that several tables share."""
+"""Plan of the tables: settings, seeds, encoders, and the cells that tables share."""
 
 import dataclasses
 import pathlib
@@ -17,20 +17,20 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "without distillation": {"loss.soft_label_scale": 0.0},
     "without channel alignment": {"loss.channel_alignment_scale": 0.0},
 }
-"""What is taken away, and the settings that do it; the last two change the student alone."""
+"""Ablations with their settings; the last two change the student alone."""
 
 OF_STUDENT = ("without distillation", "without channel alignment")
-"""Ablations under which the teacher is the same as with everything."""
+"""Ablations that leave the teacher unchanged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All that a table needs to know.
+    """Inputs of every table.
 
     Attributes:
-      settings: of the teacher and student that everything is compared with; the job is "distill".
-      seeds: each cell is run with each of them.
-      cells: where runs are.
+      settings: of the full teacher and student; the job is "distill".
+      seeds: of the runs of each cell.
+      cells: the runs.
       named_encoders: encoders given by the user, by name: a folder, a Hugging Face id or a folder of imported features.
       target: settings whose data the transfer table reads; None for the phantom's held-out styles.
       num_resamples: of every bootstrap.
@@ -45,35 +45,34 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.settings.job != "distill":
-            raise BadInput(f"config.job: found {self.settings.job!r}, accepted is 'distill': tables choose the others")
+            raise BadInput(f"config.job={self.settings.job!r} is not 'distill'; the tables choose the other jobs")
         if not self.settings.teacher.memory or not self.settings.teacher.write_back or not self.settings.teacher.text:
             raise BadInput(
-                "config.teacher: found memory, write_back or text switched off, accepted are all three on: the tables "
-                "switch them off one by one"
+                "config.teacher.memory, write_back and text must be True; the tables switch them off one by one"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise BadInput(f"--seeds: found {list(self.seeds)}, accepted are whole numbers, each once")
+            raise BadInput(f"--seeds: {list(self.seeds)} are not distinct whole numbers")
 
     @property
     def workdir(self) -> pathlib.Path:
-        """Where the tables' files go."""
+        """Workdir of the tables."""
         return self.cells.workdir
 
     def main(self, seed: int) -> Cell:
-        """Teacher and student with everything."""
+        """Return the full teacher and student."""
         return Cell("teacher and student", vary(self.settings, {"seed": seed}))
 
     def ablation(self, name: str, seed: int) -> Cell:
-        """Teacher and student with something taken away."""
+        """Return an ablation of teacher and student."""
         return Cell(name, vary(self.settings, {**ABLATIONS[name], "seed": seed}))
 
     def encoders(self, seed: int | None = None) -> list[Encoder]:
-        """The encoders that baselines are made of; the one from the teacher is that of this seed, or of the first."""
+        """Return the encoders of the baselines; the teacher's is that of this seed, or of the first."""
         main = self.main(self.seeds[0] if seed is None else seed)
         return list_encoders(self.settings, self.cells, main, self.named_encoders)
 
     def baseline(self, encoder: Encoder, steps: str, seed: int) -> Cell:
-        """A baseline on an encoder, supervised by "all" steps or by the "last" alone."""
+        """Return a baseline on an encoder, supervised by "all" steps or by the "last" alone."""
         changes = {
             **encoder.changes,
             "job": "baseline",
@@ -86,5 +85,5 @@ class Plan:
         return Cell(name, vary(self.settings, changes), prepare=encoder.prepare)
 
     def baselines(self, seed: int, steps: Sequence[str] = ("last", "all")) -> list[Cell]:
-        """The baselines on all encoders."""
+        """Return the baselines on all encoders."""
         return [self.baseline(encoder, each, seed) for encoder in self.encoders(seed) for each in steps]

@@ -1,4 +1,4 @@
-"""Figures that the paper prints, as shares of 1; tables show them in columns of their own, marked as published."""
+"""The paper's figures, as shares of 1, for the columns marked as published."""
 
 import dataclasses
 
@@ -9,10 +9,10 @@ DETECTION, DISTRIBUTION, _, LOCATION, _, SECONDARY_EFFECTS, DIAGNOSIS = (name fo
 
 @dataclasses.dataclass(frozen=True)
 class DiagnosisFigures:
-    """What Table 3 says of one model at the diagnosis step.
+    """Table 3: one model at the diagnosis step.
 
     Attributes:
-      accuracy: share answered right.
+      accuracy: share of correct answers.
       auc: macro one-vs-rest.
       sensitivity: macro.
       specificity: macro.
@@ -41,14 +41,14 @@ COMPONENT_ACCURACY: dict[str, dict[str, float]] = {
     TEACHER: {DETECTION: 0.918, DISTRIBUTION: 0.846, LOCATION: 0.771, DIAGNOSIS: 0.783},
     STUDENT: {DETECTION: 0.918, DISTRIBUTION: 0.834, LOCATION: 0.769, DIAGNOSIS: 0.775},
 }
-"""Tables 6 and 9: accuracy by step with parts of the model taken away."""
+"""Tables 6 and 9: accuracy by step of ablations."""
 
 
 def step_figures(model: str, step: str) -> dict[str, float]:
-    """Figures of a model at a step, by the metric's name: of Tables 6 and 9, and at the diagnosis of Table 3.
+    """Return a model's figures at a step by metric: of Tables 6 and 9, and at the diagnosis of Table 3.
 
     Args:
-      model: as tables name it: "teacher", "student", "teacher without memory", or "ENCODER, with steps".
+      model: its name in tables: "teacher", "student", "teacher without memory", or "ENCODER, with steps".
       step: its name.
 
     >>> step_figures("teacher", "Detection"), step_figures("student", "Morphologic feature")
@@ -65,11 +65,11 @@ def step_figures(model: str, step: str) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class TransferSample:
-    """What Table 4 reads without fine-tuning.
+    """Table 4: the data read without fine-tuning.
 
     Attributes:
       num_cases: with a single label.
-      num_classes: that they have.
+      num_classes: of these cases.
     """
 
     num_cases: int
@@ -77,23 +77,23 @@ class TransferSample:
 
 
 TRANSFER_SAMPLES: dict[str, TransferSample] = {"NIH ChestX-ray8": TransferSample(985, 8)}
-"""Table 4, by the origin of the cases; its scores are not among the facts that we have."""
+"""Table 4, by the origin of the cases; its scores are unknown."""
 
 READER_ACCURACY: dict[str, dict[str, float]] = {
     "clinician": {DETECTION: 0.7212, DISTRIBUTION: 0.6602, LOCATION: 0.6603, SECONDARY_EFFECTS: 0.9097},
     TEACHER: {DETECTION: 0.8851, SECONDARY_EFFECTS: 0.7524},
     STUDENT: {DETECTION: 0.8037, DISTRIBUTION: 0.7263, LOCATION: 0.6946, SECONDARY_EFFECTS: 0.7397},
 }
-"""Tables 5 and 10: accuracy on 200 cases that were also read by clinicians; what is missing was not printed."""
+"""Tables 5 and 10: accuracy on 200 cases that clinicians also read; missing figures were not printed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CostFigures:
-    """What Table 11 says of one model, on the authors' GPU.
+    """Table 11: one model on the authors' GPU.
 
     Attributes:
-      num_parameters: of all that runs, frozen encoders with both towers included.
-      num_trained: of what is trained.
+      num_parameters: of all networks that run, including both towers of frozen encoders.
+      num_trained: of the trained networks.
       milliseconds: a sample, in batches of four.
       milliseconds_of_four: a batch of four.
     """
@@ -111,4 +111,4 @@ COST: dict[str, CostFigures] = {
 """Table 11."""
 
 COST_MEGABYTES = 1219.72
-"""Table 11: the memory that it names once, in MB."""
+"""Table 11: memory in MB, printed once."""

@@ -1,6 +1,6 @@
 """Table 8: every figure of every step, of baselines with the intermediate steps, teacher and student."""
 
-from stepcot_jax.evaluation.resamples import FIGURES
+from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS, Comparison, join
 from stepcot_jax.tables.plan import Plan
@@ -11,12 +11,12 @@ HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURE
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Teacher and student, and each encoder's baseline with the intermediate steps."""
+    """Return teacher and student, and each encoder's baseline with the intermediate steps."""
     return [cell for seed in plan.seeds for cell in (plan.main(seed), *plan.baselines(seed, ("all",)))]
 
 
 def make_tables(plan: Plan) -> list[Table]:
-    """The table of finished cells."""
+    """Make the table from finished cells."""
     splits = []
     for seed in plan.seeds:
         main = plan.cells.predictions(plan.main(seed))
@@ -32,7 +32,7 @@ def make_tables(plan: Plan) -> list[Table]:
 
 
 def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[str], seeds: tuple[int, ...]) -> Table:
-    """All figures of each model and step beside published ones; the first model always gives the same answer."""
+    """Make a table of all figures of each model and step, with published ones and the best constant answer."""
     found = [step_figures(model, step.name) for step in comparison.chain.steps for model in models]
     shown = [figure for figure in FIGURES if any(figure in figures for figures in found)]
     rows: list[tuple[Entry, ...]] = []
@@ -52,7 +52,7 @@ def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[s
         *(Column(HEADINGS[figure], "percent", published=True) for figure in shown),
     )
     notes = [f"Test split, seeds {list(seeds)}.", INTERVALS]
-    notes.append("The most frequent answer is that of the whole split, which no model is told; its resamples keep it.")
+    notes.append("The most frequent answer is that of the whole split in every resample; no model knows it.")
     if shown:
-        notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are not known here.")
+        notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are unknown.")
     return Table(name, title, columns, tuple(rows), tuple(notes))

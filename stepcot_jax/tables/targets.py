@@ -1,4 +1,4 @@
-"""Data that networks read without fine-tuning: answers in the networks' terms, and no patient they learned from."""
+"""Transfer targets: answers mapped to the networks' chain, and checks for overlap with the training data."""
 
 import collections
 import dataclasses
@@ -21,12 +21,12 @@ from stepcot_jax.tables.cells import vary
 
 @dataclasses.dataclass(frozen=True)
 class LeftOut:
-    """What of some data is not measured.
+    """Cases that are not measured.
 
     Attributes:
-      by_answer: cases of each answer to the last step that the networks do not know.
-      num_unanswered: cases whose last step nobody answered.
-      num_set_aside: records that reading the data set aside, such as images with several labels.
+      by_answer: number of cases by answer to the last step that the networks' chain lacks.
+      num_unanswered: cases whose last step is unannotated.
+      num_set_aside: records that the loader set aside, such as images with several labels.
     """
 
     by_answer: Mapping[str, int]
@@ -34,30 +34,30 @@ class LeftOut:
     num_set_aside: int
 
     def describe(self) -> str:
-        """A sentence; "" where everything is measured."""
+        """Describe them in a sentence; "" without any."""
         parts = []
         if self.by_answer:
             named = ", ".join(f"{answer} {count}" for answer, count in self.by_answer.items())
-            parts.append(f"{sum(self.by_answer.values())} cases of classes that the networks do not know ({named})")
+            parts.append(f"{sum(self.by_answer.values())} cases of classes that the networks do not have ({named})")
         if self.num_unanswered:
-            parts.append(f"{self.num_unanswered} cases that nobody answered")
+            parts.append(f"{self.num_unanswered} unannotated cases")
         if self.num_set_aside:
-            parts.append(f"{self.num_set_aside} records set aside when the data were read")
+            parts.append(f"{self.num_set_aside} records set aside by the loader")
         return f"Left out: {', '.join(parts)}." if parts else ""
 
 
 def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dataset, LeftOut]:
-    """The cases with their answers to the last step as labels of another chain, and no other answers.
+    """Map the answers to the last step to the labels of another chain, and drop all other answers.
 
-    Options mean the same where their texts do, case and spacing folded. The other steps' options may be anything.
+    Options are matched by text, case and spacing folded. The options of other steps may differ.
 
     Args:
       dataset: the cases.
-      chain: of the networks that are to read them.
+      chain: of the networks.
       name: of the data, for messages.
 
     Returns:
-      The cases under the other chain; those whose answer it lacks are in no split. And what is left out.
+      The cases under the other chain, where those whose answer it lacks are in no split; and what is left out.
 
     Raises:
       BadInput: the other chain lacks every answer that the cases have.
@@ -74,8 +74,8 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
     unknown = {label for label in counts if label_of[label] is None}
     if counts and len(unknown) == len(counts):
         raise BadInput(
-            f"{name}: found no answer to {own.name!r} that the networks know: the cases have "
-            f"{[own.options[label] for label in sorted(counts)]}, accepted are {list(known.options)}"
+            f"{name}: answers {[own.options[label] for label in sorted(counts)]} to {own.name!r} are not among "
+            f"{list(known.options)}"
         )
     nothing = [NOT_ANNOTATED] * (chain.num_steps - 1)
     relabelled = []
@@ -93,19 +93,19 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
 
 
 def check_target(source: Settings, target: Settings, *, name: str) -> None:
-    """Refuse data that cannot be read without fine-tuning, before anything is trained.
+    """Refuse a transfer target that overlaps with the training data, before anything is trained.
 
-    Patients are the same by their id within one data root, or within phantoms of one seed: elsewhere equal ids mean
-    nothing. Images are the same by the content of their files; beside a phantom, which has none, by their pixels as
-    the encoder sees them; with imported features, which are found by it, by their path.
+    Patients are compared by id within one data root, or within phantoms of one seed; elsewhere equal ids mean nothing.
+    Images are compared by file content; with a phantom, which has no files, by their pixels after preprocessing; with
+    imported features by path.
 
     Args:
-      source: of the run whose networks read.
-      target: the same with the data that they are to read.
-      name: of these data, for messages.
+      source: settings of the networks' run.
+      target: the same with the target's data.
+      name: of the target, for messages.
 
     Raises:
-      BadInput: a patient or an image is in the source's train or val split, or no answer to the last step is known.
+      BadInput: a patient or an image is in the source's train or val split, or the chain lacks every answer.
     """
     by_path = source.image_encoder.name == "imported"
     are_phantoms = source.data.source == target.data.source == "phantom"
@@ -126,14 +126,14 @@ def check_target(source: Settings, target: Settings, *, name: str) -> None:
     if found:
         first, num_patients = read.cases[found[0]], len({read.cases[index].patient_id for index in found})
         raise BadInput(
-            f"--target_config: found {num_patients} patients with {len(found)} of the {len(asked)} cases of {name} in "
-            f"the source's train or val split, the first {first.patient_id!r} ({first.image_path}), accepted are data "
-            "that the networks have not learned from"
+            f"--target_config: {num_patients} patients with {len(found)} of the {len(asked)} cases of {name} are in "
+            f"the source's train or val split, the first is {first.patient_id!r} ({first.image_path}); "
+            "expected held-out data"
         )
 
 
 def _load(settings: Settings) -> Dataset:
-    """The cases that a run with the settings has, in its splits."""
+    """The dataset of a run with the settings, with its splits."""
     if settings.data.on_bad_record == "stop":  # else images that cannot be decoded change the splits
         settings = vary(settings, {"data.check_images": "on_use"})
     dataset = load_dataset(
@@ -151,9 +151,9 @@ def _members(dataset: Dataset, *splits: str) -> list[int]:
 
 
 def _has_same_patients(source: Settings, target: Settings) -> bool:
-    """Whether equal patient ids mean the same patient."""
+    """Whether equal ids mean the same patient."""
     if "phantom" in (source.data.source, target.data.source):
-        # The anatomy of a phantom's patient depends on seed and id alone.
+        # A phantom's patient depends on seed and id alone.
         return source.data.source == target.data.source and source.phantom.seed == target.phantom.seed
     return _folder(source.data.root) == _folder(target.data.root)
 
@@ -164,7 +164,7 @@ def _folder(root: str) -> pathlib.Path:
 
 
 def _identify_images(dataset: Dataset, indices: Sequence[int], *, by_path: bool, by_pixels: bool) -> Iterator[str]:
-    """What is equal for equal images."""
+    """A key that is equal for equal images."""
     for index in indices:
         if by_path:
             yield dataset.cases[index].image_path

@@ -1,4 +1,4 @@
-"""Table 4: trained on one source, read without fine-tuning on another, restricted to the classes that exist there."""
+"""Table 4: trained on one source, read on another without fine-tuning, restricted to the classes there."""
 
 import dataclasses
 import pathlib
@@ -13,7 +13,7 @@ from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.student import ABSENT_LOGIT
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tables.cells import Cell, vary
-from stepcot_jax.tables.comparing import INTERVALS, Comparison, last_step_alone
+from stepcot_jax.tables.comparing import INTERVALS, Comparison, join, last_step_alone
 from stepcot_jax.tables.diagnosis_table import METRICS
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.published_figures import TRANSFER_SAMPLES, TransferSample
@@ -22,23 +22,23 @@ from stepcot_jax.tables.writing import Column, Entry, Table
 
 
 def list_cells(plan: Plan) -> list[Cell]:
-    """Teacher, student and a baseline on the same encoder, of the source alone.
+    """Return teacher, student and a baseline on the same encoder, trained on the source alone.
 
     Raises:
-      BadInput: the data to read share patients or images with what is trained on, or no answer.
+      BadInput: the target shares patients or images with the training data, or shares no answer.
     """
     _check_targets(plan)
     return [cell for seed in plan.seeds for cell in (_main(plan, seed), _baseline(plan, seed))]
 
 
 def _source(plan: Plan) -> tuple[str, ...]:
-    """Origins to train on: the first of the phantom's styles; of other data all that the config says."""
+    """Origins to train on: the first of the phantom's styles; of other data those of the config."""
     if plan.target is not None:
         return plan.settings.data.origins
     if plan.settings.data.source != "phantom":
         raise BadInput(
-            "--target_config: found nothing, accepted is a config whose data the table reads, unless "
-            "config.data.source is 'phantom', which has acquisition styles to hold out"
+            "--target_config is required (settings whose data the table reads) unless config.data.source='phantom', "
+            "which has acquisition styles to hold out"
         )
     from stepcot_jax.data.phantom.phantom import ORIGINS
 
@@ -46,7 +46,7 @@ def _source(plan: Plan) -> tuple[str, ...]:
 
 
 def _check_targets(plan: Plan) -> None:
-    """Refuse a target that cannot be read without fine-tuning; no patient of the phantom has two styles."""
+    """Refuse a target that overlaps with the source; no patient of the phantom has two styles."""
     if plan.target is not None:
         source = _main(plan, plan.seeds[0]).settings
         for name, settings in _targets(plan, source).items():
@@ -65,7 +65,7 @@ def _baseline(plan: Plan, seed: int) -> Cell:
 
 
 def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
-    """By name, the settings of a source's cell with the data to read."""
+    """By name, the settings of a source's cell with the data of a target."""
     if plan.target is not None:
         data = dataclasses.asdict(plan.target)
         target = dataclasses.asdict(settings) | {"data": data["data"], "phantom": data["phantom"]}
@@ -77,7 +77,7 @@ def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
 
 
 def make_tables(plan: Plan) -> list[Table]:
-    """The table of finished cells; their networks read the targets now."""
+    """Make the table: the networks of finished cells read the targets."""
     _check_targets(plan)
     by_data: dict[str, list[SplitPredictions]] = {}
     left_out: dict[str, LeftOut] = {}
@@ -91,8 +91,8 @@ def make_tables(plan: Plan) -> list[Table]:
             by_data.setdefault(name, []).append(_join(split, of_baseline[name][0]))
     source = ", ".join(_source(plan)) or "the config's data"
     notes = [
-        f"{chain.steps[-1].name}; trained on {source}, read without fine-tuning; answers that no case of what is read "
-        f"has are left out of the choice. Seeds {list(plan.seeds)}."
+        f"{chain.steps[-1].name}; trained on {source}, read without fine-tuning; answers that no case of the data has "
+        f"are excluded. Seeds {list(plan.seeds)}."
     ]
     rows: list[tuple[Entry, ...]] = []
     waiting = dict(TRANSFER_SAMPLES)
@@ -109,7 +109,7 @@ def make_tables(plan: Plan) -> list[Table]:
             rows.append((name, model, comparison.num_cases(0), len(named), *figures, *_published(published)))
     nothing = [None] * (len(METRICS) + 3)
     rows += [(name, *nothing, *_published(sample)) for name, sample in waiting.items()]
-    notes += [INTERVALS, "Published: which cases Table 4 reads; its scores are not known here."]
+    notes += [INTERVALS, "Published: the cases of Table 4; its scores are unknown."]
     return [Table("transfer", "Another source without fine-tuning", _columns(), tuple(rows), tuple(notes))]
 
 
@@ -126,7 +126,7 @@ def _columns() -> tuple[Column, ...]:
 
 
 def _origin(split: SplitPredictions) -> str:
-    """The origin that all cases have; "" where they have several."""
+    """The origin of all cases; "" if there are several."""
     origins = set(split.facts["origin"].tolist())
     return str(origins.pop()) if len(origins) == 1 else ""
 
@@ -136,37 +136,34 @@ def _published(sample: TransferSample | None) -> tuple[Entry, ...]:
 
 
 def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
-    """Predictions of one step that choose among the answers that its cases have."""
+    """Restrict the predictions of one step to the answers that its cases have."""
     found = split.predictions
     known = np.unique(found.labels[found.labels >= 0])
     if not len(known):
-        raise BadInput(f"found no case with an answer to {chain.steps[0].name!r}, accepted is data that have some")
+        raise BadInput(f"no case has an answer to {chain.steps[0].name!r}")
     absent = ~np.isin(np.arange(next(iter(found.logits.values())).shape[-1]), known)
     logits = {name: np.where(absent, np.float32(ABSENT_LOGIT), values) for name, values in found.logits.items()}
     return dataclasses.replace(split, predictions=dataclasses.replace(found, logits=logits))
 
 
 def _join(first: SplitPredictions, second: SplitPredictions) -> SplitPredictions:
-    from stepcot_jax.tables.comparing import join
-
     parts = [(name, part) for part in (first, second) for name in part.predictions.logits]
     return join({name: (part, name) for name, part in parts})
 
 
 def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, LeftOut]]:
-    """What a cell's networks say of the cases of each target, and what of these is left out."""
+    """Predictions of a cell's networks on each target, and what of it is left out."""
     from stepcot_jax.features.inputs import load_inputs
     from stepcot_jax.systems.networks import make_predict
-    from stepcot_jax.tables.cell_networks import load_weights
-    from stepcot_jax.tables.cell_reading import read_cases
+    from stepcot_jax.tables.cell_networks import load_weights, read_cases
 
     folder, found = plan.cells.folder(cell), {}
     trained = load_weights(folder, names)
-    # Each network has best weights of its own, and with them an encoder.
+    # Each network has its own best weights, encoder included.
     compiled = {model: make_predict(trained.networks, trained.text_features, (model,)) for model in names}
     for name, settings in _targets(plan, cell.settings).items():
         features = settings.features.folder or str(plan.workdir / "features")
-        # The networks bring the prompts' vectors that they were trained with: these need no text encoder.
+        # The networks have the prompt vectors of their training: no text encoder is needed.
         prompts = {"prompts.encoder": "hashed", "prompts.weights": ""}
         settings = vary(settings, {"features.folder": features, **prompts})
         inputs = load_inputs(settings, folder, Terminal())

@@ -1,7 +1,7 @@
-"""When a difference is called one: not by few patients, one training run in many, or one comparison in many.
+"""When a difference counts as significant: sample size, seeds, Holm correction.
 
-An interval by patient says nothing of other training runs, and one of few patients who are all alike has no width:
-`decide` asks for more.
+An interval by patient does not cover other training runs, and with few patients who are all alike it has no width:
+`decide` requires more.
 """
 
 import dataclasses
@@ -9,34 +9,35 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from scipy import special
+
 from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
 from stepcot_jax.tables.writing import Figure
 
 HIGHER, LOWER, NONE_SHOWN, TOO_FEW = "higher", "lower", "no difference shown", "too few patients"
 ALPHA = 0.05
 MIN_RUNS = 3
-"""Training runs from which on their own spread is believed; two give a t interval too wide for any use."""
+"""Smallest number of training runs whose spread is used; the t interval of two is too wide to be useful."""
 
 CORRECTED = (
-    f"A difference is called higher or lower only if {MIN_PATIENTS} patients or more are annotated, its paired "
-    f"interval excludes 0 and its p is below {ALPHA}: the p of a normal distribution with an interval of that width, "
-    "or the exact McNemar test's where that is larger (accuracy of a step). One training run, or two that must both "
-    "have the sign, are spoken of as these runs; from three on p is Student's t, with an error that adds what other "
-    "patients and what other training runs would change. The verdicts of this table are corrected for their number "
-    "(Holm)."
+    f"A difference is higher or lower only if {MIN_PATIENTS} patients or more are annotated, its paired interval "
+    f"excludes 0 and its p is below {ALPHA}: the p of a normal distribution with an interval of that width, or the "
+    "exact McNemar test's where that is larger (accuracy of a step). Verdicts from one training run, or from two that "
+    "must agree in sign, hold for these runs; from three on p is Student's t, with an error for other patients and for "
+    "other training runs. The verdicts of this table are corrected for their number (Holm)."
 )
-_NORMAL = statistics.NormalDist().inv_cdf(0.975)
+_NORMAL = float(special.ndtri(0.975))
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What is known of a difference.
+    """A difference with the evidence for it.
 
     Attributes:
       difference: the mean over the training runs, with its interval by patient.
-      values: it in each training run.
-      num_patients: annotated patients that it rests on.
-      p: of a test that it must pass beside its interval; None where there is none.
+      values: the difference in each training run.
+      num_patients: number of annotated patients.
+      p: of a test that it must pass too; None without one.
     """
 
     difference: Figure
@@ -46,10 +47,10 @@ class Evidence:
 
 
 def decide(found: Sequence[Evidence]) -> list[str]:
-    """What may be said of differences, corrected for their number: `HIGHER`, `LOWER`, `NONE_SHOWN` or `TOO_FEW`.
+    """Judge differences, corrected for their number: `HIGHER`, `LOWER`, `NONE_SHOWN` or `TOO_FEW`.
 
-    The rule is that of the tables' note and of docs/tables.md. Those of too few patients are not tested and do not
-    count among the others.
+    The rule is in the tables' note and in docs/tables.md. Differences with too few patients are not tested and do not
+    count for the correction.
 
     >>> decide([Evidence(Figure(0.02, 0.01, 0.03), (0.02,), 60), Evidence(Figure(0.02, -0.01, 0.05), (0.02,), 60)])
     ['higher', 'no difference shown']
@@ -75,16 +76,14 @@ def _say(found: Evidence, p: float) -> str:
 def _p_of_all(found: Evidence) -> float:
     """The p of a difference by patients, from `MIN_RUNS` on by training runs too; NaN without an interval.
 
-    The error by patient is told from the interval (Altman and Bland, BMJ 343 (2011), d2304), from its half towards 0
-    where that is the wider. It is not told from how many resamples are beyond 0: of 1,000 none may be, which leaves
-    nothing to correct. Degrees of freedom are Satterthwaite's. No p is below that of all patients having the sign.
+    The error by patient comes from the interval (Altman and Bland, BMJ 343 (2011), d2304), from its half towards 0 if
+    that is wider. The share of resamples beyond 0 is not used: with 1,000 resamples it may be 0, which cannot be
+    corrected. Degrees of freedom are Satterthwaite's. No p is below that of all patients having the sign.
     """
     value, low, high = found.difference.value, found.difference.low, found.difference.high
     besides = 0.0 if found.p is None else found.p
     if low is None or high is None or math.isnan(value + low + high + besides):
         return math.nan
-    from scipy import special
-
     by_patient = max(value - low if value > 0 else high - value, (high - low) / 2) / _NORMAL
     num_runs = len(found.values)
     by_run = statistics.stdev(found.values) / math.sqrt(num_runs) if num_runs >= MIN_RUNS else 0.0
@@ -98,7 +97,7 @@ def _p_of_all(found: Evidence) -> float:
 
 
 def correct(p_values: Sequence[float]) -> list[float]:
-    """The p values corrected for their number (Holm, Scand. J. Statist. 6 (1979)); NaN stays and does not count.
+    """Correct p values for their number (Holm, Scand. J. Statist. 6 (1979)); NaN stays and does not count.
 
     >>> [round(p, 3) for p in correct([0.02, 0.01, 0.04, math.nan])]
     [0.04, 0.03, 0.04, nan]

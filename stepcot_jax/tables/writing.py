@@ -1,4 +1,7 @@
-"""Tables as CSV, Markdown and LaTeX: figures with their intervals, published columns marked as such."""
+"""Write tables as CSV, Markdown and LaTeX, with intervals and marked published columns.
+
+pandas writes the same CSV, but neither figures with intervals, nor headings set apart, nor this escaping.
+"""
 
 import csv
 import dataclasses
@@ -6,17 +9,14 @@ import decimal
 import io
 import math
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.text import defuse_formula, escape_markdown
 
 Kind = Literal["text", "percent", "points", "number"]
 
-# Underscores within words, and brackets that no link follows, are themselves.
-_MARKUP = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -26,11 +26,11 @@ _LATEX = {
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number with what is known of its uncertainty.
+    """A number with its uncertainty.
 
     Attributes:
-      value: the number; NaN where it is undefined.
-      low: lower end of its interval; None where there is none.
+      value: the number; NaN where undefined.
+      low: lower end of its interval; None without one.
       high: upper end.
       deviation: sample standard deviation over seeds; None with one seed.
     """
@@ -42,7 +42,7 @@ class Figure:
 
 
 Entry = str | int | float | Figure | None
-"""What a place in a table holds; None where there is nothing to say."""
+"""An entry of a table; None if empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Column:
 
     Attributes:
       name: its heading.
-      kind: "percent" and "points" hold shares of 1 and are printed times 100, points with a sign.
-      published: whether its figures are the paper's and not ours; they are printed with the digits given.
+      kind: "percent" and "points" are shares of 1, printed times 100, points with a sign.
+      published: whether its figures are the paper's; they keep the paper's digits.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """The name, marked where the figures are the paper's, with the unit."""
+        """The name with the unit, marked if published."""
         unit = {"percent": " (%)", "points": " (points)"}.get(self.kind, "")
         return f"{'published: ' if self.published else ''}{self.name}{unit}"
 
@@ -71,12 +71,12 @@ class Table:
     """A table.
 
     Attributes:
-      name: of its files, without an ending.
+      name: of its files, without suffix.
       title: one line.
       columns: its columns.
       rows: entries in the columns' order.
-      notes: what a reader of it must know, a sentence or more each.
-      pictures: content of the files that go beside it, by their names.
+      notes: remarks below the table.
+      pictures: content of more files, by file name.
     """
 
     name: str
@@ -89,11 +89,11 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"{self.name}: found a row of {len(row)} entries for {len(self.columns)} columns")
+                raise ValueError(f"{self.name}: a row has {len(row)} entries for {len(self.columns)} columns")
 
 
 def write_table(folder: pathlib.Path, table: Table) -> list[str]:
-    """Write a table as NAME.csv, NAME.md and NAME.tex and its pictures, each whole or not at all; the files' names."""
+    """Write a table as NAME.csv, NAME.md and NAME.tex and its pictures, each atomically; return the file names."""
     texts = {"csv": to_csv(table), "md": to_markdown(table), "tex": to_latex(table)}
     contents = {f"{table.name}.{ending}": text.encode("utf-8", "backslashreplace") for ending, text in texts.items()}
     contents |= table.pictures
@@ -103,16 +103,16 @@ def write_table(folder: pathlib.Path, table: Table) -> list[str]:
 
 
 def to_csv(table: Table) -> str:
-    """The table for a program: shares of 1 in full, interval and deviation in columns of their own."""
+    """Format as CSV: shares of 1 with all digits, interval and deviation in columns of their own."""
     parts = [_parts(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
     heading = [f"{_bare_heading(column)}{suffix}" for column, own in zip(table.columns, parts, strict=True)
                for suffix in own]  # fmt: skip
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_defuse(cell) for cell in heading])
+    writer.writerow([defuse_formula(cell) for cell in heading])
     for row in table.rows:
         writer.writerow(
-            [_defuse(_plain(entry, suffix)) for entry, own in zip(row, parts, strict=True) for suffix in own]
+            [defuse_formula(_plain(entry, suffix)) for entry, own in zip(row, parts, strict=True) for suffix in own]
         )
     return text.getvalue()
 
@@ -137,7 +137,7 @@ def _parts(column: Column, entries: Sequence[Entry]) -> list[str]:
 
 
 def _plain(entry: Entry, suffix: str) -> str:
-    """An entry, or a part of it, for CSV."""
+    """An entry, or a part of it, in the CSV."""
     if isinstance(entry, Figure):
         entry = getattr(entry, _ATTRIBUTES[suffix])
     elif suffix:
@@ -147,31 +147,22 @@ def _plain(entry: Entry, suffix: str) -> str:
     return repr(float(entry)) if isinstance(entry, float) else " ".join(str(entry).split())
 
 
-def _defuse(cell: str) -> str:
-    """A cell that a spreadsheet takes for what it is, and not for a formula; numbers stay numbers."""
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}" if cell.startswith(_FORMULA) else cell
-    return cell
-
-
 def to_markdown(table: Table) -> str:
-    """The table for a person, below its title, with its notes after it."""
+    """Format as Markdown, with title and notes."""
     alignment = ["---" if column.kind == "text" else "---:" for column in table.columns]
     lines = [
-        f"# {_escape_markdown(table.title)}",
+        f"# {escape_markdown(table.title)}",
         "",
-        _markdown_row([_escape_markdown(column.heading) for column in table.columns]),
+        _markdown_row([escape_markdown(column.heading) for column in table.columns]),
         f"|{'|'.join(alignment)}|",
         *(
             _markdown_row(
-                [_escape_markdown(_show(entry, column)) for entry, column in zip(row, table.columns, strict=True)]
+                [escape_markdown(_show(entry, column)) for entry, column in zip(row, table.columns, strict=True)]
             )
             for row in table.rows
         ),
         "",
-        *(f"- {_escape_markdown(note)}" for note in table.notes),
+        *(f"- {escape_markdown(note)}" for note in table.notes),
     ]  # fmt: skip
     return "\n".join(lines).rstrip() + "\n"
 
@@ -180,13 +171,8 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _escape_markdown(text: str) -> str:
-    folded = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    return _MARKUP.sub(r"\\\g<0>", folded)
-
-
 def to_latex(table: Table) -> str:
-    """A `tabular` of the package booktabs with its title as caption; published headings are in italics."""
+    """Format as a booktabs `tabular` with the title as caption; published headings are in italics."""
     spec = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     headings = [
         rf"\textit{{{_escape_latex(column.heading)}}}" if column.published else _escape_latex(column.heading)
@@ -221,7 +207,7 @@ def _escape_latex(text: str) -> str:
 
 
 def _show(entry: Entry, column: Column) -> str:
-    """An entry as a person reads it."""
+    """An entry in Markdown and LaTeX."""
     if entry is None:
         return "-"
     if isinstance(entry, str):
@@ -246,7 +232,7 @@ def _number(value: int | float, kind: Kind, *, published: bool = False) -> str:
 
 
 def _count_digits(share: float) -> int:
-    """Digits after the point that a share has as a percentage, at least one.
+    """Number of decimals of a share in percent, at least one.
 
     >>> _count_digits(0.7212), _count_digits(0.46)
     (2, 1)

@@ -1,8 +1,6 @@
 """The figures of a step against counting by hand, scikit-learn and the rank statistic."""
 
 import math
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -12,7 +10,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED, Step
-from stepcot_jax.evaluation.metrics import StepMetrics, chain_accuracy, step_metrics
+from stepcot_jax.evaluation.metrics import StepMetrics, answer_accuracy, step_metrics
+from stepcot_jax.evaluation.resamples import count_once
 
 FIGURES = ("accuracy", "majority_accuracy", "auc", "sensitivity", "specificity", "f1", "precision")
 
@@ -76,6 +75,10 @@ def count_by_hand(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, fl
         max(sum(t == c for t, _ in pairs) for c in classes) / len(pairs) if pairs else math.nan
     )
     return figures
+
+
+def chain_accuracy(*, answers, labels) -> float:
+    return answer_accuracy(count_once(len(labels)), answers=answers, labels=labels)[1].item()
 
 
 def assert_same(found: StepMetrics, expected: StepMetrics) -> None:
@@ -232,10 +235,10 @@ def test_the_order_of_the_cases_does_not_matter(drawn, random):
         ([[math.nan, 0.5, 0.5]], [NOT_ANNOTATED], "finite"),
         ([[math.inf, 0.5, 0.5]], [0], "finite"),
         ([[1.5, -0.5, 0.0]], [0], "not negative"),
-        ([[0.5, 0.5]], [0], r"accepted is \[case, 3\]"),
-        ([[1.0, 0.0, 0.0]], [3], "found label 3, accepted are 0 to 2 and -100"),
-        ([[1.0, 0.0, 0.0]], [-1], "found label -1"),
-        ([[1.0, 0.0, 0.0]], [0, 1], r"labels of shape \(2,\)"),
+        ([[0.5, 0.5]], [0], r"\[case, 3\]"),
+        ([[1.0, 0.0, 0.0]], [3], "0 to 2 or -100; got 3"),
+        ([[1.0, 0.0, 0.0]], [-1], "got -1"),
+        ([[1.0, 0.0, 0.0]], [0, 1], r"\(2,\)"),
         ([[1.0, 0.0, 0.0]], [0.0], "integers"),
     ],
 )
@@ -282,8 +285,3 @@ def test_chain_accuracy_without_annotated_cases_is_undefined():
 def test_chain_accuracy_refuses_shapes_that_differ():
     with pytest.raises(ValueError, match=r"\[case, step\]"):
         chain_accuracy(answers=np.zeros((3, 2), int), labels=np.zeros((3, 1), int))
-
-
-def test_importing_does_not_import_scikit_learn():
-    code = "import sys, stepcot_jax.evaluation.report_table; sys.exit('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -95,23 +95,23 @@ def test_the_wording_of_a_question_makes_no_other_chain_but_an_option_does(path)
         Chain((Step("Finding", first.question, first.options), *CHAIN.steps[1:])),
         Chain(CHAIN.steps[:2]),
     ):
-        with pytest.raises(BadInput, match=r"test.npz: predictions of another chain, .* accepted"):
+        with pytest.raises(BadInput, match=r"test.npz: predictions of another chain: .* not "):
             read_predictions(path, other)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("labels", SPLIT.predictions.labels[:, :2], r"accepted is \[60, 3\]"),
-        ("labels", SPLIT.predictions.labels + 10, "step 'Detection': found 1[01], accepted are 0 to 1 and -100"),
-        ("labels", SPLIT.predictions.labels.astype(np.float32), "accepted are integers"),
-        ("index", SPLIT.predictions.index[:3], "labels: found shape"),
+        ("labels", SPLIT.predictions.labels[:, :2], r"\[60, 3\]"),
+        ("labels", SPLIT.predictions.labels + 10, "step 'Detection' must be 0 to 1 or -100; got 1[01]"),
+        ("labels", SPLIT.predictions.labels.astype(np.float32), "integers"),
+        ("index", SPLIT.predictions.index[:3], "labels must have shape"),
         ("logits", {"teacher": np.zeros((60, 3, 3), np.float32)}, "logits of 'teacher'"),
         ("logits", {"teacher": np.zeros((60, 3, 4), np.int32)}, "logits of 'teacher'"),
-        ("view", np.array(["PA"] * 59), "'view': found no text for each of the 60 cases"),
-        ("age", np.array(["x" * 99] + [""] * 59), "'age' of case 0: found 'x+', accepted is a number of years"),
-        ("age", np.array([""] * 59 + ["-1"]), "'age' of case 59: found '-1'"),
-        ("age", np.array([""] * 59 + ["nan"]), "'age' of case 59: found 'nan'"),
+        ("view", np.array(["PA"] * 59), "'view' must be a text for each of the 60 cases"),
+        ("age", np.array(["x" * 99] + [""] * 59), "'age' of case 0: 'x+' is not a number of years"),
+        ("age", np.array([""] * 59 + ["-1"]), "'age' of case 59: '-1'"),
+        ("age", np.array([""] * 59 + ["nan"]), "'age' of case 59: 'nan'"),
     ],
 )
 def test_what_does_not_fit_is_neither_written_nor_read(path, field, value, message):
@@ -133,13 +133,13 @@ def test_what_does_not_fit_is_neither_written_nor_read(path, field, value, messa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda arrays: arrays.pop("labels"), "no array 'labels'"),
-        (lambda arrays: arrays.pop("facts/patient_id"), "no array 'facts/patient_id'"),
-        (lambda arrays: arrays.pop("about"), "no description of the steps"),
-        (lambda arrays: arrays.update(about=np.frombuffer(b"[]", np.uint8)), "no description of the steps"),
+        (lambda arrays: arrays.pop("labels"), "array 'labels' is missing"),
+        (lambda arrays: arrays.pop("facts/patient_id"), "array 'facts/patient_id' is missing"),
+        (lambda arrays: arrays.pop("about"), "description of the steps"),
+        (lambda arrays: arrays.update(about=np.frombuffer(b"[]", np.uint8)), "description of the steps"),
         (
             lambda arrays: arrays.update(about=np.frombuffer(json.dumps({"format": "2", "steps": []}).encode(), "u1")),
-            "found layout '2'",
+            "layout '2'",
         ),
     ],
 )
@@ -199,7 +199,7 @@ def test_damage_anywhere_is_refused_or_harmless(path):
 @pytest.mark.parametrize("make", [lambda path: path.unlink(), lambda path: (path.unlink(), path.mkdir())])
 def test_no_file_is_said_so(path, make):
     make(path)
-    with pytest.raises(BadInput, match=r"test\.npz: found no file"):
+    with pytest.raises(BadInput, match=r"test\.npz: no such file"):
         read_predictions(path, CHAIN)
 
 
@@ -226,11 +226,11 @@ def test_models_of_several_runs_are_matched_by_case():
 
 def test_models_over_other_cases_or_labels_are_not_joined():
     for other in (reorder(SPLIT, np.arange(59)), replace("case_id", np.array(["case-0"] * 60))):
-        with pytest.raises(BadInput, match=r"there: found .* on the same cases"):
+        with pytest.raises(BadInput, match=r"there: .* cases are not the 60 of here"):
             join_models({"here": (SPLIT, "teacher"), "there": (other, "teacher")})
-    with pytest.raises(BadInput, match="there: found other labels"):
+    with pytest.raises(BadInput, match="there: its labels differ"):
         join_models(
             {"here": (SPLIT, "teacher"), "there": (replace("labels", make_split(1).predictions.labels), "teacher")}
         )
-    with pytest.raises(BadInput, match="found no model 'reader', accepted are teacher, student"):
+    with pytest.raises(BadInput, match="model 'reader' is not one of teacher, student"):
         join_models({"here": (SPLIT, "reader")})

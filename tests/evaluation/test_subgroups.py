@@ -78,5 +78,5 @@ def test_bands_of_age(age, band):
 
 
 def test_an_unknown_grouping_is_refused():
-    with pytest.raises(BadInput, match="found 'religion', accepted are origin, view, sex, age"):
+    with pytest.raises(BadInput, match="'religion' is not one of origin, view, sex, age"):
         score_subgroups(SPLIT, CHAIN, groupings=("religion",))

@@ -65,7 +65,7 @@ def test_unfinished_answers_are_opened_again_and_not_scored(sample, form, tmp_pa
     assert run("[...readAnswers(form, text)]", form=form, text=text) == answers
     saved = tmp_path / "saved.csv"
     saved.write_text(text)
-    with pytest.raises(BadInput, match=r"Step 1: found no answer \(13 more are missing\)"):
+    with pytest.raises(BadInput, match=r"Step 1: no answer, 13 more are missing"):
         read_forms(key, folder, [saved])
 
 

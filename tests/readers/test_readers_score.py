@@ -29,10 +29,10 @@ from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_pred
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.readers import __main__ as tool
+from stepcot_jax.readers.agreements import flip_signs
 from stepcot_jax.readers.filled import FilledForm, read_forms
 from stepcot_jax.readers.reader_scores import compare_readers, read_answers
 from stepcot_jax.readers.reader_tables import tabulate_agreement, tabulate_gains
-from stepcot_jax.readers.signs import flip_signs
 
 READERS = ("Ann", "Bo", "Cy")
 
@@ -142,24 +142,24 @@ FIRST = "row 2 (case {case}, Step 1)"
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (put(0, answer=""), ["case {case}, Step 1: found no answer, accepted are answers to all 168"]),
-        (lambda rows: [row.update(answer=" ") for row in rows[:9]], ["Step 1: found no answer (8 more are missing)"]),
-        (drop(0), ["case {case}, Step 1: found no row, accepted are answers to all 168"]),
-        (put(0, answer="E"), [FIRST, "column 'answer': found 'E', accepted are A. No abnormality, B. Increased"]),
-        (put(6, answer="maybe"), ["row 8 (case {case}, Step 7)", "found 'maybe'", "I. Pneumothorax"]),
-        (put(0, answer="B. No abnormality"), [FIRST, "found 'B. No abnormality'"]),
-        (put(0, question="Is it?"), [FIRST, "column 'question': found 'Is it?', accepted is '</script>"]),
-        (put(1, options="A. Focal; B. N/A"), ["row 3 (case {case}, Step 2)", "column 'options'"]),
-        (put(0, image="case_0000.png"), [FIRST, "column 'image': found 'case_0000.png'"]),
-        (put(0, case="99"), ["row 2: column 'case': found '99', accepted are 1 to 24"]),
-        (put(0, step="Step 8"), ["row 2: column 'step': found 'Step 8', accepted are Step 1 to Step 7"]),
-        (put(0, step="Step 2"), [FIRST.replace("Step 1", "Step 2"), "column 'question'"]),
-        (lambda rows: rows.append(dict(rows[3])), ["row 170 (case {case}, Step 4): found the row again (row 5 is it"]),
-        (lambda rows: rows.append(dict(rows[3], answer="")), ["row 170", "found the row again"]),
-        (put(0, form="form-0"), ["row 2: column 'form': found 'form-0', the form of another sample", "Ann, Bo, Cy"]),
-        (put(5, form="form-0"), ["row 7 (case {case}, Step 6): column 'form': found 'form-0'"]),
-        (lambda rows: rows.clear() or rows.append(dict.fromkeys("abc", "")), ["row 1: found the columns ['a', 'b'"]),
-        (lambda rows: [row.update(extra="") for row in rows], ["row 1: found the columns"]),
+        (put(0, answer=""), ["case {case}, Step 1: no answer; expected answers to all 168"]),
+        (lambda rows: [row.update(answer=" ") for row in rows[:9]], ["Step 1: no answer, 8 more are missing"]),
+        (drop(0), ["case {case}, Step 1: no row; expected answers to all 168"]),
+        (put(0, answer="E"), [FIRST, "'answer': 'E' is not one of A. No abnormality, B. Increased"]),
+        (put(6, answer="maybe"), ["row 8 (case {case}, Step 7)", "'maybe'", "I. Pneumothorax"]),
+        (put(0, answer="B. No abnormality"), [FIRST, "'B. No abnormality'"]),
+        (put(0, question="Is it?"), [FIRST, "'question': 'Is it?' was changed; expected '</script>"]),
+        (put(1, options="A. Focal; B. N/A"), ["row 3 (case {case}, Step 2)", "'options'"]),
+        (put(0, image="case_0000.png"), [FIRST, "'image': 'case_0000.png'"]),
+        (put(0, case="99"), ["row 2, 'case': '99' is not one of 1 to 24"]),
+        (put(0, step="Step 8"), ["row 2, 'step': 'Step 8' is not one of Step 1 to Step 7"]),
+        (put(0, step="Step 2"), [FIRST.replace("Step 1", "Step 2"), "'question'"]),
+        (lambda rows: rows.append(dict(rows[3])), ["row 170 (case {case}, Step 4) repeats row 5"]),
+        (lambda rows: rows.append(dict(rows[3], answer="")), ["row 170", "repeats row 5"]),
+        (put(0, form="form-0"), ["row 2, 'form': 'form-0' is of another sample", "Ann, Bo, Cy"]),
+        (put(5, form="form-0"), ["row 7 (case {case}, Step 6), 'form': 'form-0'"]),
+        (lambda rows: rows.clear() or rows.append(dict.fromkeys("abc", "")), ["row 1: columns ['a', 'b'"]),
+        (lambda rows: [row.update(extra="") for row in rows], ["row 1: columns"]),
     ],
 )
 def test_incomplete_and_altered_forms_are_refused_by_name(sample, answers, tmp_path, change, words):
@@ -168,7 +168,7 @@ def test_incomplete_and_altered_forms_are_refused_by_name(sample, answers, tmp_p
     with pytest.raises(BadInput) as caught:
         read_forms(key, folder, [path])
     message = str(caught.value)
-    assert message.startswith(f"{path}: ")
+    assert message.startswith(f"{path}, ")
     assert "\n" not in message
     for word in words:
         assert word.format(case=key.readers[0].order[0]) in message
@@ -181,7 +181,7 @@ def test_a_row_that_was_moved_to_another_case_is_noticed(sample, answers, tmp_pa
         rows[0]["case"], rows[7]["case"] = rows[7]["case"], rows[0]["case"]
 
     path = fill(folder / "Ann" / "form.csv", key, answers["Ann"], out=tmp_path / "ann.csv", change=swap)
-    with pytest.raises(BadInput, match="column 'image'"):
+    with pytest.raises(BadInput, match="'image'"):
         read_forms(key, folder, [path])
 
 
@@ -189,22 +189,22 @@ def test_a_form_of_another_sample_or_twice_is_refused(sample, forms, answers, ro
     folder, key = sample
     other = make_sample(tmp_path / "other", root, readers=READERS, num_cases=24, seed=1, form="csv")
     path = fill(tmp_path / "other" / "Ann" / "form.csv", other, answers["Ann"])
-    with pytest.raises(BadInput, match="the form of another sample"):
+    with pytest.raises(BadInput, match="is of another sample"):
         read_forms(key, folder, [path])
     with pytest.raises(BadInput) as caught:
         read_forms(key, folder, [*forms, forms[1]])
-    assert str(caught.value).startswith(f"{forms[1]}: found the form of Bo again ({forms[1]} is it too)")
+    assert str(caught.value).startswith(f"{forms[1]}: a second form of Bo (the first is {forms[1]})")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (None, "cannot be read"),
-        (b"", "row 1: found the columns []"),
-        (b"form,case,image,step,question,options,answer\r\n", "found no row but the first"),
-        (b"form,case,image,step,question,options,answer\r\n1,2\r\n", "row 2: found 2 cells, accepted are 7"),
-        (b"\xff\xfe\x00", "not UTF-8"),
-        (b'"a', "is not CSV"),
+        (b"", "row 1: columns []"),
+        (b"form,case,image,step,question,options,answer\r\n", "no rows after the first"),
+        (b"form,case,image,step,question,options,answer\r\n1,2\r\n", "row 2 has 2 cells, not 7"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b'"a', "CSV"),
     ],
 )
 def test_files_that_are_no_forms_are_refused(sample, tmp_path, content, words):
@@ -215,7 +215,7 @@ def test_files_that_are_no_forms_are_refused(sample, tmp_path, content, words):
     with pytest.raises(BadInput) as caught:
         read_forms(key, folder, [path])
     assert words in str(caught.value)
-    with pytest.raises(BadInput, match="found no ordinary file"):
+    with pytest.raises(BadInput, match="not a regular file"):
         read_forms(key, folder, [tmp_path])
 
 
@@ -240,10 +240,10 @@ def test_changed_images_and_pages_are_refused(root, tmp_path, answers):
         path.write_bytes(whole[:-1] + b"?")
         with pytest.raises(BadInput) as caught:
             read_forms(key, folder, [form])
-        assert str(caught.value).startswith(f"{path}: found it changed")
+        assert str(caught.value).startswith(f"{path} was changed")
         path.write_bytes(whole)
     (folder / "Ann" / "images" / "case_0003.png").unlink()
-    with pytest.raises(BadInput, match=r"case_0003\.png: cannot be read"):
+    with pytest.raises(BadInput, match=r"case_0003\.png cannot be read"):
         read_forms(key, folder, [form])
 
 
@@ -326,7 +326,7 @@ def test_intervals_of_agreement_are_those_of_the_resampled_cases(answers, compar
     one, other = READERS[:2]
     for place, step in enumerate(comparison.steps[:2]):
         cohens, fleiss = [], []
-        for counts in weights:
+        for counts in weights.astype(int):
             drawn = {name: np.repeat(found[:, place], counts) for name, found in answers.items()}
             cohens.append(cohen_kappa_score(drawn[one], drawn[other]))
             ratings = np.stack([sum(found == label for found in drawn.values()) for label in range(9)], axis=1)
@@ -360,7 +360,7 @@ def test_a_gain_is_named_only_where_its_interval_excludes_zero(sample, predictio
     truth = truth_of(key)
     wrong = np.where(truth == 0, 1, 0)
     right = np.maximum(truth, 0)
-    names = {"better": wrong, "not told apart": right}
+    names = {"better": wrong, "not significantly different": right}
     for expected, labels in names.items():
         table = tabulate_gains(compare_readers(key, [form_of(key, "Ann", labels)], predictions, num_resamples=200))
         assert {row[-1] for row in table.rows if row[1] == "teacher"} == {expected}
@@ -438,17 +438,17 @@ def test_one_reader_and_no_model_are_enough(sample, answers):
     assert comparison.steps[0].agreements == ()
     assert comparison.steps[0].accuracy["readers"] == comparison.steps[0].accuracy["reader Ann"]
     assert tabulate_agreement(comparison).rows == ()
-    with pytest.raises(BadInput, match="--num-resamples: found 0"):
+    with pytest.raises(BadInput, match="--num-resamples=0"):
         compare_readers(key, [form_of(key, "Ann", answers["Ann"])], num_resamples=0)
-    with pytest.raises(BadInput, match="forms: found none"):
+    with pytest.raises(BadInput, match="FORM is required"):
         compare_readers(key, [])
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"image_path": "images/no.png"}, "case 'images/no.png': found no such image_path"),
-        ({"labels": (0,) * 7}, "found other labels than in the sample's key"),
+        ({"image_path": "images/no.png"}, "case 'images/no.png' is missing"),
+        ({"labels": (0,) * 7}, "other labels than in the sample's key"),
     ],
 )
 def test_predictions_of_other_cases_are_refused(sample, predictions, changes, words):
@@ -480,6 +480,6 @@ def test_the_command_writes_every_table_with_published_figures_apart(sample, for
     published_in_print = (out / "readers.md").read_text()
     assert all(f"| {shown} |" in published_in_print for shown in ("72.12", "66.02", "66.03", "90.97"))
     gains = (out / "readers_gains.md").read_text()
-    assert "corrected for the number of the table's comparisons (Holm)" in gains
-    assert "The models are those of one training run" in gains
+    assert "Holm" in gains
+    assert "one training run" in gains
     assert r"\textit{published: clinician (\%)}" in (out / "readers.tex").read_text()

@@ -171,4 +171,4 @@ def test_conclusions_give_ends_only_where_there_are_some(patients):
     assert first.startswith("Teacher without memory: mean accuracy +")
     expected = {"one": "too few patients to tell.", "few": "too few patients to tell."}
     assert said == expected.get(patients, "the teacher is better without it in this run.")
-    assert first.endswith("points (there is no interval)" if patients == "one" else "] points")
+    assert first.endswith("points (no interval)" if patients == "one" else "] points")

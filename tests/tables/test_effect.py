@@ -17,9 +17,8 @@ from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.features import inputs
 from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.models.teacher import Teacher
-from stepcot_jax.tables import cells, effect_table
-from stepcot_jax.tables.cell_networks import Weights
-from stepcot_jax.tables.cell_reading import read_cases, read_given
+from stepcot_jax.tables import cell_networks, cells, effect_table
+from stepcot_jax.tables.cell_networks import Weights, read_cases, read_given
 
 OPTIONS = (3, 3, 4)
 CHAIN = Chain(
@@ -107,7 +106,7 @@ def test_true_answers_are_given_in_order_and_missing_ones_stay_the_networks_own(
 def test_the_table_counts_annotated_cases_alone(tmp_path, monkeypatch):
     plan = make_plan(tmp_path, seeds=(0,))
     monkeypatch.setattr(cells.Cells, "chain", lambda self, cell: CHAIN)
-    monkeypatch.setattr(weights, "load_weights", lambda folder, names: make_weights(CountingTeacher()))
+    monkeypatch.setattr(cell_networks, "load_weights", lambda folder, names: make_weights(CountingTeacher()))
     monkeypatch.setattr(inputs, "load_inputs", lambda settings, folder, terminal: make_inputs())
     (table,) = effect_table.make_tables(plan)
     rows = [row[:4] for row in table.rows]

@@ -6,7 +6,8 @@ import re
 import pytest
 from tables.finished_cells import CHAIN, finish_all, make_plan
 
-from stepcot_jax.tables import making, published_figures
+from stepcot_jax.tables import __main__ as making
+from stepcot_jax.tables import published_figures
 from stepcot_jax.tables.published_figures import DETECTION, DIAGNOSIS, DISTRIBUTION, LOCATION, SECONDARY_EFFECTS
 
 

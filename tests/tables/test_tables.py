@@ -22,9 +22,11 @@ from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables import comparing, components_table, making
-from stepcot_jax.tables.answers_alone import accuracies_from_answers, predict_from_answers
+from stepcot_jax.run import training_run
+from stepcot_jax.tables import __main__ as making
+from stepcot_jax.tables import comparing, components_table, diagnosis_table, steps_table
 from stepcot_jax.tables.cells import Cell, Cells, vary
+from stepcot_jax.tables.effect_table import accuracies_from_answers, predict_from_answers
 from stepcot_jax.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tables.transfer_table import restrict
 
@@ -91,7 +93,7 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
     weights = np.concatenate(list(draw_weights(patients, num_resamples=60, seed=0)))
     for step, row in enumerate(constant):
         right = LABELS[:, step] == np.bincount(LABELS[:, step]).argmax()
-        ends = np.quantile([np.repeat(right, counts).mean() for counts in weights], [0.025, 0.975])
+        ends = np.quantile([np.repeat(right, counts).mean() for counts in weights.astype(int)], [0.025, 0.975])
         assert [float(row[f"accuracy {end}"]) for end in ("low", "high")] == pytest.approx(ends, rel=1e-5)
     student = next(row for row in found if (row["step"], row["model"]) == ("Diagnosis", "student"))
     shares = [accuracy(plan, plan.main(seed), "student", -1) for seed in (0, 1)]
@@ -109,14 +111,14 @@ def test_components_say_what_helps_and_what_is_not_shown_to(written):
         "teacher without text",
         "teacher without write-back",
     ]
-    assert found["teacher without memory"]["with it taken away the mean is"] == "lower in both runs"
-    assert found["teacher without text"]["with it taken away the mean is"] == "no difference shown"
+    assert found["teacher without memory"]["mean accuracy without it"] == "lower in both runs"
+    assert found["teacher without text"]["mean accuracy without it"] == "no difference shown"
     assert found["teacher without memory"]["published: Detection"] == "0.737"
     assert found["student without memory"]["published: Detection"] == ""  # the paper takes it from the teacher
     text = (folder / "components.md").read_text()
     assert "Teacher without memory: mean accuracy -" in text
     assert "points; the teacher needs it in both runs." in text
-    assert "points; no difference is shown." in text
+    assert "points; no significant difference." in text
 
 
 def test_differences_are_paired_and_have_p_values(plan, written):
@@ -138,9 +140,7 @@ def test_cells_are_shared_and_none_is_run_again(plan, monkeypatch, capsys):
         raise AssertionError(cell.name)
 
     monkeypatch.setattr(plan.cells, "_run", refuse)
-    everything = [
-        cell for table in (tables_diagnosis, tables_steps, tables_components) for cell in table.list_cells(plan)
-    ]
+    everything = [cell for table in (diagnosis_table, steps_table, components_table) for cell in table.list_cells(plan)]
     plan.cells.run(everything)
     assert len(everything) == 2 * (7 + 4 + 6)
     assert "24 cells, 24 of them finished" in capsys.readouterr().err
@@ -174,12 +174,12 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
     export_phantom(root, num_cases=12, seed=3, size=16)
     plan = make_plan(tmp_path / "tables", seeds=(0,))
     cell = Cell("x", vary(plan.main(0).settings, {"data.source": "folder", "data.root": str(root)}))
-    monkeypatch.setattr(jobs, "Run", lambda settings, folder: Finishing(plan.cells, cell))
+    monkeypatch.setattr(training_run, "Run", lambda settings, folder: Finishing(plan.cells, cell))
     plan.cells.run([cell])
     plan.cells.run([cell])
     records = json.loads((root / "data.json").read_text())
     (root / "data.json").write_text(json.dumps(records[1:]))
-    with pytest.raises(BadInput, match=r"cell 'x' in .*: found other records in .*data than it was run on"):
+    with pytest.raises(BadInput, match=r"cell 'x' in .*: the records in .*data have changed"):
         plan.cells.run([cell])
 
 
@@ -220,18 +220,18 @@ def test_a_report_without_steps_is_named(tmp_path):
     cells = Cells(tmp_path, Terminal())
     cell = make_plan(tmp_path).main(0)
     cells.folder(cell).mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"report.json: found no report"):
+    with pytest.raises(BadInput, match=r"report.json cannot be read"):
         cells.chain(cell)
     (cells.folder(cell) / "report.json").write_text(json.dumps({"test": {}}))
-    with pytest.raises(BadInput, match=r"report.json: found no steps"):
+    with pytest.raises(BadInput, match=r"report.json has no steps"):
         cells.chain(cell)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"job": "teacher"}, "config.job: found 'teacher', accepted is 'distill'"),
-        ({"teacher.memory": False}, "config.teacher: found memory, write_back or text switched off"),
+        ({"job": "teacher"}, "config.job='teacher' is not 'distill'"),
+        ({"teacher.memory": False}, "config.teacher.memory, write_back and text must be True"),
     ],
 )
 def test_a_plan_starts_from_everything(tmp_path, changes, words):
@@ -280,7 +280,7 @@ def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():
     wrong = LABELS.copy()
     wrong[0, -1] = (wrong[0, -1] + 1) % 9
     other = make_split({"baseline": 0.5}, labels=wrong)
-    with pytest.raises(BadInput, match="found other labels"):
+    with pytest.raises(BadInput, match="labels differ"):
         comparing.join({"teacher": (main, "teacher"), "base": (other, "baseline")})
 
 
@@ -294,7 +294,7 @@ def test_restricted_predictions_choose_among_what_is_there():
     agree = np.isin(unrestricted, (0, 2))
     np.testing.assert_array_equal(answers[agree, 0], unrestricted[agree])
     nothing, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)), chain)
-    with pytest.raises(BadInput, match="found no case with an answer to 'Diagnosis'"):
+    with pytest.raises(BadInput, match="no case has an answer to 'Diagnosis'"):
         restrict(nothing, chain)
 
 

@@ -12,7 +12,8 @@ from run.small_run import LinearEncoder, small_settings
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.features import inputs
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables import making
+from stepcot_jax.tables import __main__ as making
+from stepcot_jax.tables import cell_networks
 from stepcot_jax.tables.cells import Cells, vary
 from stepcot_jax.tables.plan import Plan
 
@@ -36,7 +37,7 @@ def root(shared, tmp_path_factory):
 def made(root, tmp_path_factory):
     """Trained on the radiographs: effect; trained on phantoms and read on the radiographs: transfer."""
     patch = pytest.MonkeyPatch()
-    for module in (inputs, weights):
+    for module in (inputs, cell_networks):
         patch.setattr(module, "make_resnet", lambda name: LinearEncoder())
     workdir = tmp_path_factory.mktemp("real")
     phantom = small_settings(

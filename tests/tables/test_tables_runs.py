@@ -13,7 +13,8 @@ from stepcot_jax.features import inputs
 from stepcot_jax.features.spec import DESCRIPTION_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables import cost_measuring, cost_table, making, transfer_table
+from stepcot_jax.tables import __main__ as making
+from stepcot_jax.tables import cell_networks, cost_measuring, cost_table, transfer_table
 from stepcot_jax.tables.cells import Cells, vary
 from stepcot_jax.tables.encoders import list_encoders, write_random_encoder
 from stepcot_jax.tables.plan import Plan
@@ -41,7 +42,7 @@ def tiny_settings():
 def made(tmp_path_factory):
     """The tables that need weights, each from its own runs."""
     patch = pytest.MonkeyPatch()
-    for module in (inputs, weights):
+    for module in (inputs, cell_networks):
         patch.setattr(module, "make_resnet", lambda name: LinearEncoder())
     workdir = tmp_path_factory.mktemp("runs")
     plan = Plan(tiny_settings(), (0,), Cells(workdir, Terminal()), num_resamples=30)
@@ -119,7 +120,7 @@ def test_another_config_says_what_transfer_reads(made, tmp_path):
 
 def test_other_data_need_a_target(tmp_path):
     settings = vary(tiny_settings(), {"data.source": "folder", "data.root": "x"})
-    with pytest.raises(BadInput, match="--target_config: found nothing"):
+    with pytest.raises(BadInput, match="--target_config is required"):
         transfer_table.list_cells(Plan(settings, (0,), Cells(tmp_path, Terminal())))
 
 
@@ -186,7 +187,7 @@ def test_the_cost_table_has_published_columns(made, monkeypatch):
         asked.append(arguments)
         return cost_measuring.Cost(10, 5, 100.0, {1: 2.0, 4: 3.0, 32: 16.0}, "images")
 
-    monkeypatch.setattr(tables_cost, "measure_apart", measure)
+    monkeypatch.setattr(cost_table, "measure_apart", measure)
     (table,) = cost_table.make_tables(plan)
     by_name = {row[0]: row for row in table.rows}
     assert list(by_name) == ["encoder resnet_small, trained along", "encoder random ViT, frozen", "teacher", "student"]
@@ -209,7 +210,7 @@ def test_named_encoders_come_after_and_imports_are_told_by_their_files(made, ran
     assert found[3].note == "Text vectors of CLIP: those of the config (hashed)."
     frozen = vary(plan.settings, {"image_encoder.name": "pretrained", "image_encoder.weights": "some/where"})
     assert [encoder.name for encoder in list_encoders(frozen, plan.cells, plan.main(0), {})] == ["where"]
-    with pytest.raises(BadInput, match="found 'where' twice"):
+    with pytest.raises(BadInput, match="'where' comes twice"):
         list_encoders(frozen, plan.cells, plan.main(0), {"where": "x"})
 
 
@@ -236,5 +237,5 @@ def test_a_named_encoder_reads_texts_with_its_own_text_encoder(made, tmp_path):
         plan.settings,
         {"image_encoder.name": "imported", "image_encoder.weights": "x", "prompts.encoder": "imported"},
     )
-    with pytest.raises(BadInput, match="found 'made elsewhere', which has no text features of its own"):
+    with pytest.raises(BadInput, match="'made elsewhere' has no text features of its own"):
         list_encoders(all_imported, plan.cells, plan.main(0), named)

@@ -1,5 +1,6 @@
 """The command line of the tables: what it accepts, and one line for all else."""
 
+import importlib
 import os
 import pathlib
 import subprocess
@@ -9,13 +10,15 @@ import pytest
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.tables import __main__ as tables
-from stepcot_jax.tables.making import TABLES
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_names_are_those_that_can_be_made():
-    assert set(tables.NAMES) == set(TABLES)
+    for name in tables.NAMES:
+        module = importlib.import_module(f"stepcot_jax.tables.{name}_table")
+        assert callable(module.list_cells)
+        assert callable(module.make_tables)
     assert tables.read_names(["all"]) == tables.NAMES
     assert tables.read_names(["cost", "steps", "cost"]) == ("cost", "steps")
 
@@ -23,13 +26,13 @@ def test_names_are_those_that_can_be_made():
 @pytest.mark.parametrize(
     ("read", "entries", "words"),
     [
-        (tables.read_names, [], "NAME: found nothing"),
-        (tables.read_names, ["diagnoses"], "diagnoses: found no such table, accepted is one or more of diagnosis"),
-        (tables.read_names, ["readers"], "accepted is python -m stepcot_jax.readers"),
-        (tables.read_encoders, ["CLIP"], "--encoders: found 'CLIP', accepted is NAME=WEIGHTS"),
-        (tables.read_encoders, ["=x"], "--encoders: found '=x'"),
-        (tables.read_encoders, ["a=x", "a=y"], "found 'a' twice"),
-        (lambda entries: tables.read_seeds(entries, None), ["0", "-1"], "--seeds: found '-1'"),
+        (tables.read_names, [], "NAME is required"),
+        (tables.read_names, ["diagnoses"], "table 'diagnoses' is not one of diagnosis"),
+        (tables.read_names, ["readers"], "python -m stepcot_jax.readers"),
+        (tables.read_encoders, ["CLIP"], "--encoders: 'CLIP' is not NAME=WEIGHTS"),
+        (tables.read_encoders, ["=x"], "--encoders: '=x'"),
+        (tables.read_encoders, ["a=x", "a=y"], "'a' comes twice"),
+        (lambda entries: tables.read_seeds(entries, None), ["0", "-1"], "--seeds: '-1'"),
     ],
 )
 def test_what_is_not_accepted_is_named(read, entries, words):
@@ -46,7 +49,7 @@ def test_encoders_and_seeds_are_read():
     ("flags", "code", "words"),
     [
         (["--help"], 0, "--encoders"),
-        (["stepz", "--config=configs/quickstart.py", "--workdir=x"], 2, "error: stepz: found no such table"),
+        (["stepz", "--config=configs/quickstart.py", "--workdir=x"], 2, "error: table 'stepz' is not one of"),
     ],
 )
 def test_the_tool_ends_without_a_traceback(flags, code, words):

@@ -187,5 +187,5 @@ def test_files_are_written_with_pictures(tmp_path):
 
 
 def test_a_row_of_another_length_is_a_mistake():
-    with pytest.raises(ValueError, match="found a row of 1 entries for 5 columns"):
+    with pytest.raises(ValueError, match="a row has 1 entries for 5 columns"):
         Table("small", "A", COLUMNS, (("teacher",),))

@@ -1,4 +1,4 @@
-"""The printed table and the JSON report."""
+"""The text table and the JSON report."""
 
 import json
 import math
@@ -42,7 +42,7 @@ Distribution          3     100.0     100.0      -        100.0            -  10
 Side                  0         -         -      -            -            -      -          -
 ----------------------------------------------------------------------------------------------
 mean                         87.5      75.0  100.0         87.5         75.0   86.7       91.7
-all annotated steps of a case right: 75.0
+all annotated steps of a case correct: 75.0
 
 student (%)       cases  accuracy  majority    AUC  sensitivity  specificity     F1  precision
 ----------------------------------------------------------------------------------------------
@@ -51,10 +51,10 @@ Distribution          3      66.7     100.0      -         66.7            -   8
 Side                  0         -         -      -            -            -      -          -
 ----------------------------------------------------------------------------------------------
 mean                         58.3      75.0   50.0         58.3         50.0   56.7       62.5
-all annotated steps of a case right: 25.0
+all annotated steps of a case correct: 25.0
 
-Detection: left out of the macro averages, as no case has them: Mixed
-Distribution: left out of the macro averages, as no case has them: Diffuse
+Detection: left out of the macro averages because no case has them: Mixed
+Distribution: left out of the macro averages because no case has them: Diffuse
 Distribution: every case has the same answer, AUC and specificity are undefined
 Side: no annotated case, left out of every average"""
 
@@ -66,7 +66,7 @@ def test_table_reads_as_intended():
 def test_table_says_nothing_is_left_out_when_nothing_is():
     chain = Chain((Step("Side", "Where?", ("Left", "Right")),))
     predictions = Predictions(np.arange(2), np.array([[0], [1]]), {"teacher": np.zeros((2, 1, 2), np.float32)})
-    assert format_table(evaluate(predictions, chain)).splitlines()[-1] == "all annotated steps of a case right: 50.0"
+    assert format_table(evaluate(predictions, chain)).splitlines()[-1] == "all annotated steps of a case correct: 50.0"
 
 
 def test_long_names_and_many_absent_answers_stay_inside_the_width():

@@ -1,4 +1,4 @@
-"""Statistics of weighted cases against the plain functions on the cases repeated by their weights."""
+"""Statistics of weighted cases against those of the cases repeated by their weights."""
 
 import dataclasses
 import math
@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.consistency import make_rules, share_inconsistent
-from stepcot_jax.evaluation.decoding import decode_consistent, decoding_effect
-from stepcot_jax.evaluation.distributions import log_softmax, own_logits
+from stepcot_jax.evaluation.decoding import answer_and_decode, decoding_effect, decoding_figures
 from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.reliability import reliability
-from stepcot_jax.evaluation.selective import selective_curve
-from stepcot_jax.evaluation.statistics_intervals import decoding_differences
-from stepcot_jax.evaluation.step_statistics import COVERAGES, step_cases, step_statistics, weigh_step
-from stepcot_jax.evaluation.weighted_statistics import weigh_decoding, weigh_ece, weigh_means, weigh_surest
+from stepcot_jax.evaluation.reliability import calibration_figures, reliability
+from stepcot_jax.evaluation.resamples import count_once
+from stepcot_jax.evaluation.step_statistics import selective_curve, selective_figures, step_cases, step_statistics
 
 SHARES = (0.001, 1 / 3, 0.5, 0.7, 0.9, 1.0)
 
@@ -67,18 +64,21 @@ def refuse_warnings():
 @given(steps, st.sampled_from([1, 4, 15]))
 def test_calibration_errors_are_those_of_the_repeated_cases(drawn, num_bins):
     weights, probabilities, labels = drawn
-    found = weigh_ece(weights, probabilities=probabilities, labels=labels, num_bins=num_bins)
-    for own, ece in zip(weights, found, strict=True):
+    found = calibration_figures(weights.astype(float), probabilities=probabilities, labels=labels, num_bins=num_bins)
+    for number, own in enumerate(weights):
         repeated = reliability(
             probabilities=np.repeat(probabilities, own, axis=0), labels=np.repeat(labels, own), num_bins=num_bins
         )
-        assert ece == pytest.approx(repeated.ece, abs=1e-12, nan_ok=True)
+        for name, values in found.items():
+            assert values[number] == pytest.approx(getattr(repeated, name), abs=1e-12, nan_ok=True)
 
 
 @given(steps)
 def test_selective_reading_is_that_of_the_repeated_cases(drawn):
     weights, probabilities, labels = drawn
-    accuracies, areas = weigh_surest(weights, probabilities=probabilities, labels=labels, shares=SHARES)
+    accuracies, areas = selective_figures(
+        weights.astype(float), probabilities=probabilities, labels=labels, shares=SHARES
+    )
     assert accuracies.shape == (len(weights), len(SHARES))
     for own, read, area in zip(weights, accuracies, areas, strict=True):
         curve = selective_curve(probabilities=np.repeat(probabilities, own, axis=0), labels=np.repeat(labels, own))
@@ -87,36 +87,22 @@ def test_selective_reading_is_that_of_the_repeated_cases(drawn):
         assert area == pytest.approx(curve.area, abs=1e-12, nan_ok=True)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 20))
-def test_means_are_those_of_the_repeated_cases_that_count(seed, num_cases):
-    rng = np.random.default_rng(seed)
-    counted = rng.random((num_cases, 3)) < 0.6
-    values = np.where(counted, rng.normal(0, 1, (num_cases, 3)), np.nan)
-    weights = rng.integers(0, 3, (4, num_cases))
-    found = weigh_means(weights, values=values, counted=counted)
-    for own, means in zip(weights, found, strict=True):
-        for column, mean in enumerate(means):
-            kept = np.repeat(values[:, column], own)[np.repeat(counted[:, column], own)]
-            assert mean == pytest.approx(kept.mean() if len(kept) else math.nan, abs=1e-12, nan_ok=True)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(0, 25))
 def test_the_effect_of_decoding_is_that_of_the_repeated_cases(seed, num_cases):
     rng = np.random.default_rng(seed)
     labels, rules = draw_labels(rng, num_cases, missing=0.4), draw_rules(rng)
     logits = draw_logits(rng, labels)
-    scores = tuple(log_softmax(own) for own in own_logits(logits, chain=CHAIN))
-    before, after = np.stack([own.argmax(axis=1) for own in scores], axis=1), decode_consistent(scores, rules)
+    predictions = Predictions(np.arange(num_cases, dtype=np.int32), labels, {"model": logits})
+    before, after = answer_and_decode(predictions, CHAIN, rules, model="model")
     weights = rng.integers(0, 3, (5, num_cases))
     weights[0], weights[1] = 0, 1
     weights[2, labels[:, 1] == NOT_ANNOTATED] = 1
     weights[3, labels[:, 1] != NOT_ANNOTATED] = 0
-    found = weigh_decoding(weights, before=before, after=after, labels=labels, rules=rules)
+    found = decoding_figures(weights.astype(float), before=before, after=after, labels=labels, rules=rules)
     for number, own in enumerate(weights):
         cases = np.repeat(np.arange(num_cases), own)
         repeated = Predictions(np.arange(len(cases), dtype=np.int32), labels[cases], {"model": logits[cases]})
-        effect = decoding_effect(repeated, CHAIN, rules)["model"]
-        expected = {**dataclasses.asdict(effect), **decoding_differences(effect)}
+        expected = decoding_effect(repeated, CHAIN, rules)["model"]
         assert set(found) == set(expected)
         for name, value in expected.items():
             np.testing.assert_allclose(found[name][number], value, atol=1e-12, err_msg=name)
@@ -132,7 +118,7 @@ def test_every_figure_of_a_step_is_that_of_the_repeated_cases(seed):
     weights[0], weights[1] = 0, 1
     weights[2, split.predictions.labels[:, 2] == 1] = 0
     for cases in step_cases(split.predictions, CHAIN, model="student", calibration=calibration):
-        found = weigh_step(weights, cases)
+        found = step_statistics(weights.astype(float), cases)
         for number, own in enumerate(weights):
             repeated = dataclasses.replace(
                 cases,
@@ -141,40 +127,32 @@ def test_every_figure_of_a_step_is_that_of_the_repeated_cases(seed):
                     for name in ("labels", "raw", "calibrated", "sets")
                 },
             )
-            expected = step_statistics(repeated)
-            assert list(found) == list(expected)
-            assert list(expected["accuracy_of_the_surest"]) == [f"{share:.0%}" for share in COVERAGES]
-            for name, value in expected.items():
-                numbers = list(value.values()) if isinstance(value, dict) else value
-                np.testing.assert_allclose(found[name][number], numbers, atol=1e-12, err_msg=name)
+            for name, value in step_statistics(count_once(len(repeated.labels)), repeated).items():
+                np.testing.assert_allclose(found[name][number], value[0], atol=1e-12, err_msg=name)
 
 
 def test_a_resample_without_the_sure_cases_reads_the_next_ones():
     """Two sure and right, two unsure and wrong; equal ones go together, so that a quarter of four is half of them."""
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
     weights = np.array([[1, 1, 1, 1], [0, 0, 3, 1], [1, 0, 3, 0], [0, 0, 0, 0]])
-    accuracies, _ = weigh_surest(
-        weights, probabilities=probabilities, labels=np.array([0, 0, 1, 1]), shares=(0.25, 0.5, 0.75)
+    accuracies, _ = selective_figures(
+        weights.astype(float), probabilities=probabilities, labels=np.array([0, 0, 1, 1]), shares=(0.25, 0.5, 0.75)
     )
     np.testing.assert_array_equal(accuracies, [[1, 1, 0.5], [0, 0, 0], [1, 0.25, 0.25], [math.nan] * 3])
 
 
 def test_what_does_not_fit_is_refused():
-    ones, halves, labels = np.ones((2, 3), int), np.full((3, 2), 0.5), np.zeros(3, int)
-    counted = np.ones((3, 2), bool)
-    for weights, values in ((ones[:, :2], halves), (ones, halves[:, :1])):
-        with pytest.raises(ValueError, match=r"accepted are \[resample, case\], \[case, figure\]"):
-            weigh_means(weights, values=values, counted=counted)
+    ones, halves, labels = np.ones((2, 3)), np.full((3, 2), 0.5), np.zeros(3, int)
     for weights, given_labels in ((ones[:, :2], labels), (ones, labels[:2])):
-        with pytest.raises(ValueError, match=r"accepted are \[resample, case\], \[case, answer\]"):
-            weigh_ece(weights, probabilities=halves, labels=given_labels)
-        with pytest.raises(ValueError, match=r"accepted are \[resample, case\], \[case, answer\]"):
-            weigh_surest(weights, probabilities=halves, labels=given_labels, shares=(1.0,))
-    with pytest.raises(ValueError, match="num_bins: found 0, accepted is 1 or more"):
-        weigh_ece(ones, probabilities=halves, labels=labels, num_bins=0)
+        with pytest.raises(ValueError, match=r"\[resample, case\], \[case, answer\]"):
+            calibration_figures(weights, probabilities=halves, labels=given_labels)
+        with pytest.raises(ValueError, match=r"\[resample, case\], \[case, answer\]"):
+            selective_figures(weights, probabilities=halves, labels=given_labels, shares=(1.0,))
+    with pytest.raises(ValueError, match="num_bins must be 1 or more; got 0"):
+        calibration_figures(ones, probabilities=halves, labels=labels, num_bins=0)
     for share in (0.0, 1.1, math.nan):
         with pytest.raises(ValueError, match="above 0 and up to 1"):
-            weigh_surest(ones, probabilities=halves, labels=labels, shares=(share,))
+            selective_figures(ones, probabilities=halves, labels=labels, shares=(share,))
     answers = np.zeros((3, 3), int)
-    with pytest.raises(ValueError, match=r"accepted is one shape \[case, step\]"):
-        weigh_decoding(ones, before=answers, after=answers[:2], labels=answers, rules=make_rules(CHAIN))
+    with pytest.raises(ValueError, match=r"one shape \[case, step\]"):
+        decoding_figures(ones, before=answers, after=answers[:2], labels=answers, rules=make_rules(CHAIN))

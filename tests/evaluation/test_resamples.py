@@ -1,0 +1,63 @@
+"""Draws of patients, and weighted means against the means of the repeated cases."""
+
+import math
+
+import numpy as np
+import pytest
+from evaluation.small_splits import make_split
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.evaluation.resamples import count_patients, draw_weights, resample, weighted_mean
+
+SPLIT = make_split()
+
+
+def test_patients_are_drawn_whole_and_a_case_without_one_stands_for_itself():
+    patients = np.array(["a", "b", "a", "", "c", "", "b"])
+    weights = np.concatenate(list(draw_weights(patients, num_resamples=400, seed=0)))
+    np.testing.assert_array_equal(weights[:, 0], weights[:, 2])
+    np.testing.assert_array_equal(weights[:, 1], weights[:, 6])
+    assert (weights[:, 3] != weights[:, 5]).any()
+    assert (weights[:, [0, 1, 3, 4, 5]].sum(axis=1) == 5).all()
+    assert weights[:, 0].mean() == pytest.approx(1, abs=0.2)
+    assert count_patients(patients) == 5
+
+
+def test_the_size_of_a_block_makes_no_difference():
+    patients = SPLIT.facts["patient_id"]
+    whole = list(draw_weights(patients, num_resamples=50, seed=1))
+    parts = list(draw_weights(patients, num_resamples=50, seed=1, num_at_once=7 * 60))
+    assert (len(whole), len(parts)) == (1, 8)
+    np.testing.assert_array_equal(np.concatenate(whole), np.concatenate(parts))
+
+
+def test_blocks_are_joined_in_order(monkeypatch):
+    patients = SPLIT.facts["patient_id"]
+    whole = resample(lambda weights: {"weights": weights}, patients, num_resamples=20, seed=5)["weights"]
+    monkeypatch.setattr("stepcot_jax.evaluation.resamples.draw_weights", lambda *arguments, **options: draw_weights(
+        *arguments, **options, num_at_once=7 * 60))  # fmt: skip
+    parts = resample(lambda weights: {"weights": weights}, patients, num_resamples=20, seed=5)["weights"]
+    np.testing.assert_array_equal(parts, whole)
+    with pytest.raises(ValueError, match="num_resamples must be 1 or more; got 0"):
+        resample(lambda weights: {}, patients, num_resamples=0, seed=0)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 20))
+def test_means_are_those_of_the_repeated_cases_that_count(seed, num_cases):
+    rng = np.random.default_rng(seed)
+    counted = rng.random((num_cases, 3)) < 0.6
+    values = np.where(counted, rng.normal(0, 1, (num_cases, 3)), np.nan)
+    weights = rng.integers(0, 3, (4, num_cases))
+    found = weighted_mean(weights.astype(float), values=values, counted=counted)
+    for own, means in zip(weights, found, strict=True):
+        for column, mean in enumerate(means):
+            kept = np.repeat(values[:, column], own)[np.repeat(counted[:, column], own)]
+            assert mean == pytest.approx(kept.mean() if len(kept) else math.nan, abs=1e-12, nan_ok=True)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    ones, halves = np.ones((2, 3)), np.full((3, 2), 0.5)
+    for weights, values in ((ones[:, :2], halves), (ones, halves[:, :1])):
+        with pytest.raises(ValueError, match=r"\[resample, case\], \[case, figure\]"):
+            weighted_mean(weights, values=values, counted=np.ones((3, 2), bool))
