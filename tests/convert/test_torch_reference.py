@@ -188,10 +188,10 @@ def test_half_precision_becomes_float32_exactly():
 def test_modules_agree_with_the_torch_networks_whose_weights_they_take():
     torch = pytest.importorskip("torch")
     import jax
+    from tests.interop import torch_oracle
 
     from stepcot_jax.models.student import Student
     from stepcot_jax.models.teacher import Teacher
-    from tests.interop import torch_oracle
 
     meta = torch_oracle.META
     networks = torch_oracle.make_networks(meta, seed=3)

@@ -8,10 +8,17 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
 from stepcot_jax.data.records.cases import Box
 from stepcot_jax.explain.boxed import draw_boxed, read_boxed
-from stepcot_jax.explain.focus import change_a_step, describe_change, spread
-from stepcot_jax.explain.geometry import fill_boxes, place_box, smooth, spread_out
-from stepcot_jax.explain.graph import attention_table, node_names, step_attention
-from stepcot_jax.explain.scores import EVEN, compare, mean_interval, score_even_map, score_maps
+from stepcot_jax.explain.figure import attention_table, node_names, step_attention
+from stepcot_jax.explain.geometry import (
+    change_a_step,
+    describe_change,
+    fill_boxes,
+    place_box,
+    smooth,
+    spread,
+    spread_out,
+)
+from stepcot_jax.explain.scoring import EVEN, compare, mean_interval, score_even_map, score_maps
 from stepcot_jax.host.errors import BadInput
 
 
