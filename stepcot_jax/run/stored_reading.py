@@ -1,7 +1,7 @@
-"""What a workdir keeps so that its networks can read without its data: the questions, and the prompts' vectors.
+"""Store the questions and prompt vectors in a workdir, so that its networks read without the data.
 
-`reading/chain.json` has the steps and the digest of the frozen encoder; `reading/text_features.npy` a vector a step,
-and is absent where the teacher has no text.
+`reading/chain.json` holds the steps and the digest of the frozen encoder; `reading/text_features.npy` a vector for each
+step, and is absent if the teacher has no text.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ class _StoredChain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class StoredReading:
-    """What a workdir says of how its networks read.
+    """The questions and prompt vectors of a run.
 
     Attributes:
       chain: the steps.
       text_features: float32 [step, width]; None without text.
-      encoder_digest: of the frozen image encoder that the networks were trained on; "" where there is none.
+      encoder_digest: of the frozen image encoder that the networks were trained on; "" without one.
     """
 
     chain: Chain
@@ -54,13 +54,13 @@ class StoredReading:
 
 
 def write_reading(workdir: pathlib.Path, chain: Chain, text_features: Any, *, encoder_digest: str = "") -> None:
-    """Write what `read_reading` reads, each file whole or not at all.
+    """Write the files of `read_reading`, each whole or not at all.
 
     Args:
       workdir: of the run.
       chain: the steps.
       text_features: [step, width], the vector of each step's prompt; None without text.
-      encoder_digest: of the frozen image encoder; "" where the encoder is trained along.
+      encoder_digest: of the frozen image encoder; "" if the encoder is trained.
     """
     folder = workdir / FOLDER
     if text_features is None:
@@ -75,34 +75,34 @@ def write_reading(workdir: pathlib.Path, chain: Chain, text_features: Any, *, en
 
 
 def read_reading(workdir: pathlib.Path) -> StoredReading:
-    """What `write_reading` wrote.
+    """Load what `write_reading` wrote.
 
     Raises:
       BadInput: a file is missing, damaged, or does not fit the other.
     """
     path = workdir / FOLDER / CHAIN_FILE
-    accepted = f"accepted is the file that a run wrote ({_WAY_OUT})"
+    accepted = f"expected the file that a run wrote ({_WAY_OUT})"
     stored = read_json(path, _StoredChain, accepted=accepted, max_bytes=_MOST_CHAIN_BYTES)
     try:
         chain = Chain(tuple(Step(step.name, step.question, step.options) for step in stored.steps))
     except BadInput as error:
-        raise BadInput(f"{path}: found {error}, {accepted}") from None
+        raise BadInput(f"{path}: {error}; {accepted}") from None
     text_features = _read_text(path.with_name(TEXT_FILE), chain) if stored.has_text else None
     return StoredReading(chain, text_features, stored.encoder_digest)
 
 
 def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step width"]:
     content = _read(path, most=_MOST_TEXT_BYTES)
-    accepted = f"accepted are finite float32 numbers [{chain.num_steps} steps, width] ({_WAY_OUT})"
+    accepted = f"expected finite float32 numbers of shape [{chain.num_steps}, width] ({_WAY_OUT})"
     try:
-        # Arrays of objects, which are pickled, are refused; a header that promises more than the file has ends here.
+        # Refuses pickled objects, and a header that declares more than the file holds.
         features = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
-        raise BadInput(f"{path}: found no array ({type(error).__name__}), {accepted}") from None
+        raise BadInput(f"{path} is not an array ({type(error).__name__}); {accepted}") from None
     if not isinstance(features, np.ndarray) or features.dtype != np.float32 or features.ndim != 2:
-        raise BadInput(f"{path}: found another kind of array, {accepted}")
+        raise BadInput(f"{path} is not a float32 matrix; {accepted}")
     if len(features) != chain.num_steps or not np.isfinite(features).all():
-        raise BadInput(f"{path}: found {len(features)} vectors or numbers that are not finite, {accepted}")
+        raise BadInput(f"{path} has {len(features)} vectors, or numbers that are not finite; {accepted}")
     return features
 
 
@@ -112,4 +112,4 @@ def _read(path: pathlib.Path, *, most: int) -> bytes:
     except BadInput as error:
         raise BadInput(f"{error}; {_WAY_OUT}") from None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), accepted is what a run wrote; {_WAY_OUT}") from None
+        raise BadInput(f"{path} cannot be read ({error.strerror}); {_WAY_OUT}") from None

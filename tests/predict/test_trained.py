@@ -175,11 +175,11 @@ DAMAGES = {
     ),
     "another chain": (
         lambda folder: change_json(folder / "reading/chain.json", lambda found: found["steps"].pop()),
-        "found 7 vectors",
+        "has 7 vectors",
     ),
     "pickled text": (
         lambda folder: np.save(folder / "reading/text_features.npy", np.array([print], object), allow_pickle=True),
-        "found no array",
+        "is not an array",
     ),
     "other width": (edit_settings(lambda found: found["student"].update(width=16)), "does not fit settings.json"),
     "imported features": (
