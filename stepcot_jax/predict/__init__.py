@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ImageReader", "load"):
+    if name not in ("ImageReader", "load", "load_trained"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from stepcot_jax.predict import image_reader  # imported on first use: jax takes seconds
 
