@@ -1,4 +1,4 @@
-"""A workdir as a run leaves it, without the training: random weights, two checkpoints, two networks."""
+"""A workdir like that of a run, without training: random weights, two checkpoints, two networks."""
 
 import contextlib
 import functools
@@ -15,6 +15,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.evaluation.calibration import Calibration, write_calibration
+from stepcot_jax.predict import trained_model
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import make_settings, write_settings
 from stepcot_jax.systems.networks import init_params, make_networks
@@ -23,16 +24,16 @@ from stepcot_jax.training.state import TrainState
 
 SIDE = 32
 TINY = ResNet(widths=(8,), blocks_per_stage=1, stem_kernel=3, grid=2)
-"""An encoder that compiles in no time; tests put it in the place of the real ones."""
+"""An encoder that compiles fast; tests use it in place of the real ones."""
 
 BEST = {"teacher": 3, "student": 5}
 
 
 @contextlib.contextmanager
 def tiny_encoder():
-    """Loaded runs have the tiny encoder while the context lasts."""
+    """Load runs with the tiny encoder inside the context."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "make_resnet", lambda name: TINY)
+        patch.setattr(trained_model, "make_resnet", lambda name: TINY)
         yield
 
 
@@ -57,7 +58,7 @@ def random_params(settings, *, seed):
     generator = np.random.default_rng(seed)
 
     def draw(leaf):
-        """Kernels that let every answer be felt later on; drawn in NumPy, since a real start takes long to compile."""
+        """Kernels large enough for every answer to affect later steps; NumPy, as a real init takes long to compile."""
         spread = 1.0 if leaf.ndim == 1 else (leaf.size / leaf.shape[-1]) ** -0.5
         return (generator.standard_normal(leaf.shape) * spread).astype(np.float32)
 
@@ -72,7 +73,7 @@ _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-workdir-")
 
 
 def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False):
-    """Its settings, and the parameters by step; built once in a process and copied from then on."""
+    """Return its settings and the parameters by update; built once in a process, then copied."""
     settings, params = _build()
     shutil.copytree(_BUILT.name, folder)
     if calibrated:

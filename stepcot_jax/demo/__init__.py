@@ -1,1 +1,1 @@
-"""A page to drop a radiograph on, which is read step by step and can be corrected."""
+"""A web page that reads a dropped radiograph step by step, with correctable answers."""

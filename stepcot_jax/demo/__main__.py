@@ -1,8 +1,8 @@
-"""A page to drop a radiograph on: read step by step, corrected by a click, with a map for every answer.
+"""Serve a page that reads a dropped radiograph step by step, with a map and a correctable answer for each step.
 
     python -m stepcot_jax.demo --checkpoint=WORKDIR [--model teacher] [--host 127.0.0.1] [--port 7860]
 
-It listens on this machine alone unless `--host` says otherwise, asks nothing of the network and keeps nothing: an
+It listens on this machine only, unless `--host` says otherwise, sends nothing to other hosts and keeps nothing: an
 upload is deleted as soon as it is read. Needs the extra `demo`. For research; not a medical device.
 """
 
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve the page until it is interrupted."""
     options = _parse(arguments)
     if not 0 <= options.port <= 65535:
-        raise BadInput(f"--port: found {options.port}, accepted are 0 (any that is free) to 65535")
+        raise BadInput(f"--port must be 0 (any free port) to 65535; got {options.port}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.demo.server import import_gradio, serve
     from stepcot_jax.explain.saliency import Explainer
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     gradio = import_gradio()
     explainer = Explainer(load_trained(options.checkpoint, names=(options.model,)), model=options.model)
     if options.host not in _LOCAL:
-        print(f"note: {options.host}: others can reach this page, which asks for no password", file=sys.stderr)
+        print(f"note: other machines can reach this page on {options.host}, without a password", file=sys.stderr)
     serve(explainer, gradio, host=options.host, port=options.port)
     return 0
 
@@ -39,10 +39,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--checkpoint", metavar="WORKDIR", type=pathlib.Path, required=True, help="of a trained run")
     parser.add_argument(
-        "--model", choices=("teacher", "student"), default="teacher", help="who reads (default: teacher)"
+        "--model", choices=("teacher", "student"), default="teacher", help="network that reads (default: teacher)"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
-    parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 takes a free one (default: 7860)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 picks a free one (default: 7860)")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""The demo's page in Gradio: what a visitor sees, and which event calls what."""
+"""The demo's page in Gradio: its parts and their events."""
 
 import functools
 import pathlib
@@ -20,18 +20,15 @@ _NOTHING_YET = "<p>Drop in a radiograph to see it read.</p>"
 
 
 def make_blocks(explainer: Explainer, gradio: Any) -> Any:
-    """The page.
+    """Return the page as Gradio blocks.
 
     Args:
-      explainer: of the network that reads, for one image at once.
-      gradio: the library, which only the demo's own program imports.
-
-    Returns:
-      Gradio's blocks.
+      explainer: of the network that reads, with batch size 1.
+      gradio: the library, an optional dependency.
     """
     can_correct = takes_corrections(explainer)
     steps = explainer.trained.chain.steps
-    # Files that were uploaded and never read, such as a second one in a hurry, are deleted within two minutes.
+    # An upload that is never read, such as one replaced before its turn, is deleted within two minutes.
     with gradio.Blocks(title="Step-CoT", analytics_enabled=False, delete_cache=(60, 60)) as blocks:
         gradio.Markdown(_INTRODUCTION.format(correcting=_CORRECTING if can_correct else ""))
         session = gradio.State(None, time_to_live=_SECONDS_KEPT)
@@ -58,29 +55,29 @@ def make_blocks(explainer: Explainer, gradio: Any) -> Any:
 
 
 class _Events:
-    """What a visitor does, each as a function that says what every part of the page becomes."""
+    """Handlers of the page's events; each returns the new state of every output."""
 
     def __init__(self, explainer: Explainer, gradio: Any, can_correct: bool) -> None:
         self._explainer, self._gradio, self._can_correct = explainer, gradio, can_correct
 
     def upload(self, path: str | None) -> list[Any]:
-        """A file was dropped."""
+        """Read a dropped file."""
         return self._show(lambda: None if path is None else take_upload(pathlib.Path(path), self._explainer))
 
     def forget(self) -> list[Any]:
-        """The file was removed."""
+        """Forget the removed file."""
         return self._show(lambda: None)
 
     def undo(self, session: Session | None) -> list[Any]:
-        """The corrections are to go."""
+        """Remove the corrections."""
         return self._show(lambda: None if session is None else session.undo())
 
     def choose(self, step: str, session: Session | None, answer: str | None) -> list[Any]:
-        """Another answer of a step was clicked."""
+        """Correct the answer of a step."""
         return self._show(lambda: session if session is None or answer is None else session.correct(step, answer))
 
     def _show(self, change: Callable[[], Session | None]) -> list[Any]:
-        """Session, view, button and answers after a change; what cannot be done is said and changes nothing."""
+        """Return session, view, button and answers after a change; a failed change is reported and undone."""
         try:
             session = change()
             if session is None:

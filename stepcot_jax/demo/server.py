@@ -1,7 +1,8 @@
-"""The demo's web server: one page, on one address, that neither sends nor keeps anything."""
+"""The demo's web server: one page on one address; nothing is sent elsewhere or kept."""
 
 import importlib
 import os
+import pathlib
 import socket
 import sys
 import tempfile
@@ -11,9 +12,8 @@ from stepcot_jax.demo.blocks import make_blocks
 from stepcot_jax.demo.sessions import MAX_MEGABYTES, warm_up
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.report.markup import read_part
 
-# A browser that follows it asks no other host for anything, whatever Gradio's own page names (fonts, scripts).
+# Keeps browsers from asking other hosts for the fonts and scripts that Gradio's own page names.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
@@ -29,7 +29,7 @@ _SECONDS_TO_FINISH = 2
 
 
 def import_gradio() -> Any:
-    """Gradio, told before it starts to report nothing to anyone.
+    """Import Gradio with its telemetry disabled.
 
     Raises:
       BadInput: it is not installed.
@@ -39,13 +39,11 @@ def import_gradio() -> Any:
     try:
         return importlib.import_module("gradio")
     except ImportError as error:
-        raise BadInput(
-            f"the demo needs Gradio, which cannot be imported ({error}); pip install 'stepcot-jax[demo]' installs it"
-        ) from None
+        raise BadInput(f"the demo needs Gradio: pip install 'stepcot-jax[demo]' ({error})") from None
 
 
 def serve(explainer: Explainer, gradio: Any, *, host: str, port: int) -> None:
-    """Serve the page until a signal comes; uploads are kept in a folder of their own, which goes with the server.
+    """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends.
 
     Args:
       explainer: of the network that reads.
@@ -54,7 +52,7 @@ def serve(explainer: Explainer, gradio: Any, *, host: str, port: int) -> None:
       port: to listen on; 0 takes a free one.
 
     Raises:
-      BadInput: nothing can listen there.
+      BadInput: the address or the port cannot be used.
     """
     import uvicorn
 
@@ -75,15 +73,15 @@ def _listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise BadInput(f"--host: found {host!r} ({error.strerror}), accepted is an address of this machine") from None
+        raise BadInput(f"--host: {host!r} is not an address of this machine ({error.strerror})") from None
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(address)
     except OSError as error:
         listening.close()
         raise BadInput(
-            f"--host, --port: cannot listen on {host!r} port {port} ({error.strerror}), accepted is an address of this "
-            "machine with a port that is free (0 takes one)"
+            f"--host, --port: cannot listen on {host!r} port {port} ({error.strerror}); expected an address of this "
+            "machine and a free port (0 picks one)"
         ) from None
     return listening
 
@@ -101,7 +99,7 @@ def _make_app(explainer: Explainer, gradio: Any, *, host: str, port: int) -> Any
             response.headers[name] = value
         return response
 
-    fonts = ("system-ui", "sans-serif")  # Gradio's own theme asks Google for its fonts
+    fonts = ("system-ui", "sans-serif")  # Gradio's default theme loads fonts from Google
     return gradio.mount_gradio_app(
         app,
         make_blocks(explainer, gradio),
@@ -118,5 +116,5 @@ def _make_app(explainer: Explainer, gradio: Any, *, host: str, port: int) -> Any
         enable_monitoring=False,
         show_error=False,
         theme=gradio.themes.Default(font=fonts, font_mono=("ui-monospace", "monospace")),
-        css=read_part("demo.css"),
+        css=(pathlib.Path(__file__).parent / "demo.css").read_text(encoding="utf-8"),
     )

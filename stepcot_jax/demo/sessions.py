@@ -1,27 +1,31 @@
-"""What a visitor of the demo looks at: an upload that is read and deleted, and corrections of its reading."""
+"""A visitor's radiograph in the demo: an upload that is read and deleted, and corrections of its reading."""
 
 import dataclasses
 import os
 import pathlib
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 
 from stepcot_jax.explain.drawing import explain_pictures
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.pages import make_environment
+from stepcot_jax.predict.answers import ChainReading, describe_shifts
 from stepcot_jax.predict.corrections import label_corrections
 from stepcot_jax.predict.radiographs import read_picture
-from stepcot_jax.report.reading_view import write_reading_view
+from stepcot_jax.report.embedded_pictures import write_overlay, write_picture
 
 MAX_MEGABYTES = 64
 """Largest upload: the largest detectors write about 50 MB without compression."""
 
+_TEMPLATES = make_environment(pathlib.Path(__file__).parent)
+
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A visitor's radiograph; it lives in memory and goes with the visit.
+    """A visitor's radiograph, which is kept in memory for the visit.
 
     Attributes:
       picture: at the encoder's size.
@@ -32,11 +36,11 @@ class Session:
     given: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def correct(self, step: str, answer: str) -> "Session":
-        """The same radiograph with the answer of a step given in place of the network's."""
+        """Return the same radiograph with a given answer in place of the network's."""
         return dataclasses.replace(self, given={**self.given, step: answer})
 
     def undo(self) -> "Session":
-        """The same radiograph without corrections."""
+        """Return the same radiograph without corrections."""
         return dataclasses.replace(self, given={})
 
 
@@ -46,7 +50,7 @@ class ShownStep:
 
     Attributes:
       label: name of the step, and whether it was corrected.
-      answer: the option that is chosen.
+      answer: the chosen option.
       choices: (option with its probability, option).
       given: whether a person chose it.
     """
@@ -58,35 +62,34 @@ class ShownStep:
 
 
 def take_upload(path: str | os.PathLike[str], explainer: Explainer) -> Session:
-    """Read an uploaded file and delete it, whatever it holds.
+    """Read an uploaded file and delete it, even if it cannot be read.
 
     Args:
       path: of the upload.
       explainer: of the network that will read it.
 
     Raises:
-      BadInput: it is too large, or no image that can be read.
+      BadInput: it is too large, or not a readable image.
     """
     upload = pathlib.Path(path)
     try:
         content = read_file(upload, max_bytes=MAX_MEGABYTES * 10**6)
     except OSError as error:
-        raise BadInput(f"upload: cannot be read ({error.strerror}), accepted is an image file") from None
+        raise BadInput(f"the upload cannot be read ({error.strerror}); expected an image file") from None
     finally:
         upload.unlink(missing_ok=True)
     trained = explainer.trained
-    max_pixels = int(trained.settings.data.max_megapixels * 1e6)
-    return Session(read_picture(content, trained.preprocessing, max_pixels=max_pixels))
+    return Session(read_picture(content, trained.preprocessing, max_pixels=trained.max_pixels))
 
 
 def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[ShownStep, ...]]:
-    """The reading of a visitor's radiograph with its corrections: markup of it, and its steps.
+    """Return the reading of a visitor's radiograph with its corrections, as markup and as steps.
 
     Raises:
       BadInput: a correction cannot be taken.
     """
     labels = label_corrections(session.given, explainer.trained.chain)
-    explained, (reading,) = explain_pictures(explainer, ["radiograph"], [session.picture], labels)
+    explained, (reading,) = explain_pictures(explainer, names=["radiograph"], pictures=[session.picture], labels=labels)
     steps = tuple(
         ShownStep(
             label=answer.step.name + (" (corrected)" if answer.given else ""),
@@ -99,11 +102,43 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
         )
         for answer in reading.steps
     )
-    return write_reading_view(session.picture, explained.maps[0], reading), steps
+    return write_reading_view(session.picture, maps=explained.maps[0], reading=reading), steps
+
+
+def write_reading_view(
+    picture: UInt8[np.ndarray, "size size 3"],
+    *,
+    maps: Float[np.ndarray, "step row column"],
+    reading: ChainReading,
+) -> str:
+    """Write the radiograph, a panel with its map for each step, the paragraph, and what a correction changed.
+
+    Args:
+      picture: as the network saw it.
+      maps: for each step, not negative.
+      reading: the answers.
+    """
+    return _TEMPLATES.get_template("reading.html.j2").render(
+        reading=reading,
+        changes=_describe_changes(reading),
+        picture=write_picture(picture),
+        overlays=[write_overlay(picture, values) for values in maps],
+        flipped={flip.step: flip.before for flip in reading.flipped},
+    )
+
+
+def _describe_changes(reading: ChainReading) -> str:
+    if not any(answer.given for answer in reading.steps):
+        return ""
+    if reading.flipped:
+        flips = "; ".join(f"{flip.step}: {flip.before} → {flip.after}" for flip in reading.flipped)
+        return f"Changed by the correction: {flips}."
+    moved = describe_shifts(reading.shifted)
+    return f"The correction changed no other answer{moved and '; '}{moved}."
 
 
 def warm_up(explainer: Explainer) -> None:
-    """Compile what a reading needs, so that the first visitor does not wait for it."""
+    """Compile a reading and a correction, so that the first visitor does not wait."""
     size = explainer.trained.preprocessing.size
     session = Session(np.zeros((size, size, 3), np.uint8))
     _, steps = read_session(session, explainer)
@@ -112,7 +147,7 @@ def warm_up(explainer: Explainer) -> None:
 
 
 def takes_corrections(explainer: Explainer) -> bool:
-    """Whether the network can be corrected; the student and a teacher without memory cannot."""
+    """Whether the network takes given answers; the student and a teacher without memory do not."""
     try:
         explainer.reader.check_takes_answers()
     except BadInput:

@@ -1,1 +1,1 @@
-"""Where a network looks: maps over the image for each step, attention between the steps, and whether either is true."""
+"""Saliency maps for each step, attention between the steps, and scores of both against lesion boxes."""

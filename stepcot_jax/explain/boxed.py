@@ -1,4 +1,4 @@
-"""Radiographs with boxes around their lesions, at the encoder's size, for scoring maps."""
+"""Radiographs with lesion boxes, at the encoder's size, for scoring maps."""
 
 import dataclasses
 import pathlib
@@ -16,18 +16,18 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
 
 _MOST_DRAWN = 100
-"""Phantoms drawn for each one with a box before giving up."""
+"""Phantoms drawn for each box wanted before giving up."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BoxedPicture:
-    """A radiograph with the places of its lesions.
+    """A radiograph with the locations of its lesions.
 
     Attributes:
-      name: for people.
-      patient: for resampling.
+      name: of the image.
+      patient: the unit of resampling.
       picture: at the encoder's size.
-      inside: which of its pixels are in a box.
+      inside: whether each pixel is in a box.
     """
 
     name: str
@@ -37,7 +37,7 @@ class BoxedPicture:
 
 
 def draw_boxed(settings: Settings, preprocessing: Preprocessing, *, num_cases: int) -> list[BoxedPicture]:
-    """Phantoms with boxes that no run of these settings has seen: those of the next seed.
+    """Draw phantoms with boxes from the next seed, which no run of these settings has seen.
 
     Raises:
       BadInput: hardly any phantom has a box.
@@ -54,7 +54,7 @@ def draw_boxed(settings: Settings, preprocessing: Preprocessing, *, num_cases: i
             pictures.append(boxed)
         if len(pictures) == num_cases:
             return pictures
-    raise BadInput(f"the phantom: found {len(pictures)} cases with boxes, wanted {num_cases}")
+    raise BadInput(f"the phantom has only {len(pictures)} cases with boxes; {num_cases} are needed")
 
 
 def read_boxed(
@@ -65,13 +65,13 @@ def read_boxed(
     box_list: pathlib.Path | None = None,
     max_pixels: int,
 ) -> list[BoxedPicture]:
-    """Radiographs of a data root that have boxes.
+    """Read the radiographs of a data root that have boxes.
 
     Args:
-      root: in any layout; its own boxes count unless there is a list.
-      preprocessing: what the encoder asks for.
-      num_cases: the most to read.
-      box_list: ChestX-ray8's table of boxes, matched with the images by name, whatever their suffix and size.
+      root: in any layout; its own boxes are used unless there is a list.
+      preprocessing: of the encoder.
+      num_cases: most radiographs to read.
+      box_list: ChestX-ray8's table of boxes, matched to images by name without suffix and scaled to their size.
       max_pixels: largest accepted width times height.
 
     Raises:
@@ -95,14 +95,14 @@ def read_boxed(
             break
     if not pictures:
         raise BadInput(
-            f"{root}: found no image with a box, accepted are data with boxes (docs/data.md), or --boxes with "
-            "ChestX-ray8's BBox_List_2017.csv for images of that collection"
+            f"{root} has no image with a box; expected data with boxes (docs/data.md), or --boxes with ChestX-ray8's "
+            "BBox_List_2017.csv for images of that collection"
         )
     return pictures
 
 
 def _read_listed(path: pathlib.Path) -> dict[str, tuple[Box, ...]]:
-    """Boxes by the image's name without its suffix, in pixels of the released images."""
+    """Return boxes by the image's name without suffix, in pixels of the released images."""
     by_name: dict[str, tuple[Box, ...]] = {}
     for row in read_box_list(path):
         if row.problem:
@@ -121,7 +121,7 @@ def _scale(box: Box, *, width: int, height: int) -> Box:
 def _make(
     name: str, patient: str, pixels: np.ndarray, boxes: tuple[Box, ...], preprocessing: Preprocessing
 ) -> BoxedPicture | None:
-    """A boxed picture; None if no box can be seen in what the encoder takes."""
+    """Return a boxed picture; None if every box lies outside the encoder's square."""
     height, width = pixels.shape[:2]
     inside = fill_boxes(boxes, width=width, height=height, preprocessing=preprocessing)
     if not inside.any():

@@ -1,4 +1,4 @@
-"""Explanations of files as pictures and JSON in a folder."""
+"""Write explanations of image files as pictures and JSON to a folder."""
 
 import json
 import pathlib
@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.explain.figure import draw_attention, draw_explanation, save
-from stepcot_jax.explain.focus import change_a_step, describe_change, spread
-from stepcot_jax.explain.graph import attention_table, step_attention
+from stepcot_jax.explain.figure import attention_table, draw_attention, draw_explanation, save, step_attention
+from stepcot_jax.explain.geometry import change_a_step, describe_change, spread
 from stepcot_jax.explain.saliency import Explainer, Explanation
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
@@ -37,15 +36,15 @@ def write_explanations(
       trained: the run.
       paths: of radiographs.
       model: "teacher" or "student".
-      given: answers in place of the network's, by step; the teacher alone takes them.
-      out: the folder; what is there by these names is replaced.
-      refuse: told of each file that cannot be read.
+      given: answers in place of the network's, by step; only a teacher takes them.
+      out: the folder; files of these names are replaced.
+      refuse: called with a message for each file that cannot be read.
 
     Returns:
-      The maps' pictures.
+      The paths of the maps' pictures.
 
     Raises:
-      BadInput: the network cannot be explained, given answers cannot be taken, or the folder cannot be written to.
+      BadInput: the network cannot be explained or does not take given answers, or the folder is not writable.
     """
     labels = label_corrections(given, trained.chain)
     paths = list(paths)
@@ -55,32 +54,33 @@ def write_explanations(
         paths,
         trained.preprocessing,
         batch_size=explainer.batch_size,
-        max_pixels=int(trained.settings.data.max_megapixels * 1e6),
+        max_pixels=trained.max_pixels,
         refuse=refuse,
     )
     written: list[pathlib.Path] = []
     taken: set[str] = set()
     for names, pictures in batches:
-        explained, readings = explain_pictures(explainer, [str(name) for name in names], pictures, labels)
+        sources = [str(name) for name in names]
+        explained, readings = explain_pictures(explainer, names=sources, pictures=pictures, labels=labels)
         for case, reading in enumerate(readings):
             name = _free_name(names[case].name, taken)
             try:
                 written.append(_write(out / name, trained, explained, case, pictures[case], reading))
             except OSError as error:
-                raise BadInput(f"{out}: cannot be written to ({error.strerror}), accepted is one that can") from None
+                raise BadInput(f"{out} is not writable ({error.strerror})") from None
     return written
 
 
 def explain_pictures(
-    explainer: Explainer, names: list[str], pictures: list[Pixels], labels: np.ndarray
+    explainer: Explainer, *, names: list[str], pictures: list[Pixels], labels: np.ndarray
 ) -> tuple[Explanation, list[ChainReading]]:
-    """Maps of the answers to pictures, and the answers; a given answer's map is of the given answer.
+    """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer.
 
     Args:
       explainer: of a network.
       names: of the pictures.
       pictures: at the encoder's size.
-      labels: given answers [step], the same for all, `NOT_GIVEN` where there is none.
+      labels: given answers [step], the same for all pictures, `NOT_GIVEN` for none.
     """
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
@@ -100,7 +100,7 @@ def explain_pictures(
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """A name that no file of this call has yet; files of several folders may be named alike."""
+    """Return a name that no file of this call has yet; several folders may hold files of one name."""
     free, number = name, 1
     while free in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""Pictures of an explanation: the maps of all steps over the radiograph, and the attention between the steps."""
+"""Draw an explanation: the maps of all steps over the radiograph, and the attention between the steps."""
 
 import contextlib
 import pathlib
@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float32, UInt8
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,11 +16,12 @@ from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.checks.check_printing import make_printable
-from stepcot_jax.explain.focus import change_a_step, describe_change, spread
-from stepcot_jax.explain.geometry import smooth
-from stepcot_jax.explain.graph import node_names
+from stepcot_jax.explain.geometry import change_a_step, describe_change, smooth, spread
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.answers import ChainReading
 from stepcot_jax.predict.paragraph import percent
+
+MEMORY = "Memory"
 
 _COLUMNS = 4
 _DPI = 130
@@ -31,10 +32,10 @@ _MAP_COLOURS = "inferno"
 def draw_explanation(
     picture: UInt8[np.ndarray, "size size 3"], maps: Float[np.ndarray, "step row column"], reading: ChainReading
 ) -> Figure:
-    """A panel a step: the map over the radiograph, with question, answer, probability and how wide the map is.
+    """Draw a panel for each step: the map over the radiograph, question, answer, probability and spread of the map.
 
     Args:
-      picture: what the encoder saw.
+      picture: the encoder's input.
       maps: of the steps, each summing to 1.
       reading: the answers.
     """
@@ -55,7 +56,9 @@ def draw_explanation(
         for empty in axes[num_steps + 1 :]:
             empty.set_axis_off()
         name = make_printable(pathlib.PurePath(reading.source).name)[:80]
-        title = f"{name}: what in the picture speaks for each answer of the {reading.model} (bright), for research only"
+        title = (
+            f"{name}: parts of the picture that support each answer of the {reading.model} (bright), for research only"
+        )
         figure.suptitle(title, fontsize=11)
     return figure
 
@@ -63,7 +66,7 @@ def draw_explanation(
 def _show_map(axes: Axes, picture: np.ndarray, cells: np.ndarray) -> None:
     heat = smooth(cells, picture.shape[0])
     axes.imshow(picture)
-    # What the map leaves out stays visible: the opacity follows the map.
+    # The opacity follows the map, so that the picture stays visible elsewhere.
     axes.imshow(heat, cmap=_MAP_COLOURS, vmin=0, vmax=1, alpha=0.65 * heat)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -83,14 +86,52 @@ def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
         axes.spines[side].set_visible(False)
 
 
+def step_attention(
+    attention: Float32[np.ndarray, "case step layer head node node"], *, layer: int = -1
+) -> Float[np.ndarray, "case step node"]:
+    """Return the attention of each step, in its own turn, to every step and to the memory; rows sum to 1.
+
+    Args:
+      attention: of the teacher's graph, in the pass before each step's answer.
+      layer: of the graph attention; the step reads the output of the last one.
+
+    Returns:
+      The mean over the heads.
+    """
+    num_steps = attention.shape[1]
+    of_layer = attention[:, :, layer].mean(axis=2, dtype=np.float64)
+    return of_layer[:, np.arange(num_steps), np.arange(num_steps)]
+
+
+def node_names(chain: Chain, *, num_nodes: int) -> tuple[str, ...]:
+    """Return the names of the graph's nodes: the steps, then the memory if there is one.
+
+    Raises:
+      BadInput: the chain has another number of steps than the graph.
+    """
+    names = tuple(step.name for step in chain.steps)
+    if num_nodes not in (len(names), len(names) + 1):
+        raise BadInput(f"attention over {num_nodes} nodes does not fit {len(names)} steps with or without a memory")
+    return names + (MEMORY,) * (num_nodes - len(names))
+
+
+def attention_table(weights: Float[np.ndarray, "step node"], chain: Chain) -> dict[str, dict[str, float]]:
+    """Return the attention of each step by name, for JSON."""
+    names = node_names(chain, num_nodes=weights.shape[1])
+    return {
+        step.name: {name: float(weight) for name, weight in zip(names, row, strict=True)}
+        for step, row in zip(chain.steps, weights, strict=True)
+    }
+
+
 def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Figure:
-    """The attention of each step to every step and to the memory, as a heat map with its numbers."""
+    """Draw the attention of each step to every step and to the memory as a heat map with numbers."""
     names = [_wrap(name, 18) for name in node_names(chain, num_nodes=weights.shape[1])]
     with _style():
         figure = Figure(figsize=(0.95 * len(names) + 2.2, 0.6 * len(weights) + 1.8), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        # Even attention is half way up the scale, so that what is no more than that does not look like much.
+        # Even attention is at most half way up the scale, so that it does not look like a preference.
         most = max(float(weights.max()), 2 / weights.shape[1])
         axes.imshow(weights, cmap="Blues", vmin=0, vmax=most, aspect="auto")
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
@@ -101,8 +142,8 @@ def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Fig
         axes.set_ylabel("step that is answered")
         even = 1 / weights.shape[1]
         axes.set_title(
-            "What each step (row) takes from every step and from the memory (column)\n"
-            f"share of its attention in the last layer, mean of the heads; {even:.3f} everywhere: no preference",
+            "Attention of each step (row) to every step and to the memory (column)\n"
+            f"share in the last layer, mean of the heads; {even:.3f} everywhere: no preference",
             fontsize=9,
         )
     return figure
@@ -116,7 +157,7 @@ def save(figure: Figure, path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-    """Text that is no formula, in fonts that are there."""
+    """Use installed fonts, and take no text for a formula."""
     present = set(font_manager.get_font_names())
     settings: Any = {"font.family": [font for font in _FONTS if font in present], "text.parse_math": False}
     with matplotlib.rc_context(settings):

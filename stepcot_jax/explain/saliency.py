@@ -1,14 +1,14 @@
-"""For each step a map over the image: what in it the step's answer rests on.
+"""Saliency maps: for each step, the parts of the image that support its answer.
 
 Vision transformers: attention times its gradient, positive parts averaged over heads, rolled out through all blocks
 from the class token (Chefer et al., "Generic attention-model explainability", ICCV 2021, the rule for self-attention).
-It follows the class token through every block, where the attention of the last block alone says nothing of what the
-earlier ones have mixed.
+It follows the class token through every block; the last block's attention alone ignores how earlier blocks mixed the
+patches.
 
 Convolutional networks: Grad-CAM (Selvaraju et al., ICCV 2017) in its element-wise form: activation times gradient,
 summed over channels, positive part (Draelos and Carin, HiResCAM, 2020). After a global average both are the same; after
-an average over cells (resnet_small) Grad-CAM's mean gradient would no longer tell the cells apart. The map is the last
-one with at least `least_rows` rows: a 64 px image leaves 2 x 2 at the end, which points at nothing. On 200 phantoms, a
+an average over cells (resnet_small) Grad-CAM's mean gradient no longer distinguishes the cells. The map is the last
+one with at least `least_rows` rows: a 64 px image ends at 2 x 2, too coarse to locate anything. On 200 phantoms, a
 quickstart's student and boxes of 21 % of the area, the mean gradient had 23 % of the map inside and its highest cell
 there in 27 %, the element-wise form 28 % and 36 %.
 """
@@ -33,20 +33,20 @@ from stepcot_jax.systems.networks import Networks
 from stepcot_jax.training.state import Params
 
 PREDICTED = -1
-"""As the answer to explain: the most probable one."""
+"""As a label: explain the most probable answer."""
 
 LEAST_ROWS = 7
-"""As many as a ResNet has at the end of a 224 px image."""
+"""Rows of a ResNet's last feature map for a 224 px image."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What a network reads in images, and where.
+    """A network's reading of images, with its maps.
 
     Attributes:
       reading: the answers.
-      labels: the answer of each step that the map is of.
-      maps: not negative, summing to 1 over rows and columns; even where nothing speaks for the answer.
+      labels: the answer that each map explains.
+      maps: not negative, summing to 1 over rows and columns; even if nothing supports the answer.
     """
 
     reading: Reading
@@ -55,13 +55,13 @@ class Explanation:
 
 
 class Explainer:
-    """Explains the readings of one network of a run; compiled once for one batch size.
+    """Explains the readings of one network; compiled once for one batch size.
 
     Args:
       trained: the run.
       model: "teacher" or "student".
-      batch_size: images that are explained at once; fewer are padded.
-      least_rows: of a convolutional network's map.
+      batch_size: images explained at once; fewer are padded.
+      least_rows: fewest rows of a convolutional network's map.
 
     Raises:
       BadInput: the run has no such network, or its image encoder runs in another framework.
@@ -81,15 +81,15 @@ class Explainer:
         given_answers: Int[np.ndarray, "case step"] | None = None,
         labels: Int[np.ndarray, "case step"] | None = None,
     ) -> Explanation:
-        """Read images and tell where each answer comes from.
+        """Read images and map the support of each answer.
 
         Args:
           images: normalised, at the encoder's size.
           given_answers: as for `Reader.read`.
-          labels: the answers to explain, `PREDICTED` for the most probable; None explains those.
+          labels: the answers to explain, `PREDICTED` for the most probable; None for the most probable everywhere.
 
         Raises:
-          BadInput: given answers cannot be taken.
+          BadInput: the network does not take given answers.
         """
         given = self.reader.check_given(given_answers, num_cases=len(images))
         asked = np.full(given.shape, PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
@@ -129,7 +129,7 @@ def _explain(
     model: str,
     least_rows: int,
 ) -> tuple[Array, Any, Array, Array]:
-    """Logits, attention, the labels that were followed, and maps [case, step, row, column]."""
+    """Return logits, attention, the explained labels, and maps [case, step, row, column]."""
 
     def read(features: Array) -> tuple[Array, Any]:
         return read_features(
@@ -161,7 +161,7 @@ def _pad(rows: np.ndarray, num_rows: int) -> np.ndarray:
 
 
 def choose_modules(network: nn.Module) -> Any:
-    """Which modules of an image encoder a map is made from, and whether from what goes in or comes out."""
+    """Return the function that selects the modules, and their side, from which a map is computed."""
 
     def of_transformer(module: nn.Module) -> Side | None:
         if type(module) is not nn.Dense or module.path[-2:-1] != ("attention",):
@@ -176,35 +176,35 @@ def choose_modules(network: nn.Module) -> Any:
 
 
 def choose_taps(network: nn.Module, found: dict[str, Any], *, least_rows: int) -> dict[str, Any]:
-    """Where gradients are wanted: what every attention mixes, or the last feature map that is fine enough."""
+    """Return the values to differentiate by: the outputs of all attentions, or the last fine enough feature map."""
     if isinstance(network, VisionTransformer):
         return {name: shape for name, shape in found.items() if name.endswith("/out")}
     if not found:
-        raise TypeError(f"found no feature maps in {type(network).__name__}, expected one of the package's encoders")
+        raise TypeError(f"{type(network).__name__} has no known feature maps; expected one of the package's encoders")
     fine = [name for name, shape in found.items() if min(shape.shape[1:3]) >= least_rows]
     name = fine[-1] if fine else max(found, key=lambda each: found[each].shape[1])
     return {name: found[name]}
 
 
 def make_maps(network: nn.Module, values: Taps, gradients: Taps) -> Float[Array, "step case row column"]:
-    """Maps that are not negative, of any scale."""
+    """Return maps that are not negative, of any scale."""
     if isinstance(network, VisionTransformer):
         rows = network.image_size // network.patch_size
         relevance = roll_out(values, gradients, num_heads=network.sizes.num_heads)
         return relevance.reshape(*relevance.shape[:2], rows, rows)
     ((name, gradient),) = gradients.items()
-    # DenseNet's last map goes through a ReLU after the module that makes it.
+    # DenseNet applies a ReLU after the module of its last feature map.
     value = nn.relu(values[name]) if isinstance(network, FrozenDenseNet) else values[name]
     product = value[None].astype(jnp.float32) * gradient.astype(jnp.float32)
     return nn.relu(jnp.sum(product, axis=-1))
 
 
 def roll_out(values: Taps, gradients: Taps, *, num_heads: int) -> Float[Array, "step case patch"]:
-    """What of each patch has reached the class token by the blocks' attention, weighted by its gradient.
+    """Return each patch's relevance to the class token through all blocks' attention, weighted by its gradient.
 
     Args:
       values: queries, keys and values [case, token, 3 * width] of each block, under names that end with "/qkv".
-      gradients: in what each block's attention has mixed, [step, case, token, width], under "/out".
+      gradients: with respect to each block's mixed values, [step, case, token, width], under "/out".
       num_heads: of the attention.
     """
     relevance = None
@@ -214,19 +214,19 @@ def roll_out(values: Taps, gradients: Taps, *, num_heads: int) -> Float[Array, "
         attention, value = _attend(values[f"{prefix}/qkv"].astype(jnp.float32), num_heads)
         gradient = gradients[f"{prefix}/out"].astype(jnp.float32)
         gradient = gradient.reshape(*gradient.shape[:-1], num_heads, -1)
-        # What an attention weight is worth: mixed_t = sum_k attention_tk value_k, hence this product of its gradient.
+        # The gradient by an attention weight: mixed_t = sum_k attention_tk value_k.
         worth = jnp.einsum("scthw,ckhw->schtk", gradient, value)
         weights = jnp.mean(nn.relu(worth * attention[None]), axis=2)
         if relevance is None:
             relevance = jnp.zeros(weights.shape[:3]).at[..., 0].set(1.0)
         relevance = relevance + jnp.einsum("sct,sctk->sck", relevance, weights)
     if relevance is None:
-        raise ValueError("found no blocks, expected at least one")
+        raise ValueError("gradients hold no block's attention")
     return relevance[..., 1:]
 
 
 def _attend(fused: Float[Array, "case token three_widths"], num_heads: int) -> tuple[Array, Array]:
-    """Attention [case, head, token, key] and values [case, key, head, width] as `SelfAttention` makes them."""
+    """Return attention [case, head, token, key] and values [case, key, head, width] as in `SelfAttention`."""
     fused = fused.reshape(*fused.shape[:2], 3, num_heads, -1)
     query, key, value = fused[:, :, 0], fused[:, :, 1], fused[:, :, 2]
     scores = jnp.einsum("cthw,ckhw->chtk", query, key) * query.shape[-1] ** -0.5
@@ -234,9 +234,9 @@ def _attend(fused: Float[Array, "case token three_widths"], num_heads: int) -> t
 
 
 def normalise_maps(maps: Float[Array, "case step row column"]) -> Float[Array, "case step row column"]:
-    """Maps that sum to 1; one in which nothing is above zero becomes even."""
+    """Return maps that sum to 1; a map without positive values becomes even."""
     largest = jnp.max(maps, axis=(2, 3), keepdims=True)
     is_empty = ~(largest > 0)
-    # Divided by the largest first: a sum of very small numbers would be lost.
+    # Divided by the largest first: the sum of very small numbers would underflow.
     scaled = jnp.where(is_empty, 1.0, maps / jnp.where(is_empty, 1.0, largest))
     return scaled / jnp.sum(scaled, axis=(2, 3), keepdims=True)

@@ -1,26 +1,134 @@
-"""Scores of a network's maps on radiographs with boxes, beside those of an even map and of random weights."""
+"""Score a network's maps on radiographs with boxes, against an even map and random weights.
+
+Energy in the box: the share of the map inside (Wang et al., Score-CAM, 2020). Pointing game: whether the centre of the
+map's highest cell is inside (Zhang et al., 2018), without a tolerance. An even map scores the box's share of the area
+in both. A model with random weights scores what the method finds in any image (Adebayo et al., "Sanity checks", 2018).
+"""
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Bool, Float
 
+from stepcot_jax.chain import Chain
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.explain.boxed import BoxedPicture, draw_boxed, read_boxed
+from stepcot_jax.explain.geometry import change_a_step, spread, spread_out
 from stepcot_jax.explain.saliency import Explainer
-from stepcot_jax.explain.scores import EVEN, MapScores, compare, score_even_map, score_maps
 from stepcot_jax.predict.radiographs import to_input
 from stepcot_jax.predict.trained_model import Trained
 
-TRAINED, RANDOM = "trained", "random weights"
+TRAINED, RANDOM, EVEN = "trained", "random weights", "even map"
 
 _BATCH_SIZE = 8
 _NUM_SHUFFLES = 5
-"""Random models that are averaged: one alone may look at the right place by chance."""
+"""Random models that are averaged: a single one may hit the right place by chance."""
+
+_NUM_RESAMPLES = 1000
+_LEVEL = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class MapScores:
+    """Scores of the maps of some cases, each 0 to 1.
+
+    Attributes:
+      spread: entropy as a share of the even map's.
+      energy: share of the map inside the boxes.
+      pointing: 1 if the highest cell is inside, else 0; equally high cells share the point.
+    """
+
+    spread: Float[np.ndarray, "case step"]
+    energy: Float[np.ndarray, "case step"]
+    pointing: Float[np.ndarray, "case step"]
+
+
+def score_maps(
+    maps: Float[np.ndarray, "case step row column"], inside: Bool[np.ndarray, "case size size"]
+) -> MapScores:
+    """Score each map.
+
+    Args:
+      maps: summing to 1.
+      inside: whether each of the encoder's pixels is in a box of the case.
+    """
+    num_cases, num_steps, rows, columns = maps.shape
+    energy = np.zeros((num_cases, num_steps))
+    for case in range(num_cases):  # one at a time: all maps at the encoder's size would take gigabytes
+        energy[case] = (spread_out(maps[case], inside.shape[1]) * inside[case][None]).sum(axis=(1, 2))
+    highest = maps == maps.max(axis=(2, 3), keepdims=True)
+    hit = highest & _centres_inside(inside, rows, columns)[:, None]
+    pointing = hit.sum(axis=(2, 3)) / highest.sum(axis=(2, 3))
+    return MapScores(spread(maps), energy, pointing)
+
+
+def _centres_inside(inside: Bool[np.ndarray, "case size size"], rows: int, columns: int) -> np.ndarray:
+    """Return whether each cell's centre is inside, [case, row, column]."""
+    size = inside.shape[1]
+    down, across = (((np.arange(cells) + 0.5) * size / cells).astype(int) for cells in (rows, columns))
+    return inside[:, down[:, None], across[None]]
+
+
+def score_even_map(inside: Bool[np.ndarray, "case size size"], *, num_steps: int) -> MapScores:
+    """Return the scores of an even map: the boxes' share of the area, also in a pointing game played at random."""
+    area = np.repeat(inside.mean(axis=(1, 2))[:, None], num_steps, axis=1)
+    return MapScores(np.ones_like(area), area, area)
+
+
+def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str], *, seed: int = 0) -> dict[str, float]:
+    """Return the mean with its 95 % bootstrap interval over patients.
+
+    Args:
+      values: one for each case.
+      groups: the patient of each case.
+      seed: of the resampling.
+    """
+    _, places = np.unique(np.asarray(groups), return_inverse=True)
+    sums, counts = np.bincount(places, values), np.bincount(places)
+    drawn = np.random.default_rng(seed).integers(0, len(counts), (_NUM_RESAMPLES, len(counts)))
+    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
+
+
+def compare(scores: Mapping[str, MapScores], chain: Chain, *, groups: Sequence[str]) -> dict[str, object]:
+    """Compare sources of maps over the same cases: their scores, and the differences in energy.
+
+    Args:
+      scores: by the name of the source, such as `EVEN`.
+      chain: the steps.
+      groups: the patient of each case.
+
+    Returns:
+      Plain types, for JSON.
+    """
+    steps = []
+    for place, step in enumerate(chain.steps):
+        entry: dict[str, object] = {"step": step.name}
+        for name, found in scores.items():
+            entry[name] = {
+                "spread": float(found.spread[:, place].mean()),
+                "energy": float(found.energy[:, place].mean()),
+                "pointing": float(found.pointing[:, place].mean()),
+                "energy_above": {
+                    other: mean_interval(found.energy[:, place] - scores[other].energy[:, place], groups)
+                    for other in scores
+                    if other != name
+                },
+            }
+        steps.append(entry)
+    changes = {name: change_a_step(found.spread) for name, found in scores.items()}
+    return {
+        "num_cases": len(groups),
+        "steps": steps,
+        "spread_change_a_step": {name: mean_interval(change, groups) for name, change in changes.items()},
+        "share_narrowing": {name: float((change < -1e-9).mean()) for name, change in changes.items()},
+    }
 
 
 def score_network(
@@ -31,17 +139,17 @@ def score_network(
     box_list: pathlib.Path | None = None,
     num_cases: int = 100,
 ) -> dict[str, Any]:
-    """Scores of the maps of one network.
+    """Score the maps of one network.
 
     Args:
       trained: the run.
       model: "teacher" or "student".
       data: root of radiographs with boxes; None draws phantoms that the run has not seen.
       box_list: ChestX-ray8's boxes for the images of `data`.
-      num_cases: the most radiographs with boxes.
+      num_cases: most radiographs with boxes.
 
     Returns:
-      What `scores.compare` returns, with where the radiographs are from.
+      The figures of `compare`, with the network and the source of the radiographs.
 
     Raises:
       BadInput: the data cannot be read or have no boxes, or the network cannot be explained.
@@ -49,15 +157,15 @@ def score_network(
     if data is None:
         pictures = draw_boxed(trained.settings, trained.preprocessing, num_cases=num_cases)
     else:
-        max_pixels = int(trained.settings.data.max_megapixels * 1e6)
         pictures = read_boxed(
-            data, trained.preprocessing, num_cases=num_cases, box_list=box_list, max_pixels=max_pixels
+            data, trained.preprocessing, num_cases=num_cases, box_list=box_list, max_pixels=trained.max_pixels
         )
     inside = np.stack([picture.inside for picture in pictures])
     scores = {
         TRAINED: _score(trained, model, pictures),
-        RANDOM: _average(
-            [_score(randomise(trained, model, seed=seed), model, pictures) for seed in range(_NUM_SHUFFLES)]
+        RANDOM: _join(
+            [_score(randomise(trained, model, seed=seed), model, pictures) for seed in range(_NUM_SHUFFLES)],
+            lambda rows: np.mean(rows, axis=0),
         ),
         EVEN: score_even_map(inside, num_steps=trained.chain.num_steps),
     }
@@ -66,9 +174,9 @@ def score_network(
 
 
 def randomise(trained: Trained, model: str, *, seed: int) -> Trained:
-    """The same networks, the image encoder included, with each tensor's numbers in random order.
+    """Return the same networks, image encoder included, with each tensor's numbers in random order.
 
-    Nothing of what was learned is left but the size of the numbers, so that activations keep their scale.
+    The shuffled weights have learned nothing but keep their scale, and with it that of the activations.
     """
     generator = np.random.default_rng(seed)
 
@@ -93,17 +201,13 @@ def _score(trained: Trained, model: str, pictures: list[BoxedPicture]) -> MapSco
     return _join(parts, np.concatenate)
 
 
-def _average(scores: list[MapScores]) -> MapScores:
-    return _join(scores, lambda rows: np.mean(rows, axis=0))
-
-
 def _join(parts: list[MapScores], join: Callable[[list[np.ndarray]], np.ndarray]) -> MapScores:
     names = [field.name for field in dataclasses.fields(MapScores)]
     return MapScores(**{name: join([getattr(part, name) for part in parts]) for name in names})
 
 
 def describe_scores(found: dict[str, Any]) -> str:
-    """The scores as a table for a person."""
+    """Return the scores as a text table."""
     names = (TRAINED, RANDOM, EVEN)
     width = max(len(entry["step"]) for entry in found["steps"])
     head = (
@@ -136,5 +240,5 @@ def _interval(found: dict[str, float]) -> str:
 
 
 def write_scores(found: dict[str, Any]) -> bytes:
-    """The scores as JSON."""
+    """Return the scores as JSON."""
     return (json.dumps(found, indent=1) + "\n").encode()

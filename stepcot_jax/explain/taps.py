@@ -1,7 +1,7 @@
-"""Values and gradients inside an image encoder, without a change to the encoder.
+"""Read values and gradients inside an image encoder without changing it.
 
-An interceptor of Flax methods keeps what chosen modules take in or give out, and adds a tap of zeros to it; the
-gradient in the tap is the gradient in the value.
+An interceptor of Flax methods records the input or output of chosen modules and adds a tap of zeros to it; the gradient
+with respect to the tap is the gradient with respect to the value.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 Side = Literal["input", "output"]
 Choose = Callable[[nn.Module], Side | None]
-"""Which modules are tapped, and where."""
+"""From a module to the tapped side; None leaves it alone."""
 
 Taps = dict[str, Array]
 """An array for each tapped module, by its path."""
@@ -25,7 +25,7 @@ class TappedModules:
 
     Args:
       choose: which modules.
-      taps: what is added to their values; a module without one is only watched.
+      taps: added to their values; a module without one is only recorded.
     """
 
     def __init__(self, choose: Choose, taps: Taps) -> None:
@@ -35,7 +35,7 @@ class TappedModules:
     def __call__(
         self, next_method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any
     ) -> Any:
-        """Call the method, with its module's tap added where it has one; Flax calls it."""
+        """Call the method and add its module's tap, if any; Flax calls this."""
         side = self._choose(context.module) if context.method_name == "__call__" else None
         name = "/".join(context.module.path)
         if side == "input":
@@ -50,13 +50,13 @@ class TappedModules:
 
 
 def encode(network: nn.Module, params: Any, images: Float[Array, "case height width 3"]) -> Array:
-    """Features [case, width] of any of the package's image encoders."""
+    """Return features [case, width] of any of the package's image encoders."""
     features = network.apply({"params": params}, images)
     return features[0] if isinstance(features, tuple) else features
 
 
 def find_values(network: nn.Module, params: Any, images: Any, choose: Choose) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the values that `choose` names, in the order in which the network makes them."""
+    """Return the shapes of the values that `choose` selects, in the order in which the network computes them."""
     order: list[str] = []
 
     def run(params: Any, images: Any) -> Taps:
@@ -67,7 +67,7 @@ def find_values(network: nn.Module, params: Any, images: Any, choose: Choose) ->
         return tapped.values
 
     shapes = jax.eval_shape(run, params, images)
-    return {name: shapes[name] for name in order}  # a dict that went through JAX comes back sorted
+    return {name: shapes[name] for name in order}  # JAX returns a dict sorted by key
 
 
 def step_gradients(
@@ -80,19 +80,19 @@ def step_gradients(
     choose: Choose,
     tapped: dict[str, jax.ShapeDtypeStruct],
 ) -> tuple[tuple[Array, Any], Int[Array, "case step"], Taps, Taps]:
-    """Gradients of each step's logit in the encoder's values.
+    """Compute the gradients of each step's logit with respect to the encoder's values.
 
     Args:
       network: images -> features.
       params: its parameters.
       images: [case, height, width, 3].
-      read: features -> padded logits, and whatever else comes with them.
-      labels: the answer whose logit is followed; below 0 the most probable one.
-      choose: whose values are kept.
-      tapped: whose gradients are wanted, with the shapes of their values.
+      read: features -> padded logits, and auxiliary outputs.
+      labels: the answer whose logit is differentiated; below 0 the most probable one.
+      choose: modules whose values are recorded.
+      tapped: names of the values to differentiate by, with their shapes.
 
     Returns:
-      What `read` returned, the labels whose logits were followed, values [case, ...] and gradients [step, case, ...].
+      The outputs of `read`, the differentiated labels, values [case, ...] and gradients [step, case, ...].
     """
 
     def run(taps: Taps) -> tuple[Array, Any]:
@@ -110,5 +110,5 @@ def step_gradients(
     def follow(step: Array) -> Taps:
         return pull_back(jnp.broadcast_to(step[None], chosen.shape))[0]
 
-    # Cases do not meet in an encoder, so that one pass serves all of a batch; the steps do, and take one pass each.
+    # Cases are independent in an encoder, so that one pass serves the whole batch; each step takes its own pass.
     return outputs, followed, values, jax.vmap(follow)(jnp.eye(chosen.shape[1], dtype=chosen.dtype))

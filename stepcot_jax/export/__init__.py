@@ -1,1 +1,1 @@
-"""A trained model as StableHLO and safetensors, with a loader that needs jax and numpy alone."""
+"""A trained model as StableHLO and safetensors, with a loader that needs only jax and numpy."""

@@ -1,9 +1,9 @@
-"""Export a trained model: StableHLO and safetensors, with a loader that needs jax and numpy alone.
+"""Export a trained model: StableHLO and safetensors, with a loader that needs only jax and numpy.
 
     python -m stepcot_jax.export --checkpoint=WORKDIR --out=DIR [--model=student,teacher] [--torch-names]
 
-DIR then has the programs for any number of images on CPU, CUDA and TPU, the parameters, questions and answers, the
-preprocessing, a model card, and SHA256SUMS by which the loader refuses a file that was changed.
+DIR then holds the programs for any number of images on CPU, CUDA and TPU, the parameters, questions and answers, the
+preprocessing, a model card, and SHA256SUMS, with which the loader detects changed files.
 """
 
 import argparse
@@ -19,15 +19,15 @@ MODELS = ("student", "teacher")
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.export",
-        description="Export a trained model, with a loader that needs jax and numpy alone.",
+        description="Export a trained model, with a loader that needs only jax and numpy.",
     )
     parser.add_argument("--checkpoint", type=pathlib.Path, required=True, metavar="WORKDIR", help="of a finished run")
     parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="new or empty folder")
     parser.add_argument(
-        "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all that the run has trained)"
+        "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all networks of the run)"
     )
     parser.add_argument(
-        "--torch-names", action="store_true", help="write the parameters under the authors' PyTorch names too"
+        "--torch-names", action="store_true", help="also write the parameters under the authors' PyTorch names"
     )
     return parser.parse_args(arguments)
 
@@ -38,12 +38,12 @@ def _read_names(text: str | None) -> tuple[str, ...] | None:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     unknown = [name for name in names if name not in MODELS]
     if unknown:
-        raise BadInput(f"--model: found {unknown[0]!r}, accepted are {', '.join(MODELS)} or both with a comma")
+        raise BadInput(f"--model: {unknown[0]!r} is not one of {', '.join(MODELS)}")
     return names
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Export what the command line names; prints one JSON line."""
+    """Export the networks that the command line names; prints one JSON line."""
     flags = _parse(arguments)
     names = _read_names(flags.model)
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.

@@ -1,7 +1,6 @@
-"""The folder of an export: written whole or not at all, read back and compared before it is there."""
+"""Write the folder of an export: whole or not at all, and only after reading it back and comparing its logits."""
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 import shutil
@@ -20,12 +19,13 @@ from stepcot_jax.export.instructions import write_instructions
 from stepcot_jax.export.model_card import write_model_card
 from stepcot_jax.export.program import ENCODER, PLATFORMS, Program, Tensors, export_program, make_program, serialise
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
+from stepcot_jax.host.files import digest_file
 from stepcot_jax.predict.trained_model import Trained
 
 LOADER = "load.py"
 TORCH_NAMES = "torch_names.safetensors"
 TOLERANCE = 1e-6
-"""Largest difference between the logits of an export and those of the run's own networks."""
+"""Largest difference between the logits of an export and of the run's own networks, absolute or relative."""
 
 _NUM_CHECK_IMAGES = 2
 
@@ -44,24 +44,24 @@ def export(
     torch_names: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write networks of a run to a folder that needs this package no more.
+    """Write networks of a run to a folder that works without this package.
 
     Args:
       trained: the run.
-      out: the folder; made, or there and empty.
-      names: "student", "teacher" or both; the first is what the loader takes by default.
-      torch_names: write the parameters under the authors' PyTorch names too.
-      say: told before what takes long.
+      out: the folder; it must not exist or be empty.
+      names: "student", "teacher" or both; the first is the loader's default.
+      torch_names: also write the parameters under the authors' PyTorch names.
+      say: called with a message before each slow part.
 
     Returns:
       "folder", "files" (names -> bytes), "models" (names -> "parameters" and "max_error").
 
     Raises:
-      BadInput: the folder is in use, or a network cannot be exported.
-      RunStopped: what was written does not give the numbers of the networks.
+      BadInput: the folder is not empty, or a network cannot be exported.
+      RunStopped: the export computes other logits than the networks.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"{out}: found something there, accepted is a new or an empty folder")
+        raise BadInput(f"{out} already exists; expected a new or an empty folder")
     programs = [make_program(trained, name) for name in names]
     torch_tensors = name_as_authors(trained, names) if torch_names else {}
     make_workdir(out.parent)
@@ -85,17 +85,17 @@ def export(
 
 
 def compare(folder: pathlib.Path, program: Program, expected: np.ndarray) -> float:
-    """The largest difference between an export's logits of the check images and the networks'.
+    """Return the largest difference between the logits of an export and of the network for the check images.
 
     Raises:
-      RunStopped: it is above `TOLERANCE`.
+      RunStopped: it exceeds `TOLERANCE`.
     """
     found = loader.load(folder, program.name).logits(_check_images(program.size))
     error = float(np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected))))
     if not error <= TOLERANCE:
         raise RunStopped(
-            f"the exported {program.name} gives logits that differ by {error:.1e} from the network's, accepted is "
-            f"{TOLERANCE}; nothing was written"
+            f"the logits of the exported {program.name} differ by {error:.1e} from the model's (limit {TOLERANCE}); "
+            "nothing was written"
         )
     return error
 
@@ -108,7 +108,7 @@ def _write(
     torch_tensors: Tensors,
     say: Callable[[str], None],
 ) -> dict[str, np.ndarray]:
-    """Write all files; gives the logits of each network for the check images."""
+    """Write all files and return the logits of each network for the check images."""
     models: dict[str, Any] = {}
     logits = {}
     for program in programs:
@@ -141,7 +141,7 @@ def _write(
 
 
 def _write_tensors(folder: pathlib.Path, program: Program, *, shared: bool) -> list[str]:
-    """Write a network's tensors; a frozen encoder, which both networks share, goes to a file of its own, once."""
+    """Write a network's tensors; a frozen encoder, which both networks share, goes to its own file, once."""
     files: dict[str, Tensors] = {}
     for name, array in program.tensors.items():
         owner = ENCODER if shared and name.startswith(f"{ENCODER}/") else program.name
@@ -153,16 +153,16 @@ def _write_tensors(folder: pathlib.Path, program: Program, *, shared: bool) -> l
 
 
 def _save(path: pathlib.Path, tensors: Tensors) -> None:
-    # Exactly contiguous: safetensors writes the memory of a strided array as it lies.
+    # safetensors writes the memory of a strided array without reordering it.
     safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path)
-    path.chmod(0o644)  # an export is handed on, and safetensors writes for its owner alone
+    path.chmod(0o644)  # safetensors writes files that only their owner can read
 
 
 def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The parameters of networks under the authors' names; an image encoder has none there.
+    """Return the parameters of networks under the authors' names, without image encoders, which have none.
 
     Raises:
-      BadInput: a network has parameters that the authors' has not, such as a linear map of the prompts.
+      BadInput: a network has parameters that the authors' lacks, such as a linear map of the prompts.
     """
     networks: dict[str, Any] = {}
     for name in names:
@@ -172,23 +172,20 @@ def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndar
         return flatten(to_torch_networks(networks))
     except BadInput as error:
         raise BadInput(
-            f"{trained.workdir}: --torch-names: {error}; accepted are teachers with text and memory whose prompt "
-            "vectors have config.teacher.width, or --model=student"
+            f"{trained.workdir}: --torch-names: {error}; expected a teacher with text, memory and prompt vectors of "
+            "config.teacher.width, or --model=student"
         ) from None
 
 
 def write_sums(folder: pathlib.Path) -> None:
-    """Write the digests of all files, as `sha256sum -c SHA256SUMS` takes them."""
-    lines = []
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != loader.SUMS:
-            with path.open("rb") as file:
-                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    """Write the digests of all files, in the format of `sha256sum -c SHA256SUMS`."""
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != loader.SUMS]
+    lines = [f"{digest_file(path)[1]}  {path.name}\n" for path in paths]
     (folder / loader.SUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def temperatures(trained: Trained, name: str) -> tuple[float, ...]:
-    """What each step's logits are divided by before they become probabilities; 1 where nothing was calibrated."""
+    """Return the temperature of each step's logits; 1 without calibration."""
     calibration = trained.calibration
     if calibration is None or name not in calibration.temperatures:
         return (1.0,) * trained.chain.num_steps
@@ -196,7 +193,7 @@ def temperatures(trained: Trained, name: str) -> tuple[float, ...]:
 
 
 def describe_preprocessing(trained: Trained) -> dict[str, Any]:
-    """What has to be done to an image, for programs and for people."""
+    """Describe the preprocessing of an image, for programs and for people."""
     preprocessing = trained.preprocessing
     return {
         "size": preprocessing.size,
@@ -218,7 +215,7 @@ def _preprocessing(trained: Trained) -> loader.Preprocessing:
 
 
 def _check_images(size: int) -> np.ndarray:
-    """Grey images uint8 [case, size, size] of all values, no two rows alike."""
+    """Return grey noise images, uint8 [case, size, size]."""
     return np.random.default_rng(0).integers(0, 256, (_NUM_CHECK_IMAGES, size, size), dtype=np.uint8)
 
 

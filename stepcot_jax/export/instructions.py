@@ -1,4 +1,4 @@
-"""The README of an export."""
+"""Write the README of an export."""
 
 import json
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ _RESIZE = {
 _TEXT = """\
 # Step-CoT, exported
 
-**Not a medical device.** What it is for, what it learned from and where it ends: [MODEL_CARD.md](MODEL_CARD.md).
+**Not a medical device.** Intended use, training data and limits: [MODEL_CARD.md](MODEL_CARD.md).
 
-Needs Python 3.11 or later, `pip install jax numpy`, and nothing else. Images come as uint8 or as normalised float32,
-see `preprocessing.json`.
+Needs only Python 3.11 or later and `pip install jax numpy`. Images are uint8 or normalised float32, see
+`preprocessing.json`.
 
 ```python
 from load import load  # from inside this folder
@@ -42,8 +42,8 @@ answers, probabilities = model(images)[{step}]
 logits = model.logits(images)  # float32 [case, step, answer]
 ```
 
-Any number of images; each number is compiled once, so keep it the same. An 8-bit grey PNG or JPEG becomes what the
-model reads so (with `pip install pillow`):
+Any number of images works; each number is compiled once, so keep it constant. To preprocess an 8-bit grey PNG or JPEG
+(with `pip install pillow`):
 
 ```python
 import numpy as np
@@ -57,26 +57,26 @@ def read(path):
 {resize}
 ```
 
-`python load.py` tells whether this machine gives the numbers of the machine of the export.
+`python load.py` checks that this machine computes the same logits as the machine of the export.
 
-| file | what |
+| file | content |
 |---|---|
 {files}
 
-The `.stablehlo` files are what `jax.export` (jax {jax}) writes, for {platforms}; `model.stablehlo()` gives the program
-as text. JAX reads them for at least six months from that version on; the tensors stay readable as safetensors.
-The loader refuses files that are not those of `SHA256SUMS`, and programs that call anything outside of themselves. Take
-exports only from where you would take a program.
+`jax.export` (jax {jax}) wrote the `.stablehlo` files, for {platforms}; `model.stablehlo()` returns the program as text.
+JAX reads them for at least six months after that version; the tensors stay readable as safetensors. The loader refuses
+files that differ from `SHA256SUMS`, and programs with custom calls. Use exports only from sources whose programs you
+would run.
 """
 
 
 def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, torch_names: bool) -> str:
-    """The README as Markdown.
+    """Return the README as Markdown.
 
     Args:
       trained: the run.
       manifest: content of export.json.
-      torch_names: whether there is a file with the authors' names.
+      torch_names: whether the export has a file with the authors' names.
     """
     models = manifest["models"]
     tensors = sorted({file for model in models.values() for file in model["tensors"]})
@@ -86,8 +86,8 @@ def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, torch_n
         **dict.fromkeys(tensors, "parameters"),
         **({"torch_names.safetensors": "parameters under the authors' PyTorch names"} if torch_names else {}),
         "labels.json": "questions and answers, in the order of the logits",
-        "preprocessing.json": "from an image file to what the model takes",
-        "export.json": "which files make a model, temperatures, versions",
+        "preprocessing.json": "from an image file to the model's input",
+        "export.json": "the files of each model, temperatures, versions",
         "check.safetensors": "two images of noise and their logits, for `python load.py`",
         "SHA256SUMS": "digests of all files (`sha256sum -c SHA256SUMS`)",
     }

@@ -42,7 +42,7 @@ _HARMLESS_CALLS = ("custom_call @shape_assertion",)
 
 
 class RefusedExport(ValueError):
-    """An export that is not as it was written, or that this loader cannot read."""
+    """An export that is incomplete or changed, or that this loader cannot read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +56,18 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """What is done to an image before it is read; preprocessing.json says it in full."""
+    """Size and normalisation of an image; preprocessing.json has all rules."""
 
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def normalise(self, images: Any) -> np.ndarray:
-        """What the network takes, float32 [case, size, size, 3].
+        """Return the network's input, float32 [case, size, size, 3].
 
         Args:
-          images: uint8 [case, size, size] (grey) or [case, size, size, 3], which are normalised, or float32
-            [case, size, size, 3], which were.
+          images: uint8 [case, size, size] (grey) or [case, size, size, 3], or normalised float32
+            [case, size, size, 3].
 
         Raises:
           ValueError: another shape or type.
@@ -77,8 +77,8 @@ class Preprocessing:
         shape = (*images.shape, 3) if grey else images.shape
         if shape[1:] != (self.size, self.size, 3) or not shape[0] or images.dtype not in (np.uint8, np.float32):
             raise ValueError(
-                f"found images {images.dtype}{list(images.shape)}, accepted are uint8[case, {self.size}, {self.size}], "
-                f"uint8[case, {self.size}, {self.size}, 3] and, normalised, float32[case, {self.size}, {self.size}, 3]"
+                f"images must be uint8[case, {self.size}, {self.size}], uint8[case, {self.size}, {self.size}, 3] or, "
+                f"normalised, float32[case, {self.size}, {self.size}, 3]; got {images.dtype}{list(images.shape)}"
             )
         if images.dtype == np.float32:
             return images
@@ -96,20 +96,19 @@ class Model:
       name: "student" or "teacher".
       steps: the questions and their answers.
       preprocessing: size and normalisation of the images.
-      temperatures: one a step, what the logits are divided by before they become probabilities; 1 where nothing was
-        calibrated.
-      exported: the program, as jax.export gives it.
+      temperatures: divisor of each step's logits before the softmax; 1 without calibration.
+      exported: the program.
     """
 
     def __init__(self, folder: str | pathlib.Path, name: str | None = None) -> None:
         files = _Files(pathlib.Path(folder))
         manifest = files.read_json("export.json")
         if manifest.get("format") != FORMAT:
-            raise RefusedExport(f"{folder}: found format {manifest.get('format')!r}, accepted is {FORMAT}")
+            raise RefusedExport(f"{folder}: format {manifest.get('format')!r} is not supported; expected {FORMAT}")
         models = manifest["models"]
         name = next(iter(models)) if name is None else name
         if name not in models:
-            raise RefusedExport(f"{folder}: found no model {name!r}, accepted are {', '.join(models)}")
+            raise RefusedExport(f"{folder} has no model {name!r}; it has {', '.join(models)}")
         self.name = name
         self.steps = tuple(
             Step(step["name"], step["question"], tuple(step["options"]))
@@ -124,18 +123,18 @@ class Model:
         self._run = jax.jit(self.exported.call)
 
     def logits(self, images: Any) -> np.ndarray:
-        """The logits of all steps, compiled once for each number of images.
+        """Return the logits of all steps; compiled once for each number of images.
 
         Args:
           images: see `Preprocessing.normalise`.
 
         Returns:
-          float32 [case, step, answer]; `ABSENT_LOGIT` where a step has fewer answers.
+          float32 [case, step, answer]; `ABSENT_LOGIT` beyond a step's own answers.
         """
         return np.asarray(self._run(self._tensors, self.preprocessing.normalise(images)))
 
     def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
-        """The answers of all steps.
+        """Return the answers of all steps.
 
         Args:
           images: see `Preprocessing.normalise`.
@@ -154,25 +153,25 @@ class Model:
         return found
 
     def stablehlo(self) -> str:
-        """The program as text, for other compilers of StableHLO."""
+        """Return the program as text, for other StableHLO compilers."""
         return self.exported.mlir_module()
 
 
 def load(folder: str | pathlib.Path, model: str | None = None) -> Model:
-    """Read a model.
+    """Load a model.
 
     Args:
       folder: of the export.
-      model: "student" or "teacher"; the first of the export by default.
+      model: "student" or "teacher"; default: the first of the export.
 
     Raises:
-      RefusedExport: a file is missing, was changed, or is of another format.
+      RefusedExport: a file is missing, changed, or has another format.
     """
     return Model(folder, model)
 
 
 class _Files:
-    """The files of an export, each compared with its digest when it is read.
+    """The files of an export, compared with their digests.
 
     Args:
       folder: of the export; all files that SHA256SUMS names are compared at once.
@@ -183,29 +182,27 @@ class _Files:
         try:
             lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            raise RefusedExport(f"{folder / SUMS}: found no digests ({error}), accepted is a whole export") from None
+            raise RefusedExport(f"{folder / SUMS} cannot be read ({error}); the export is incomplete") from None
         self._digests: dict[str, str] = {}
         for line in lines:
             digest, _, name = line.partition("  ")
             if len(digest) != 64 or not name or pathlib.PurePath(name).name != name or "\\" in name:
-                raise RefusedExport(f"{folder / SUMS}: found {line[:100]!r}, accepted are a digest and a file's name")
+                raise RefusedExport(f"{folder / SUMS}: {line[:100]!r} is not a digest and a file's name")
             self._digests[name] = digest
         self._contents = {name: self._compare(name) for name in self._digests}
 
     def read(self, name: str) -> memoryview:
-        """The content of a file that was compared.
+        """Return the content of a verified file.
 
         Raises:
           RefusedExport: it has no digest.
         """
         if name not in self._contents:
-            raise RefusedExport(
-                f"{self._folder}: found no digest of {name} in {SUMS}, accepted are files that have one"
-            )
+            raise RefusedExport(f"{self._folder / SUMS} has no digest of {name}")
         return self._contents[name]
 
     def read_json(self, name: str) -> Any:
-        """The content of a JSON file."""
+        """Return the content of a JSON file."""
         return json.loads(bytes(self.read(name)))
 
     def _compare(self, name: str) -> memoryview:
@@ -213,17 +210,17 @@ class _Files:
         try:
             content: Any = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
         except (OSError, ValueError) as error:
-            raise RefusedExport(f"{path}: cannot be read ({error}), accepted is a whole export") from None
+            raise RefusedExport(f"{path} cannot be read ({error}); the export is incomplete") from None
         if hashlib.sha256(content).hexdigest() != self._digests[name]:
-            raise RefusedExport(f"{path}: found other content than was exported, accepted is the file as it was")
+            raise RefusedExport(f"{path} has changed since the export: its digest is not that of {SUMS}")
         return memoryview(content)
 
 
 def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a .safetensors by name, as views of its content.
+    """Yield the tensors of a .safetensors file by name, as views of its content.
 
     Raises:
-      RefusedExport: a length, type or place contradicts the others.
+      RefusedExport: its lengths, types and offsets are inconsistent.
     """
     try:
         (length,) = struct.unpack_from("<Q", content)
@@ -239,24 +236,24 @@ def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
                 raise ValueError(f"{name} does not fit its place")
             yield name, np.frombuffer(data[first:last], dtype).reshape(shape)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedExport(f"found no readable tensors ({error}), accepted is a whole .safetensors") from None
+        raise RefusedExport(f"the tensors cannot be read ({error}); expected a complete .safetensors file") from None
 
 
 def _read_program(content: memoryview, folder: str | pathlib.Path) -> jax.export.Exported:
-    """The program; one that calls anything outside of itself is refused."""
+    """Return the program; one with custom calls is refused."""
     with _FlatBuffersIfAbsent():
         exported = jax.export.deserialize(bytearray(content))
     text = exported.mlir_module()
     if text.count(_CALLS) != sum(text.count(call) for call in _HARMLESS_CALLS):
-        raise RefusedExport(f"{folder}: found a program with custom calls, accepted are programs without")
+        raise RefusedExport(f"{folder}: the program makes custom calls, which are not allowed")
     return exported
 
 
 class _FlatBuffersIfAbsent:
-    """While it lasts, jax finds what it needs of the package flatbuffers, which it does not bring along.
+    """Provides the parts of the package flatbuffers that jax.export needs, unless it is installed.
 
-    jax.export reads programs through classes that the FlatBuffers compiler made, on top of a small table reader.
-    This is that reader, after the description of the format (flatbuffers.dev); an installed package is used.
+    jax.export reads programs through generated classes on top of a small table reader. This is that reader, written
+    from the format's description (flatbuffers.dev).
     """
 
     def __enter__(self) -> None:
@@ -272,7 +269,7 @@ class _FlatBuffersIfAbsent:
 
 
 class _Number:
-    """A number's layout, under the names that generated classes use."""
+    """A number's layout, with the attribute names of the generated classes."""
 
     py_type = int
 
@@ -285,7 +282,7 @@ def _get(number: _Number, buffer: Any, position: int) -> Any:
 
 
 class _Table:
-    """A table of a FlatBuffer: its first word leads back to a list of where the fields are."""
+    """A table of a FlatBuffer: its first word is the offset back to the list of field offsets."""
 
     def __init__(self, buffer: Any, position: int) -> None:
         self.Bytes, self.Pos = buffer, position
@@ -294,7 +291,7 @@ class _Table:
         return _get(number, self.Bytes, position)
 
     def Offset(self, field: int) -> int:  # noqa: N802
-        """Where a field is, from the table's start; 0 where the table does not have it."""
+        """Return a field's offset from the table's start; 0 if the table lacks it."""
         fields = self.Pos - self.Get(_INT32, self.Pos)
         return self.Get(_UINT16, fields + field) if field < self.Get(_UINT16, fields) else 0
 
@@ -319,7 +316,7 @@ _UINT16, _INT32, _UINT32 = _Number("<u2"), _Number("<i4"), _Number("<u4")
 
 
 def _make_flatbuffers() -> dict[str, types.ModuleType]:
-    """The parts of the package flatbuffers that reading needs, by the names of the modules."""
+    """Return the parts of the package flatbuffers that reading needs, by module name."""
     layouts = {"Bool": "?", "Int8": "i1", "Uint8": "u1", "Int16": "<i2", "Uint16": "<u2", "Int32": "<i4"}
     layouts |= {"Uint32": "<u4", "Int64": "<i8", "Uint64": "<u8", "UOffsetT": "<u4"}
     contents: dict[str, Mapping[str, Any]] = {
@@ -339,11 +336,11 @@ def _make_flatbuffers() -> dict[str, types.ModuleType]:
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
-    """Compare this machine's logits of the stored images with those of the machine of the export.
+    """Compare this machine's logits of the stored images with the stored logits.
 
     Args:
       folder: of the export.
-      tolerance: largest difference, absolute or relative, whichever is smaller.
+      tolerance: largest accepted difference, the smaller of absolute and relative.
 
     Returns:
       For each model: "model", "max_error", "same_answers" and "ok".
@@ -360,10 +357,12 @@ def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print one JSON line for each model; 1 if any is off, 2 if the export is refused."""
-    parser = argparse.ArgumentParser(description="Does this machine compute what the machine of the export did?")
+    """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
+    parser = argparse.ArgumentParser(description="Check that this machine computes the logits that were exported.")
     here = pathlib.Path(__file__).parent
-    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: beside this)")
+    parser.add_argument(
+        "folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: this file's folder)"
+    )
     parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
     flags = parser.parse_args(arguments)
     try:

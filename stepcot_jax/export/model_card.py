@@ -1,4 +1,4 @@
-"""The model card of an export: what it is for, what it learned from, what it reaches, where it ends."""
+"""Write the model card of an export: intended use, training data, figures, calibration, limits."""
 
 import json
 import pathlib
@@ -10,6 +10,7 @@ from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.export.program import Program
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.settings.run_settings import Settings
 
@@ -17,33 +18,33 @@ _INTENDED = """\
 ## Intended use
 
 Research on stepwise reading of frontal chest radiographs: reproducing Step-CoT, comparing models, studying where a
-chain of answers goes wrong. For people who can judge the answers themselves.
+chain of answers goes wrong, by people who can judge the answers themselves.
 
-**Not a medical device.** It has not been cleared for use on patients, and nothing it answers may decide about one: not
-as a diagnosis, not as a second reading, not to sort a worklist.
+**Not a medical device.** It has not been cleared for use on patients, and its answers must not decide about one: not as
+a diagnosis, a second reading or a worklist order.
 """
 
 _LIMITS = """\
 ## Limits
 
-- Whatever the image shows, every step gets an answer: a lateral view, a hand or noise is answered like a chest.
-- The figures above hold for images like those it learned from. Another scanner, hospital, age group or prevalence can
-  give others, and nothing here measures them.
-- An answer is one of the options of its step. Findings without an option cannot be said, several at once neither.
-- A probability is the model's, not a risk: read it with the calibration above.
+- It answers every step for any image: a lateral view, a hand or noise is answered like a frontal chest radiograph.
+- The figures above hold for images like those of the training data. They were not measured for other scanners,
+  hospitals, age groups or prevalences.
+- An answer is exactly one option of its step. It cannot report other findings, or several at once.
+- A probability is the model's, not a risk; interpret it with the calibration above.
 - Steps are answered one by one; a chain may contradict itself (no abnormality, and a diagnosis).
-- What the reference answers got wrong, the model learned.
-- It may fail more often for groups that the training data hold few of; see the run's report for figures by group.
+- It learned the errors of the reference answers too.
+- It may fail more often for groups with few training cases; the run's report has figures by group.
 """
 
 _COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", "specificity": "specificity"}
 
 
 def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
-    """The card as Markdown.
+    """Return the card as Markdown.
 
     Args:
-      trained: the run; its report.json and predictions/test.npz, where they are, give the figures.
+      trained: the run; the figures come from its report.json and predictions/test.npz, if present.
       programs: the networks of the export.
 
     Raises:
@@ -66,18 +67,6 @@ def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def plain(text: object) -> str:
-    r"""Text from data as it stands in Markdown: one line, without markup of its own.
-
-    >>> plain("<i>*c*")
-    '&lt;i&gt;\\*c\\*'
-    """
-    line = " ".join(str(text).split()).replace("\\", "\\\\")
-    for sign in "|*_`[]#!":
-        line = line.replace(sign, f"\\{sign}")
-    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _read_report(path: pathlib.Path) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
@@ -85,7 +74,7 @@ def _read_report(path: pathlib.Path) -> Mapping[str, Any] | None:
         report = json.loads(path.read_text(encoding="utf-8"))
         return {"num_cases": report["num_cases"], "test": report["test"], "best": report.get("best", {})}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: found no report ({error}), accepted is what a run wrote there") from None
+        raise BadInput(f"{path} is not the report of a run ({error!r})") from None
 
 
 def _describe_training(trained: Trained, report: Mapping[str, Any] | None) -> str:
@@ -93,21 +82,24 @@ def _describe_training(trained: Trained, report: Mapping[str, Any] | None) -> st
     if report is not None:
         counts = ", ".join(f"{plain(split)} {int(count):,}" for split, count in report["num_cases"].items())
         lines.append(
-            f"- Cases: {counts}. Figures are of the test cases, which took no part in training or in choosing."
+            f"- Cases: {counts}. Figures are of the test cases, which were not used for training or model selection."
         )
     else:
-        lines.append("- Cases: not known; the run had written no report when it was exported.")
+        lines.append("- Cases: unknown; the run had written no report when it was exported.")
     encoder = settings.image_encoder
     if trained.frozen_encoder is not None:
         name = plain(trained.frozen_encoder.name)
         lines.append(f"- Image encoder: {name}, pretrained and frozen; its own licence and data apply.")
     else:
-        lines.append(f"- Image encoder: {plain(encoder.name)}, trained from random numbers on these cases alone.")
-    prompts = {"pretrained": f"encoded by {plain(settings.prompts.weights)}", "hashed": "fixed random vectors"}
+        lines.append(f"- Image encoder: {plain(encoder.name)}, trained from scratch on these cases only.")
+    prompts = {
+        "pretrained": f"encoded by {plain(settings.prompts.weights)}",
+        "hashed": "fixed random vectors",
+    }
     if settings.teacher.text:
         text = prompts.get(settings.prompts.encoder, "encoded elsewhere")
         lines.append(f"- Prompts of the teacher: {text}; stored in the export, no text encoder is needed.")
-    lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best steps {_best_steps(trained)}.")
+    lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best updates {_best_steps(trained)}.")
     return "\n".join(lines)
 
 
@@ -118,7 +110,7 @@ def _source(settings: Settings) -> str:
             f"{phantom.num_cases:,} drawn chest phantoms, {phantom.prevalence} prevalence, seed {phantom.seed}: no "
             "patients, and no evidence about patients"
         )
-    # The name alone: the path says where on somebody's disk the data are.
+    # Only the name: the full path would disclose the layout of a disk.
     return f"{settings.data.source} {plain(pathlib.PurePath(settings.data.root).name)!r}, layout {settings.data.layout}"
 
 
@@ -167,7 +159,11 @@ def _report_table(name: str, found: Mapping[str, Any]) -> list[str]:
 
 def _table(name: str, rows: Sequence[tuple[str, int, Sequence[str]]]) -> list[str]:
     lines = [f"| {name} | cases | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
-    return [*lines, *(f"| {plain(label)} | {count} | {' | '.join(cells)} |" for label, count, cells in rows), ""]
+    return [
+        *lines,
+        *(f"| {plain(label)} | {count} | {' | '.join(cells)} |" for label, count, cells in rows),
+        "",
+    ]
 
 
 def _interval(interval: Any) -> str:
@@ -184,7 +180,7 @@ def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
     lines = ["## Calibration", ""]
     calibration = trained.calibration
     if calibration is None:
-        return "\n".join([*lines, "None: the probabilities are the softmax of the logits as they are."])
+        return "\n".join([*lines, "None: the probabilities are the softmax of the logits."])
     lines += ["Logits are divided by these temperatures, fitted on the validation cases, before the softmax.", ""]
     header = [plain(step.name) for step in trained.chain.steps]
     lines += [f"| | {' | '.join(header)} |", f"|---|{'---|' * len(header)}"]

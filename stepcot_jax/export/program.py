@@ -1,4 +1,4 @@
-"""One network with its image encoder as a pure function of named tensors and images, and as StableHLO."""
+"""A network with its image encoder as a pure function of named tensors and images, and as StableHLO."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from stepcot_jax.systems.networks import read_as_teacher
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 PROMPTS = "prompts"
-"""Name of the tensor with the vectors of the teacher's prompts, which need no text encoder any more."""
+"""Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder."""
 
 ENCODER = "image_encoder"
 
@@ -43,7 +43,7 @@ class Program:
 
 
 def make_program(trained: Trained, name: str) -> Program:
-    """The program of a network of a run.
+    """Return the program of a network of a run.
 
     Args:
       trained: the run.
@@ -52,8 +52,7 @@ def make_program(trained: Trained, name: str) -> Program:
     Raises:
       BadInput: the run has no such network, or its image encoder does not run in JAX.
     """
-    if name not in trained.params:
-        raise BadInput(f"{trained.workdir}: found no trained {name}, accepted are {', '.join(trained.params)}")
+    trained.check_model(name)
     encode, encoder_params = _image_encoder(trained, name)
     networks, chosen = trained.networks, {ENCODER: encoder_params, name: trained.params[name][name]}
     tensors = flatten(chosen)
@@ -72,7 +71,7 @@ def make_program(trained: Trained, name: str) -> Program:
 
 
 def export_program(program: Program) -> jax.export.Exported:
-    """A program for any number of images and for every platform of `PLATFORMS`, whichever this machine has."""
+    """Export a program for any number of images and all `PLATFORMS`, whatever this machine has."""
     (num_cases,) = jax.export.symbolic_shape("case")
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in program.tensors.items()}
     images = jax.ShapeDtypeStruct((num_cases, program.size, program.size, 3), jnp.float32)
@@ -80,19 +79,19 @@ def export_program(program: Program) -> jax.export.Exported:
 
 
 def serialise(exported: jax.export.Exported) -> bytes:
-    """A program as jax.export writes it to files.
+    """Return an exported program as bytes.
 
     Raises:
-      BadInput: the package that writes it is not installed.
+      BadInput: flatbuffers is not installed.
     """
     try:
         return bytes(exported.serialize())
     except ImportError:
-        raise BadInput("found no flatbuffers to write programs with, accepted is pip install flatbuffers") from None
+        raise BadInput("writing programs needs flatbuffers: pip install flatbuffers") from None
 
 
 def unflatten(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings from '/'-joined paths.
+    """Return nested mappings from '/'-joined paths.
 
     >>> unflatten({"a/b": 1, "c": 2})
     {'a': {'b': 1}, 'c': 2}
@@ -108,7 +107,7 @@ def unflatten(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_encoder(trained: Trained, name: str) -> tuple[Callable[[Any, Array], Array], Any]:
-    """The function from parameters and normalised images to features, and the parameters."""
+    """Return the function from parameters and normalised images to features, and the parameters."""
     network, frozen = trained.networks.image_encoder, trained.frozen_encoder
     if network is not None:
 
@@ -117,10 +116,10 @@ def _image_encoder(trained: Trained, name: str) -> tuple[Callable[[Any, Array], 
 
         return encode_as_trained, trained.params[name][ENCODER]
     if not isinstance(frozen, ImageEncoder):
-        found = "features made elsewhere" if frozen is None else f"{frozen.name}, which runs in PyTorch"
+        found = "imported features" if frozen is None else f"{frozen.name}, which runs in PyTorch"
         raise BadInput(
-            f"{trained.workdir}: found {found} in front of the {name}, accepted are runs whose image encoder is one of "
-            "this package's: resnet_small, resnet18, or pretrained weights that docs/encoders.md lists"
+            f"{trained.workdir}: the {name} reads {found}; an export needs an image encoder of this package: "
+            "resnet_small, resnet18, or pretrained weights that docs/encoders.md lists"
         )
 
     def encode_as_frozen(params: Any, images: Array) -> Array:

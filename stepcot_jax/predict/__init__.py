@@ -1,1 +1,11 @@
-"""Trained networks that read radiographs."""
+"""Trained networks that read radiographs: `load(workdir).read(image)`."""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("ImageReader", "load", "load_trained"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from stepcot_jax.predict import image_reader  # imported on first use: jax takes seconds
+
+    return getattr(image_reader, name)

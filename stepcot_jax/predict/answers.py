@@ -1,4 +1,4 @@
-"""A reading of one radiograph in words: seven answers, how sure each is, and what a correction changed."""
+"""A reading of one radiograph in words: the answers, their probabilities, and what a correction changed."""
 
 import dataclasses
 import html
@@ -10,26 +10,81 @@ from jaxtyping import Float, Int
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.data.checks.check_printing import make_printable
-from stepcot_jax.predict.changes import Flip, Shift, StepAnswer, describe_shifts, find_flips, measure_shifts
 from stepcot_jax.predict.paragraph import percent, write_paragraph
 from stepcot_jax.predict.reader import NOT_GIVEN, Reading
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
 
+_LEAST_SHIFT = 0.001
+"""Smaller changes of a probability are below the precision that readings are shown with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepAnswer:
+    """The answer to one question.
+
+    Attributes:
+      step: the question with its options.
+      label: the given answer's label if one was given, else that of the network's most probable answer.
+      probabilities: the network's, one for each option, also if an answer was given.
+      given: whether a person gave the answer.
+      answer_set: the options of the conformal set, most probable first; None without calibration.
+    """
+
+    step: Step
+    label: int
+    probabilities: tuple[float, ...]
+    given: bool
+    answer_set: tuple[str, ...] | None
+
+    @property
+    def answer(self) -> str:
+        """The answer's text."""
+        return self.step.options[self.label]
+
+    @property
+    def probability(self) -> float:
+        """The network's probability of the answer."""
+        return self.probabilities[self.label]
+
+    def describe_certainty(self) -> str:
+        """Return the probability and the other answers of the conformal set, in words."""
+        if self.given:
+            return f"given (network: {percent(self.probability)})"
+        others = [option for option in self.answer_set or () if option != self.answer]
+        return " or ".join([percent(self.probability), *([", ".join(others)] if others else [])])
+
+
+@dataclasses.dataclass(frozen=True)
+class Flip:
+    """A later answer that a given answer changed."""
+
+    step: str
+    before: str
+    after: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """Largest change of a probability in a later step, 0 to 1, that the given answers caused."""
+
+    step: str
+    change: float
+
 
 @dataclasses.dataclass(frozen=True)
 class ChainReading:
-    """What a network reads in one radiograph.
+    """A network's reading of one radiograph.
 
     Attributes:
-      source: what was read, such as its path.
+      source: the image, such as its path.
       model: "teacher" or "student".
       calibrated: whether the probabilities were calibrated on the validation split.
-      coverage: how often an answer set holds the true answer; None where there are no answer sets.
+      coverage: target share of answer sets that hold the true answer; None without answer sets.
       steps: the answers, in the chain's order.
       flipped: later answers that the given ones changed; empty without given answers.
-      shifted: the change in each later step, of which most turn no answer; empty without given answers.
+      shifted: the change in each later step; empty without given answers.
     """
 
     source: str
@@ -42,15 +97,13 @@ class ChainReading:
 
     @property
     def answers(self) -> dict[str, str]:
-        """The answer of each step by its name."""
+        """The answer of each step, by name."""
         return {answer.step.name: answer.answer for answer in self.steps}
 
     @property
     def probabilities(self) -> dict[str, dict[str, float]]:
         """The probability of each option of each step."""
-        return {
-            answer.step.name: dict(zip(answer.step.options, answer.probabilities, strict=True)) for answer in self.steps
-        }
+        return {each.step.name: dict(zip(each.step.options, each.probabilities, strict=True)) for each in self.steps}
 
     @property
     def paragraph(self) -> str:
@@ -60,7 +113,7 @@ class ChainReading:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain types, for JSON."""
+        """Return plain types, for JSON."""
         steps = []
         for each in self.steps:
             entry: dict[str, Any] = {
@@ -86,49 +139,39 @@ class ChainReading:
         }
 
     def __str__(self) -> str:
-        rows = [(each.step.name, each.answer, _describe_certainty(each)) for each in self.steps]
-        head = f"{self.source} ({self._describe_shares()})"
+        rows = [(each.step.name, each.answer, each.describe_certainty()) for each in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
         lines += self._describe_changes()
-        text = [head, *(f"  {line}" for line in lines), self.paragraph]
+        text = [f"{self.source} ({self._describe_model()})", *(f"  {line}" for line in lines), self.paragraph]
         return "\n".join(make_printable(line) for line in text)
-
-    def _describe_shares(self) -> str:
-        """Who reads, and what the percentages and the further answers beside them are."""
-        text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'as the network gives them'}"
-        if self.coverage is None or all(each.answer_set is None for each in self.steps):
-            return text
-        return f'{text}; "or": answers that cannot be ruled out at {100 * self.coverage:.0f} % coverage'
-
-    def _describe_changes(self) -> list[str]:
-        """What the given answers changed, in words; nothing without any."""
-        if not self.shifted:
-            return []
-        lines = [f"changed by what was given: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
-        lines += [] if self.flipped else ["what was given changed no later answer"]
-        return [*lines, describe_shifts(self.shifted)]
 
     def _repr_html_(self) -> str:
         """A table for notebooks; every text is escaped."""
         rows = "".join(
             f"<tr><td>{html.escape(each.step.question)}</td><td><b>{html.escape(each.answer)}</b></td>"
-            f"<td>{html.escape(_describe_certainty(each))}</td></tr>"
+            f"<td>{html.escape(each.describe_certainty())}</td></tr>"
             for each in self.steps
         )
         changes = "".join(f"<li>{html.escape(line)}</li>" for line in self._describe_changes())
         changed = f"<ul>{changes}</ul>" if changes else ""
         head = "<tr><th>Question</th><th>Answer</th><th>Probability</th></tr>"
-        caption = f"<caption>{html.escape(self._describe_shares())}</caption>"
+        caption = f"<caption>{html.escape(self._describe_model())}</caption>"
         return f"<table>{caption}{head}{rows}</table>{changed}<p>{html.escape(self.paragraph)}</p>"
 
+    def _describe_model(self) -> str:
+        """Return the network's name and what its percentages and alternatives are."""
+        text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'not calibrated'}"
+        if self.coverage is None or all(each.answer_set is None for each in self.steps):
+            return text
+        return f'{text}; "or": answers that cannot be ruled out at {100 * self.coverage:.0f} % coverage'
 
-def _describe_certainty(answer: StepAnswer) -> str:
-    if answer.given:
-        return f"given (network: {percent(answer.probability)})"
-    text = percent(answer.probability)
-    others = [option for option in answer.answer_set or () if option != answer.answer]
-    return f"{text} or {', '.join(others)}" if others else text
+    def _describe_changes(self) -> list[str]:
+        """Return what the given answers changed, a line each."""
+        if not self.shifted:
+            return []
+        lines = [f"changed by the given answers: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
+        return [*(lines or ["the given answers changed no later answer"]), describe_shifts(self.shifted)]
 
 
 def make_readings(
@@ -141,16 +184,16 @@ def make_readings(
     given: Int[np.ndarray, "step"] | None = None,
     uncorrected: Reading | None = None,
 ) -> list[ChainReading]:
-    """The readings of images in words.
+    """Return the readings of images in words.
 
     Args:
       reading: of the images.
       chain: the steps.
       sources: name of each image.
       model: that read them.
-      calibration: of the probabilities and answer sets; None where there is none.
-      given: labels that a person gave, the same for all images; None or `NOT_GIVEN` where there are none.
-      uncorrected: of the same images without given answers, to tell what changed.
+      calibration: of the probabilities and answer sets; None without.
+      given: labels that a person gave, the same for all images, `NOT_GIVEN` for the network's own; None for none.
+      uncorrected: of the same images without given answers, to find the changes.
     """
     given = np.full(chain.num_steps, NOT_GIVEN) if given is None else given
     coverage = None if calibration is None else calibration.coverage
@@ -161,14 +204,8 @@ def make_readings(
             _answer_step(step, reading.probabilities[case, place], given, place, sets)
             for place, step in enumerate(chain.steps)
         )
-        flipped: tuple[Flip, ...] = ()
-        shifted: tuple[Shift, ...] = ()
-        if uncorrected is not None:
-            flipped = find_flips(steps, uncorrected.probabilities[case])
-            shifted = measure_shifts(steps, uncorrected.probabilities[case])
-        readings.append(
-            ChainReading(source, model, calibration is not None, coverage, steps, flipped=flipped, shifted=shifted)
-        )
+        changes = ((), ()) if uncorrected is None else _find_changes(steps, uncorrected.probabilities[case])
+        readings.append(ChainReading(source, model, calibration is not None, coverage, steps, *changes))
     return readings
 
 
@@ -183,3 +220,30 @@ def _answer_step(
         ordered = np.argsort(-own, kind="stable")
         answer_set = tuple(step.options[option] for option in ordered if sets[place, option])
     return StepAnswer(step, label, tuple(float(share) for share in own), is_given, answer_set)
+
+
+def _find_changes(
+    steps: Sequence[StepAnswer], before: Float[np.ndarray, "step answer"]
+) -> tuple[tuple[Flip, ...], tuple[Shift, ...]]:
+    """Return the network's answers and probabilities that differ from those without given answers, `before`."""
+    flips, shifts, has_given = [], [], False
+    for answer, row in zip(steps, before, strict=True):
+        has_given = has_given or answer.given
+        if answer.given or not has_given:
+            continue
+        own = row[: answer.step.num_answers]
+        without = answer.step.options[int(own.argmax())]
+        if without != answer.answer:
+            flips.append(Flip(answer.step.name, without, answer.answer))
+        shifts.append(Shift(answer.step.name, float(np.abs(np.asarray(answer.probabilities) - own).max())))
+    return tuple(flips), tuple(shifts)
+
+
+def describe_shifts(shifts: Sequence[Shift]) -> str:
+    """Return the largest change of a later probability in words; "" if no step is later."""
+    if not shifts:
+        return ""
+    most = max(shifts, key=lambda shift: shift.change)
+    if most.change < _LEAST_SHIFT:
+        return "no later probability moved by 0.1 points: this network hardly uses its earlier answers"
+    return f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"

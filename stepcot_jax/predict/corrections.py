@@ -12,37 +12,37 @@ from stepcot_jax.predict.reader import NOT_GIVEN
 
 
 def read_corrections(texts: Iterable[str]) -> dict[str, str]:
-    """Step names and answers of texts such as "Anatomical location=Lower lung zone".
+    """Split texts such as "Anatomical location=Lower lung zone" into steps and answers.
 
     Raises:
-      BadInput: a text has no "=", or a step comes twice.
+      BadInput: a text has no "=", or a step occurs twice.
     """
     given: dict[str, str] = {}
     for text in texts:
-        name, found, answer = text.partition("=")
-        if not found or not name.strip() or not answer.strip():
-            raise BadInput(f'--given: found {text[:80]!r}, accepted is "STEP=ANSWER"')
+        name, sign, answer = text.partition("=")
+        if not sign or not name.strip() or not answer.strip():
+            raise BadInput(f'--given: {text[:80]!r} is not "STEP=ANSWER"')
         if fold(name) in {fold(other) for other in given}:
-            raise BadInput(f"--given: found step {name[:80]!r} twice, accepted is one answer a step")
+            raise BadInput(f"--given: step {name[:80]!r} occurs twice")
         given[name.strip()] = answer.strip()
     return given
 
 
 def label_corrections(given: Mapping[str, str], chain: Chain) -> Int32[np.ndarray, "step"]:
-    """The labels of given answers, `NOT_GIVEN` for the other steps.
+    """Return the labels of given answers, `NOT_GIVEN` for the other steps.
 
     Args:
-      given: answers by step: its name or its number from 1; an option's text or letter, case and spacing aside.
+      given: answers by step: its name or its number from 1; an option's text or letter. Case and spacing are ignored.
       chain: the steps.
 
     Raises:
-      BadInput: a step or an answer is not among those of the chain; names them and the nearest.
+      BadInput: the chain has no such step or answer; the message lists them and the nearest.
     """
     labels = np.full(chain.num_steps, NOT_GIVEN, np.int32)
     for name, answer in given.items():
         place = _find_step(name, chain)
         if labels[place] != NOT_GIVEN:
-            raise BadInput(f"given: found step {chain.steps[place].name!r} twice, accepted is one answer a step")
+            raise BadInput(f"given answers: step {chain.steps[place].name!r} occurs twice")
         labels[place] = _find_answer(answer, chain, place)
     return labels
 
@@ -53,9 +53,9 @@ def _find_step(name: str, chain: Chain) -> int:
     places = numbers | names
     if fold(name) in places:
         return places[fold(name)]
-    accepted = ", ".join(step.name for step in chain.steps)
+    expected = ", ".join(step.name for step in chain.steps)
     nearest = chain.steps[places[_nearest(fold(name), names)]].name
-    raise BadInput(f"given: found step {name[:80]!r}, accepted are {accepted}; nearest: {nearest}")
+    raise BadInput(f"given answers: step {name[:80]!r} is not one of {expected} (nearest: {nearest})")
 
 
 def _find_answer(answer: str, chain: Chain, place: int) -> int:
@@ -65,11 +65,10 @@ def _find_answer(answer: str, chain: Chain, place: int) -> int:
     except BadInput:
         label = NOT_ANNOTATED
     if label == NOT_ANNOTATED:
-        nearest = _nearest(fold(answer), {fold(option): option for option in step.options})
         options = {fold(option): option for option in step.options}
         raise BadInput(
-            f"given: {step.name}: found answer {answer[:80]!r}, accepted are {', '.join(step.lettered_options)}; "
-            f"nearest: {options[nearest]}"
+            f"given answers, {step.name}: {answer[:80]!r} is not one of {', '.join(step.lettered_options)} (nearest: "
+            f"{options[_nearest(fold(answer), options)]})"
         )
     return label
 

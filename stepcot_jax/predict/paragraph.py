@@ -1,4 +1,4 @@
-"""A chain of answers as one paragraph that a person can read aloud."""
+"""Write a chain of answers as one readable paragraph."""
 
 from collections.abc import Iterable
 
@@ -20,19 +20,19 @@ _WORDINGS = dict(
         strict=True,
     )
 )
-"""Wordings of the published steps; a step of another name is told as "name: answer"."""
+"""Wordings of the published steps; any other step becomes "name: answer"."""
 
 _FIRST, _LAST = _NAMES[0], _NAMES[-1]
 
 
 def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
-    """The answers as a paragraph.
+    """Write answers as a paragraph.
 
     Args:
-      answers: each step with its label and the probability of it, None where a person gave the answer.
+      answers: each step with its label and that label's probability; None if a person gave the answer.
 
     Returns:
-      Sentences; what does not apply is told at their end.
+      Sentences; the last one lists the steps that do not apply.
 
     >>> step = Step("Detection", "Is there any?", ("No abnormality", "Increased opacity"))
     >>> write_paragraph([(step, 1, 0.81)])
@@ -51,30 +51,22 @@ def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
         wording = _WORDINGS.get(name, "{name}: {answer}{how}")
         clause = wording.format(name=_soften(step.name), answer=_soften(answer), how=how)
         if name == _LAST:
-            sentences += [_join(clauses), clause]
+            sentences += [", ".join(clauses), clause]
             clauses = []
         else:
             clauses.append(clause)
-    sentences.append(_join(clauses))
+    sentences.append(", ".join(clauses))
     if absent:
         sentences.append(f"Not applicable: {', '.join(absent)}")
-    return " ".join(f"{_capitalise(sentence)}." for sentence in sentences if sentence)
+    return " ".join(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in sentences if sentence)
 
 
 def percent(share: float) -> str:
-    """A share in whole percent, but never as certain as no network is."""
+    """Return a share in whole percent, never 0 % or 100 %: no network is certain."""
     whole = round(100 * share)
     return "more than 99 %" if whole == 100 else "less than 1 %" if whole == 0 else f"{whole} %"
 
 
-def _join(clauses: list[str]) -> str:
-    return ", ".join(clauses)
-
-
 def _soften(text: str) -> str:
-    """Text for the middle of a sentence; abbreviations keep their capitals."""
+    """Return text for the middle of a sentence; abbreviations keep their capitals."""
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
-
-
-def _capitalise(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,13 +1,15 @@
-"""Radiographs that a person names: files and folders to what an encoder takes."""
+"""From image files and folders to an encoder's input."""
 
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from stepcot_jax.data.checks.check_printing import make_printable
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import most_bytes
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image, repeat_grey, resize_image
@@ -21,22 +23,34 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 Pixels = UInt8[np.ndarray, "size size 3"]
 
 
+class Complaints:
+    """Prints messages on stderr, where control characters cannot reach the terminal, and counts refused files."""
+
+    def __init__(self) -> None:
+        self.num_refused = 0
+
+    def refuse(self, line: str) -> None:
+        """Report an image that cannot be read."""
+        self.num_refused += 1
+        self.note(line)
+
+    def note(self, line: str) -> None:
+        """Report anything else."""
+        print(make_printable(line), file=sys.stderr, flush=True)
+
+
 def find_images(
-    paths: Iterable[pathlib.Path], *, refuse: Callable[[str], None]
-) -> tuple[list[pathlib.Path], list[str]]:
-    """The image files among paths: files as they are named, folders with all below them, sorted.
+    paths: Iterable[pathlib.Path], *, refuse: Callable[[str], None], note: Callable[[str], None] = lambda _: None
+) -> list[pathlib.Path]:
+    """Return the image files among paths, each once: files as named, and all images below folders, sorted.
 
     Args:
-      paths: files and folders. In folders PNG, JPEG and DICOM files are known by their first bytes, and nothing is
-        followed that leads out of the folder. A file that is called an image is taken for one, so that reading it
-        tells what is wrong.
-      refuse: told of a folder without images.
-
-    Returns:
-      The files, each once, and what was passed over in folders, in words.
+      paths: files and folders. In a folder, PNG, JPEG and DICOM files are recognised by their first bytes or by their
+        suffix, so that a damaged image is reported when it is read. Links that lead out of the folder are skipped.
+      refuse: called with a message for each folder without images.
+      note: called with a message on skipped files.
     """
     found: dict[pathlib.Path, None] = {}
-    notes: list[str] = []
     for path in paths:
         if not path.is_dir():
             found[path] = None
@@ -44,16 +58,16 @@ def find_images(
         below, num_others = _look_below(path)
         found |= dict.fromkeys(below)
         if not below:
-            refuse(f"{path}: found no image in this folder, accepted are PNG, JPEG and DICOM files")
+            refuse(f"{path} holds no PNG, JPEG or DICOM file")
         elif num_others:
-            notes.append(
-                f"note: {path}: passed over {num_others} that are no PNG, JPEG or DICOM, or links that lead out of it"
+            note(
+                f"note: {path}: skipped {num_others} files that are not PNG, JPEG or DICOM, or links that lead outside"
             )
-    return list(found), notes
+    return list(found)
 
 
 def _look_below(folder: pathlib.Path) -> tuple[list[pathlib.Path], int]:
-    """Images below a folder, sorted, and the number of other files."""
+    """Return the images below a folder, sorted, and the number of other files."""
     images, num_others, root = [], 0, folder.resolve()
     for parent, folders, names in os.walk(folder):
         folders.sort()
@@ -67,11 +81,11 @@ def _look_below(folder: pathlib.Path) -> tuple[list[pathlib.Path], int]:
 
 
 def _is_image(path: pathlib.Path) -> bool:
-    """Whether a file is an image by its first bytes, or by its name, which a damaged one keeps."""
+    """Whether a file is an image by its first bytes, or by its suffix, which a damaged one keeps."""
     try:
-        if not path.is_file():  # to open a pipe would be to wait for ever
+        if not path.is_file():  # opening a pipe would block
             return False
-        # Hidden files of such names are what file systems keep beside the images.
+        # macOS keeps its own hidden files with these suffixes, such as ._image.png.
         if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."):
             return True
         with path.open("rb") as file:
@@ -84,45 +98,40 @@ def _is_image(path: pathlib.Path) -> bool:
 def read_picture(
     image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """A radiograph at the encoder's size.
+    """Return a radiograph at the encoder's size.
 
     Args:
       image: a path, the bytes of a PNG, JPEG or DICOM file, or pixels uint8 [height, width] or [height, width, 3].
-      preprocessing: what the encoder asks for.
+      preprocessing: of the encoder.
       max_pixels: largest accepted width times height.
 
     Raises:
-      BadInput: it cannot be read or decoded, or is something else.
+      BadInput: it cannot be read or decoded, or has another type or shape.
     """
     if isinstance(image, np.ndarray):
-        return _resize_pixels(image, preprocessing)
+        if image.dtype != np.uint8 or image.size == 0 or not (image.ndim == 2 or image.shape[2:] == (3,)):
+            raise BadInput(
+                f"image: an array must be uint8 [height, width] or [height, width, 3]; got {image.dtype} {image.shape}"
+            )
+        return resize_image(repeat_grey(image) if image.ndim == 2 else image, preprocessing)
     if isinstance(image, bytes):
         content, name = image, "image"
     elif isinstance(image, str | os.PathLike):
         content, name = _read_file(pathlib.Path(image), max_pixels), str(image)
     else:
-        raise BadInput(f"image: found {type(image).__name__}, accepted are a path, bytes of a file and uint8 pixels")
+        raise BadInput(f"image must be a path, the bytes of a file or uint8 pixels; got {type(image).__name__}")
     pixels = prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
     return repeat_grey(pixels) if pixels.ndim == 2 else pixels
-
-
-def _resize_pixels(pixels: np.ndarray, preprocessing: Preprocessing) -> Pixels:
-    if pixels.dtype != np.uint8 or pixels.size == 0 or not (pixels.ndim == 2 or pixels.shape[2:] == (3,)):
-        raise BadInput(
-            f"image: found an array of {pixels.dtype} {pixels.shape}, accepted is uint8 [height, width] or "
-            "[height, width, 3]"
-        )
-    return resize_image(repeat_grey(pixels) if pixels.ndim == 2 else pixels, preprocessing)
 
 
 def _read_file(path: pathlib.Path, max_pixels: int) -> bytes:
     try:
         return read_file(path, max_bytes=most_bytes(max_pixels))
-    except (OSError, ValueError) as error:
-        if isinstance(error, BadInput):
-            raise
+    except BadInput:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else error
-        raise BadInput(f"{path}: cannot be read ({reason}), accepted is an image file") from None
+        raise BadInput(f"{path} cannot be read ({reason}); expected an image file") from None
 
 
 def read_pictures(
@@ -133,7 +142,7 @@ def read_pictures(
     max_pixels: int,
     refuse: Callable[[str], None],
 ) -> Iterator[tuple[list[pathlib.Path], list[Pixels]]]:
-    """Batches of files with their pixels; a file that cannot be read is left out, and `refuse` is told why."""
+    """Yield batches of files with their pixels; a file that cannot be read is skipped and reported to `refuse`."""
     names: list[pathlib.Path] = []
     pictures: list[Pixels] = []
     for path in paths:
@@ -152,5 +161,5 @@ def read_pictures(
 
 
 def to_input(pictures: list[Pixels], preprocessing: Preprocessing) -> Float32[np.ndarray, "case size size 3"]:
-    """Pictures as the encoder takes them."""
+    """Return pictures as the encoder's input: normalised float32."""
     return normalise(np.stack(pictures), preprocessing)

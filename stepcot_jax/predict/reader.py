@@ -1,4 +1,9 @@
-"""A trained network that reads batches of images, compiled once for one batch size."""
+"""Read batches of images with a trained network, compiled once for one batch size.
+
+For a handful of cases the teacher's time is the time to read its weights. Its scan over steps copies each step's head
+out of the stacked heads, which for one case doubles that time; `split_heads` avoids the copy. Training keeps the stack:
+its copies are small beside a batch's arithmetic, and it compiles once for all steps.
+"""
 
 import dataclasses
 import functools
@@ -18,27 +23,27 @@ from stepcot_jax.systems.networks import Networks, encode_images
 from stepcot_jax.training.state import Params
 
 NOT_GIVEN = -1
-"""In `given_answers`: the step is answered by the network."""
+"""In `given_answers`: the network answers this step."""
 
 SPLIT_FROM = 8 * 2**20
-"""Bytes of a teacher's heads from which each is read where it lies, instead of as a part of a stack.
+"""Bytes of a teacher's heads from which they are split.
 
-At the published width (50 MB) that takes half the time for 1 and for 8 images. Below, the processor's cache holds
-them and a copy costs nothing, while steps that are compiled one by one take a second more to compile.
+At the published width (50 MB) splitting halves the time for 1 and for 8 images. Smaller heads fit the processor's
+cache, where a copy costs nothing, while separately compiled steps take a second more to compile.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a network makes of images.
+    """A network's output for images.
 
     Attributes:
-      logits: of each step's answers; beyond a step's own answers, padding.
-      probabilities: of the logits: calibrated where the run has fitted temperatures, else their softmax.
-      answer_sets: which answers the conformal sets hold; None where the run has fitted none. They are of readings
-        without given answers: what follows a given answer has a coverage that nobody measured.
-      attention: of the teacher's graph, [case, step, layer, head, node i, node j]; None of the student, and where it
-        was not asked for.
+      logits: of each step's answers; padding beyond a step's own answers.
+      probabilities: calibrated if the run fitted temperatures, else the softmax of the logits.
+      answer_sets: answers in the conformal sets; None without calibration. Their coverage was measured without given
+        answers and does not hold for steps after a given one.
+      attention: of the teacher's graph, [case, step, layer, head, node i, node j]; None for the student, or if not
+        requested.
     """
 
     logits: Float32[np.ndarray, "case step answer"]
@@ -82,7 +87,7 @@ def read_features(
     model: str,
     with_attention: bool = True,
 ) -> tuple[jax.Array, Any]:
-    """Logits [case, step, answer] of image features, and the attention of the teacher's graph; None of the student."""
+    """Return logits [case, step, answer] of image features, and the teacher's attention (None for the student)."""
     if model == "student":
         reading = networks.student.apply({"params": params["student"]}, image_features=features, deterministic=True)
         return reading.logits, None
@@ -103,8 +108,8 @@ class Reader:
     Args:
       trained: the run.
       model: "teacher" or "student".
-      batch_size: images that are read at once; fewer are padded, more are read in several batches.
-      with_attention: whether readings have the attention, without which the teacher compiles faster.
+      batch_size: images read at once; fewer are padded, more are read in several batches.
+      with_attention: whether readings hold the attention; the teacher compiles faster without.
 
     Raises:
       BadInput: the run has no such network.
@@ -115,20 +120,22 @@ class Reader:
     ) -> None:
         trained.check_model(model)
         if batch_size < 1:
-            raise BadInput(f"batch_size: found {batch_size}, accepted are whole numbers from 1")
+            raise BadInput(f"batch_size must be at least 1; got {batch_size}")
         self.trained, self.model, self.batch_size = trained, model, batch_size
         self._with_attention = with_attention
         wanted = [name for name in (model, "image_encoder") if name in trained.params[model]]
         self.params: Params = jax.device_put({name: trained.params[model][name] for name in wanted})
         self.text_features = trained.text_features if model == "teacher" else None
-        is_large = model == "teacher" and _num_bytes(self.params["teacher"]["heads"]) >= SPLIT_FROM
         self._networks = trained.networks
-        if is_large:
+        if (
+            model == "teacher"
+            and sum(leaf.nbytes for leaf in jax.tree.leaves(self.params["teacher"]["heads"])) >= SPLIT_FROM
+        ):
             self._networks = dataclasses.replace(trained.networks, teacher=trained.networks.teacher.clone(unroll=True))
 
     @functools.cached_property
     def _laid_out(self) -> Params:
-        """The parameters as `_read` takes them."""
+        """The parameters in `_read`'s layout."""
         if self.model == "teacher" and self._networks.teacher.unroll:
             return {**self.params, "teacher": split_heads(self.params["teacher"])}
         return self.params
@@ -147,8 +154,8 @@ class Reader:
         if isinstance(frozen, ImageEncoder):
             return frozen.network, frozen.params
         raise BadInput(
-            f"{frozen.name}: found an encoder that runs in PyTorch, accepted are those of this package "
-            "(docs/encoders.md), in which gradients can be followed to the image"
+            f"{frozen.name} runs in PyTorch; gradients reach the image only through this package's own encoders "
+            "(docs/encoders.md)"
         )
 
     def read(
@@ -159,16 +166,16 @@ class Reader:
         """Read images.
 
         Args:
-          images: normalised, at the encoder's size; any number of them, from 1.
-          given_answers: a label, or `NOT_GIVEN`; only the teacher takes them.
+          images: normalised, at the encoder's size; at least one.
+          given_answers: labels, or `NOT_GIVEN`; only a teacher takes them.
 
         Raises:
-          BadInput: the images have another shape, or given answers cannot be taken.
+          BadInput: the images have another shape, or the network does not take given answers.
         """
         images, given = np.asarray(images, np.float32), self.check_given(given_answers, num_cases=len(images))
         side = self.trained.preprocessing.size
         if images.ndim != 4 or not len(images) or images.shape[1:] != (side, side, 3):
-            raise BadInput(f"images: found {images.shape}, accepted are [1 or more, {side}, {side}, 3]")
+            raise BadInput(f"images must have shape [case, {side}, {side}, 3], case >= 1; got {list(images.shape)}")
         parts = [
             self._read_batch(images[start : start + self.batch_size], given[start : start + self.batch_size])
             for start in range(0, len(images), self.batch_size)
@@ -178,10 +185,10 @@ class Reader:
         return self.interpret(logits, attention)
 
     def check_given(self, given_answers: Any, *, num_cases: int) -> Int[np.ndarray, "case step"]:
-        """Given answers as an array, `NOT_GIVEN` everywhere if there are none.
+        """Return given answers as an array; `NOT_GIVEN` everywhere for None.
 
         Raises:
-          BadInput: the network cannot take any, or they are no labels of the chain.
+          BadInput: they are not labels of the chain, or the network takes none.
         """
         shape = (num_cases, self.trained.chain.num_steps)
         if given_answers is None:
@@ -189,28 +196,30 @@ class Reader:
         given = np.asarray(given_answers, np.int32)
         most = np.asarray(self.trained.chain.answers_per_step, np.int32)
         if given.shape != shape or (given < NOT_GIVEN).any() or (given >= most[None]).any():
-            raise BadInput(f"given_answers: found {given.shape}, accepted are labels {shape}, {NOT_GIVEN} for none")
+            raise BadInput(
+                f"given_answers must be labels of shape {list(shape)}, {NOT_GIVEN} for none; got {list(given.shape)}, "
+                f"{given.min(initial=0)} to {given.max(initial=0)}"
+            )
         if (given != NOT_GIVEN).any():
             self.check_takes_answers()
         return given
 
     def check_takes_answers(self) -> None:
-        """Refuse given answers where the network has no place for them.
+        """Refuse given answers for a network that cannot take them.
 
         Raises:
           BadInput: the network is the student, or a teacher without memory.
         """
         if self.model == "student":
-            accepted = "--model=teacher" if "teacher" in self.trained.params else "the teacher of the run"
             raise BadInput(
-                "given answers: found the student, whose steps pass on all their logits (f + tanh(logits @ W)), in "
-                f"which a given answer has no place; accepted is {accepted}, which writes an answer to its memory"
+                "given answers need a teacher (--model=teacher), which writes answers to its memory; a student's steps "
+                "pass on all their logits, f + tanh(logits @ W)"
             )
         teacher = self.trained.settings.teacher
         if not (teacher.memory and teacher.write_back):
             raise BadInput(
-                f"given answers: found a teacher with config.teacher.memory={teacher.memory} and write_back="
-                f"{teacher.write_back}, whose steps do not pass their answers on; accepted is a teacher with both"
+                "given answers need config.teacher.memory=True and write_back=True; this run has "
+                f"memory={teacher.memory}, write_back={teacher.write_back}"
             )
 
     def _read_batch(self, images: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -233,7 +242,7 @@ class Reader:
         return np.asarray(logits)[:num_images], kept
 
     def interpret(self, logits: Float32[np.ndarray, "case step answer"], attention: Any = None) -> Reading:
-        """Logits as a reading: with probabilities, and answer sets where the run has fitted them."""
+        """Return logits with probabilities and, if the run fitted them, answer sets."""
         calibration, chain = self.trained.calibration, self.trained.chain
         if calibration is None:
             weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
@@ -242,7 +251,3 @@ class Reader:
 
         probabilities = calibrated_probabilities(logits, self.model, calibration, chain)
         return Reading(logits, probabilities, answer_sets(probabilities, self.model, calibration, chain), attention)
-
-
-def _num_bytes(tree: Params) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))

@@ -1,8 +1,8 @@
-"""From a run's workdir to networks with their best weights: its data and its optimizers are not needed."""
+"""Load the networks of a run with their best weights from its workdir, without its data and optimizers."""
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -27,19 +27,19 @@ CALIBRATION_FILE = "calibration.json"
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a run has trained, ready to read images.
+    """The trained networks of a run, ready to read images.
 
     Attributes:
       workdir: of the run.
       settings: of the run.
       chain: the steps.
       networks: the modules.
-      params: by network ("teacher", "student"), the whole parameter tree at that network's best step.
-      best_steps: the step of each network's weights.
+      params: by network ("teacher", "student"), the whole parameter tree at that network's best update.
+      best_steps: the update of each network's weights.
       text_features: float32 [step, width]; None without text.
-      preprocessing: how an image becomes what the encoder takes.
-      frozen_encoder: None where the parameters hold "image_encoder".
-      calibration: of the networks' confidence; None where the run has fitted none.
+      preprocessing: from an image to the encoder's input.
+      frozen_encoder: None if the parameters hold "image_encoder".
+      calibration: of the networks' confidence; None if the run fitted none.
     """
 
     workdir: pathlib.Path
@@ -53,44 +53,44 @@ class Trained:
     frozen_encoder: FrozenImageEncoder | None
     calibration: "Calibration | None"
 
+    @property
+    def max_pixels(self) -> int:
+        """Largest accepted width times height of an image."""
+        return int(self.settings.data.max_megapixels * 1e6)
+
     def check_model(self, model: str) -> None:
         """Refuse a network that was not trained or not loaded.
 
         Raises:
-          BadInput: `model` is none of those at hand.
+          BadInput: `model` is not among the loaded networks.
         """
         if model not in self.params:
-            raise BadInput(f"{self.workdir}: found no {model!r}, accepted are {', '.join(self.params)}")
+            raise BadInput(f"{self.workdir} has no trained {model!r}; it has {', '.join(self.params)}")
 
 
 def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None) -> Trained:
-    """The networks of a run.
+    """Load the networks of a run.
 
     Args:
       workdir: what `stepcot_jax.main` wrote.
-      names: of the networks to load, "teacher" and "student"; None loads those that the run has trained.
+      names: of the networks to load, "teacher" and "student"; None loads all that the run has trained.
 
     Raises:
-      BadInput: something of the workdir is missing, damaged or does not fit the rest, or the run cannot read images
-        because its features were made elsewhere.
+      BadInput: a file of the workdir is missing, damaged or does not fit the others, or the run's image features were
+        imported, so that it cannot read images.
     """
     workdir = pathlib.Path(workdir)
-    if not workdir.is_dir():
-        raise BadInput(f"{workdir}: found no such folder, accepted is the workdir of a run")
-    settings = read_settings(workdir / "settings.json")
+    settings = _read_settings(workdir)
     trained_names = names_of_run(settings)
     for name in names or ():
         if name not in trained_names:
-            raise BadInput(f"{workdir}: found no {name!r}, accepted of this run are {', '.join(trained_names)}")
+            raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(trained_names)}")
     if settings.job == "baseline":
-        raise BadInput(
-            f"{workdir}: found config.job='baseline', accepted are runs of a teacher, with or without student"
-        )
+        raise BadInput(f"{workdir}: config.job='baseline' cannot be loaded here; expected 'teacher' or 'distill'")
     if settings.image_encoder.name == "imported":
         raise BadInput(
-            f"{workdir}: found config.image_encoder.name='imported', whose features were made elsewhere, so that no "
-            "image can be read here; accepted are runs with 'resnet_small', 'resnet18' or 'pretrained': train one with "
-            "the same encoder as 'pretrained' (docs/encoders.md says which there are)"
+            f"{workdir}: with config.image_encoder.name='imported' the run cannot read images, as its features were "
+            "computed elsewhere; train with the same encoder as 'pretrained' instead (docs/encoders.md lists them)"
         )
     stored = read_reading(workdir)
     frozen = _load_frozen(workdir, settings, stored)
@@ -115,19 +115,23 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
 
 
 def names_of_run(settings: Settings) -> tuple[str, ...]:
-    """The networks that a run trains."""
+    """Return the networks that a run trains."""
     return ("teacher", "student") if settings.job == "distill" else (settings.job,)
 
 
 def read_default_model(workdir: pathlib.Path) -> str:
-    """The network of a run that reads unless another is asked for: the student where there is one.
+    """Return the default network of a run: the student if it has one.
 
     Raises:
-      BadInput: there is no run.
+      BadInput: the folder is not the workdir of a run.
     """
+    return names_of_run(_read_settings(workdir))[-1]
+
+
+def _read_settings(workdir: pathlib.Path) -> Settings:
     if not workdir.is_dir():
-        raise BadInput(f"{workdir}: found no such folder, accepted is the workdir of a run")
-    return names_of_run(read_settings(workdir / "settings.json"))[-1]
+        raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
+    return read_settings(workdir / "settings.json")
 
 
 def _load_frozen(workdir: pathlib.Path, settings: Settings, stored: StoredReading) -> FrozenImageEncoder | None:
@@ -136,14 +140,14 @@ def _load_frozen(workdir: pathlib.Path, settings: Settings, stored: StoredReadin
     frozen = load_frozen_encoder(settings)
     if stored.encoder_digest and frozen.digest != stored.encoder_digest:
         raise BadInput(
-            f"{settings.image_encoder.weights}: found other weights than {workdir} was trained on (digest "
-            f"{frozen.digest[:12]}, not {stored.encoder_digest[:12]}), accepted are the same files"
+            f"{settings.image_encoder.weights} has the digest {frozen.digest[:12]}; {workdir} was trained on "
+            f"weights with the digest {stored.encoder_digest[:12]}"
         )
     return frozen
 
 
 def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Params], dict[str, int]]:
-    """Parameters and step of each network's best weights; the latest where nothing was measured."""
+    """Return parameters and update of each network's best weights; the latest if nothing was measured."""
     latest, best = read_best(folder)
     steps = {name: best[name].step if name in best else latest for name in names}
     by_step = {step: jax.tree.map(_as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
@@ -162,14 +166,15 @@ def _check_shapes(
     preprocessing: Preprocessing,
     frozen: FrozenImageEncoder | None,
 ) -> None:
-    """Refuse weights that are not those of the settings, whole and of the right shapes."""
+    """Refuse weights whose names or shapes do not fit the settings."""
     if frozen is None:
         side = preprocessing.size
         batch = {"images": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
     else:
         batch = {"image_features": jax.ShapeDtypeStruct((1, frozen.width), np.float32)}
     if networks.teacher.text != (text is not None):
-        raise BadInput(f"{workdir}: found config.teacher.text={networks.teacher.text} and {_describe_text(text)}")
+        stored = "no prompt vectors" if text is None else f"prompt vectors {text.shape}"
+        raise BadInput(f"{workdir}: config.teacher.text={networks.teacher.text} does not fit the stored {stored}")
     shapes = jax.eval_shape(
         lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text), batch
     )
@@ -180,13 +185,9 @@ def _check_shapes(
         if other:
             path = other[0]
             raise BadInput(
-                f"{workdir}: weights of the {name}: {path}: found {found.get(path, 'nothing')}, accepted is "
-                f"{expected.get(path, 'nothing')} as settings.json has it; {len(other)} tensors differ"
+                f"{workdir}, weights of the {name}, {path}: {found.get(path, 'missing')} does not fit settings.json, "
+                f"which needs {expected.get(path, 'no such tensor')}; {len(other)} tensors differ"
             )
-
-
-def _describe_text(text: Any) -> str:
-    return "no prompt vectors" if text is None else f"prompt vectors {text.shape}, accepted are both or none"
 
 
 def _list_shapes(tree: Params) -> dict[str, tuple[int, ...]]:

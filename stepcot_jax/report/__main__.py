@@ -1,8 +1,8 @@
-"""A finished run as one web page: figures with intervals, curves, calibration, and cases to look through.
+"""Write a finished run as one web page: figures with intervals, curves, calibration, and cases to browse.
 
     python -m stepcot_jax.report WORKDIR [--out FILE] [--num-cases 200] [--model student]
 
-The page is one file that loads nothing from anywhere. It holds pictures and reports of the data: treat it as the data.
+The page is a single file that loads nothing. It holds pictures and reports of the data: protect it like the data.
 """
 
 import argparse
@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the page of the run that the command line names."""
     options = _parse(arguments)
     if options.num_cases < 1:
-        raise BadInput(f"--num-cases: found {options.num_cases}, accepted are whole numbers from 1")
+        raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
@@ -45,8 +45,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("workdir", metavar="WORKDIR", type=pathlib.Path, help="of a finished run")
     parser.add_argument("--out", metavar="FILE", type=pathlib.Path, help="default: report.html in the workdir")
-    parser.add_argument("--num-cases", metavar="N", type=int, default=200, help="cases to look through (default: 200)")
-    parser.add_argument("--model", default="student", help="whose answers the cases show (default: student)")
+    parser.add_argument("--num-cases", metavar="N", type=int, default=200, help="most cases to show (default: 200)")
+    parser.add_argument("--model", default="student", help="network whose answers the cases show (default: student)")
     parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
     parser.add_argument("--without-data", action="store_true", help="leave out pictures, reports, maps and corrections")
     return parser.parse_args(arguments)

@@ -1,25 +1,24 @@
-"""The sections of a run's page, from what the run left."""
+"""Assemble the sections of a run's page."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from stepcot_jax.evaluation.evaluator import evaluate
+from markupsafe import Markup
+
+from stepcot_jax.evaluation.evaluator import ModelMetrics, evaluate
 from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
 from stepcot_jax.evaluation.paired import bootstrap_difference, is_difference
 from stepcot_jax.evaluation.resamples import count_patients
 from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.report.case_gathering import Gathered, gather
-from stepcot_jax.report.confidence import write_confidence
 from stepcot_jax.report.correction_view import write_corrections
-from stepcot_jax.report.curves import write_curves
+from stepcot_jax.report.figures import write_curves
 from stepcot_jax.report.finished_run import FinishedRun
-from stepcot_jax.report.markup import Html, join, tag
-from stepcot_jax.report.page import Section, write_page
+from stepcot_jax.report.page import Section, render, write_page
 from stepcot_jax.report.page_cases import write_cases
-from stepcot_jax.report.plausibility import Plausibility, write_plausibility
-from stepcot_jax.report.result_tables import write_confusions, write_key_figures, write_results
-from stepcot_jax.report.settings_table import write_settings_table
+from stepcot_jax.report.trust import Plausibility, write_calibration_section
 
 _LEVEL = 0.95
 
@@ -34,15 +33,15 @@ def assemble(
     terminal: Terminal,
     num_resamples: int = 1000,
 ) -> str:
-    """The page of a run.
+    """Return the page of a run as HTML.
 
     Args:
       run: the run.
-      model: whose answers the cases show.
-      num_cases: how many cases to show at most.
+      model: the network whose answers the cases show.
+      num_cases: most cases to show.
       with_data: whether to show pictures, reports, maps and corrections.
       with_maps: whether to show maps.
-      terminal: shows how far it is.
+      terminal: shows the progress.
       num_resamples: of the bootstrap behind every interval.
 
     Raises:
@@ -62,10 +61,10 @@ def assemble(
     intervals = bootstrap(run.split, run.chain, num_resamples=num_resamples, level=_LEVEL)
     sections = [
         *_write_figures(run, intervals, num_resamples),
-        Section("confidence", "Calibration", *write_confidence(run)),
-        Section("consistency", "Consistency", *write_plausibility(run, plausibility)),
+        write_calibration_section(run),
+        plausibility.write_section(run),
         *_write_cases(run, gathered),
-        Section("settings", "Settings", "Every setting of the run.", _settings(run)),
+        Section("settings", "Settings", "Every setting of the run.", _write_settings(run)),
     ]
     return write_page(title=f"Run {run.workdir.resolve().name}", about=_describe(run), sections=sections)
 
@@ -78,50 +77,81 @@ def _describe(run: FinishedRun) -> list[str]:
     lines = [f"Trained on {source}: {split} cases, {run.chain.num_steps} steps each."]
     best = run.report.get("best")
     if isinstance(best, dict) and best:
-        chosen = ", ".join(f"{name} at step {entry['step']}" for name, entry in best.items())
+        chosen = ", ".join(f"{name} at update {entry['step']}" for name, entry in best.items())
         lines.append(f"Best weights on validation: {chosen}. All figures below are of the test split.")
     return lines
 
 
-def _write_figures(run: FinishedRun, intervals: dict[str, ModelIntervals], num_resamples: int) -> Iterator[Section]:
+def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], num_resamples: int) -> Iterator[Section]:
     metrics = evaluate(run.split.predictions, run.chain)
     lead = (
         f"In percent, with {_LEVEL:.0%} intervals from {num_resamples} bootstrap resamples of the patients. "
-        "Majority is what the best constant answer would reach."
+        "Majority is the accuracy of the best constant answer."
     )
-    body = join(write_key_figures(intervals), _write_difference(run, num_resamples), write_results(metrics, intervals))
+    body = render(
+        "results.html.j2",
+        intervals=intervals,
+        metrics=metrics,
+        difference=_compare_networks(run, num_resamples),
+        notes=_list_notes(metrics),
+    )
     yield Section("results", "Results", lead, body)
-    yield Section("curves", "Learning curves", "", write_curves(run.entries))
-    lead = "Truth from top to bottom, answers from left to right; the frame marks right answers."
-    yield Section("confusion", "Confusion", lead, write_confusions(metrics))
+    yield Section(
+        "curves", "Learning curves", "", Markup('<div class="charts">{}</div>').format(write_curves(run.entries))
+    )
+    lead = "Rows are the truth, columns the answers; the frame marks right answers."
+    yield Section("confusion", "Confusion", lead, render("confusion.html.j2", metrics=metrics))
 
 
-def _write_difference(run: FinishedRun, num_resamples: int) -> Html | None:
-    """The student against the teacher, where both are there."""
+def _compare_networks(run: FinishedRun, num_resamples: int) -> str:
+    """Return the difference of student and teacher in a sentence; "" unless the run has both."""
     if not {"teacher", "student"} <= set(run.split.predictions.logits):
-        return None
+        return ""
     found = bootstrap_difference(
         run.split, run.chain, first="student", second="teacher", num_resamples=num_resamples, level=_LEVEL
     )
     points = f"{100 * found.value:+.1f} points ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-    verdict = "a difference between these two networks that other patients would not explain"
+    verdict = "a significant difference between these two networks"
     if count_patients(run.split.facts["patient_id"]) < MIN_PATIENTS:
-        verdict = "of too few patients to tell"  # few who are alike give an interval without width
+        verdict = "from too few patients for a verdict"  # few similar patients give an interval without width
     elif not is_difference(found):
-        verdict = "no difference that these cases can show"
-    return tag("p", f"Mean accuracy, student less teacher: {points}, {verdict}.")
+        verdict = "not a significant difference"
+    return f"Mean accuracy, student less teacher: {points}, {verdict}."
+
+
+def _list_notes(metrics: Mapping[str, ModelMetrics]) -> list[str]:
+    notes = []
+    for step in (step for model in metrics.values() for step in model.steps):
+        if not step.num_cases:
+            notes.append(f"{step.name}: no case was annotated; every mean leaves this step out.")
+        elif step.left_out:
+            left_out = "; ".join(step.left_out)
+            notes.append(f"{step.name}: no case has these answers; the macro averages leave them out: {left_out}.")
+    return list(dict.fromkeys(notes))
 
 
 def _write_cases(run: FinishedRun, gathered: Gathered) -> Iterator[Section]:
     yield Section("cases", "Cases", "", write_cases(gathered.cases, run.chain, notes=gathered.notes))
-    note = tag("p", gathered.correction_note, class_="note")
-    body = note if gathered.corrections is None else join(write_corrections(gathered.corrections, run.chain), note)
-    lead = "What the teacher answers when it is told the truth of the first steps; changed answers are marked."
+    body = Markup('<p class="note">{}</p>').format(gathered.correction_note)
+    if gathered.corrections is not None:
+        body = write_corrections(gathered.corrections, run.chain) + body
+    lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
     yield Section("corrections", "Corrections", lead, body)
 
 
-def _settings(run: FinishedRun) -> Html:
-    table = write_settings_table(dataclasses.asdict(run.settings))
+def _write_settings(run: FinishedRun) -> Markup:
+    settings = dataclasses.asdict(run.settings)
+    groups: dict[str, dict[str, str]] = {"run": {}}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            groups[key] = {name: _describe_value(each) for name, each in value.items()}
+        else:
+            groups["run"][key] = _describe_value(value)
     seconds = run.report.get("wall_seconds")
-    took = None if not isinstance(seconds, int | float) else tag("p", f"The run took {seconds:.0f} s.", class_="note")
-    return join(table, took)
+    return render("settings.html.j2", groups=groups, seconds=seconds if isinstance(seconds, int | float) else None)
+
+
+def _describe_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_describe_value, value))
+    return "(empty)" if value == "" else str(value)

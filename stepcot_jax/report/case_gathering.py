@@ -1,4 +1,4 @@
-"""The cases of a run's page: pictures and reports from its data, maps and corrections from its networks."""
+"""Gather the cases of a run's page: pictures and reports from its data, maps and corrections from its networks."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -17,12 +17,16 @@ from stepcot_jax.report.correction_view import Corrections, read_corrections
 from stepcot_jax.report.embedded_pictures import write_picture
 from stepcot_jax.report.finished_run import FinishedRun
 from stepcot_jax.report.found_cases import FoundCase, find_cases
-from stepcot_jax.report.page_cases import ShownCase, draw_places
+from stepcot_jax.report.page_cases import ShownCase
 
 NUM_CORRECTED = 32
-"""Number of cases that the teacher reads again with answers given: each is read once a step."""
+"""Cases that the teacher reads again with answers given: each is read once a step."""
 
 _BATCH_SIZE = 8
+_MAP_NOTE = (
+    "A map shows which parts of the picture support the answer, from its lowest value (clear) to its highest (bright); "
+    "it does not show that the network looks where a radiologist would."
+)
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
@@ -33,8 +37,8 @@ class Gathered:
 
     Attributes:
       cases: those to browse.
-      corrections: of the teacher; None where there are none.
-      notes: what a reader has to know of the cases, one sentence each.
+      corrections: of the teacher; None if it cannot be corrected.
+      notes: on the cases, one sentence each.
       correction_note: why there are no corrections, or of which cases they are.
     """
 
@@ -54,46 +58,45 @@ def gather(
     with_maps: bool,
     progress: Progress,
 ) -> Gathered:
-    """The cases of a page.
+    """Gather the cases of a page.
 
     Args:
-      run: whose test split it is.
-      model: whose answers are shown.
-      num_cases: how many to show at most.
-      broken_rules: says of answers [case, step] which rule each case breaks, "" for none.
+      run: its test split is shown.
+      model: the network whose answers are shown.
+      num_cases: most cases to show; where the split has more, they are drawn at random.
+      broken_rules: from answers [case, step] to the rule that each case breaks, "" for none.
       with_data: False leaves out pictures, reports, maps and corrections, and needs no data.
       with_maps: False leaves out maps.
-      progress: shows how far it is.
+      progress: shows the progress.
 
     Raises:
       BadInput: data or checkpoint cannot be used.
     """
     predictions = run.split.predictions
-    chosen = draw_places(len(predictions.index), num_cases)
-    notes = [_describe_choice(len(chosen), len(predictions.index), model)]
-    found: list[FoundCase] | None = None
-    maps: Sequence[Any] = [None] * len(chosen)
-    corrections, correction_note = None, "They need the data of the run, which was left out."
-    answers = _answers(run, model)[chosen]
-    if with_data:
-        trained = _load(run)
-        found = _find(run, chosen, trained, progress)
-        maps, note = _make_maps(run, trained, found, model, answers, with_maps, progress)
-        notes.append(note)
-        corrections, correction_note = _correct(run, trained, found, chosen, progress)
-    else:
+    places = draw_places(len(predictions.index), num_cases)
+    which = f"{len(places)} of {len(predictions.index)} test cases, drawn at random"
+    if len(places) == len(predictions.index):
+        which = f"All {len(places)} test cases"
+    notes = [f"{which}, with the answers of the {model}."]
+    answers = _answers(run, model)[places]
+    broken = broken_rules(answers)
+    if not with_data:
         notes.append("Pictures, reports and maps were left out.")
-    cases = _show(run, chosen, model, found, maps, broken_rules(answers))
-    return Gathered(cases, corrections, notes, correction_note)
+        cases = _show(run, places, model, None, [None] * len(places), broken)
+        return Gathered(cases, None, notes, "There are none: they need the data of the run, which were left out.")
+    trained = None if _why_unread(run) else load_trained(run.workdir)
+    found = _find(run, places, trained, progress)
+    maps, note = _make_maps(run, trained, found, model, answers, with_maps, progress)
+    corrections, correction_note = _correct(run, trained, found, places, progress)
+    cases = _show(run, places, model, found, maps, broken)
+    return Gathered(cases, corrections, [*notes, note], correction_note)
 
 
-def _describe_choice(num_shown: int, num_cases: int, model: str) -> str:
-    which = (
-        f"All {num_cases} test cases"
-        if num_shown == num_cases
-        else f"{num_shown} of {num_cases} test cases, drawn at random"
-    )
-    return f"{which}, as the {model} answers them."
+def draw_places(num_cases: int, num_shown: int, *, seed: int = 0) -> list[int]:
+    """Return the places of the cases to show, ascending: all of them, or `num_shown` drawn at random."""
+    if num_shown >= num_cases:
+        return list(range(num_cases))
+    return sorted(np.random.default_rng(seed).choice(num_cases, num_shown, replace=False).tolist())
 
 
 def _answers(run: FinishedRun, model: str) -> Int[np.ndarray, "case step"]:
@@ -102,23 +105,23 @@ def _answers(run: FinishedRun, model: str) -> Int[np.ndarray, "case step"]:
     return np.stack(own, axis=1).astype(np.int32)
 
 
-def _load(run: FinishedRun) -> Trained | None:
-    """The networks; None where they read no images, for which `_why_unread` has the reason."""
-    return None if _why_unread(run) else load_trained(run.workdir)
-
-
 def _why_unread(run: FinishedRun) -> str:
+    """Return why the networks cannot read images again; "" if they can."""
     if run.settings.image_encoder.name == "imported":
-        return "the features of this run were made elsewhere, so that no picture can be read again"
-    return "" if run.settings.job in ("teacher", "distill") else f"a {run.settings.job} is not read step by step"
+        return "this run's image features were imported, so that its networks cannot read pictures"
+    return "" if run.settings.job in ("teacher", "distill") else f"a {run.settings.job} does not read step by step"
 
 
-def _find(run: FinishedRun, chosen: list[int], trained: Trained | None, progress: Progress) -> list[FoundCase]:
+def _find(run: FinishedRun, places: list[int], trained: Trained | None, progress: Progress) -> list[FoundCase]:
     preprocessing = trained_preprocessing(run.settings) if trained is None else trained.preprocessing
-    paths = run.split.facts["image_path"][chosen].tolist()
-    labels = run.split.predictions.labels[chosen]
     try:
-        return find_cases(run.settings, paths, labels, preprocessing=preprocessing, progress=progress)
+        return find_cases(
+            run.settings,
+            image_paths=run.split.facts["image_path"][places].tolist(),
+            labels=run.split.predictions.labels[places],
+            preprocessing=preprocessing,
+            progress=progress,
+        )
     except BadInput as error:
         raise BadInput(f"{error}; --without-data writes the page without pictures, reports and maps") from None
 
@@ -132,7 +135,7 @@ def _make_maps(
     with_maps: bool,
     progress: Progress,
 ) -> tuple[Sequence[Any], str]:
-    """A map for each case and step, and what to say of them."""
+    """Return maps [step, row, column] for each case, None without, and a note on them."""
     none: list[None] = [None] * len(found)
     if not with_maps:
         return none, "Maps were left out."
@@ -143,25 +146,22 @@ def _make_maps(
     try:
         explainer = Explainer(trained, model=model, batch_size=_BATCH_SIZE)
     except BadInput as error:
-        raise BadInput(f"{error}; --without-maps writes the page without them") from None
+        raise BadInput(f"{error}; --without-maps writes the page without maps") from None
     maps: list[Float[np.ndarray, "step row column"]] = []
     for start in progress(range(0, len(found), _BATCH_SIZE), "making maps (batches)"):
         images = _to_input(found[start : start + _BATCH_SIZE], trained.preprocessing)
         maps.extend(explainer.explain(images, labels=answers[start : start + _BATCH_SIZE]).maps)
-    return maps, (
-        "A map shows what in the picture speaks for the answer, from its lowest value (clear) to its highest (bright); "
-        "it does not say that the network looks where a radiologist would."
-    )
+    return maps, _MAP_NOTE
 
 
 def _correct(
-    run: FinishedRun, trained: Trained | None, found: Sequence[FoundCase], chosen: list[int], progress: Progress
+    run: FinishedRun, trained: Trained | None, found: Sequence[FoundCase], places: list[int], progress: Progress
 ) -> tuple[Corrections | None, str]:
-    """What the teacher answers with earlier answers given, or why it cannot be said."""
+    """Return the teacher's answers with earlier answers given, and a note on the cases or on why there are none."""
     if trained is None:
         return None, f"There are none: {_why_unread(run)}."
     if "teacher" not in trained.params or not trained.networks.teacher.memory:
-        return None, "Only a teacher with a memory can be given answers; this run has none."
+        return None, "There are none: only a teacher with a memory takes given answers, and this run has none."
     num_corrected = min(NUM_CORRECTED, len(found))
     images = _to_input(found[:num_corrected], trained.preprocessing)
     reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)
@@ -171,10 +171,10 @@ def _correct(
         next(bar, None)
         return reader.read(images, given.astype(np.int32)).probabilities
 
-    truth = run.split.predictions.labels[chosen[:num_corrected]]
+    truth = run.split.predictions.labels[places[:num_corrected]]
     names = [each.case.image_path for each in found[:num_corrected]]
-    corrections = read_corrections(read, truth, names)
-    for _ in bar:
+    corrections = read_corrections(read, truth=truth, names=names)
+    for _ in bar:  # ends the bar
         pass
     return corrections, f"The first {num_corrected} cases of this page, read by the teacher."
 
@@ -185,7 +185,7 @@ def _to_input(found: Sequence[FoundCase], preprocessing: Preprocessing) -> Float
 
 def _show(
     run: FinishedRun,
-    chosen: list[int],
+    places: list[int],
     model: str,
     found: Sequence[FoundCase] | None,
     maps: Sequence[Any],
@@ -205,5 +205,5 @@ def _show(
             inconsistent=broken[number],
             maps=maps[number],
         )
-        for number, place in enumerate(chosen)
+        for number, place in enumerate(places)
     ]

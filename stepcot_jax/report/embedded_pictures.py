@@ -1,4 +1,4 @@
-"""Radiographs and maps as text that a page carries in itself."""
+"""Radiographs and maps as text that a page embeds."""
 
 import base64
 import io
@@ -8,14 +8,14 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 MAX_SIDE = 288
-"""Longest side of a picture in the page, in pixels: 200 of them stay well below 10 MB."""
+"""Longest side of an embedded picture in pixels: 200 of them stay well below 10 MB."""
 
 _QUALITY = 82
 _MAX_MAP_SIDE = 24
 
 
 def write_picture(pixels: UInt8[np.ndarray, "height width 3"]) -> str:
-    """A picture as a data URI: JPEG, grey where its channels are equal, at most `MAX_SIDE` pixels a side."""
+    """Return a picture as a data URI: JPEG, grey if its channels are equal, at most `MAX_SIDE` pixels a side."""
     grey = bool((pixels == pixels[..., :1]).all())
     image = Image.fromarray(np.ascontiguousarray(pixels[..., 0]) if grey else pixels)
     image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
@@ -25,10 +25,10 @@ def write_picture(pixels: UInt8[np.ndarray, "height width 3"]) -> str:
 
 
 def write_map(values: Float[np.ndarray, "height width"]) -> dict[str, int | str]:
-    """A map as the bytes of a small grey picture: its lowest value at 0, its largest at 255; all 0 where it is even.
+    """Return a map as the bytes of a small grey picture, scaled from its lowest value (0) to its highest (255).
 
     Args:
-      values: not negative; a larger map than 24 a side is averaged down.
+      values: not negative; a map larger than 24 a side is averaged down, an even one becomes 0 everywhere.
 
     Returns:
       "width", "height" and "bytes" (base64, row by row).
@@ -37,34 +37,34 @@ def write_map(values: Float[np.ndarray, "height width"]) -> dict[str, int | str]
       ValueError: a value is negative or not finite.
     """
     if not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError("found a map with values that are negative or not finite")
+        raise ValueError("map values must be finite and not negative")
     image = Image.fromarray(np.asarray(values, np.float32))
     if max(image.size) > _MAX_MAP_SIDE:
         scale = _MAX_MAP_SIDE / max(image.size)
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
         image = image.resize(size, Image.Resampling.BOX)
-    small = np.asarray(image)
-    low, spread = float(small.min()), float(np.ptp(small))
-    # What is even but for rounding points nowhere, and should not look as if it did.
-    is_even = spread <= 1e-5 * abs(float(small.max()))
-    levels = np.zeros(small.shape, np.uint8) if is_even else np.round((small - low) / spread * 255).astype(np.uint8)
+    levels = np.round(255 * _scale(np.asarray(image))).astype(np.uint8)
     content = base64.b64encode(levels.tobytes()).decode()
     return {"width": image.width, "height": image.height, "bytes": content}
 
 
 def write_overlay(pixels: UInt8[np.ndarray, "height width 3"], values: Float[np.ndarray, "row column"]) -> str:
-    """A picture with a map over it as one data URI, in the colours of the page's script.
+    """Return a picture with a map over it as one data URI, in the colours of the report page's script.
 
     Args:
       pixels: the picture.
-      values: not negative, over the whole picture; an even map leaves it as it is.
+      values: not negative, over the whole picture; an even map leaves it unchanged.
     """
     height, width = pixels.shape[:2]
-    low, spread = float(values.min()), float(np.ptp(values))
-    part = (values - low) / spread if spread > 1e-5 * float(values.max()) else np.zeros(values.shape)
-    smooth = Image.fromarray(part.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
+    smooth = Image.fromarray(_scale(values).astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
     strength = np.asarray(smooth, np.float64)[..., None]
     red, green, blue = np.full_like(strength, 255), 60 + 180 * strength, 30 + 130 * strength**2
     colour = np.concatenate([red, green, blue], axis=-1)
     opacity = 190 / 255 * strength**1.5
     return write_picture(np.round((1 - opacity) * pixels + opacity * colour).astype(np.uint8))
+
+
+def _scale(values: np.ndarray) -> np.ndarray:
+    """Return values scaled to 0..1; 0 everywhere for a map that is even up to rounding and so points nowhere."""
+    low, spread = float(values.min()), float(np.ptp(values))
+    return (values - low) / spread if spread > 1e-5 * float(values.max()) else np.zeros(values.shape)

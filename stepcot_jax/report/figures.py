@@ -1,188 +1,218 @@
-"""Line charts and reliability diagrams as SVG, whose colours the page's style decides."""
+"""Line charts and reliability diagrams as inline SVG, drawn by matplotlib in the colours of the page's style sheet."""
 
-import dataclasses
+import io
+import itertools
 import math
-from collections.abc import Sequence
+import re
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import matplotlib
 import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from stepcot_jax.report.markup import Html, join, tag
+from stepcot_jax.host.pages import name_unseen
+from stepcot_jax.report.finished_run import Entry
+from stepcot_jax.report.page import render
 
-_LEFT, _TOP, _RIGHT, _BOTTOM = 46, 10, 12, 36  # room for labels around the area that is drawn in
+Line = tuple[str, Sequence[tuple[float, float]]]
+"""Name and (x, y) points in order; a y that is not finite is a gap."""
+
+_LINE_COLOURS = ("#1f5f8b", "#c2571a", "#4b8b3b", "#8a4a9c", "#8a6d1d", "#47505a")
+_DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (7, 2)), "-")
+_INK, _SOFT, _RULE = "#1d2126", "#5c6570", "#dcd9d3"
+# The style sheet has a light and a dark value for each of these.
+_VARIABLES = {
+    **{colour: f"var(--line-{place})" for place, colour in enumerate(_LINE_COLOURS)},
+    _INK: "var(--ink)",
+    _SOFT: "var(--soft)",
+    _RULE: "var(--rule)",
+}
+_STYLE: Any = {
+    "axes.edgecolor": _SOFT,
+    "axes.labelcolor": _SOFT,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 11,
+    "grid.color": _RULE,
+    "legend.frameon": False,
+    "legend.labelcolor": _INK,
+    "svg.fonttype": "none",
+    "text.color": _INK,
+    "text.parse_math": False,
+    "xtick.color": _SOFT,
+    "ytick.color": _SOFT,
+    "ytick.left": False,
+}
+_SVG = "{http://www.w3.org/2000/svg}"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+_LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+
+_LOSS_PARTS = {"hard_label": "answers", "soft_label": "teacher's answers", "channel_alignment": "channel alignment"}
+_FIRST_NAMES = ("teacher", "student")
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """One line of a chart.
-
-    Attributes:
-      name: for the legend.
-      points: (x, y) in order; a y that is not finite is a gap.
-    """
-
-    name: str
-    points: Sequence[tuple[float, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Area:
-    """Where numbers lie in a drawing of `width` times `height`."""
-
-    width: float
-    height: float
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
-
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        (x_low, x_high), (y_low, y_high) = self.x_range, self.y_range
-        across = (x - x_low) / (x_high - x_low)
-        up = (y - y_low) / (y_high - y_low)
-        inner_width, inner_height = self.width - _LEFT - _RIGHT, self.height - _TOP - _BOTTOM
-        return _LEFT + across * inner_width, _TOP + (1 - up) * inner_height
-
-
-def draw_lines(
-    lines: Sequence[Line],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    y_range: tuple[float, float] | None = None,
-) -> Html:
-    """A chart of several lines over one axis, with its legend.
+def write_curves(entries: Sequence[Entry]) -> Markup:
+    """Draw validation accuracy, training loss and, after distillation, the parts of the student's loss by epoch.
 
     Args:
-      lines: at most six are told apart by colour and dashes; each needs a name of its own.
+      entries: the run's logged numbers; those of one kind and epoch are averaged.
+    """
+    found = {key.partition("/")[0] for entry in entries for key in entry if key.endswith(("/total", "/mean_accuracy"))}
+    names = sorted(found, key=lambda name: (name not in _FIRST_NAMES, name != "teacher", name))
+    accuracies = _find_lines(entries, "val", {name: f"{name}/mean_accuracy" for name in names})
+    losses = _find_lines(entries, "train", {name: f"{name}/total" for name in names})
+    parts = _find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
+    charts = [
+        ("Mean accuracy of the steps on validation", "accuracy", accuracies),
+        ("Training loss, mean of the epoch's logged updates", "loss", losses),
+    ]
+    if len(parts) > 1:
+        charts.append(("Parts of the student's loss, before their weights", "loss", parts))
+    return Markup("").join(
+        draw_lines(lines, title=title, x_label="epoch", y_label=y_label) for title, y_label, lines in charts
+    )
+
+
+def _find_lines(entries: Sequence[Entry], kind: str, keys: Mapping[str, str]) -> list[Line]:
+    """Return a line for each key that was logged: epochs from 1 and the mean of each epoch."""
+    lines: list[Line] = []
+    for name, key in keys.items():
+        numbers = [(entry["epoch"], entry[key]) for entry in entries if entry["kind"] == kind and key in entry]
+        numbers.sort(key=lambda pair: pair[0])
+        points = []
+        for epoch, group in itertools.groupby(numbers, key=lambda pair: pair[0]):
+            values = [float(value) if isinstance(value, int | float) else math.nan for _, value in group]
+            points.append((epoch + 1.0, sum(values) / len(values)))
+        if points:
+            lines.append((name, points))
+    return lines
+
+
+def draw_lines(lines: Sequence[Line], *, title: str, x_label: str, y_label: str) -> Markup:
+    """Draw lines over one axis, with a legend.
+
+    Args:
+      lines: each with a name of its own; up to six differ in colour and dashes.
       title: above the chart.
       x_label: what is counted from left to right, in whole numbers.
-      y_label: what is measured.
-      y_range: lowest and highest value shown; None takes it from the lines.
+      y_label: the measured quantity.
 
     Returns:
-      A `figure`; one that says so where no line has a finite number.
+      A `figure` element, which says so where no line has a finite number.
     """
-    finite = [(x, y) for line in lines for x, y in line.points if math.isfinite(y)]
-    if not finite:
-        return _figure(title, tag("p", "No numbers were logged.", class_="note"))
-    xs, ys = zip(*finite, strict=True)
-    area = _Area(380, 240, _widen(min(xs), max(xs), whole=True), y_range or _widen(min(ys), max(ys)))
-    parts = [_draw_axes(area, x_label, y_label, whole_x=True)]
-    parts += [_draw_line(area, line.points, number) for number, line in enumerate(lines)]
-    return _figure(title, _svg(area, title, parts), _legend([line.name for line in lines]))
+    if not any(math.isfinite(y) for _, points in lines for _, y in points):
+        return render("chart.html.j2", title=title, svg=None)
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _make_axes(380, 260, x_label, y_label)
+        for place, (name, points) in enumerate(lines):
+            xs, ys = np.array(points, float).T
+            place %= len(_LINE_COLOURS)
+            axes.plot(
+                xs,
+                ys,
+                "o",
+                color=_LINE_COLOURS[place],
+                ls=_DASHES[place],
+                lw=2,
+                ms=5,
+                mew=0,
+                clip_on=False,
+                label=textwrap.shorten(name_unseen(name), 40, placeholder=" …"),
+            )
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        figure.legend(loc="outside lower left", ncols=2)  # room for the browser's fonts, which may be wider
+        return render("chart.html.j2", title=title, svg=_to_svg(figure, label=title))
 
 
 def draw_reliability(
-    confidences: Sequence[float], accuracies: Sequence[float], counts: Sequence[int], *, title: str
-) -> Html:
-    """How often answers were right against how sure the network was; the diagonal is perfect.
+    *, confidences: Sequence[float], accuracies: Sequence[float], counts: Sequence[int], title: str, model: str
+) -> Markup:
+    """Draw accuracy against confidence; a perfectly calibrated network lies on the diagonal.
 
     Args:
       confidences: mean confidence of each bin that holds cases, in 0..1.
-      accuracies: share answered right in each of them.
-      counts: number of cases in each; a point's area follows it.
+      accuracies: share of right answers in each bin.
+      counts: cases in each bin; a point's area follows it.
       title: above the diagram.
+      model: the network, for screen readers.
     """
-    area = _Area(240, 240, (0.0, 1.0), (0.0, 1.0))
-    parts: list[Html | None] = [_draw_axes(area, "confidence", "accuracy")]
-    parts.append(_path([area.place(0, 0), area.place(1, 1)], "diagonal"))
-    parts.append(_path([area.place(x, y) for x, y in zip(confidences, accuracies, strict=True)], "line line-0"))
-    most = max(counts, default=1)
-    for x, y, count in zip(confidences, accuracies, counts, strict=True):
-        left, top = area.place(x, y)
-        point = tag("title", f"{count} cases: confidence {x:.2f}, accuracy {y:.2f}")
-        radius = 2 + 6 * math.sqrt(count / most)
-        parts.append(tag("circle", point, class_="bin", cx=_short(left), cy=_short(top), r=_short(radius)))
-    return _figure(title, _svg(area, title, parts))
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _make_axes(240, 240, "confidence", "accuracy")
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        axes.plot([0, 1], [0, 1], color=_SOFT, ls="--", lw=1)
+        axes.plot(confidences, accuracies, color=_LINE_COLOURS[0], lw=2, clip_on=False)
+        titles = {}
+        for place, (x, y, count) in enumerate(zip(confidences, accuracies, counts, strict=True)):
+            name, radius = f"bin-{place}", 2 + 6 * math.sqrt(count / max(counts))
+            titles[name] = f"{count} cases: confidence {x:.2f}, accuracy {y:.2f}"
+            axes.plot(x, y, "o", color=_LINE_COLOURS[0], ms=2 * radius, alpha=0.6, mew=0, clip_on=False, gid=name)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5))
+        return render("chart.html.j2", title=title, svg=_to_svg(figure, label=f"{title}: {model}", titles=titles))
 
 
-def choose_ticks(low: float, high: float, *, most: int = 6, whole: bool = False) -> list[float]:
-    """Round numbers from `low` to `high`.
+def _make_axes(width: float, height: float, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """One SVG unit is one point; the page scales the drawing to its column."""
+    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    return figure, axes
 
-    >>> choose_ticks(0, 1)
-    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    >>> choose_ticks(1, 14, most=8, whole=True)
-    [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0]
+
+def _to_svg(figure: Figure, *, label: str, titles: Mapping[str, str] | None = None) -> Markup:
+    """Return a figure as an SVG element without inline styles, which the page's policy blocks.
+
+    Args:
+      figure: drawn in `_STYLE`.
+      label: for screen readers, unique on the page.
+      titles: tooltips by the artists' gid.
     """
-    raw = (high - low) / most
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * size for factor in (1, 2, 5, 10, 20) if factor * size >= raw * 0.99 or factor == 20)
-    if whole:
-        step = max(1.0, step)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    buffer = io.StringIO()
+    salt: Any = {"svg.hashsalt": label}  # identifiers depend on the label alone: two runs write the same bytes
+    with matplotlib.rc_context(salt):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    root = ElementTree.fromstring(buffer.getvalue())  # noqa: S314 - matplotlib's own
+    for parent in root.iter():
+        title = (titles or {}).get(parent.get("id", ""))
+        if parent.tag == f"{_SVG}g":
+            parent.attrib.pop("id", None)
+        for child in list(parent):
+            if child.tag in (f"{_SVG}style", f"{_SVG}metadata") or child.get("style") == "fill: none":
+                parent.remove(child)
+        if title:
+            ElementTree.SubElement(parent, f"{_SVG}title").text = title
+    for element in root.iter():
+        _inline(element)
+    box = root.attrib["viewBox"]
+    root.attrib.clear()
+    root.attrib |= {"viewBox": box, "class": "chart", "role": "img", "aria-label": name_unseen(label)}
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 - ElementTree escapes its text
 
 
-def _widen(low: float, high: float, *, whole: bool = False) -> tuple[float, float]:
-    """A range with some room, and never an empty one."""
-    if whole:
-        return (low - 0.5, high + 0.5) if low == high else (low, high)
-    room = 0.06 * (high - low) or 0.05 * max(abs(high), 1.0)
-    return low - room, high + room
-
-
-def _draw_axes(area: _Area, x_label: str, y_label: str, *, whole_x: bool = False) -> Html:
-    parts = []
-    small = area.width < 300
-    (x_low, x_high), (y_low, y_high) = area.x_range, area.y_range
-    for y in choose_ticks(y_low, y_high, most=4 if small else 6):
-        left, top = area.place(x_low, y)
-        parts.append(_path([(left, top), area.place(x_high, y)], "grid"))
-        parts.append(_text(left - 6, top + 4, f"{y:g}", "end"))
-    for x in choose_ticks(x_low, x_high, most=4 if small else 8, whole=whole_x):
-        left, top = area.place(x, y_low)
-        parts.append(_path([(left, top), (left, top + 4)], "axis"))
-        parts.append(_text(left, top + 17, f"{x:g}", "middle"))
-    parts.append(_path([area.place(x_low, y_low), area.place(x_high, y_low)], "axis"))
-    middle = (_LEFT + area.width - _RIGHT) / 2
-    parts.append(_text(middle, area.height - 4, x_label, "middle", "label"))
-    centre = (_TOP + area.height - _BOTTOM) / 2
-    turned = f"rotate(-90 11 {_short(centre)})"
-    parts.append(tag("text", y_label, x=11, y=_short(centre), text_anchor="middle", class_="label", transform=turned))
-    return join(*parts)
-
-
-def _draw_line(area: _Area, points: Sequence[tuple[float, float]], number: int) -> Html:
-    """A line with a dot at each point; the line is interrupted where a number is not finite."""
-    runs: list[list[tuple[float, float]]] = [[]]
-    for x, y in points:
-        if math.isfinite(y):
-            runs[-1].append(area.place(x, float(np.clip(y, *area.y_range))))
-        elif runs[-1]:
-            runs.append([])
-    parts = [_path(run, f"line line-{number % 6}") for run in runs if len(run) > 1]
-    dots = [
-        tag("circle", cx=_short(x), cy=_short(y), r=2.5, class_=f"dot dot-{number % 6}") for run in runs for x, y in run
-    ]
-    return join(*parts, *dots)
-
-
-def _legend(names: Sequence[str]) -> Html:
-    items = []
-    for number, name in enumerate(names):
-        sample = tag("path", d="M0 6H26", class_=f"line line-{number % 6}")
-        items.append(tag("li", tag("svg", sample, viewBox="0 0 26 12", width=26, height=12, aria_hidden="true"), name))
-    return tag("ul", *items, class_="legend")
-
-
-def _figure(title: str, *children: Html) -> Html:
-    return tag("figure", tag("figcaption", title), *children)
-
-
-def _svg(area: _Area, title: str, parts: Sequence[Html | None]) -> Html:
-    box = f"0 0 {area.width:g} {area.height:g}"
-    return tag("svg", *parts, viewBox=box, role="img", aria_label=title, class_="chart")
-
-
-def _path(points: Sequence[tuple[float, float]], css_class: str) -> Html | None:
-    if not points:
-        return None
-    steps = " ".join(f"{_short(x)} {_short(y)}" for x, y in points)
-    return tag("path", d=f"M{steps}", class_=css_class)
-
-
-def _text(x: float, y: float, text: str, anchor: str, css_class: str = "tick") -> Html:
-    return tag("text", text, x=_short(x), y=_short(y), text_anchor=anchor, class_=css_class)
-
-
-def _short(number: float) -> str:
-    return f"{number:.1f}".removesuffix(".0")
+def _inline(element: ElementTree.Element) -> None:
+    """Turn a style into presentation attributes; the style sheet sets fonts and, by variables, colours."""
+    element.tag = element.tag.removeprefix(_SVG)  # HTML's parser knows SVG without a namespace
+    if not (element.text or "").strip():
+        element.text = None
+    element.tail = None
+    for declaration in element.attrib.pop("style", "").split(";"):
+        name, _, value = (part.strip() for part in declaration.partition(":"))
+        if name and not name.startswith("font"):
+            element.set(name, _VARIABLES.get(value, value))
+    if _LINK in element.attrib:
+        element.set("href", element.attrib.pop(_LINK))
+    if "rotate(-0 " in element.get("transform", ""):
+        del element.attrib["transform"]
+    for name, value in element.attrib.items():
+        element.attrib[name] = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.1f}", " ".join(value.split()))

@@ -1,4 +1,4 @@
-"""What a finished run left in its workdir, as far as a report needs it."""
+"""Load what a finished run left in its workdir, as far as its report page needs it."""
 
 import dataclasses
 import json
@@ -16,12 +16,14 @@ from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predi
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.predict.trained_model import CALIBRATION_FILE
-from stepcot_jax.report.curves import Entry, read_metrics
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_REPORT_BYTES = 64 * 2**20
+
+Entry = Mapping[str, Any]
+"""Numbers that a run logged at one update."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +36,8 @@ class FinishedRun:
       chain: the steps.
       entries: the logged numbers.
       report: content of `report.json`.
-      split: what each network said about the test split.
-      calibration: fitted on the validation split; None where the run has none.
+      split: each network's predictions for the test split.
+      calibration: fitted on the validation split; None if the run fitted none.
     """
 
     workdir: pathlib.Path
@@ -47,23 +49,19 @@ class FinishedRun:
     calibration: Calibration | None
 
     def check_model(self, model: str) -> None:
-        """Refuse a network that the run has no predictions of.
+        """Refuse a network without predictions.
 
         Raises:
-          BadInput: there is none of that name.
+          BadInput: the run has no predictions by that name.
         """
         names = list(self.split.predictions.logits)
         if model not in names:
-            raise BadInput(f"{self.workdir}: found no {model!r}, accepted are {', '.join(names)}")
-
-    def is_calibrated(self, model: str) -> bool:
-        """Whether temperatures were fitted for a network."""
-        return self.calibration is not None and model in self.calibration.temperatures
+            raise BadInput(f"{self.workdir} has no predictions of {model!r}; it has {', '.join(names)}")
 
     def probabilities(self, model: str) -> Float[np.ndarray, "case step answer"]:
-        """Distributions over the answers, calibrated where the run was; 0 beyond a step's own answers."""
+        """Return distributions over the answers, calibrated if the run was; 0 beyond a step's own answers."""
         logits = self.split.predictions.logits[model]
-        if self.calibration is not None and self.is_calibrated(model):
+        if self.calibration is not None and model in self.calibration.temperatures:
             return calibrated_probabilities(logits, model, self.calibration, self.chain)
         found = np.zeros(logits.shape)
         for place, own in enumerate(own_probabilities(logits, chain=self.chain, model=model)):
@@ -71,27 +69,27 @@ class FinishedRun:
         return found
 
     def answer_sets(self, model: str) -> Bool[np.ndarray, "case step answer"] | None:
-        """The calibrated sets of answers; None where none were fitted."""
-        if self.calibration is None or not self.is_calibrated(model):
+        """Return the conformal answer sets; None without calibration."""
+        if self.calibration is None or model not in self.calibration.temperatures:
             return None
         return answer_sets(self.probabilities(model), model, self.calibration, self.chain)
 
 
 def read_run(workdir: pathlib.Path) -> FinishedRun:
-    """What `stepcot_jax.main` left in a workdir.
+    """Load a workdir that `stepcot_jax.main` wrote.
 
     Raises:
-      BadInput: the run is not finished, or a file is damaged or does not fit the others.
+      BadInput: the run has not finished, or a file is damaged or does not fit the others.
     """
     if not workdir.is_dir():
-        raise BadInput(f"{workdir}: found no such folder, accepted is the workdir of a finished run")
+        raise BadInput(f"{workdir} is not the workdir of a finished run (no such folder)")
     report = _read_report(workdir / "report.json")
     settings = read_settings(workdir / "settings.json")
     chain = read_reading(workdir).chain
     calibration = workdir / CALIBRATION_FILE
     split = read_predictions(workdir / "predictions" / "test.npz", chain)
     if not len(split.predictions.index):
-        raise BadInput(f"{workdir}: found no case in the test split, accepted are runs with one or more")
+        raise BadInput(f"{workdir}: the test split has no cases; a report needs at least one")
     return FinishedRun(
         workdir=workdir,
         settings=settings,
@@ -104,13 +102,41 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
 
 
 def _read_report(path: pathlib.Path) -> Mapping[str, Any]:
-    accepted = "accepted is the workdir of a run that has finished"
+    expected = "expected the report of a finished run"
     try:
-        found = json.loads(read_file(path, max_bytes=_MOST_REPORT_BYTES))
+        report = json.loads(read_file(path, max_bytes=_MOST_REPORT_BYTES))
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}), {accepted}") from None
+        raise BadInput(f"{path} cannot be read ({error.strerror}); {expected}") from None
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: found no report ({error}), {accepted}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("num_cases"), dict):
-        raise BadInput(f"{path}: found another layout, {accepted}")
-    return found
+        raise BadInput(f"{path} is not valid JSON ({error}); {expected}") from None
+    if not isinstance(report, dict) or not isinstance(report.get("num_cases"), dict):
+        raise BadInput(f"{path} has no 'num_cases' object; {expected}")
+    return report
+
+
+def read_metrics(path: pathlib.Path) -> list[Entry]:
+    """Load the entries of a `metrics.jsonl`, in order.
+
+    Raises:
+      BadInput: the file cannot be read, or a line is not an entry.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); expected the log that a run wrote") from None
+    return [_read_entry(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _read_entry(path: pathlib.Path, number: int, line: str) -> Entry:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if (
+        not isinstance(entry, dict)
+        or not isinstance(entry.get("kind"), str)
+        or not isinstance(entry.get("epoch"), int)
+        or not all(value is None or isinstance(value, int | float | str) for value in entry.values())
+    ):
+        raise BadInput(f"{path}, line {number}: {line[:60]!r} is not an object with kind, step and epoch")
+    return entry

@@ -1,4 +1,4 @@
-"""The cases of a finished run in the data that it was trained on, with their pictures as the network saw them."""
+"""Find the cases of a finished run in its data, with their pictures as the network saw them."""
 
 import dataclasses
 import re
@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PhantomPixels
 from stepcot_jax.data.images.preprocessing import Preprocessing, repeat_grey
 from stepcot_jax.data.loading import Progress, load_dataset
@@ -29,38 +28,35 @@ class FoundCase:
 
 def find_cases(
     settings: Settings,
+    *,
     image_paths: Sequence[str],
     labels: Int[np.ndarray, "case step"],
-    *,
     preprocessing: Preprocessing,
     progress: Progress,
 ) -> list[FoundCase]:
-    """Cases by their images' paths; the phantom's are drawn again.
+    """Find cases by their images' paths; phantoms are drawn again.
 
     Args:
       settings: of the run.
-      image_paths: of the cases that are wanted.
-      labels: [case, step] that the run had for them.
-      preprocessing: what the run's image encoder asks for.
-      progress: shows how far the reading is.
+      image_paths: of the cases.
+      labels: [case, step] in the run's predictions.
+      preprocessing: of the run's image encoder.
+      progress: shows the progress.
 
     Raises:
-      BadInput: the data cannot be read, or a case is not there or has other labels than the run had.
+      BadInput: the data cannot be read, or lack a case, or have other labels than the run had.
     """
-    if settings.data.source == "phantom":
-        found = _draw(settings, image_paths, preprocessing, progress)
-    else:
-        found = _read(settings, image_paths, preprocessing, progress)
+    find = _draw if settings.data.source == "phantom" else _read
     where = settings.data.root or "the phantom"
     cases = []
-    for path, wanted, each in zip(image_paths, labels, found, strict=True):
+    found = find(settings, image_paths, preprocessing, progress)
+    for path, expected, each in zip(image_paths, labels, found, strict=True):
         if each is None:
-            raise BadInput(f"{where}: found no case with image {path!r}, accepted is the data that the run had")
-        known = wanted != NOT_ANNOTATED  # a run that was supervised on some steps alone has no labels of the others
-        if (np.array(each.case.labels, np.int32)[known] != wanted[known]).any():
+            raise BadInput(f"{where} has no case with image {path!r}; expected the data that the run was trained on")
+        known = expected != NOT_ANNOTATED  # a run that was supervised on some steps has no labels of the others
+        if (np.array(each.case.labels, np.int32)[known] != expected[known]).any():
             raise BadInput(
-                f"{where}: {path}: found labels {each.case.labels}, accepted are {tuple(wanted.tolist())}, as the run "
-                "had them"
+                f"{where}, {path}: labels {each.case.labels} are not those of the run, {tuple(expected.tolist())}"
             )
         cases.append(each)
     return cases
@@ -83,16 +79,15 @@ def _draw(
 def _read(
     settings: Settings, image_paths: Sequence[str], preprocessing: Preprocessing, progress: Progress
 ) -> Iterator[FoundCase | None]:
-    dataset = _load(settings, preprocessing, progress)
+    # Only training needs the search for near duplicates, the cache and the splits; images are decoded when shown.
+    data = dataclasses.replace(settings.data, near_duplicate_radius=0, cache_megabytes=0.0)
+    dataset = load_dataset(
+        dataclasses.replace(settings, data=data),
+        preprocessing=preprocessing,
+        is_known=lambda _: True,
+        progress=progress,
+    )
     places = {case.image_path: place for place, case in enumerate(dataset.cases)}
     for path in progress(image_paths, "reading the cases"):
         place = places.get(path)
         yield None if place is None else FoundCase(dataset.cases[place], dataset.pixels[place])
-
-
-def _load(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
-    """The data without what only training needs: no image is decoded before it is shown, no splits are looked for."""
-    data = dataclasses.replace(settings.data, near_duplicate_radius=0, cache_megabytes=0.0)
-
-    settings = dataclasses.replace(settings, data=data)
-    return load_dataset(settings, preprocessing=preprocessing, is_known=lambda _: True, progress=progress)

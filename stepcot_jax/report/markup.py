@@ -1,16 +1,12 @@
-"""HTML that is safe by construction: what is not markup already is escaped, wherever it comes from."""
+"""HTML elements from code, for the reading forms; other pages use the templates of `host.pages`."""
 
-import base64
-import hashlib
 import html
 import json
-import pathlib
 from typing import Any
 
-from stepcot_jax.annotate.disagreements import escape
+from stepcot_jax.host.pages import name_unseen
 
 _VOID = frozenset({"br", "img", "input", "meta", "link"})
-_HERE = pathlib.Path(__file__).parent
 
 
 class Html(str):
@@ -38,23 +34,18 @@ def tag(name: str, /, *children: str | None, **attributes: str | int | float | b
 
 def join(*parts: str | None) -> Html:
     """Parts one after another, each escaped unless it is markup."""
-    return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts if part is not None))
+    return Html("".join(part if isinstance(part, Html) else _escape(part) for part in parts if part is not None))
+
+
+def _escape(text: str) -> str:
+    return html.escape(name_unseen(text))
 
 
 def _write_attribute(key: str, value: str | int | float | bool | None) -> str:
     name = key.rstrip("_").replace("_", "-")
     if value is None or value is False:
         return ""
-    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
-
-
-def show(text: str) -> str:
-    r"""Text for a script that shows it as text: unseen characters are named, as in `escape`.
-
-    >>> show("a < b\u202e")
-    'a < b[U+202E]'
-    """
-    return html.unescape(escape(text))
+    return f" {name}" if value is True else f' {name}="{_escape(str(value))}"'
 
 
 def embed_json(value: Any, *, name: str) -> Html:
@@ -73,42 +64,4 @@ def embed_json(value: Any, *, name: str) -> Html:
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return Html(f'<script type="application/json" id="{escape(name)}">{text}</script>')
-
-
-def read_part(name: str) -> str:
-    """A style sheet or script that lies beside this module."""
-    return (_HERE / name).read_text(encoding="utf-8")
-
-
-def write_document(*, title: str, body: Html, style: str, script: str) -> str:
-    """A page that may load nothing and run nothing but its own script, which the policy names by its digest.
-
-    Args:
-      title: of the page.
-      body: markup of the page.
-      style: the one style sheet.
-      script: the one script, run when the body is there.
-    """
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        # An icon of no bytes: else a browser that opens the page from a server asks it for one.
-        tag("link", rel="icon", href="data:,"),
-        Html(f"<style>{style}</style>"),
-    )
-    whole = join(head, tag("body", body, Html(f"<script>{script}</script>")))
-    return f"<!DOCTYPE html>\n{tag('html', whole, lang='en')}\n"
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return Html(f'<script type="application/json" id="{_escape(name)}">{text}</script>')

@@ -1,11 +1,16 @@
-"""The report page of a run: its sections in order, in one file."""
+"""The report page of a run: its sections in order, in one file that loads nothing."""
 
 import dataclasses
+import math
+import pathlib
 from collections.abc import Sequence
+from typing import Any
 
-from stepcot_jax.report.markup import Html, join, read_part, tag, write_document
+from markupsafe import Markup
 
-_DISCLAIMER = "For research. Not a medical device: nothing here may decide about a patient."
+from stepcot_jax.host.pages import make_environment, render_page
+
+_HERE = pathlib.Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,45 +20,47 @@ class Section:
     Attributes:
       name: id of the section, for links.
       title: its heading, also in the list of sections.
-      lead: what there is to see, in a sentence; "" for none.
+      lead: one sentence below the heading; "" for none.
       body: markup.
     """
 
     name: str
     title: str
     lead: str
-    body: Html
+    body: Markup
+
+
+def percent(share: float) -> str:
+    """Return a share in percent; a dash where it is undefined.
+
+    >>> percent(0.7834), percent(float("nan"))
+    ('78.3', '-')
+    """
+    return "-" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def decimal(number: float) -> str:
+    """Return a number with two decimals; a dash where it is undefined."""
+    return "-" if math.isnan(number) else f"{number:.2f}"
+
+
+_TEMPLATES = make_environment(_HERE)
+_TEMPLATES.filters |= {"percent": percent, "decimal": decimal}
+
+
+def render(name: str, **values: Any) -> Markup:
+    """Render one of this room's templates, in which every value is escaped."""
+    return Markup(_TEMPLATES.get_template(name).render(values))  # noqa: S704 - escaped by the template
 
 
 def write_page(*, title: str, about: Sequence[str], sections: Sequence[Section]) -> str:
-    """The whole page.
+    """Write the whole page as HTML that loads nothing.
 
     Args:
       title: of the page, such as the run's name.
-      about: what the run was, one sentence each, below the title.
+      about: sentences that describe the run, below the title.
       sections: in order.
-
-    Returns:
-      HTML that loads nothing from anywhere.
     """
-    links = [tag("li", tag("a", section.title, href=f"#{section.name}")) for section in sections]
-    header = tag(
-        "header",
-        tag("h1", title),
-        *(tag("p", line, class_="lead") for line in about),
-        tag("p", _DISCLAIMER, class_="note"),
-        class_="page",
-    )
-    body = join(
-        header,
-        tag("nav", tag("ul", *links), aria_label="Sections"),
-        tag("main", *(_write_section(section) for section in sections)),
-        tag("footer", tag("p", "Written by stepcot_jax.report.__main__. ", _DISCLAIMER)),
-    )
-    return write_document(title=title, body=body, style=read_part("page.css"), script=read_part("page.js"))
-
-
-def _write_section(section: Section) -> Html:
-    lead = tag("p", section.lead, class_="lead") if section.lead else None
-    heading = tag("h2", section.title, id=f"{section.name}-title")
-    return tag("section", heading, lead, section.body, id=section.name, aria_labelledby=f"{section.name}-title")
+    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    template = _TEMPLATES.get_template("report.html.j2")
+    return render_page(template, style=style, script=script, title=title, about=about, sections=sections)

@@ -1,6 +1,6 @@
-"""The steps and the prompts' vectors of a workdir, so that its networks can read without its data.
+"""Store the questions and prompt vectors in a workdir, so that its networks read without the data.
 
-`reading/chain.json` holds the steps and the digest of the frozen encoder; `reading/text_features.npy` holds a vector a
+`reading/chain.json` holds the steps and the digest of the frozen encoder; `reading/text_features.npy` a vector for each
 step, and is absent if the teacher has no text.
 """
 
@@ -23,7 +23,7 @@ TEXT_FILE = "text_features.npy"
 
 _MOST_CHAIN_BYTES = 4 * 2**20
 _MOST_TEXT_BYTES = 64 * 2**20
-_WAY_OUT = "the same main command writes it again"
+_WAY_OUT = "running main again with the same --config and --workdir writes it"
 
 
 class _StoredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,12 +40,12 @@ class _StoredChain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class StoredReading:
-    """The steps and prompts of a run.
+    """The questions and prompt vectors of a run.
 
     Attributes:
       chain: the steps.
       text_features: float32 [step, width]; None without text.
-      encoder_digest: of the frozen image encoder that the networks were trained on; "" if there is none.
+      encoder_digest: of the frozen image encoder that the networks were trained on; "" without one.
     """
 
     chain: Chain
@@ -54,7 +54,7 @@ class StoredReading:
 
 
 def write_reading(workdir: pathlib.Path, chain: Chain, text_features: Any, *, encoder_digest: str = "") -> None:
-    """Write the steps and prompts of a run, each file atomically.
+    """Write the files of `read_reading`, each whole or not at all.
 
     Args:
       workdir: of the run.
@@ -75,13 +75,13 @@ def write_reading(workdir: pathlib.Path, chain: Chain, text_features: Any, *, en
 
 
 def read_reading(workdir: pathlib.Path) -> StoredReading:
-    """Return the steps and prompts of a run.
+    """Load what `write_reading` wrote.
 
     Raises:
-      BadInput: a file is missing or damaged, or the two do not match.
+      BadInput: a file is missing, damaged, or does not fit the other.
     """
     path = workdir / FOLDER / CHAIN_FILE
-    accepted = f"expected the file of a run ({_WAY_OUT})"
+    accepted = f"expected the file that a run wrote ({_WAY_OUT})"
     stored = read_json(path, _StoredChain, accepted=accepted, max_bytes=_MOST_CHAIN_BYTES)
     try:
         chain = Chain(tuple(Step(step.name, step.question, step.options) for step in stored.steps))
@@ -93,16 +93,16 @@ def read_reading(workdir: pathlib.Path) -> StoredReading:
 
 def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step width"]:
     content = _read(path, most=_MOST_TEXT_BYTES)
-    accepted = f"expected finite float32 numbers [{chain.num_steps} steps, width] ({_WAY_OUT})"
+    accepted = f"expected finite float32 numbers of shape [{chain.num_steps}, width] ({_WAY_OUT})"
     try:
-        # Pickled objects and headers that claim more than the file holds end here.
+        # Refuses pickled objects, and a header that declares more than the file holds.
         features = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
-        raise BadInput(f"{path}: not an array ({type(error).__name__}); {accepted}") from None
+        raise BadInput(f"{path} is not an array ({type(error).__name__}); {accepted}") from None
     if not isinstance(features, np.ndarray) or features.dtype != np.float32 or features.ndim != 2:
-        raise BadInput(f"{path}: the array is of another type; {accepted}")
+        raise BadInput(f"{path} is not a float32 matrix; {accepted}")
     if len(features) != chain.num_steps or not np.isfinite(features).all():
-        raise BadInput(f"{path}: {len(features)} vectors, or numbers that are not finite; {accepted}")
+        raise BadInput(f"{path} has {len(features)} vectors, or numbers that are not finite; {accepted}")
     return features
 
 
@@ -112,4 +112,4 @@ def _read(path: pathlib.Path, *, most: int) -> bytes:
     except BadInput as error:
         raise BadInput(f"{error}; {_WAY_OUT}") from None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {_WAY_OUT}") from None
+        raise BadInput(f"{path} cannot be read ({error.strerror}); {_WAY_OUT}") from None

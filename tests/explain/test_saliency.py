@@ -220,7 +220,7 @@ def test_the_last_map_that_is_fine_enough_is_taken():
     network = NETWORKS["resnet"]
     assert list(choose_taps(network, found, least_rows=7)) == ["b"]
     assert list(choose_taps(network, found, least_rows=9)) == ["a"]
-    with pytest.raises(TypeError, match="no feature maps"):
+    with pytest.raises(TypeError, match="no known feature maps"):
         choose_taps(network, {}, least_rows=7)
 
 
@@ -255,7 +255,7 @@ def test_an_explainer_reads_as_a_reader_does(trained, teacher):
     np.testing.assert_allclose(explained.maps.sum(axis=(2, 3)), 1, atol=1e-5)
     np.testing.assert_allclose(explained.maps[0], explained.maps[2], atol=1e-6)
     assert (explained.maps >= 0).all()
-    with pytest.raises(BadInput, match="accepted are labels"):
+    with pytest.raises(BadInput, match="must be labels of shape"):
         teacher.explain(images, given_answers=given[:2])
 
 

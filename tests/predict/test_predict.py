@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from trained_workdir import make_trained_workdir, tiny_encoder
 
+import stepcot_jax.predict
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
-from stepcot_jax.predict.answers import make_readings
-from stepcot_jax.predict.changes import Shift, describe_shifts
+from stepcot_jax.predict.answers import Shift, describe_shifts, make_readings
 from stepcot_jax.predict.corrections import label_corrections, read_corrections
 from stepcot_jax.predict.paragraph import write_paragraph
 from stepcot_jax.predict.radiographs import find_images, read_picture
@@ -38,12 +38,12 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def teacher(workdir):
-    return predict.load(workdir, model="teacher", batch_size=2)
+    return stepcot_jax.predict.load(workdir, model="teacher", batch_size=2)
 
 
 @pytest.fixture(scope="module")
 def student(workdir):
-    return predict.load(workdir, batch_size=2)
+    return stepcot_jax.predict.load(workdir, batch_size=2)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,9 @@ def test_one_picture_reads_the_same_from_everywhere(student, images):
         (np.zeros((4, 4)), "uint8"),
         (np.zeros((4, 4, 4), np.uint8), "\\(4, 4, 4\\)"),
         (np.zeros((0, 4), np.uint8), "\\(0, 4\\)"),
-        (b"text", "starts with bytes"),
-        (3, "found int"),
-        ("no.png", "no.png: cannot be read"),
+        (b"text", "at its start"),
+        (3, "got int"),
+        ("no.png", "no.png cannot be read"),
     ],
 )
 def test_what_is_no_image_is_refused(student, image, words):
@@ -126,9 +126,9 @@ def test_answers_that_a_correction_turned_are_told():
     assert told.answers == {"One": "No", "Two": "No", "Three": "Yes"}
     assert [(flip.step, flip.before, flip.after) for flip in told.flipped] == [("Two", "Yes", "No")]
     assert [(shift.step, round(shift.change, 6)) for shift in told.shifted] == [("Two", 0.2), ("Three", 0.1)]
-    assert "changed by what was given: Two: Yes → No" in str(told)
+    assert "changed by the given answers: Two: Yes → No" in str(told)
     assert "20.0 points (Two)" in str(told)
-    assert "<li>changed by what was given: Two: Yes → No</li>" in told._repr_html_()
+    assert "<li>changed by the given answers: Two: Yes → No</li>" in told._repr_html_()
     assert told.as_dict()["steps"][0]["given"]
 
 
@@ -143,11 +143,14 @@ def test_steps_and_answers_may_be_abbreviated():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"Anatomical locaton": "A"}, ["found step 'Anatomical locaton'", "Detection", "nearest: Anatomical location"]),
-        ({"Diagnosis": "Pneumonitis"}, ["Diagnosis: found answer", "A. Normal", "nearest: Pneumonia"]),
+        (
+            {"Anatomical locaton": "A"},
+            ["step 'Anatomical locaton' is not", "nearest: Anatomical location"],
+        ),
+        ({"Diagnosis": "Pneumonitis"}, ["Diagnosis: 'Pneumonitis' is not", "A. Normal", "nearest: Pneumonia"]),
         ({"Diagnosis": " "}, ["nearest:"]),
-        ({"8": "A"}, ["found step '8'"]),
-        ({"1": "A", "Detection": "B"}, ["'Detection' twice"]),
+        ({"8": "A"}, ["step '8'"]),
+        ({"1": "A", "Detection": "B"}, ["'Detection' occurs twice"]),
     ],
 )
 def test_a_wrong_correction_names_what_is_accepted(given, words):
@@ -176,20 +179,21 @@ def test_a_folder_is_searched_and_never_left(images, tmp_path):
     folder = shutil.copytree(images, tmp_path / "folder")
     (folder / "link.png").symlink_to(outside)
     (folder / "away").symlink_to(tmp_path)
-    refused = []
-    paths, notes = find_images([folder, folder / "c.png", tmp_path / "no.png"], refuse=refused.append)
+    refused, notes = [], []
+    given = [folder, folder / "c.png", tmp_path / "no.png"]
+    paths = find_images(given, refuse=refused.append, note=notes.append)
     names = ["b.png", "below/a.jpg", "c.png"]
     assert paths == [folder / name for name in names] + [tmp_path / "no.png"]
-    assert "passed over 2" in notes[0]  # notes.txt and link.png
+    assert "skipped 2" in notes[0]  # notes.txt and link.png
     assert not refused
     (folder / "broken.JPG").write_bytes(b"no image")
     (folder / "._b.png").write_bytes(b"no image")
-    assert find_images([folder], refuse=refused.append)[0] == [
+    assert find_images([folder], refuse=refused.append) == [
         folder / name for name in ("b.png", "below/a.jpg", "broken.JPG", "c.png")
     ]
     (tmp_path / "empty").mkdir()
-    assert find_images([tmp_path / "empty"], refuse=refused.append) == ([], [])
-    assert "found no image" in refused[0]
+    assert find_images([tmp_path / "empty"], refuse=refused.append) == []
+    assert "holds no PNG" in refused[0]
 
 
 def test_a_dicom_file_is_read(tmp_path, student):
@@ -208,7 +212,7 @@ def test_a_dicom_file_is_read(tmp_path, student):
     found.BitsAllocated, found.BitsStored, found.HighBit, found.PixelRepresentation = 8, 8, 7, 0
     found.PixelData = pixels.tobytes()
     found.save_as(tmp_path / "x", enforce_file_format=True)
-    assert find_images([tmp_path], refuse=print)[0] == [tmp_path / "x"]
+    assert find_images([tmp_path], refuse=print) == [tmp_path / "x"]
     told = json.dumps(student.read(tmp_path / "x").as_dict())
     assert "Doe" not in told
     assert "SECRET7" not in told
@@ -276,7 +280,7 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     assert code == 1
     assert told == ""
     assert f"{bad}: cannot be decoded" in complained
-    assert "passed over 1 that are no PNG" in complained
+    assert "skipped 1 files that are not PNG" in complained
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
     assert set(found[0]) == {"image", "model", "calibrated", "coverage", "steps", "flipped", "shifted", "paragraph"}
@@ -300,7 +304,7 @@ def test_the_tool_prints_a_table(workdir, images, capsys):
 def test_wrong_corrections_end_before_an_image_is_read(workdir, images, capsys):
     for flags, words in (
         (["--given=Location=A", "--model=teacher"], "nearest: Anatomical location"),
-        (["--given=Diagnosis=A"], "accepted is"),
+        (["--given=Diagnosis=A"], "need a teacher"),
     ):
         with pytest.raises(BadInput, match=words):
             predict.main([str(images / "b.png"), f"--checkpoint={workdir}", *flags])
@@ -310,7 +314,7 @@ def test_no_image_is_exit_code_1_and_an_unwritable_file_is_bad_input(workdir, im
     (tmp_path / "empty").mkdir()
     code, _, complained = run_tool_here(capsys, tmp_path / "empty", f"--checkpoint={workdir}")
     assert code == 1
-    assert "found no image" in complained
+    assert "holds no PNG" in complained
     with pytest.raises(BadInput, match="cannot be written"):
         predict.main([str(images / "b.png"), f"--checkpoint={workdir}", f"--out={images / 'b.png' / 'x'}"])
 

@@ -108,7 +108,7 @@ def test_the_student_takes_no_given_answers(student):
     given = np.full((3, 7), -1)
     student.check_given(given, num_cases=3)
     given[0, 0] = 1
-    with pytest.raises(BadInput, match="accepted is --model=teacher"):
+    with pytest.raises(BadInput, match="--model=teacher"):
         student.read(IMAGES, given)
 
 
@@ -123,14 +123,14 @@ def test_a_teacher_without_memory_takes_no_given_answers(trained):
 
 @pytest.mark.parametrize("label", [-2, 4])
 def test_a_given_answer_that_is_no_label_is_refused(trained, label):
-    with pytest.raises(BadInput, match="accepted are labels"):
+    with pytest.raises(BadInput, match="must be labels of shape"):
         Reader(trained, model="teacher").read(IMAGES[:1], np.full((1, 7), label))
 
 
 def test_images_of_another_size_are_refused(trained):
-    with pytest.raises(BadInput, match="accepted are \\[1 or more, 32, 32, 3\\]"):
+    with pytest.raises(BadInput, match="must have shape \\[case, 32, 32, 3\\]"):
         Reader(trained).read(IMAGES[:, 1:])
-    with pytest.raises(BadInput, match="found \\(0, 32, 32, 3\\)"):
+    with pytest.raises(BadInput, match="got \\[0, 32, 32, 3\\]"):
         Reader(trained).read(IMAGES[:0])
 
 
@@ -159,7 +159,7 @@ def edit_settings(change):
 
 
 DAMAGES = {
-    "no folder": (shutil.rmtree, "found no such folder"),
+    "no folder": (shutil.rmtree, "no such folder"),
     "no settings": (lambda folder: (folder / "settings.json").unlink(), "found no settings"),
     "no checkpoints": (lambda folder: shutil.rmtree(folder / "checkpoints"), "found no checkpoints"),
     "no best checkpoint": (lambda folder: shutil.rmtree(folder / "checkpoints" / "3"), "wanted 3"),
@@ -175,16 +175,16 @@ DAMAGES = {
     ),
     "another chain": (
         lambda folder: change_json(folder / "reading/chain.json", lambda found: found["steps"].pop()),
-        "found 7 vectors",
+        "has 7 vectors",
     ),
     "pickled text": (
         lambda folder: np.save(folder / "reading/text_features.npy", np.array([print], object), allow_pickle=True),
-        "found no array",
+        "is not an array",
     ),
-    "other width": (edit_settings(lambda found: found["student"].update(width=16)), "as settings.json has it"),
+    "other width": (edit_settings(lambda found: found["student"].update(width=16)), "does not fit settings.json"),
     "imported features": (
         edit_settings(lambda found: found["image_encoder"].update(name="imported", weights="x")),
-        "no image can be read here",
+        "cannot read images",
     ),
     "bad calibration": (lambda folder: (folder / "calibration.json").write_text("{"), "calibration.json"),
 }
@@ -202,7 +202,7 @@ def test_a_workdir_that_cannot_be_read_is_refused_with_a_way_out(copy, damage):
 
 
 def test_a_network_that_was_not_trained_is_refused(run):
-    with pytest.raises(BadInput, match="accepted of this run are teacher, student"):
+    with pytest.raises(BadInput, match="it has teacher, student"):
         load_trained(run[0], names=("professor",))
 
 

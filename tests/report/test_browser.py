@@ -9,7 +9,7 @@ from report.browser import Watched, open_browser, spread_of
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.report.embedded_pictures import write_picture
-from stepcot_jax.report.figures import Line, draw_lines
+from stepcot_jax.report.figures import draw_lines
 from stepcot_jax.report.page import Section, write_page
 from stepcot_jax.report.page_cases import ShownCase, write_cases
 
@@ -60,8 +60,7 @@ class Written:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     cases = make_cases()
-    line = Line(EVIL, [(1, 0.1), (2, 0.4), (3, 0.5)])
-    curves = draw_lines([line], title=EVIL, x_label="epoch", y_label="accuracy")
+    curves = draw_lines([(EVIL, [(1, 0.1), (2, 0.4), (3, 0.5)])], title=EVIL, x_label="epoch", y_label="accuracy")
     sections = [
         Section("curves", EVIL, EVIL, curves),
         Section("cases", "Cases", "", write_cases(cases, DEFAULT_CHAIN, notes=[EVIL])),

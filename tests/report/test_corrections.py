@@ -23,7 +23,7 @@ def certain(answers):
 
 def test_later_answers_that_follow_a_given_one_are_flips():
     truth = np.array([[1, 1, 0], [0, 0, 0], [NOT_ANNOTATED, 1, 1]])
-    found = read_corrections(follow, truth, ["a", "b", "c"])
+    found = read_corrections(follow, truth=truth, names=["a", "b", "c"])
     assert found.answers.shape == (3, 3, 3)
     expected = np.zeros((3, 3, 3), bool)
     expected[1, 0, 1:] = True  # told "yes" first, it says "yes" twice
@@ -34,7 +34,7 @@ def test_later_answers_that_follow_a_given_one_are_flips():
 
 def test_what_changed_is_counted_for_better_and_worse():
     truth = np.array([[1, 1, 0], [0, 0, 0]])
-    page = write_corrections(read_corrections(follow, truth, ["<a>", "b"]), CHAIN)
+    page = write_corrections(read_corrections(follow, truth=truth, names=["<a>", "b"]), CHAIN)
     assert "In 1 of 2 cases" in page
     assert "2 changes, 1 of them from wrong to right, 1 from right to wrong and 0 between" in page
     assert page.count('class="flipped"') == 2
@@ -54,7 +54,7 @@ def test_a_network_that_does_not_listen_has_no_flips():
         shares[:, 0, 0] += 0.2 * (given[:, 0] != NOT_GIVEN)  # which was given, and is no later answer
         return shares
 
-    found = read_corrections(lean, truth, ["a", "b"])
+    found = read_corrections(lean, truth=truth, names=["a", "b"])
     assert not found.flipped.any()
     assert found.largest_shift == pytest.approx(0.01)
     page = write_corrections(found, CHAIN)
@@ -68,4 +68,4 @@ def test_a_given_answer_is_no_flip():
     def stubborn(given):
         return certain(np.where(given == NOT_GIVEN, 0, 2))
 
-    assert not read_corrections(stubborn, np.ones((1, 3), int), ["a"]).flipped.any()
+    assert not read_corrections(stubborn, truth=np.ones((1, 3), int), names=["a"]).flipped.any()

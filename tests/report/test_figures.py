@@ -2,80 +2,82 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.report.curves import read_metrics, write_curves
-from stepcot_jax.report.figures import Line, choose_ticks, draw_lines, draw_reliability
+from stepcot_jax.report.figures import draw_lines, draw_reliability, write_curves
+from stepcot_jax.report.finished_run import read_metrics
 
-NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
-
-
-@given(NUMBERS, st.floats(1e-3, 1e6))
-def test_ticks_are_few_even_and_inside(low, width):
-    high = low + width
-    ticks = choose_ticks(low, high)
-    assert 2 <= len(ticks) <= 8
-    assert low - 1e-6 * width <= ticks[0] <= ticks[-1] <= high + 1e-6 * width
-    assert np.allclose(np.diff(ticks, 2), 0, atol=1e-6 * width)
+LABELS = {"title": "<t> $x_1$", "x_label": "x", "y_label": "y"}
 
 
 def parse(markup):
     return ElementTree.fromstring(markup)  # noqa: S314 - our own
 
 
-def points_of(figure, css_class):
-    root = parse(figure)
-    return [
-        (float(each.get("cx")), float(each.get("cy"))) for each in root.iter("circle") if each.get("class") == css_class
-    ]
+def points_of(figure, line):
+    """Where a line's markers lie."""
+    uses = [each for each in parse(figure).iter("use") if each.get("fill") == f"var(--line-{line})"]
+    return [(float(each.get("x")), float(each.get("y"))) for each in uses if each.get("x")]
 
 
 def test_a_line_is_drawn_where_its_numbers_are():
-    figure = draw_lines(
-        [Line("one", [(1, 0.0), (2, 0.5), (3, 1.0)])], title="t", x_label="x", y_label="y", y_range=(0.0, 1.0)
-    )
-    (x1, y1), (x2, y2), (x3, y3) = points_of(figure, "dot dot-0")
+    figure = draw_lines([("one", [(1, 0.0), (2, 0.5), (3, 1.0)])], **LABELS)
+    (x1, y1), (x2, y2), (x3, y3), _legend = points_of(figure, 0)
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.11)
     assert y1 > y2 > y3
     assert y1 - y2 == pytest.approx(y2 - y3, abs=0.11)
 
 
 def test_numbers_that_are_not_finite_are_gaps():
-    line = Line("one", [(1, 0.1), (2, 0.2), (3, math.nan), (4, 0.3), (5, 0.4)])
-    figure = draw_lines([line], title="t", x_label="x", y_label="y")
-    assert len(points_of(figure, "dot dot-0")) == 4
-    paths = [each for each in parse(figure).iter("path") if each.get("class") == "line line-0"]
-    assert len(paths) == 3  # two pieces and the legend's sample
+    figure = draw_lines([("one", [(1, 0.1), (2, 0.2), (3, math.nan), (4, 0.3), (5, 0.4)])], **LABELS)
+    assert len(points_of(figure, 0)) == 4 + 1  # and the legend's
+    (line, _legend) = [
+        each.get("d")
+        for each in parse(figure).iter("path")
+        if each.get("stroke") == "var(--line-0)" and each.get("stroke-width") == "2"
+    ]
+    assert line.count("M") == 2
     assert "nan" not in figure
 
 
+def test_a_drawing_has_text_no_inline_style_and_the_same_bytes_each_time():
+    lines = [("<one>\u202e", [(1, 0.1), (2, 0.2)]), ("$two$", [(1, 0.1234567)])]
+    figure = draw_lines(lines, **LABELS)
+    assert figure == draw_lines(lines, **LABELS)
+    texts = ["".join(each.itertext()) for each in parse(figure).iter("text")]
+    assert {"<one>[U+202E]", "$two$", "x", "y"} <= set(texts)
+    assert not re.search(r"style=|<style|<metadata|#[0-9a-f]{6}\b", figure)
+    ids = re.findall(r' id="([^"]*)"', figure)
+    assert len(set(ids)) == len(ids)
+    assert set(re.findall(r'"#([^"]*)"|url\(#([^)]*)\)', figure)) - {("", "")}
+    assert {name for pair in re.findall(r'"#([^"]*)"|url\(#([^)]*)\)', figure) for name in pair if name} <= set(ids)
+
+
 def test_without_any_number_the_chart_says_so():
-    figure = draw_lines([Line("one", [(1, math.nan)])], title="t", x_label="x", y_label="y")
+    figure = draw_lines([("one", [(1, math.nan)])], **LABELS)
     assert "No numbers were logged" in figure
     assert "<svg" not in figure
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 1e9])
 def test_a_single_or_constant_number_is_drawn(value):
-    figure = draw_lines([Line("one", [(1, value)])], title="t", x_label="x", y_label="y")
-    assert len(points_of(figure, "dot dot-0")) == 1
+    figure = draw_lines([("one", [(1, value)])], **LABELS)
+    assert len(points_of(figure, 0)) == 1 + 1  # and the legend's
     assert "nan" not in figure
 
 
 def test_a_perfect_network_lies_on_the_diagonal():
-    figure = draw_reliability([0.1, 0.5, 0.9], [0.1, 0.5, 0.9], [1, 4, 100], title="t")
-    root = parse(figure)
-    diagonal = next(each for each in root.iter("path") if each.get("class") == "diagonal").get("d")
+    shares = [0.1, 0.5, 0.9]
+    figure = draw_reliability(confidences=shares, accuracies=shares, counts=[1, 4, 100], title="t", model="teacher")
+    diagonal = next(each.get("d") for each in parse(figure).iter("path") if each.get("stroke-dasharray"))
     x0, y0, x1, y1 = map(float, re.findall(r"[\d.]+", diagonal))
-    for x, y in points_of(figure, "bin"):
+    points = points_of(figure, 0)
+    assert len(points) == 3
+    for x, y in points:
         assert (y - y0) / (y1 - y0) == pytest.approx((x - x0) / (x1 - x0), abs=0.01)
-    radii = [float(each.get("r")) for each in root.iter("circle")]
-    assert radii == sorted(radii)
-    assert "100 cases" in figure
+    assert "<title>100 cases: confidence 0.90, accuracy 0.90</title>" in figure
+    assert 'aria-label="t: teacher"' in figure
 
 
 def test_curves_are_means_of_each_epoch(tmp_path):
@@ -88,14 +90,13 @@ def test_curves_are_means_of_each_epoch(tmp_path):
         '{"kind": "val", "step": 3, "epoch": 1, "teacher/mean_accuracy": null, "student/mean_accuracy": 0.25}\n'
         '{"kind": "test", "step": 3, "epoch": 1, "teacher/mean_accuracy": 0.9}\n'
     )
-    accuracy, loss = parse(write_curves(read_metrics(path)))
-    names = [each.text or "".join(each.itertext()) for each in loss.iter("li")]
-    assert names == ["teacher", "student"]
-    teacher = [float(each.get("cy")) for each in loss.iter("circle") if each.get("class") == "dot dot-0"]
-    student = [float(each.get("cy")) for each in loss.iter("circle") if each.get("class") == "dot dot-1"]
+    accuracy, loss = re.findall("<figure>.*?</figure>", write_curves(read_metrics(path)))
+    assert [text for text in ("teacher", "student") if f">{text}</text>" in loss] == ["teacher", "student"]
+    *teacher, _legend = [y for _, y in points_of(loss, 0)]
+    *student, _legend = [y for _, y in points_of(loss, 1)]
     # 3 (the mean of 4 and 2), then 1; and 5: equally far apart, upwards on the page.
-    assert teacher[1] - teacher[0] == pytest.approx(teacher[0] - student[0], abs=0.11)
-    assert len([each for each in accuracy.iter("circle") if each.get("class") == "dot dot-0"]) == 1
+    assert teacher[1] - teacher[0] == pytest.approx(teacher[0] - student[0], abs=0.21)
+    assert len(points_of(accuracy, 0)) == 1 + 1
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_curves_are_means_of_each_epoch(tmp_path):
 def test_a_line_that_is_no_entry_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "val", "step": 1, "epoch": 0}\n' + line + "\n")
-    with pytest.raises(BadInput, match=r"metrics\.jsonl: line 2: found"):
+    with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2: "):
         read_metrics(path)
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import pathlib
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from report.finished_workdir import make_finished_workdir, make_split, write_run_files
 from trained_workdir import tiny_encoder
 
+from stepcot_jax import report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
@@ -86,7 +88,7 @@ def test_figures_are_the_evaluators(page, workdir):
 
 
 @pytest.mark.parametrize(
-    ("num_patients", "words"), [(9, "of too few patients to tell"), (10, "between these two networks|cases can show")]
+    ("num_patients", "words"), [(9, "from too few patients for a verdict"), (10, "significant difference")]
 )
 def test_the_difference_of_the_networks_is_not_told_from_few_patients(workdir, tmp_path, num_patients, words):
     run = shutil.copytree(workdir, tmp_path / "run")
@@ -122,8 +124,8 @@ def test_inconsistent_cases_say_which_rule_they_break(page):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model=studen"], "found no 'studen', accepted are teacher, student"),
-        (["--num-cases=0"], "--num-cases: found 0"),
+        (["--model=studen"], "has no predictions of 'studen'; it has teacher, student"),
+        (["--num-cases=0"], "--num-cases must be at least 1; got 0"),
     ],
 )
 def test_wrong_flags_are_named(workdir, tmp_path, arguments, words):
@@ -197,7 +199,7 @@ def test_data_that_changed_is_refused_with_a_way_out(folder_run, tmp_path):
     before = (run / "predictions" / "test.npz").read_bytes()
     try:
         write_run_files(run, val=split, test=changed)
-        with pytest.raises(BadInput, match=r"phantom_\d+\.png: found labels .* --without-data"):
+        with pytest.raises(BadInput, match=r"phantom_\d+\.png: labels .* are not those of the run, .* --without-data"):
             main([str(run), f"--out={tmp_path / 'page.html'}"])
     finally:
         (run / "predictions" / "test.npz").write_bytes(before)
@@ -224,3 +226,11 @@ def test_steps_that_were_not_supervised_may_be_annotated_in_the_data(folder_run,
 def test_help_needs_no_jax():
     script = "import sys, stepcot_jax.report.__main__; assert not {'jax', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["page.css", "page.js"])
+def test_the_style_and_the_script_load_nothing(name):
+    text = (pathlib.Path(report.__file__).parent / name).read_text()
+    assert not re.search(
+        r"https?:|//[a-z]|url\(|@import|fetch\(|XMLHttp|innerHTML|insertAdjacent|document\.write", text
+    )

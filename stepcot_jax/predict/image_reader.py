@@ -1,0 +1,117 @@
+"""Read radiographs from files or arrays with a trained network."""
+
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32
+
+from stepcot_jax.predict.answers import ChainReading, make_readings
+from stepcot_jax.predict.corrections import label_corrections
+from stepcot_jax.predict.radiographs import Pixels, read_picture, read_pictures, to_input
+from stepcot_jax.predict.reader import Reader
+from stepcot_jax.predict.trained_model import Trained, load_trained, read_default_model
+
+
+def load(workdir: str | os.PathLike[str], *, model: str | None = None, batch_size: int = 1) -> "ImageReader":
+    """Load a trained network as a reader of radiographs.
+
+    Args:
+      workdir: what `stepcot_jax.main` wrote.
+      model: "teacher" or "student"; None loads the student if the run has one.
+      batch_size: images that `read_files` reads at once.
+
+    Raises:
+      BadInput: the workdir is incomplete or damaged, or its networks cannot read images.
+    """
+    workdir = pathlib.Path(workdir)
+    model = model or read_default_model(workdir)
+    return ImageReader(load_trained(workdir, names=(model,)), model=model, batch_size=batch_size)
+
+
+class ImageReader:
+    """Reads radiographs from files or arrays; see `load`.
+
+    Attributes:
+      trained: the run.
+      model: "teacher" or "student".
+    """
+
+    def __init__(self, trained: Trained, *, model: str, batch_size: int) -> None:
+        self.trained, self.model = trained, model
+        self._reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False)
+
+    def read(self, image: Any, *, given: Mapping[str, str] | None = None) -> ChainReading:
+        """Read one radiograph.
+
+        Args:
+          image: a path, the bytes of a PNG, JPEG or DICOM file, or uint8 pixels [height, width] or [height, width, 3].
+          given: answers in place of the network's, by step: its name or number -> an option or its letter. Only a
+            teacher takes them.
+
+        Returns:
+          The reading: `.answers`, `.probabilities`, `.paragraph`, and `.flipped`, the answers that `given` changed.
+
+        Raises:
+          BadInput: the image cannot be read, or the network does not take `given`.
+        """
+        picture = read_picture(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels)
+        name = os.fspath(image) if isinstance(image, str | os.PathLike) else "image"
+        return self._read_pictures([str(name)], [picture], self.label(given))[0]
+
+    def read_files(
+        self,
+        paths: Iterable[pathlib.Path],
+        *,
+        given: Mapping[str, str] | None = None,
+        refuse: Callable[[str], None],
+    ) -> Iterator[ChainReading]:
+        """Read files in batches.
+
+        Args:
+          paths: of files, not folders.
+          given: as for `read`, the same for all files.
+          refuse: called with a message for each file that cannot be read; the file is skipped.
+        """
+        labels = self.label(given)
+        batches = read_pictures(
+            paths,
+            self.trained.preprocessing,
+            batch_size=self._reader.batch_size,
+            max_pixels=self.trained.max_pixels,
+            refuse=refuse,
+        )
+        for names, pictures in batches:
+            yield from self._read_pictures([str(name) for name in names], pictures, labels)
+
+    def label(self, given: Mapping[str, str] | None) -> Int32[np.ndarray, "step"] | None:
+        """Return the labels of given answers; None without any.
+
+        Raises:
+          BadInput: the chain has no such step or answer, or the network takes no given answers.
+        """
+        if not given:
+            return None
+        labels = label_corrections(given, self.trained.chain)
+        self._reader.check_takes_answers()
+        return labels
+
+    def _read_pictures(
+        self, names: list[str], pictures: list[Pixels], labels: Int32[np.ndarray, "step"] | None
+    ) -> list[ChainReading]:
+        images = to_input(pictures, self.trained.preprocessing)
+        uncorrected = self._reader.read(images)
+        reading = uncorrected
+        if labels is not None:
+            reading = self._reader.read(images, np.repeat(labels[None], len(images), axis=0))
+        return make_readings(
+            reading,
+            self.trained.chain,
+            sources=names,
+            model=self.model,
+            calibration=self.trained.calibration,
+            given=labels,
+            uncorrected=None if labels is None else uncorrected,
+        )

@@ -1,0 +1,160 @@
+"""Two sections of the page: whether confidences are calibrated, and whether chains of answers are consistent."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int
+from markupsafe import Markup
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.consistency import (
+    MIN_EXPECTED,
+    Pair,
+    Rules,
+    count_broken,
+    count_pairs,
+    find_clear_chest,
+    make_rules,
+    share_inconsistent,
+)
+from stepcot_jax.evaluation.consistency_files import read_pairs
+from stepcot_jax.evaluation.distributions import own_logits
+from stepcot_jax.evaluation.prediction_files import read_predictions
+from stepcot_jax.evaluation.reliability import Reliability, step_reliability
+from stepcot_jax.report.figures import draw_reliability
+from stepcot_jax.report.finished_run import FinishedRun
+from stepcot_jax.report.page import Section, decimal, percent, render
+
+PAIRS_FILE = "pairs.json"
+"""In a workdir: the pairs of answers in the training chains, as `consistency_files.write_pairs` writes them."""
+
+_NUM_RULES_SHOWN = 12
+
+
+def write_calibration_section(run: FinishedRun) -> Section:
+    """Write, for every network, a reliability diagram for each step and a table of errors and answer sets."""
+    lead = "Accuracy against confidence. This run fitted no temperatures."
+    raw = step_reliability(run.split.predictions, run.chain)
+    calibrated: Mapping[str, tuple[Reliability, ...] | None] = dict.fromkeys(raw)
+    if run.calibration is not None:
+        lead = (
+            "Accuracy against confidence, after temperature scaling with one temperature for each step, fitted on "
+            f"validation. Answer sets aim to hold the true answer in {run.calibration.coverage:.0%} of the cases."
+        )
+        calibrated = step_reliability(run.split.predictions, run.chain, calibration=run.calibration)
+    models = [_write_model(run, model, steps, calibrated[model]) for model, steps in raw.items()]
+    return Section("confidence", "Calibration", lead, Markup("").join(models))
+
+
+def _write_model(
+    run: FinishedRun, model: str, raw: tuple[Reliability, ...], calibrated: tuple[Reliability, ...] | None
+) -> Markup:
+    headers = ["Step", "Cases", "ECE, %", "Brier", "NLL"]
+    if calibrated is not None:
+        headers += ["Temperature", "ECE before, %", "NLL before", "Set holds truth, %", "Mean set size"]
+    sets = _measure_sets(run, model)
+    diagrams, rows = [], []
+    for place, step in enumerate(calibrated or raw):
+        filled = [each for each in step.bins if each.num_cases]
+        diagrams.append(
+            draw_reliability(
+                confidences=[each.confidence for each in filled],
+                accuracies=[each.accuracy for each in filled],
+                counts=[each.num_cases for each in filled],
+                title=step.name,
+                model=model,
+            )
+        )
+        row = [step.name, str(step.num_cases), percent(step.ece), decimal(step.brier), decimal(step.nll)]
+        if calibrated is not None and run.calibration is not None:
+            covered, size = sets[place]
+            row += [decimal(run.calibration.temperatures[model][place]), percent(raw[place].ece)]
+            row += [decimal(raw[place].nll), percent(covered), decimal(size)]
+        rows.append(row)
+    return render("calibration.html.j2", model=model, diagrams=diagrams, headers=headers, rows=rows)
+
+
+def _measure_sets(run: FinishedRun, model: str) -> list[tuple[float, float]]:
+    """Return for each step the share of annotated test cases whose set holds the truth, and the mean set size."""
+    sets = run.answer_sets(model)
+    if sets is None:
+        return []
+    figures = []
+    for place, labels in enumerate(run.split.predictions.labels.T):
+        annotated = labels != NOT_ANNOTATED
+        own, truth = sets[annotated, place], labels[annotated]
+        if not len(truth):
+            figures.append((math.nan, math.nan))
+            continue
+        held = own[np.arange(len(truth)), truth]
+        figures.append((float(held.mean()), float(own.sum(axis=1).mean())))
+    return figures
+
+
+@dataclasses.dataclass(frozen=True)
+class Plausibility:
+    """The rules by which chains of answers are called inconsistent.
+
+    Attributes:
+      chain: the steps.
+      rules: pairs of answers that contradict each other.
+      source: where the rules come from, in a sentence.
+    """
+
+    chain: Chain
+    rules: Rules
+    source: str
+
+    @classmethod
+    def of_run(cls, run: FinishedRun) -> "Plausibility":
+        """Return the given rules, and those learned from training chains, or else from validation chains.
+
+        Raises:
+          BadInput: the run's file of answer pairs or of validation predictions is damaged.
+        """
+        sources = []
+        clear = find_clear_chest(run.chain)
+        if clear is not None:
+            sources.append(f"“{run.chain.steps[0].options[clear.label]}” settles every later step")
+        counts, taught_by = _count_known_pairs(run)
+        if counts is not None:
+            sources.append(
+                f"two answers contradict each other if no {taught_by} chain has both, though {MIN_EXPECTED:.0f} would "
+                "by chance"
+            )
+        source = f"Rules: {'; '.join(sources)}." if sources else "There are no rules for this chain."
+        return cls(run.chain, make_rules(run.chain, counts=counts), source)
+
+    def broken_rules(self, answers: Int[np.ndarray, "case step"]) -> list[str]:
+        """Return the rules that each case's answers break, in words; "" for none."""
+        return ["; ".join(count_broken(row[None], self.rules, self.chain)) for row in answers]
+
+    def write_section(self, run: FinishedRun) -> Section:
+        """Write the share of chains that break a rule, of the truth and of every network."""
+        answers = {"truth": run.split.predictions.labels}
+        for model, logits in run.split.predictions.logits.items():
+            own = own_logits(logits, chain=run.chain, model=model)
+            answers[model] = np.stack([each.argmax(axis=1) for each in own], axis=1).astype(np.int32)
+        chains = [
+            {
+                "name": name,
+                "share": share_inconsistent(rows, self.rules),
+                "num_cases": len(rows),
+                "broken": list(count_broken(rows, self.rules, self.chain).items()),
+            }
+            for name, rows in answers.items()
+        ]
+        body = render("consistency.html.j2", chains=chains, most=_NUM_RULES_SHOWN)
+        return Section("consistency", "Consistency", self.source, body)
+
+
+def _count_known_pairs(run: FinishedRun) -> tuple[dict[Pair, np.ndarray] | None, str]:
+    """Return how often each pair of answers occurs, and in which split's chains; None if the run kept neither."""
+    if (run.workdir / PAIRS_FILE).is_file():
+        return read_pairs(run.workdir / PAIRS_FILE, run.chain), "training"
+    validation = run.workdir / "predictions" / "val.npz"
+    if validation.is_file():
+        return count_pairs(read_predictions(validation, run.chain).predictions.labels, run.chain), "validation"
+    return None, ""
