@@ -33,7 +33,7 @@ _HOMES = {
     "evaluate": "evaluation.evaluator",
     "explain_image": "explain.saliency",
     "export_model": "export.folder",
-    "load": "predict.reader",
+    "load": "predict.image_reader",
     "load_chain": "data.sources.csv_columns:read_chain",
     "load_dataset": "features.inputs:load_cases",
     "load_settings": "settings.run_settings",

@@ -47,16 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
     flags = _parse(arguments)
     names = _read_names(flags.model)
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.export.folder import export
-    from stepcot_jax.predict.trained_model import load_trained
-
-    trained = load_trained(flags.checkpoint, names=names)
-    found = names or tuple(name for name in MODELS if name in trained.params)
+    from stepcot_jax.export.folder import export_model
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    report = export(trained, flags.out, names=found, torch_names=flags.torch_names, say=say)
+    report = export_model(flags.checkpoint, flags.out, models=names, torch_names=flags.torch_names, say=say)
     print(json.dumps(report))
     return 0
 

@@ -20,7 +20,7 @@ from stepcot_jax.export.model_card import write_model_card
 from stepcot_jax.export.program import ENCODER, PLATFORMS, Program, Tensors, export_program, make_program, serialise
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
 from stepcot_jax.host.files import digest_file
-from stepcot_jax.predict.trained_model import Trained
+from stepcot_jax.predict.trained_model import Trained, load_trained
 
 LOADER = "load.py"
 TORCH_NAMES = "torch_names.safetensors"
@@ -34,6 +34,31 @@ _PICTURES = {
     "pad": "long side to the size, bicubic, smoothed when shrinking; then black bars on both sides",
     "stretch": "both sides to the size, bicubic, smoothed when shrinking",
 }
+
+
+def export_model(
+    workdir: str | pathlib.Path,
+    out: str | pathlib.Path,
+    *,
+    models: Sequence[str] | None = None,
+    torch_names: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Export the networks of a run; see `export`.
+
+    Args:
+      workdir: of the run.
+      out: the folder; it must not exist or be empty.
+      models: "student", "teacher" or both; None for all networks of the run.
+      torch_names: also write the parameters under the authors' PyTorch names.
+      say: called with a message before each slow part.
+
+    Raises:
+      BadInput: the run cannot be loaded, the folder is not empty, or a network cannot be exported.
+    """
+    trained = load_trained(pathlib.Path(workdir), names=None if models is None else tuple(models))
+    names = models or sorted(trained.params)  # the student first: the loader's default
+    return export(trained, pathlib.Path(out), names=names, torch_names=torch_names, say=say)
 
 
 def export(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
+from stepcot_jax.chain import Chain
 from stepcot_jax.predict.answers import ChainReading, make_readings
 from stepcot_jax.predict.corrections import label_corrections
 from stepcot_jax.predict.radiographs import Pixels, read_picture, read_pictures, to_input
@@ -42,6 +43,16 @@ class ImageReader:
     def __init__(self, trained: Trained, *, model: str, batch_size: int) -> None:
         self.trained, self.model = trained, model
         self._reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False)
+
+    @property
+    def chain(self) -> Chain:
+        """The steps that the network answers."""
+        return self.trained.chain
+
+    @property
+    def image_size(self) -> int:
+        """Height and width in pixels of what the image encoder takes."""
+        return self.trained.preprocessing.size
 
     def read(self, image: Any, *, given: Mapping[str, str] | None = None) -> ChainReading:
         """Read one radiograph.

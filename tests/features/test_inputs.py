@@ -207,13 +207,13 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
         asked.append((num_threads, num_workers))
         return iterate(batches, num_threads=num_threads)
 
-    monkeypatch.setattr(feeding, "iterate", iterate_here)
+    monkeypatch.setattr(feed, "iterate", iterate_here)
     changes = {"data__source": "folder", "data__root": str(folder), "data__num_workers": 3, "data__num_threads": 1}
     changes |= {"data__augment": "light", "data__sampling": "inverse_frequency"}
     run = small_run(tmp_path, monkeypatch, **changes)
     expected = training_batches(run.dataset, batch_size=8, seed=0, sampling="inverse_frequency", augment=True)
     np.testing.assert_array_equal(next(run.feed.training_batches())["images"], expected[0]["images"])
-    monkeypatch.setattr(feeding, "collect", lambda predict, batches: list(batches))
+    monkeypatch.setattr(feed, "collect", lambda predict, batches: list(batches))
     plain = evaluation_batches(run.dataset, "val", batch_size=128)[0]
     seen = []
     run.predict = lambda params, batch: seen.append(np.asarray(batch["images"]))

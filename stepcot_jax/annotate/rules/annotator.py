@@ -29,18 +29,18 @@ _EXPLAINABLE = (terms.OPACITY, terms.LUCENCY)
 """Lesions that another finding may explain: "opacity, which may represent atelectasis"."""
 
 
-def annotate_report(report: Report, *, chain: Chain = DEFAULT_CHAIN) -> Annotation:
+def annotate_report(report: Report | str, *, chain: Chain = DEFAULT_CHAIN) -> Annotation:
     """Annotate a report.
 
     Args:
-      report: the report.
+      report: the report, or its text.
       chain: the steps; options must be those of `DEFAULT_CHAIN`, in any order.
 
     Raises:
       CannotAnnotate: the report is empty, contradicts itself, or its findings are outside the taxonomy.
       BadInput: the chain has other options.
     """
-    reading = read_report(report.text)
+    reading = read_report(report if isinstance(report, str) else report.text)
     return _annotation(_answers(reading, find_diagnosis(reading)), chain)
 
 

@@ -1,0 +1,29 @@
+"""The public names, for type checkers; see `__init__.py`."""
+
+from stepcot_jax import losses as losses
+from stepcot_jax.annotate.rules.annotator import annotate_report as annotate_report
+from stepcot_jax.chain import Chain as Chain
+from stepcot_jax.chain import Step as Step
+from stepcot_jax.data.dataset import Dataset as Dataset
+from stepcot_jax.encoders.resnet import make_resnet as make_resnet
+from stepcot_jax.evaluation.evaluator import Predictions as Predictions
+from stepcot_jax.evaluation.evaluator import collect as collect
+from stepcot_jax.evaluation.evaluator import evaluate as evaluate
+from stepcot_jax.explain.saliency import explain_image as explain_image
+from stepcot_jax.export.folder import export_model as export_model
+from stepcot_jax.models.perceptron import Baseline as Baseline
+from stepcot_jax.models.student import Student as Student
+from stepcot_jax.models.teacher import Teacher as Teacher
+from stepcot_jax.predict.image_reader import load as load
+from stepcot_jax.run.training_run import Run as Run
+from stepcot_jax.settings.run_settings import load_settings as load_settings
+from stepcot_jax.systems.baseline import BaselineSystem as BaselineSystem
+from stepcot_jax.systems.gradients import Objective as Objective
+from stepcot_jax.systems.step_cot import StepCoT as StepCoT
+from stepcot_jax.training.state import TrainState as TrainState
+from stepcot_jax.training.system import Phase as Phase
+from stepcot_jax.training.system import Stream as Stream
+from stepcot_jax.training.system import System as System
+
+__version__: str
+__all__: list[str]
