@@ -15,6 +15,7 @@ from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.gradients import Objective, student_part, teacher_part
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.systems.step_cot import SHARED, make_joint_update, start_state
+from stepcot_jax.training.global_batch import ONE_DEVICE
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.parallel import Devices, Transform
 from stepcot_jax.training.state import TrainState, count_parameters
@@ -120,7 +121,12 @@ def measure_step(problem: Problem, *, rounds: int, max_megabytes: float) -> dict
     """
     batch, text_features = problem.make_batch()
     shapes = jax.eval_shape(problem.make_state, jax.random.key(0))
-    lowered = jax.jit(problem.make_step(), donate_argnums=0).lower(shapes, batch, text_features)
+    update = problem.make_update()
+
+    def step(state: TrainState, batch: Any, text_features: Any) -> Any:
+        return update(state, {**batch, "text_features": text_features}, ONE_DEVICE)
+
+    lowered = jax.jit(step, donate_argnums=0).lower(shapes, batch, text_features)
     start = time.perf_counter()
     compiled = lowered.compile()
     compile_seconds = time.perf_counter() - start

@@ -3,11 +3,12 @@
 import json
 import os
 import pathlib
+import re
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain")  # the last reads what the first has trained
+NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain", "anatomy")
 
 CHANGES = {
     "phantom.num_cases": 60,
@@ -110,6 +111,14 @@ def test_the_notebooks_run(execute):
     shares = [float(line.rsplit(" ", 1)[1]) for line in lines]
     assert len(shares) == 7
     assert all(0 <= share <= 1 for share in shares)
+
+    _, outputs = execute("anatomy")
+    assert "memory          (32, 7, 96)" in text_of(outputs["teacher"])
+    by_hand, total = map(float, text_of(outputs["parts"]).split())
+    assert abs(by_hand - total) < 1e-3
+    assert any("image/png" in output.get("data", {}) for output in outputs["attention"])
+    first, last = re.search(r"teacher ([\d.]+) -> ([\d.]+)", text_of(outputs["learn"])).groups()
+    assert float(last) < float(first)
 
     runs, outputs = execute("your_own_data")
     assert "60" in text_of(outputs["check"])

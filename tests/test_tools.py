@@ -36,7 +36,7 @@ def test_the_tools_are_listed_without_jax():
         (["conformanc"], 2, "did you mean conformance?"),
         (["convert"], 2, "usage: python -m stepcot_jax.convert"),
         (["conformance", "--help"], 0, "golden numbers"),
-        (["conformance", "no.npz"], 2, "error: no.npz: "),
+        (["conformance", "no.npz"], 2, "error: no.npz"),
         (["main", "--help"], 0, "--workdir"),
         (["main", "--config=configs/quickstart.py", "--workdir=x", "--config.seed=-1"], 2, "config.seed: -1 is not"),
     ],

@@ -12,6 +12,9 @@ from jaxtyping import Array
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.losses.objective import LossParts, batch_totals, teacher_objective
+from stepcot_jax.models.perceptron import Baseline
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.gradients import Metrics, describe_losses, differentiate_batch, named_numbers
 from stepcot_jax.systems.networks import (
@@ -41,13 +44,12 @@ class BaselineSystem(System):
 
     Args:
       chain: steps and answers.
-      networks: modules, of which the baseline and the image encoder, if any, are used.
+      baseline: the perceptron.
+      image_encoder: images -> features [case, width], trained along; None if batches carry features.
       optimizer: of both.
       num_epochs: length of the run.
       answer_weights: [step, answer] weights of the labels; None weighs all answers the same.
-
-    Raises:
-      ValueError: `networks` holds no baseline.
+      remat: compute the encoder's activations again in the backward pass.
     """
 
     names = (NAME,)
@@ -57,15 +59,17 @@ class BaselineSystem(System):
     def __init__(
         self,
         chain: Chain,
-        networks: Networks,
+        baseline: Baseline,
         *,
+        image_encoder: nn.Module | None = None,
         optimizer: optax.GradientTransformation,
         num_epochs: int = 50,
         answer_weights: Array | None = None,
+        remat: bool = False,
     ) -> None:
-        if networks.baseline is None:
-            raise ValueError("networks.baseline is required")
-        self.chain, self.networks, self.baseline = chain, networks, networks.baseline
+        answers = chain.answers_per_step
+        self.chain, self.baseline = chain, baseline
+        self.networks = Networks(Teacher(answers), Student(answers), image_encoder, remat=remat, baseline=baseline)
         self.optimizer, self.num_epochs, self.answer_weights = optimizer, num_epochs, answer_weights
 
     @classmethod
@@ -89,7 +93,15 @@ class BaselineSystem(System):
             clip_norm=training.clip_norm,
         )
         networks = make_networks(settings, chain, image_encoder)
-        return cls(chain, networks, optimizer=optimizer, num_epochs=baseline.epochs, answer_weights=answer_weights)
+        return cls(
+            chain,
+            Baseline(chain.answers_per_step, hidden=baseline.hidden, dtype=jnp.dtype(training.compute_dtype)),
+            image_encoder=networks.image_encoder,
+            optimizer=optimizer,
+            num_epochs=baseline.epochs,
+            answer_weights=answer_weights,
+            remat=networks.remat,
+        )
 
     def init(self, key: Array, example: Batch) -> TrainState:
         """Return random parameters of the baseline and of an encoder that is trained along; only shapes matter."""

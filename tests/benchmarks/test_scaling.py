@@ -81,15 +81,15 @@ class Toy(Problem):
     """A problem whose step compiles at once."""
 
     def make_state(self, key):
-        return TrainState(step=jnp.int32(0), params={"x": jnp.ones(3)}, optimizers={}, key=key)
+        return TrainState(step=jnp.int32(0), params={"x": jnp.ones(3)}, optimizers={}, key=jax.random.key_data(key))
 
-    def make_step(self, whole=ONE_DEVICE):
-        def step(state, batch, text_features):
-            found = jnp.sum(whole.gather(batch["image_features"]) @ jnp.ones((6, 8)) @ text_features.T)
+    def make_update(self):
+        def update(state, batch, whole=ONE_DEVICE):
+            found = jnp.sum(whole.gather(batch["image_features"]) @ jnp.ones((6, 8)) @ batch["text_features"].T)
             params = {"x": state.params["x"] + whole.add_up(found)}
             return state.replace(step=state.step + 1, params=params), found
 
-        return step
+        return update
 
     trained_parameters = 3
 
@@ -152,15 +152,16 @@ def test_the_joint_step_sends_what_is_computed():
     """Before XLA has compiled it, which takes a quarter of a minute and changes nothing here."""
     problem, num_devices = Problem(TINY, answers=(3, 2), batch_size=4), 2
     mesh = Mesh(np.array(jax.devices()[:num_devices]), (AXIS,))
+    update, (rows, text_features) = problem.make_update(), problem.make_batch()
     step = jax.shard_map(
-        problem.make_step(GlobalBatch(AXIS)),
+        lambda state, rows, text: update(state, {**rows, "text_features": text}, GlobalBatch(AXIS)),
         mesh=mesh,
         in_specs=(PartitionSpec(), PartitionSpec(AXIS), PartitionSpec()),
         out_specs=PartitionSpec(),
         check_vma=False,
     )
     state = jax.eval_shape(problem.make_state, jax.random.key(0))
-    program = jax.jit(step).lower(state, *problem.make_batch()).compiler_ir("hlo").as_hlo_text()
+    program = jax.jit(step).lower(state, rows, text_features).compiler_ir("hlo").as_hlo_text()
     row = {"kinds": totals(read_collectives(program)), "num_devices": num_devices, "batch_size": 4}
     check_sent(row, Traffic(problem.trained_parameters, num_steps=2, projection_width=TINY.projection_width))
 

@@ -20,6 +20,7 @@ from stepcot_jax.features.spec import describe_image_store
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run import feed
 
 
 class FakeEncoder:

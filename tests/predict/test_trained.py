@@ -160,9 +160,9 @@ def edit_settings(change):
 
 DAMAGES = {
     "no folder": (shutil.rmtree, "no such folder"),
-    "no settings": (lambda folder: (folder / "settings.json").unlink(), "found no settings"),
-    "no checkpoints": (lambda folder: shutil.rmtree(folder / "checkpoints"), "found no checkpoints"),
-    "no best checkpoint": (lambda folder: shutil.rmtree(folder / "checkpoints" / "3"), "wanted 3"),
+    "no settings": (lambda folder: (folder / "settings.json").unlink(), "settings.json: cannot be read"),
+    "no checkpoints": (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoints"),
+    "no best checkpoint": (lambda folder: shutil.rmtree(folder / "checkpoints" / "3"), "no checkpoint 3"),
     "cut checkpoint": (lambda folder: shutil.rmtree(folder / "checkpoints/5/state/d"), "cannot be restored"),
     "no progress": (lambda folder: shutil.rmtree(folder / "checkpoints/5/progress"), "cannot be restored"),
     "no chain": (lambda folder: (folder / "reading/chain.json").unlink(), "running main again"),
@@ -171,7 +171,7 @@ DAMAGES = {
         lambda folder: change_json(
             folder / "reading/chain.json", lambda found: found["steps"][0].update(options=["A"])
         ),
-        "accepted are 2 to 26",
+        "Detection",
     ),
     "another chain": (
         lambda folder: change_json(folder / "reading/chain.json", lambda found: found["steps"].pop()),

@@ -267,7 +267,7 @@ def test_a_sample_needs_a_new_folder_and_enough_cases(sample, root, tmp_path):
         (lambda key: key["readers"][0].update(order=[1]), "reader 'Ann': the order"),
         (lambda key: key["readers"][0].update(name="../x"), "--readers: '../x'"),
         (lambda key: key["readers"][0].update(file="../x"), "'../x' is not form.html"),
-        (lambda key: key["steps"][0].update(options=["a", "a"]), "options must be distinct"),
+        (lambda key: key["steps"][0].update(options=["a", "a"]), "must be distinct"),
         (lambda key: key.pop("cases"), "missing required field `cases`"),
     ],
 )

@@ -184,7 +184,7 @@ def test_a_run_goes_on_only_with_the_manifest_it_began_with(uninterrupted, tmp_p
     content = json.loads((workdir / "splits.json").read_text())
     content["splits"]["train"], content["splits"]["val"] = content["splits"]["val"], content["splits"]["train"]
     (workdir / "splits.json").write_text(json.dumps(content))
-    with pytest.raises(BadInput, match=r"splits\.json: found a content that its digest does not fit"):
+    with pytest.raises(BadInput, match=r"splits\.json: the content does not match its digest"):
         small_run(workdir, monkeypatch).execute()
 
 
@@ -195,7 +195,7 @@ def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch
     labels = ((first.labels[0] + 1) % 4, *first.labels[1:])
     cases = (dataclasses.replace(first, labels=labels), *run.dataset.cases[1:])
     run.dataset = dataclasses.replace(run.dataset, cases=cases)
-    with pytest.raises(BadInput, match=r"splits\.json: .* 1 images whose patient or labels have changed"):
+    with pytest.raises(BadInput, match=r"splits\.json: .* 1 images have another patient or other labels"):
         run.execute()
 
 
@@ -270,7 +270,7 @@ def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterr
 
 def test_sigterm_outside_of_training_ends_at_once(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch)
-    monkeypatch.setattr(run, "_compile_ahead", lambda step: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(run, "_compile_ahead", lambda *_: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Preempted, match="outside of training"):
         run.execute()
 
