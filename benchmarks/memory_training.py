@@ -99,7 +99,7 @@ def compare(weights: Weights, *, training: Split, test: Split, num_epochs: int, 
 
 def format_table(found: Sequence[dict[str, MemoryUse]], chain: Chain) -> str:
     """The Markdown table: means in percent, with the sample deviation over two seeds or more."""
-    rows = [["written in training", "written in reading", *(step.name for step in chain.steps)]]
+    rows = [["written in training", "written at test time", *(step.name for step in chain.steps)]]
     rows += [["---", "---", *["---:"] * chain.num_steps]]
     for trained_with in (OWN, TRUE):
         for read_with in (OWN, TRUE, OF_ANOTHER):

@@ -62,7 +62,7 @@ def test_the_table_has_means_and_deviations(found):
     other = {name: lower(use) for name, use in fixed.items()}
     second = 100 * found[TRUE].accuracy[TRUE][1]
     one, two = (memory_training.format_table(parts, CHAIN).splitlines() for parts in ([fixed], [fixed, other]))
-    assert one[0] == "| written in training | written in reading | first | second |"
+    assert one[0] == "| written in training | written at test time | first | second |"
     assert len(one) == 2 + 6
     cells = next(line for line in one if line.startswith("| true | true |")).split(" | ")
     assert cells[-1] == f"{second:.1f} |"
