@@ -72,9 +72,9 @@ def test_the_table_has_means_and_deviations(found):
 
 
 def test_fewer_cases_than_a_batch_are_refused(weights):
-    with pytest.raises(BadInput, match="train split: found 15 cases, accepted are 16, a batch, or more"):
+    with pytest.raises(BadInput, match="train split: 15 cases are fewer than one batch of 16"):
         memory_training.compare(weights, training=draw(15, 0), test=draw(9, 1), num_epochs=1, seed=2)
-    with pytest.raises(BadInput, match="--epochs: found 0"):
+    with pytest.raises(BadInput, match="--epochs: 0 is not 1 or more"):
         memory_training.main(["nowhere", "--epochs", "0"])
 
 
