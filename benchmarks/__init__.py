@@ -1,1 +1,1 @@
-"""Speed and memory on the machine at hand; see `benchmarks.run`."""
+"""Speed and memory of this machine; see `benchmarks.run`."""

@@ -1,9 +1,9 @@
-"""What checkpoints cost at the default interval: the share of a run's training time that is spent in saving.
+"""Share of a run's training time that checkpoints take, at the default intervals.
 
-Two runs of the default settings' intervals, one checkpoint an epoch and one every ten minutes: the quickstart's sizes
-with its own encoder, and the published sizes on stored features of 7,048 training cases, whose state takes 275 MB. The
-loop waits for a large state to be written, and goes on while a small one is: "waiting" is the time in which it stood
-still. A third run waits for small ones too: its share is an upper bound of what they cost.
+Two runs save once an epoch and every ten minutes: the quickstart's sizes with its own encoder, and the published sizes
+on stored features of 7,048 training cases, with a state of 275 MB. The loop waits while a large state is written and
+continues while a small one is. "waiting" is the time in which the loop stood still. A third run also waits for small
+states; its share is an upper bound of their cost.
 """
 
 import pathlib
@@ -28,7 +28,7 @@ NUM_CASES = 10_068
 
 
 def measure_checkpoints(rounds: int) -> dict[str, float]:  # noqa: ARG001 - a run has a dozen saves, its own rounds
-    """Share of training time, %, and seconds of a save, at two sizes."""
+    """Return the share of training time in % and the seconds per save, at two sizes."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         small, large = quickstart.get_config(), _published_sizes(folder)
@@ -50,7 +50,7 @@ def _measure(size: str, config: Any, workdir: pathlib.Path) -> dict[str, float]:
 
 
 def _published_sizes(folder: pathlib.Path) -> Any:
-    """Random features of as many cases as published, two epochs."""
+    """Write random features of the published number of cases; return the config of two epochs on them."""
     config = base.get_config()
     config.phantom.num_cases = NUM_CASES
     config.phantom.image_size = 32
@@ -66,7 +66,7 @@ def _published_sizes(folder: pathlib.Path) -> Any:
 
 
 def _time_saves(config: Any, workdir: pathlib.Path) -> dict[str, float]:
-    """Seconds in the loop, of them in saves and in waiting for them, and the number of saves."""
+    """Return seconds in the loop, in saves and in waiting for saves, and the number of saves."""
     seconds = {"save": 0.0, "train": 0.0, "saves": 0.0}
     save, wait, run_loop = Checkpoints.save, Checkpoints.wait, Loop.run
     inside: list[str] = []
@@ -80,7 +80,7 @@ def _time_saves(config: Any, workdir: pathlib.Path) -> dict[str, float]:
                 return function(*arguments)
             finally:
                 inside.pop()
-                if name not in inside:  # a save waits for the one before
+                if name not in inside:  # a save waits for the previous one
                     seconds[name] += time.perf_counter() - start
 
         return run

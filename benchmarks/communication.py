@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices: its collectives, read from XLA's own text, and what a ring moves."""
+"""Traffic of a compiled program between devices: its collectives, read from XLA's text, and the bytes in a ring."""
 
 import dataclasses
 import math
@@ -22,9 +22,9 @@ class Collective:
 
     Attributes:
       kind: one of `KINDS`.
-      num_bytes: of its result on one device.
-      group_size: devices that take part in each of its groups.
-      times: runs of it in one run of the program; more than 1 inside a loop.
+      num_bytes: bytes of its result on one device.
+      group_size: devices in each of its groups.
+      times: executions in one run of the program; more than 1 inside a loop.
     """
 
     kind: str
@@ -34,12 +34,12 @@ class Collective:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that each device sends in a ring, over all runs."""
+        """Bytes that each device sends in a ring, over all executions."""
         others = self.group_size - 1
         share = {
             "all-reduce": 2 * others / self.group_size,
             "all-gather": others / self.group_size,
-            "reduce-scatter": float(others),  # its result is one share of what goes in
+            "reduce-scatter": float(others),  # its result is one share of its input
             "all-to-all": others / self.group_size,
             "collective-permute": 1.0,
         }
@@ -54,14 +54,14 @@ class _Instruction:
 
 
 def read_collectives(program: str) -> list[Collective]:
-    """The collectives of a compiled program.
+    """Read the collectives of a compiled program.
 
     Args:
       program: `jax.stages.Compiled.as_text()`.
 
     Raises:
-      ValueError: a loop communicates an unknown number of times, or a collective is split into start and end; what is
-        sent could not be said.
+      ValueError: a collective is in a loop of unknown length, or split into start and end, so that its bytes are
+        unknown.
     """
     computations, entry = _split(program)
     found = []
@@ -70,16 +70,16 @@ def read_collectives(program: str) -> list[Collective]:
             if instruction.opcode.removesuffix("-start") not in KINDS:
                 continue
             if instruction.opcode.endswith("-start"):
-                raise ValueError(f"found {instruction.opcode}, accepted are collectives in one piece, as on CPU")
+                raise ValueError(f"{instruction.opcode} is not a collective in one piece, as CPU programs have")
             if times is None:
-                raise ValueError(f"found {instruction.opcode} in a loop whose length the compiler does not know")
+                raise ValueError(f"{instruction.opcode} is in a loop whose length the compiler does not know")
             size = _group_size(instruction.line, program)
             found.append(Collective(instruction.opcode, _num_bytes(instruction.result), size, times))
     return found
 
 
 def _split(program: str) -> tuple[dict[str, list[_Instruction]], str]:
-    """Instructions by computation, and the name of the one that is entered first."""
+    """Return the instructions of each computation, and the name of the entry computation."""
     computations: dict[str, list[_Instruction]] = {}
     entry, current = "", None
     for line in program.splitlines():
@@ -89,12 +89,12 @@ def _split(program: str) -> tuple[dict[str, list[_Instruction]], str]:
         elif current is not None and (match := _INSTRUCTION.match(line)):
             current.append(_Instruction(match[2], match[1], line))
     if not entry:
-        raise ValueError("found no ENTRY computation, accepted is the text of a compiled program")
+        raise ValueError("the text of the program has no ENTRY computation; pass Compiled.as_text()")
     return computations, entry
 
 
 def _runs(computations: dict[str, list[_Instruction]], entry: str) -> dict[str, int | None]:
-    """Runs of each computation in a run of the program; None where a loop's length is not known."""
+    """Return how often a run of the program executes each computation; None if a loop's length is unknown."""
     runs: dict[str, int | None] = {}
 
     def visit(name: str, times: int | None) -> None:
@@ -120,7 +120,7 @@ def _callees(line: str) -> Iterator[str]:
 
 
 def _num_bytes(result: str) -> int:
-    """Bytes of a type such as f32[8,4]{1,0}, or of all in a tuple of them."""
+    """Return the bytes of a type such as f32[8,4]{1,0}, or of a tuple of types."""
     total = 0
     for name, axes in _SHAPE.findall(result):
         bits = _BITS[name] if name in _BITS else int(re.search(r"\d+", name)[0])  # type: ignore[index]
@@ -139,7 +139,7 @@ def _group_size(line: str, program: str) -> int:
 
 
 def totals(collectives: list[Collective]) -> dict[str, dict[str, float]]:
-    """Of each kind that occurs: how many, how often they run, and the bytes that a device holds of them and sends."""
+    """Return for each kind: number, executions, and the bytes that a device holds and sends."""
     found: dict[str, dict[str, float]] = {}
     for collective in collectives:
         entry = found.setdefault(collective.kind, {"count": 0, "runs": 0, "bytes": 0, "sent_bytes": 0.0})

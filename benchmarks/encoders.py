@@ -1,4 +1,4 @@
-"""The published encoders with random weights: images and prompts a second, beside PyTorch's transformers."""
+"""Throughput of the published encoders with random weights, compared with PyTorch's transformers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ BATCH_SIZE, IMAGE_SIZE, NUM_TOKENS = 32, 224, 128
 
 
 def make_clip() -> tuple[Any, Callable[[Any, Any], jax.Array]]:
-    """Random parameters of CLIP ViT-B/32's image tower, and images -> features."""
+    """Return random parameters of CLIP ViT-B/32's image tower, and a function images -> features."""
     network = VisionTransformer(CLIP_VISION_SIZES, image_size=IMAGE_SIZE, patch_size=32, projected_width=512)
     images = jnp.zeros((1, IMAGE_SIZE, IMAGE_SIZE, 3))
     params = jax.jit(lambda key: network.init(key, images)["params"])(jax.random.key(0))
@@ -24,7 +24,7 @@ def make_clip() -> tuple[Any, Callable[[Any, Any], jax.Array]]:
 
 
 def make_bert() -> tuple[Any, Callable[[Any, Any], jax.Array]]:
-    """Random parameters of BERT-base, and token ids [text, token] -> CLS vectors."""
+    """Return random parameters of BERT-base, and a function token ids [text, token] -> CLS vectors."""
     network = Bert(BERT_SIZES, vocabulary_size=30522, max_positions=512, num_types=2)
     tokens = jnp.zeros((1, 2), jnp.int32)
     params = jax.jit(lambda key: network.init(key, tokens, tokens == 0)["params"])(jax.random.key(0))
@@ -36,17 +36,17 @@ def make_bert() -> tuple[Any, Callable[[Any, Any], jax.Array]]:
 
 
 def make_images(num_images: int) -> np.ndarray:
-    """Random normalised images [case, 224, 224, 3]."""
+    """Return random normalised images [case, 224, 224, 3]."""
     return np.random.default_rng(0).standard_normal((num_images, IMAGE_SIZE, IMAGE_SIZE, 3)).astype(np.float32)
 
 
 def make_tokens(num_texts: int) -> np.ndarray:
-    """Random token ids [text, 128]."""
+    """Return random token ids [text, 128]."""
     return np.random.default_rng(0).integers(1000, 30000, (num_texts, NUM_TOKENS)).astype(np.int32)
 
 
 def measure_encoders(rounds: int) -> dict[str, float]:
-    """Rates of both encoders, and their ratio to PyTorch's where torch is installed."""
+    """Return the throughput of both encoders, and its ratio to PyTorch's if torch is installed."""
     clip_params, clip = make_clip()
     bert_params, bert = make_bert()
     images, tokens = jax.device_put(make_images(BATCH_SIZE)), jax.device_put(make_tokens(BATCH_SIZE))
@@ -70,7 +70,7 @@ def measure_encoders(rounds: int) -> dict[str, float]:
 
 
 def torch_tasks() -> dict[str, Callable[[], object]]:
-    """The same encoders in PyTorch, if it is installed."""
+    """Return the same encoders in PyTorch, if it is installed."""
     try:
         import torch
         from transformers import BertConfig, BertModel, CLIPVisionConfig, CLIPVisionModelWithProjection

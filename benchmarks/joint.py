@@ -1,4 +1,4 @@
-"""The joint step on stored features at the published sizes: speed, compile time, memory."""
+"""Speed, compile time and memory of the joint step, on stored features at the published sizes."""
 
 import json
 import os
@@ -35,14 +35,14 @@ _TEACHERS: dict[str, Callable[[], Any]] = {
 
 
 def make_batch(batch_size: int) -> dict[str, jax.Array]:
-    """Random features and labels."""
+    """Return random features and labels."""
     features = jax.random.normal(jax.random.key(1), (batch_size, IMAGE_WIDTH))
     labels = jax.random.randint(jax.random.key(2), (batch_size, len(ANSWERS)), 0, 4)
     return {"image_features": features, "labels": labels}
 
 
 def make_joint(teacher: Any = None, make_optimizer: Any = make_optimizer) -> tuple[Any, Callable[..., Any], jax.Array]:
-    """State, joint step (its state is donated) and prompt features at the published sizes."""
+    """Return state, joint step (which donates the state) and prompt features at the published sizes."""
     networks = Networks(teacher=teacher or Teacher(ANSWERS), student=Student(ANSWERS))
     optimizers = {"teacher": make_optimizer(learning_rate=5e-5), "student": make_optimizer(learning_rate=1e-4)}
     text_features = jax.random.normal(jax.random.key(3), (len(ANSWERS), TEXT_WIDTH))
@@ -58,7 +58,7 @@ def make_joint(teacher: Any = None, make_optimizer: Any = make_optimizer) -> tup
 
 
 class JointTask:
-    """Some joint steps one after another, on one batch size; the state goes on from call to call."""
+    """Consecutive joint steps of one batch size; each call continues from the last state."""
 
     def __init__(self, batch_size: int) -> None:
         self.state, self.step, self.text_features = make_joint()
@@ -79,7 +79,7 @@ class JointTask:
 
 
 def measure_joint(rounds: int) -> dict[str, float]:
-    """Cases a second and machine cost of a case for each batch size; compile times and memory."""
+    """Return cases per second and cost of a case for each batch size, compile times and memory."""
     numbers: dict[str, float] = {}
     for batch_size in BATCH_SIZES:
         task = JointTask(batch_size)
@@ -96,10 +96,10 @@ def measure_joint(rounds: int) -> dict[str, float]:
 
 
 def measure_compilation(rounds: int) -> dict[str, float]:
-    """Seconds to compile the joint step at batch 32, and in a second process with the cache.
+    """Return the seconds to compile the joint step at batch 32, without and with the compilation cache.
 
-    Beside it stand two teachers whose steps are compiled one by one: "plain" is `benchmarks.plain`, the step as one
-    would first write it, and "unrolled" is ours with its scan unrolled.
+    Two teachers whose steps are compiled separately are compared: "plain" is `benchmarks.plain`, the straightforward
+    implementation, and "unrolled" is our teacher with its scan unrolled.
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ("cold", "warm", "plain", "unrolled")}
     for _ in range(max(1, rounds // 2)):
@@ -131,7 +131,7 @@ def _in_new_process(arguments: dict[str, str]) -> dict[str, float]:
 
 
 def _compile_once(arguments: dict[str, str]) -> dict[str, float]:
-    """Seconds from the step function to its executable, and memory after ten steps."""
+    """Return the seconds from the step function to its executable, and the memory after ten steps."""
     if "cache" in arguments:
         jax.config.update("jax_compilation_cache_dir", arguments["cache"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -140,7 +140,7 @@ def _compile_once(arguments: dict[str, str]) -> dict[str, float]:
         _TEACHERS[name](), make_plain_optimizer if name == "plain" else make_optimizer
     )
     jax.block_until_ready(state)
-    release_freed_memory()  # as a run does, here and after the compilation
+    release_freed_memory()  # here and after the compilation, as in a run
     batch = make_batch(32)
     start = time.perf_counter()
     compiled = step.lower(state, batch, text_features).compile()

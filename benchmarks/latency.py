@@ -1,4 +1,4 @@
-"""From a decoded radiograph to the answers of all steps: teacher and student, one image and four."""
+"""Latency from a decoded radiograph to the answers of all steps: teacher and student, one image and four."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +19,12 @@ RADIOGRAPH_SIZE = 1024
 
 
 def measure_latency(rounds: int) -> dict[str, float]:
-    """Milliseconds from decoded pixels to answers, at the published sizes, prompts encoded ahead."""
+    """Return milliseconds from decoded pixels to answers at the published sizes, with prompts encoded ahead."""
     networks = Networks(teacher=Teacher(ANSWERS, unroll=True), student=Student(ANSWERS))
     text_features = jax.random.normal(jax.random.key(3), (len(ANSWERS), TEXT_WIDTH))
     init = jax.jit(lambda key: init_params(networks, key=key, batch=make_batch(1), text_features=text_features))
     params = init(jax.random.key(0))
-    split = split_heads(params["teacher"])  # as `stepcot_jax.predict.__main__` reads
+    split = split_heads(params["teacher"])  # as `stepcot_jax.predict` does
     clip_params, clip = make_clip()
     teacher = jax.jit(
         lambda split, features: read_as_teacher(networks, join_heads(split), features, text_features, key=None).logits

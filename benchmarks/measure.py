@@ -1,4 +1,4 @@
-"""Timing on shared machines: things are measured in turn, round after round, beside a yardstick."""
+"""Timing on shared machines: tasks are measured in turn, round after round, next to a reference task."""
 
 import dataclasses
 import pathlib
@@ -15,14 +15,14 @@ class Timing:
     """Seconds of each round.
 
     Attributes:
-      seconds: one number a round.
+      seconds: one number per round.
     """
 
     seconds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The median round."""
+        """Median of the rounds."""
         return statistics.median(self.seconds)
 
     @property
@@ -32,12 +32,12 @@ class Timing:
 
 
 def time_in_turn(tasks: Mapping[str, Callable[[], object]], *, rounds: int, warm_up: int = 1) -> dict[str, Timing]:
-    """Time several tasks A B C A B C ..., so that what else the machine does falls on all of them alike.
+    """Time several tasks in the order A B C A B C ..., so that other load affects all of them equally.
 
     Args:
-      tasks: each is run to its end (arrays must be waited for inside).
-      rounds: measured rounds.
-      warm_up: rounds before that.
+      tasks: each must wait for its own arrays.
+      rounds: number of measured rounds.
+      warm_up: number of rounds before these.
     """
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in range(-warm_up, rounds):
@@ -50,7 +50,7 @@ def time_in_turn(tasks: Mapping[str, Callable[[], object]], *, rounds: int, warm
 
 
 def median_of_ratios(numerators: Timing, denominators: Timing) -> float:
-    """The median over the rounds of one task's seconds over another's in the same round."""
+    """Return the median over the rounds of one task's seconds divided by another's in the same round."""
     return statistics.median(a / b for a, b in zip(numerators.seconds, denominators.seconds, strict=True))
 
 
@@ -59,7 +59,7 @@ SGEMM_REPEATS = 6
 
 
 def make_sgemm() -> Callable[[], object]:
-    """The yardstick: float32 matrix products in XLA, `sgemm_gflop()` of work a call."""
+    """Return the reference task: float32 matrix products in XLA, `sgemm_gflop()` of work per call."""
     import jax
 
     rows = np.random.default_rng(0).standard_normal((SGEMM_SIZE, SGEMM_SIZE)).astype(np.float32)
@@ -74,15 +74,14 @@ def make_sgemm() -> Callable[[], object]:
 
 
 def sgemm_gflop() -> float:
-    """Arithmetic of one call of the yardstick, in units of 10^9."""
+    """Return the operations of one call of the reference task, in units of 10^9."""
     return SGEMM_REPEATS * 2 * SGEMM_SIZE**3 / 1e9
 
 
 def peak_megabytes() -> float:
-    """Largest resident memory of this process so far, MB.
+    """Return the largest resident memory of this process so far, in MB.
 
-    From the kernel's own count of this program: `getrusage` also counts what the process was before it became this
-    program, which is a copy of its parent.
+    From /proc/self/status, because `getrusage` also counts the copy of its parent that the process was before exec.
     """
     status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 / 1e6  # type: ignore[index]

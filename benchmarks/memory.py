@@ -1,7 +1,7 @@
 """Peak memory of a run at the published sizes: encoding, and training from stored features. Needs the extra `torch`.
 
-Random weights of CLIP ViT-B/32 and BERT-base go to a temporary folder, as files that a user would bring; then the
-commands that a user would give are run on phantoms at 224 px, each in a process of its own.
+Random weights of CLIP ViT-B/32 and BERT-base are written to a temporary folder, like a user's files. Then the user's
+commands run on phantoms at 224 px, each in its own process.
 """
 
 import importlib.util
@@ -26,10 +26,10 @@ print(peak_megabytes())
 """
 
 
-def measure_memory(rounds: int) -> dict[str, float]:  # noqa: ARG001 - one run says it: memory does not vary as time does
-    """Largest resident memory, MB, of encoding ahead and of two epochs of training on what was encoded."""
+def measure_memory(rounds: int) -> dict[str, float]:  # noqa: ARG001 - one run is enough: memory varies little
+    """Return the largest resident memory in MB of encoding, and of two epochs of training on the features."""
     if importlib.util.find_spec("torch") is None:
-        print("memory: left out, since torch makes the weights; pip install 'stepcot-jax[torch]'")
+        print("memory: skipped, because it needs torch; pip install 'stepcot-jax[torch]'")
         return {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -57,7 +57,7 @@ def _peak_of(module: str, arguments: list[str]) -> float:
 
 
 def write_weights(folder: pathlib.Path) -> None:
-    """Random weights of CLIP ViT-B/32 and BERT-base at the published sizes, with a small vocabulary's tokenizer."""
+    """Write random weights of CLIP ViT-B/32 and BERT-base at the published sizes, and a small tokenizer."""
     import torch
     import transformers
 

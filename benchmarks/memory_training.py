@@ -1,12 +1,12 @@
-"""Whether a teacher would use its memory if what is written there were worth reading.
+"""Does a teacher use its memory if it is trained with true answers in it?
 
 `python -m benchmarks.memory_training WORKDIR [--epochs 30] [--seeds 0 1 2]` trains new teachers of the run's sizes on
-the image features of its encoder, by cross-entropy alone: one that writes its own predictions to memory, as published,
-and one that is given the true answers to write (teacher forcing). Prints a Markdown table: accuracy on the test split
-by what was written in training and in reading; and how alike the nodes are.
+the image features of its encoder, by cross-entropy only. One writes its own predictions to memory, as published; the
+other receives the true answers to write (teacher forcing). Prints a Markdown table of the accuracy on the test split,
+by the answers written in training and at test time, and the similarity of the nodes.
 
-If a teacher that learned with true answers is the better for them, what is written to memory reaches the later steps,
-and one that ignores it had no reason to read it.
+If true answers help the teacher that was trained with them, the memory reaches the later steps, and a teacher that
+ignores its memory had no reason to use it.
 """
 
 import argparse
@@ -42,11 +42,11 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 def train(weights: Weights, split: Split, given: np.ndarray, *, num_epochs: int, seed: int) -> Any:
-    """Parameters of a new teacher after training with these answers given, `NOT_GIVEN` for its own."""
+    """Train a new teacher and return its parameters; `given` are the answers to write, `NOT_GIVEN` for its own."""
     teacher, settings = weights.networks.teacher, weights.settings.training
     features, labels, given = (jnp.asarray(part) for part in (*split, given))
     if len(labels) < settings.batch_size:
-        raise BadInput(f"train split: found {len(labels)} cases, accepted are {settings.batch_size}, a batch, or more")
+        raise BadInput(f"train split: {len(labels)} cases are fewer than one batch of {settings.batch_size}")
     optimizer = make_optimizer(learning_rate=settings.teacher_learning_rate)
 
     def loss(params: Any, rows: jax.Array, key: jax.Array) -> jax.Array:
@@ -78,14 +78,14 @@ def train(weights: Weights, split: Split, given: np.ndarray, *, num_epochs: int,
 
 
 def _draw(num_cases: int, batch_size: int, *, num_epochs: int, seed: int) -> Iterator[np.ndarray]:
-    """Rows of each batch; those that fill none wait for another epoch."""
+    """Return the rows of each batch; rows that fill no batch are left out of the epoch."""
     generator = np.random.default_rng(seed)
     for _ in range(num_epochs):
         yield from generator.permutation(num_cases)[: num_cases // batch_size * batch_size].reshape(-1, batch_size)
 
 
 def compare(weights: Weights, *, training: Split, test: Split, num_epochs: int, seed: int) -> dict[str, MemoryUse]:
-    """What memory does for the test cases, by what was written to it in training."""
+    """Return accuracy and node similarity on the test cases, by the answers written in training."""
     features, labels = test
     answers = make_answers(training[1], weights.chain, seed=seed)
     found = {}
@@ -98,8 +98,8 @@ def compare(weights: Weights, *, training: Split, test: Split, num_epochs: int, 
 
 
 def format_table(found: Sequence[dict[str, MemoryUse]], chain: Chain) -> str:
-    """The Markdown table: means in percent, with the sample deviation over two seeds or more."""
-    rows = [["written in training", "written in reading", *(step.name for step in chain.steps)]]
+    """Return the Markdown table: means in percent, with the sample standard deviation over two seeds or more."""
+    rows = [["written in training", "written at test time", *(step.name for step in chain.steps)]]
     rows += [["---", "---", *["---:"] * chain.num_steps]]
     for trained_with in (OWN, TRUE):
         for read_with in (OWN, TRUE, OF_ANOTHER):
@@ -109,7 +109,7 @@ def format_table(found: Sequence[dict[str, MemoryUse]], chain: Chain) -> str:
 
 
 def format_cosines(found: Sequence[dict[str, MemoryUse]]) -> str:
-    """How alike the nodes of a case are after a pass of the graph attention, mean of the steps from the second on."""
+    """Describe the mean cosine between nodes after the graph attention, averaged over the steps from the second on."""
     cosines = {name: [float(np.mean(uses[name].cosine_after[1:])) for uses in found] for name in (OWN, TRUE)}
     shown = ", ".join(f"{_format(values, 4)} ({name})" for name, values in cosines.items())
     return f"Mean cosine between nodes after the graph attention, by what was written in training: {shown}."
@@ -123,12 +123,12 @@ def _format(values: Sequence[float], digits: int) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Print the table of a run."""
     parser = argparse.ArgumentParser(prog="benchmarks.memory_training", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("workdir", type=pathlib.Path, help="of a run that trained a teacher and its image encoder")
-    parser.add_argument("--epochs", type=int, default=30, help="of each training, from 1, default 30")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the trainings, default 0 1 2")
+    parser.add_argument("workdir", type=pathlib.Path, help="run with a trained teacher and image encoder")
+    parser.add_argument("--epochs", type=int, default=30, help="epochs of each training (default 30)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds (default 0 1 2)")
     options = parser.parse_args(arguments)
     if options.epochs < 1:
-        raise BadInput(f"--epochs: found {options.epochs}, accepted are whole numbers from 1")
+        raise BadInput(f"--epochs: {options.epochs} is not 1 or more")
     weights, inputs = load_with_memory(options.workdir)
     training, test = (read_split(weights, inputs, split) for split in ("train", "test"))
     found = [

@@ -1,9 +1,9 @@
-"""What a trained teacher does with its memory: `python -m benchmarks.memory_use WORKDIR [--split=test] [--seed=0]`.
+"""How a trained teacher uses its memory: `python -m benchmarks.memory_use WORKDIR [--split=test] [--seed=0]`.
 
-Prints a Markdown table, a row a step: accuracy with other answers written to memory than the teacher's own, how far a
-probability moves when they are random, how alike the nodes are before and after the step's graph attention, and how
-much of a case's memory is its own. A teacher that uses its memory answers worse after random answers than after true
-ones.
+Prints a Markdown table with a row for each step: accuracy with the teacher's own and with other answers in memory, the
+largest change of a probability with random answers, the similarity of the nodes before and after the step's graph
+attention, and the share of the memory that differs between cases. A teacher that uses its memory is less accurate with
+random answers than with true ones.
 """
 
 import argparse
@@ -37,12 +37,12 @@ OWN, TRUE, RANDOM, OF_ANOTHER = "own", "true", "random", "another case's"
 
 @dataclasses.dataclass(frozen=True)
 class MemoryUse:
-    """What the memory does, each a figure a step.
+    """How the memory is used; each attribute has one figure per step.
 
     Attributes:
-      num_cases: of the split.
-      accuracy: by the answers that were written to memory: share of the annotated cases answered right.
-      largest_change: of any probability, from own to random answers; 0 to 1.
+      num_cases: cases of the split.
+      accuracy: share of the annotated cases that are answered correctly, by the answers written to memory.
+      largest_change: largest change of any probability from own to random answers, 0 to 1.
       cosine_before: mean cosine between two nodes of a case, before the step's graph attention.
       cosine_after: the same after it.
       share_read: deviation over the cases divided by the norm (both root mean squares) of the memory that the step
@@ -60,12 +60,12 @@ class MemoryUse:
 
 
 def make_answers(labels: Int[np.ndarray, "case step"], chain: Chain, *, seed: int) -> dict[str, np.ndarray]:
-    """The answers to give, by name: int32 [case, step], `NOT_GIVEN` where the teacher's own prediction stays.
+    """Return the answers to write, by name: int32 [case, step], `NOT_GIVEN` for the teacher's own prediction.
 
     Args:
-      labels: the true answers; where nobody answered, nothing is given.
+      labels: the true answers; missing ones become `NOT_GIVEN`.
       chain: the steps.
-      seed: of random answers, and of who gets whose: each case gets those of exactly one other.
+      seed: seed of the random answers and of the permutation that assigns each case the answers of another.
     """
     generator = np.random.default_rng(seed)
     true = np.where(labels >= 0, labels, NOT_GIVEN).astype(np.int32)
@@ -77,21 +77,21 @@ def make_answers(labels: Int[np.ndarray, "case step"], chain: Chain, *, seed: in
 
 
 def load_with_memory(workdir: pathlib.Path) -> tuple[Weights, Inputs]:
-    """A run's teacher, which must have a memory that answers are written to, and its data.
+    """Load a run's teacher, which must have a memory with write-back, and its data.
 
     Raises:
-      BadInput: it has none, or the run cannot be used.
+      BadInput: the teacher has no such memory, or the run cannot be used.
     """
     weights = load_weights(workdir, ("teacher",))
     teacher = weights.settings.teacher
     if not (teacher.memory and teacher.write_back):
         found = f"config.teacher.memory={teacher.memory} and write_back={teacher.write_back}"
-        raise BadInput(f"{workdir}: found {found}, accepted is a teacher with both")
+        raise BadInput(f"{workdir}: the run has {found}; both must be True")
     return weights, load_inputs(weights.settings, workdir, Terminal())
 
 
 def read_split(weights: Weights, inputs: Inputs, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Image features [case, width] and labels [case, step] of a split, in its order."""
+    """Return image features [case, width] and labels [case, step] of a split, in its order."""
 
     @jax.jit
     def encode(params: Any, batch: dict[str, Any]) -> jax.Array:
@@ -108,25 +108,25 @@ def read_split(weights: Weights, inputs: Inputs, split: str) -> tuple[np.ndarray
 
 
 def record_nodes(read: Callable[[], TeacherReading]) -> tuple[TeacherReading, list[tuple[np.ndarray, np.ndarray]]]:
-    """The reading of a teacher whose `unroll` is True, and every step's nodes before and after its graph attention."""
+    """Read as a teacher whose `unroll` is True; also return each step's nodes before and after its graph attention."""
     passes: list[tuple[np.ndarray, np.ndarray]] = []
 
     def record(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         result = call(*args, **kwargs)
         is_pass = isinstance(context.module, GraphAttentionStack) and context.method_name == "__call__"
-        # Flax checks the shapes of parameters by tracing their modules, which is no pass.
+        # Flax traces modules to check the shapes of parameters; such a trace is not a pass.
         if is_pass and not isinstance(result[0], jax.core.Tracer):
             passes.append((np.asarray(args[0]), np.asarray(result[0])))
         return result
 
-    # Without jit, a scan is a loop whose values can be looked at.
+    # Without jit, a scan is a Python loop with concrete values.
     with jax.disable_jit(), nn.intercept_methods(record):
         reading = read()
     return reading, passes
 
 
 def mean_cosine(nodes: Float[np.ndarray, "*case node width"]) -> float:
-    """Mean cosine over all pairs of different nodes and all cases; a node of zeros has cosine 0 with any.
+    """Return the mean cosine over all pairs of different nodes and all cases; a zero node has cosine 0 with any.
 
     >>> round(mean_cosine(np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])), 4)
     0.4714
@@ -139,7 +139,7 @@ def mean_cosine(nodes: Float[np.ndarray, "*case node width"]) -> float:
 
 
 def own_share(memory: Float[np.ndarray, "*case width"]) -> float:
-    """Root mean square of a case's distance from the mean of the cases, divided by that of its norm; 0 if all is 0.
+    """Return the root mean square distance of cases from their mean, divided by that of their norm; 0 for zeros.
 
     >>> own_share(np.array([[3.0, 4.0], [3.0, -4.0]]))
     0.8
@@ -150,7 +150,7 @@ def own_share(memory: Float[np.ndarray, "*case width"]) -> float:
 
 
 def measure(weights: Weights, *, features: np.ndarray, labels: np.ndarray, seed: int) -> MemoryUse:
-    """What the memory does for cases with these image features and labels."""
+    """Measure how the memory is used for cases with these image features and labels."""
     params, text, images = weights.params["teacher"]["teacher"], weights.text_features, jnp.asarray(features)
 
     def read(images: jax.Array, given: jax.Array | None = None, *, unroll: bool = False) -> TeacherReading:
@@ -177,7 +177,7 @@ def measure(weights: Weights, *, features: np.ndarray, labels: np.ndarray, seed:
 
 
 def format_table(use: MemoryUse, chain: Chain) -> str:
-    """The Markdown table, shares in percent."""
+    """Return the Markdown table, shares in percent."""
     headings = ["step", *(f"{name} answers (%)" for name in use.accuracy)]
     headings += ["largest change, own to random (points)", "cosine before", "cosine after"]
     headings += ["own share read (%)", "own share written (%)"]
@@ -194,9 +194,9 @@ def format_table(use: MemoryUse, chain: Chain) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Print the table of a run."""
     parser = argparse.ArgumentParser(prog="benchmarks.memory_use", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("workdir", type=pathlib.Path, help="of a run that trained a teacher")
+    parser.add_argument("workdir", type=pathlib.Path, help="workdir of a run that trained a teacher")
     parser.add_argument("--split", default="test", choices=("train", "val", "test"))
-    parser.add_argument("--seed", type=int, default=0, help="of the random answers, default 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random answers (default 0)")
     options = parser.parse_args(arguments)
     weights, inputs = load_with_memory(options.workdir)
     features, labels = read_split(weights, inputs, options.split)

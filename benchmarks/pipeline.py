@@ -1,8 +1,8 @@
-"""The input pipeline: radiographs of 1024 px on the disk to normalised batches of 224 px, beside a PyTorch DataLoader.
+"""The input pipeline from files of 1024 px to normalised batches of 224 px, compared with a PyTorch DataLoader.
 
-Both read the same PNG files with two worker processes and give float32 batches of 32. Each is drained of what it read
-ahead before it is timed, while the other stands still with its buffers full. The start is that of a folder of 10,068
-cases in shards, whose pictures are small: their decoding is no part of what grows with the number of cases.
+Both read the same PNG files with two worker processes and return float32 batches of 32. Before each is timed, its
+prefetched batches are drained, while the other is idle with full buffers. The start-up time is for 10,068 cases in
+shards with small images, so that decoding does not hide the time that grows with the number of cases.
 """
 
 import contextlib
@@ -31,19 +31,19 @@ BATCH_SIZE = 32
 NUM_WORKERS = 2
 RADIOGRAPH_SIZE, SIZE = 1024, 224
 _NUM_DRAWN, _NUM_ROLLED = 40, 5
-_NUM_BATCHES, _NUM_DRAINED = 12, 16  # more drained than either reads ahead
+_NUM_BATCHES, _NUM_DRAINED = 12, 16  # more than either prefetches
 _SMALL_SIZE = 128
 
 
 def measure_pipeline(rounds: int) -> dict[str, float]:
-    """Images a second, ours over PyTorch's where it is installed, and seconds to read the records and to start."""
+    """Return images per second, the ratio to PyTorch's if installed, and seconds to read the records and to start."""
     with tempfile.TemporaryDirectory(prefix="stepcot-pipeline-") as folder:
         root = pathlib.Path(folder)
         return measure_throughput(root / "large", rounds) | measure_start(root, rounds)
 
 
 def measure_throughput(root: pathlib.Path, rounds: int) -> dict[str, float]:
-    """Images a second of both ways in turn."""
+    """Return the images per second of both pipelines, measured in turn."""
     write_radiographs(root)
     tasks: dict[str, Callable[[], object]] = {}
     with contextlib.ExitStack() as stack:
@@ -64,7 +64,7 @@ def measure_throughput(root: pathlib.Path, rounds: int) -> dict[str, float]:
 
 
 def measure_start(root: pathlib.Path, rounds: int) -> dict[str, float]:
-    """Seconds to read and check the records of a full-size folder, and from its shards to the first batch."""
+    """Return the seconds to check the records of a full-size folder, and from its shards to the first batch."""
     files, shards = root / "files", root / "shards"
     write_cases(files)
     data_main(["shards", str(files), "--out", str(shards)])
@@ -80,7 +80,7 @@ def measure_start(root: pathlib.Path, rounds: int) -> dict[str, float]:
 
 
 def write_radiographs(root: pathlib.Path) -> None:
-    """A data root of 200 radiographs: phantoms, each at several places of its picture, as 8-bit grey PNG."""
+    """Write a data root of 200 radiographs: phantoms, each shifted within its image, as 8-bit grey PNG."""
     cases = []
     for index in range(_NUM_DRAWN):
         drawn = draw_case(index, seed=0, size=RADIOGRAPH_SIZE, prevalence="flat")
@@ -92,7 +92,7 @@ def write_radiographs(root: pathlib.Path) -> None:
 
 
 def write_cases(root: pathlib.Path) -> None:
-    """A data root of full size, from cases of which each stands for many."""
+    """Write a data root of full size that repeats a few cases."""
     drawn = [draw_case(index, seed=0, size=_SMALL_SIZE) for index in range(200)]
     cases = []
     for index in range(NUM_CASES):
@@ -132,7 +132,7 @@ def _ours(root: pathlib.Path) -> Iterator[Iterator[np.ndarray]]:
 
 
 class TorchImages:
-    """The same files as a PyTorch data set: decoded by Pillow, resized as CLIP does, normalised, channels first."""
+    """A PyTorch data set of the same files: decoded by Pillow, resized as CLIP does, normalised, channels first."""
 
     def __init__(self, paths: list[pathlib.Path]) -> None:
         self._paths = paths
@@ -153,7 +153,7 @@ class TorchImages:
 def _torchs(root: pathlib.Path) -> Iterator[Any]:
     import torch
 
-    # In order: every picture comes as often as any other in both ways, and no permutation of a billion is drawn.
+    # In order: both pipelines read every image equally often, and no permutation of a billion is drawn.
     return iter(
         torch.utils.data.DataLoader(
             TorchImages(sorted(root.glob("images/*.png"))),  # type: ignore[arg-type]

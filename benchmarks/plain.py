@@ -1,7 +1,7 @@
-"""The teacher as one would first write it: seven step models in a Python loop, a dropout layer at every place.
+"""A straightforward teacher: seven step models in a Python loop, and a dropout layer at every place.
 
-The yardstick for compile time, together with AdamW as optax has it, array by array. It computes what
-`stepcot_jax.models.teacher.Teacher` and `training.optimizers` compute, with the same layers.
+The reference for compile time, together with optax's AdamW, array by array. It has the same layers and results as
+`stepcot_jax.models.teacher.Teacher` and `training.optimizers`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from stepcot_jax.models.teacher import TeacherReading
 
 
 def make_plain_optimizer(*, learning_rate: float) -> optax.GradientTransformation:
-    """A clip and AdamW at the published rates."""
+    """Return gradient clipping and AdamW at the published rates."""
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate, weight_decay=0.01))
 
 
@@ -46,7 +46,7 @@ class StepModel(nn.Module):
 
     @nn.compact
     def __call__(self, image: Array, context: Array, *, deterministic: bool) -> tuple[Array, Array, Array]:
-        """Logits, the step's image feature, and the classifier's kernel."""
+        """Return logits, the step's image feature, and the classifier's kernel."""
         feature = Block(self.width, 0.3)(image, deterministic=deterministic)
         hidden = jnp.concatenate([feature, context], axis=-1)
         for _ in range(2):
@@ -70,7 +70,7 @@ class PlainTeacher(nn.Module):
         image_features: Float[Array, "case width"],
         text_features: Any,
         deterministic: bool,
-        first_case: Any = 0,  # noqa: ARG002 - its masks are those of the batch, whoever else has a part of it
+        first_case: Any = 0,  # noqa: ARG002 - dropout masks ignore the position in the global batch
     ) -> TeacherReading:
         """Read a batch; see `Teacher`."""
         num_cases, num_steps = image_features.shape[0], len(self.answers_per_step)

@@ -1,4 +1,4 @@
-"""The joint step as the authors' code runs it, every encoder again and again, against stored features."""
+"""The joint step with the encoders repeated as in the authors' code, compared with stored features."""
 
 import jax
 
@@ -12,7 +12,7 @@ BATCH_SIZE = 8
 
 
 def measure_published(rounds: int) -> dict[str, float]:
-    """Cases a second with the encoders re-run the published number of times, and the speedup of stored features."""
+    """Return cases per second with the encoders run as often as published, and the speedup of stored features."""
     clip_params, clip = make_clip()
     bert_params, bert = make_bert()
     images, tokens = jax.device_put(make_images(BATCH_SIZE)), jax.device_put(make_tokens(BATCH_SIZE))

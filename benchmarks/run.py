@@ -1,7 +1,7 @@
 """Measure this machine: `python -m benchmarks.run [--only NAME,...] [--json FILE]`.
 
-Shared machines change speed by a factor of two within minutes, so ratios are taken between things measured in turn,
-the sgemm yardstick included; absolute numbers mean something beside the yardstick alone.
+Shared machines change speed by a factor of two within minutes. So tasks are measured in turn and compared by ratios,
+also with sgemm as a reference; absolute numbers are meaningful only relative to this reference.
 """
 
 import argparse
@@ -15,55 +15,55 @@ from benchmarks.measure import make_sgemm, sgemm_gflop, time_in_turn
 
 
 def measure_peak(rounds: int) -> dict[str, float]:
-    """Rate of large float32 matrix products, in units of 10^9 operations a second."""
+    """Return the rate of large float32 matrix products, in units of 10^9 operations per second."""
     timing = time_in_turn({"sgemm": make_sgemm()}, rounds=3 * rounds, warm_up=2)["sgemm"]
     return {"peak_gflops": sgemm_gflop() / timing.median, "peak_spread": timing.spread}
 
 
 def measure_joint(rounds: int) -> dict[str, float]:
-    """The joint step, see `benchmarks.joint`."""
+    """Measure the joint step, see `benchmarks.joint`."""
     from benchmarks.joint import measure_joint
 
     return measure_joint(rounds)
 
 
 def measure_published(rounds: int) -> dict[str, float]:
-    """The published way, see `benchmarks.published`."""
+    """Measure the published method, see `benchmarks.published`."""
     from benchmarks.published import measure_published
 
     return measure_published(rounds)
 
 
 def measure_encoders(rounds: int) -> dict[str, float]:
-    """The encoders, see `benchmarks.encoders`."""
+    """Measure the encoders, see `benchmarks.encoders`."""
     from benchmarks.encoders import measure_encoders
 
     return measure_encoders(rounds)
 
 
 def measure_latency(rounds: int) -> dict[str, float]:
-    """One radiograph, see `benchmarks.latency`."""
+    """Measure the latency of one radiograph, see `benchmarks.latency`."""
     from benchmarks.latency import measure_latency
 
     return measure_latency(rounds)
 
 
 def measure_pipeline(rounds: int) -> dict[str, float]:
-    """The input pipeline, see `benchmarks.pipeline`."""
+    """Measure the input pipeline, see `benchmarks.pipeline`."""
     from benchmarks.pipeline import measure_pipeline
 
     return measure_pipeline(rounds)
 
 
 def measure_memory(rounds: int) -> dict[str, float]:
-    """Peak memory of whole runs, see `benchmarks.memory`."""
+    """Measure the peak memory of whole runs, see `benchmarks.memory`."""
     from benchmarks.memory import measure_memory
 
     return measure_memory(rounds)
 
 
 def measure_checkpoints(rounds: int) -> dict[str, float]:
-    """What saving costs a run, see `benchmarks.checkpoints`."""
+    """Measure the cost of checkpoints, see `benchmarks.checkpoints`."""
     from benchmarks.checkpoints import measure_checkpoints
 
     return measure_checkpoints(rounds)
@@ -82,7 +82,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
 
 
 def print_table(numbers: dict[str, float]) -> None:
-    """The numbers, each with the spread of its rounds where it was timed: (slowest - fastest) / median."""
+    """Print the numbers; timed ones with the spread of their rounds, (slowest - fastest) / median."""
     for name, number in numbers.items():
         if name.endswith("_spread"):
             continue
@@ -98,21 +98,21 @@ def print_table(numbers: dict[str, float]) -> None:
 def main() -> None:
     """Measure the parts that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Speed and memory on this machine.")
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts, of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--json", type=pathlib.Path, help="write the numbers here, as one flat object")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each task, default 7")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"parts of {', '.join(PARTS)} (default all)")
+    parser.add_argument("--json", type=pathlib.Path, help="JSON file for the numbers, one flat object")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each task (default 7)")
     options = parser.parse_args()
     names = options.only.split(",")
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        parser.error(f"found parts {unknown}, accepted are {', '.join(PARTS)}")
+        parser.error(f"--only: {', '.join(unknown)} is not one of {', '.join(PARTS)}")
     if options.rounds < 1:
-        parser.error(f"found {options.rounds} rounds, accepted are whole numbers from 1")
+        parser.error(f"--rounds: {options.rounds} is not 1 or more")
     if options.json:
         try:
-            options.json.write_text("{}\n")  # that this works should be known before minutes of measuring
+            options.json.write_text("{}\n")  # fail before minutes of measuring
         except OSError as error:
-            parser.error(f"{options.json}: cannot be written ({error.strerror}), accepted is a file that can")
+            parser.error(f"--json: {options.json} cannot be written ({error.strerror})")
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     numbers: dict[str, float] = {}
     for name in names:

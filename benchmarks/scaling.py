@@ -1,8 +1,8 @@
 """How cost grows: `python -m benchmarks.scaling --json benchmarks/scaling.json --tables docs/scaling.md`.
 
-Measures compile time and step time of the joint step over the length of the chain, the number of answers and the batch
-size, what its parallel form sends between eight virtual devices, and what a stored feature costs; then writes the
-tables of the document, the computed ones among them.
+Measures compile time and step time of the joint step by chain length, number of answers and batch size, its traffic
+between eight virtual devices, and the size of a stored feature. Then writes all tables of the document, also the
+computed ones.
 """
 
 import argparse
@@ -24,7 +24,7 @@ BATCHES = (8, 32, 128, 256)
 
 
 def measure_steps(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The joint step of both sizes over chains and batches."""
+    """Measure the joint step of both sizes by chain length and batch size."""
     from benchmarks.scaling_steps import SIZES, Problem, measure_step
 
     rows = []
@@ -38,7 +38,7 @@ def measure_steps(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_answers(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The joint step at the published size, seven steps and batch 32, over the number of answers."""
+    """Measure the joint step at the published size, seven steps and batch 32, by number of answers."""
     from benchmarks.scaling_steps import PUBLISHED, Problem, measure_step
 
     problems = [Problem(PUBLISHED, answers=(num_answers,) * 7) for num_answers in ANSWERS]
@@ -46,7 +46,7 @@ def measure_answers(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_communication(options: argparse.Namespace) -> list[dict[str, Any]]:  # noqa: ARG001 - nothing is timed
-    """What the parallel step sends between virtual devices, which a process must be started with."""
+    """Count the traffic of the parallel step, in a process started with virtual devices."""
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -58,7 +58,7 @@ def measure_communication(options: argparse.Namespace) -> list[dict[str, Any]]: 
 
 
 def measure_store(options: argparse.Namespace) -> dict[str, float]:  # noqa: ARG001 - nothing is timed
-    """Bytes of a stored feature on disk and in memory."""
+    """Measure the bytes of a stored feature on disk and in memory."""
     import dataclasses
 
     from benchmarks.scaling_sizes import measure_store
@@ -67,7 +67,7 @@ def measure_store(options: argparse.Namespace) -> dict[str, float]:  # noqa: ARG
 
 
 def count_trained_parameters(options: argparse.Namespace) -> dict[str, int]:  # noqa: ARG001 - nothing is timed
-    """Gradients of the published size by number of steps; at seven, the published answers."""
+    """Count the gradients of the published size by number of steps; at seven, with the published answers."""
     from benchmarks.joint import ANSWERS as PUBLISHED_ANSWERS
     from benchmarks.scaling_steps import PUBLISHED, Problem
 
@@ -87,20 +87,20 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
 def main(arguments: list[str] | None = None) -> None:
     """Measure the parts that the command line names, and write the numbers and the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description="How cost grows.")
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts, of {', '.join(PARTS)}; '' for none")
-    parser.add_argument("--json", type=pathlib.Path, required=True, help="the numbers; parts not measured stay")
-    parser.add_argument("--tables", type=pathlib.Path, help="Markdown file whose tables are written anew")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each step, default 3")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"parts of {', '.join(PARTS)} ('' for none)")
+    parser.add_argument("--json", type=pathlib.Path, required=True, help="numbers; parts not measured are kept")
+    parser.add_argument("--tables", type=pathlib.Path, help="Markdown file whose tables are rewritten")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each step (default 3)")
     parser.add_argument(
-        "--max-megabytes", type=float, default=6000.0, help="working memory of a step that is run, default 6000"
+        "--max-megabytes", type=float, default=6000.0, help="most working memory of a step (default 6000)"
     )
     options = parser.parse_args(arguments)
     names = [name for name in options.only.split(",") if name]
     unknown = [name for name in names if name not in PARTS]
     if unknown:
-        parser.error(f"found parts {unknown}, accepted are {', '.join(PARTS)}")
+        parser.error(f"--only: {', '.join(unknown)} is not one of {', '.join(PARTS)}")
     if options.rounds < 1:
-        parser.error(f"found {options.rounds} rounds, accepted are whole numbers from 1")
+        parser.error(f"--rounds: {options.rounds} is not 1 or more")
     numbers: dict[str, Any] = {}
     try:
         if options.json.exists():

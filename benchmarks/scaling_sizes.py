@@ -1,4 +1,4 @@
-"""What grows with devices and images, computed: traffic between devices, Gram matrices, feature store, encoding."""
+"""Computed sizes by number of devices and images: traffic, Gram matrices, feature store, encoding time."""
 
 import dataclasses
 import pathlib
@@ -17,12 +17,12 @@ SECONDS_A_DAY = 86_400
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What a joint step sends where cases are divided among devices and parameters are not.
+    """Traffic of a joint step with cases divided among devices and replicated parameters.
 
     Attributes:
-      gradients: numbers that the two optimizers update.
-      num_steps: questions in the chain.
-      projection_width: where channel alignment compares teacher and student.
+      gradients: number of values that the two optimizers update.
+      num_steps: steps in the chain.
+      projection_width: width of the projections that channel alignment compares.
     """
 
     gradients: int
@@ -31,34 +31,34 @@ class Traffic:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients, which every device sums up with the others."""
+        """Bytes of all gradients, which the devices sum."""
         return self.gradients * FLOAT_BYTES
 
     @property
     def case_bytes(self) -> int:
-        """Bytes that are gathered of one case: its projections, one of the student and one a step, and its labels."""
+        """Bytes gathered for one case: the student's projection, one projection per step, and the labels."""
         return FLOAT_BYTES * (self.projection_width * (self.num_steps + 1) + self.num_steps)
 
     @property
     def returned_case_bytes(self) -> int:
-        """Bytes that the gradient of the gathering brings back of one case: of the student's projection."""
+        """Bytes of one case that the gradient of the gathering returns: the student's projection."""
         return FLOAT_BYTES * self.projection_width
 
     def sent_gradient_bytes(self, num_devices: int) -> float:
-        """Bytes that each device sends a step to sum the gradients in a ring."""
+        """Bytes that each device sends per update to sum the gradients in a ring."""
         return 2 * (num_devices - 1) / num_devices * self.gradient_bytes
 
     def sent_alignment_bytes(self, num_devices: int, batch_size: int) -> float:
-        """Bytes that each device sends a step for channel alignment, there and back, over a batch of all devices."""
+        """Bytes that each device sends per update for channel alignment, forward and backward, for a global batch."""
         return (num_devices - 1) / num_devices * batch_size * (self.case_bytes + self.returned_case_bytes)
 
     @property
     def even_batch(self) -> float:
-        """The batch, over all devices, at which channel alignment sends as much as the gradients; at any number."""
+        """Global batch at which channel alignment sends as much as the gradients, for any number of devices."""
         return 2 * self.gradient_bytes / (self.case_bytes + self.returned_case_bytes)
 
     def alignment_flop(self, batch_size: int) -> int:
-        """Arithmetic of each device for the Gram matrices of both sides and all steps, and the gradient of one side.
+        """Operations of each device for the Gram matrices of both sides and all steps, and the gradient of one side.
 
         Every device computes the whole alignment: a product [case, width] by [width, case] for each matrix, and for the
         gradient two of [case, case] by [case, width].
@@ -66,17 +66,17 @@ class Traffic:
         return 4 * self.num_steps * 2 * batch_size**2 * self.projection_width
 
     def gram_bytes(self, batch_size: int) -> int:
-        """Bytes of the Gram matrices of both sides and all steps over a batch."""
+        """Bytes of the Gram matrices of both sides and all steps for a global batch."""
         return 2 * self.num_steps * batch_size**2 * FLOAT_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreCost:
-    """What a stored feature costs.
+    """Size of a stored feature.
 
     Attributes:
-      file_bytes: on disk.
-      index_bytes: of memory in each process that has opened the store.
+      file_bytes: bytes on disk.
+      index_bytes: bytes of memory in each process that has opened the store.
     """
 
     file_bytes: float
@@ -84,7 +84,7 @@ class StoreCost:
 
 
 def measure_store(num_images: int = 16_384, width: int = 512) -> StoreCost:
-    """Write a store of random features, and open it as a run does."""
+    """Write a store of random features and open it as a run does; return the size of a feature."""
     spec = StoreSpec(kind="image", encoder="random", digest="0" * 64, width=width)
     draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
@@ -105,25 +105,25 @@ def measure_store(num_images: int = 16_384, width: int = 512) -> StoreCost:
 
 
 def read_result(path: pathlib.Path, name: str) -> float:
-    """A number of benchmarks/RESULTS.md.
+    """Return a number of benchmarks/RESULTS.md.
 
     Raises:
-      ValueError: it is not there.
+      ValueError: the file has no such row.
     """
     match = re.search(rf"^\| `{re.escape(name)}` \| ([\d.]+) \|", path.read_text(encoding="utf-8"), re.M)
     if match is None:
-        raise ValueError(f"{path}: found no row of {name!r}, accepted is a table that has one")
+        raise ValueError(f"{path}: the table has no row of {name!r}")
     return float(match[1])
 
 
 def say_number(number: float, digits: int = 3) -> str:
-    """A number with so many digits that mean something, never as a power of ten."""
+    """Format a number with so many significant digits, never as a power of ten."""
     rounded = float(f"{number:.{digits}g}")
     return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
 
 
 def say_bytes(number: float) -> str:
-    """Bytes in a unit that leaves one to three digits before the point."""
+    """Format bytes in a unit that leaves one to three digits before the point."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if number < 1000:
             return f"{say_number(number)} {unit}"
@@ -132,7 +132,7 @@ def say_bytes(number: float) -> str:
 
 
 def say_seconds(number: float) -> str:
-    """A time in seconds, minutes, hours, days or years."""
+    """Format a time in seconds, minutes, hours, days or years."""
     for unit, most, length in (("s", 90, 1), ("min", 90, 60), ("h", 48, 3600), ("days", 730, SECONDS_A_DAY)):
         if number < most * length:
             return f"{say_number(number / length, 2)} {unit}"

@@ -1,4 +1,4 @@
-"""The joint step on stored features at any size: what it costs over steps, answers and cases, and what it sends."""
+"""Cost and traffic of the joint step on stored features, by number of steps, answers and cases."""
 
 import dataclasses
 import json
@@ -27,12 +27,12 @@ class Size:
     """Widths of the networks.
 
     Attributes:
-      name: for tables.
-      teacher_width: of nodes, memory and image projections.
-      student_width: of the feature that the answers update.
-      projection_width: where channel alignment compares the two.
-      image_width: of a stored feature.
-      text_width: of a prompt's vector.
+      name: name in the tables.
+      teacher_width: width of nodes, memory and image projections.
+      student_width: width of the feature that the answers update.
+      projection_width: width of the projections that channel alignment compares.
+      image_width: width of a stored feature.
+      text_width: width of a prompt's vector.
     """
 
     name: str
@@ -50,12 +50,12 @@ SIZES = {size.name: size for size in (PUBLISHED, SMALL)}
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A size and what it is trained on.
+    """A size with its chain and batch.
 
     Attributes:
-      size: of the networks.
-      answers: of each step.
-      batch_size: cases in a batch, over all devices.
+      size: widths of the networks.
+      answers: number of answers of each step.
+      batch_size: cases in a global batch.
     """
 
     size: Size
@@ -64,12 +64,12 @@ class Problem:
 
     @property
     def num_steps(self) -> int:
-        """Questions in the chain."""
+        """Steps in the chain."""
         return len(self.answers)
 
     @property
     def networks(self) -> Networks:
-        """The modules."""
+        """The Flax modules."""
         return Networks(
             teacher=Teacher(self.answers, width=self.size.teacher_width),
             student=Student(self.answers, width=self.size.student_width),
@@ -81,14 +81,14 @@ class Problem:
         return make_joint_update(self.networks, Objective(), _make_optimizers())
 
     def make_state(self, key: jax.Array) -> TrainState:
-        """The state before the first batch."""
+        """Return the state before the first batch."""
         text_features = jax.numpy.zeros((self.num_steps, self.size.text_width))
         example = {"image_features": jax.numpy.zeros((1, self.size.image_width))}
         params = init_params(self.networks, key=key, batch=example, text_features=text_features)
         return start_state(params, Objective(), _make_optimizers(), key=key)
 
     def make_batch(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Random features with labels, one in five missing, and prompt vectors."""
+        """Return random features, labels with one in five missing, and prompt vectors."""
         draw = np.random.default_rng(0)
         labels = draw.integers(0, self.answers, (self.batch_size, self.num_steps), np.int32)
         labels[draw.random(labels.shape) < 0.2] = -100
@@ -98,7 +98,7 @@ class Problem:
 
     @property
     def trained_parameters(self) -> int:
-        """Numbers that the two optimizers update, hence gradients."""
+        """Number of values that the two optimizers update."""
         params = jax.eval_shape(self.make_state, jax.random.key(0)).params
         parts = (teacher_part(params), student_part(params, train_teacher_projection=False))
         return sum(count_parameters(part) for part in parts)
@@ -109,15 +109,15 @@ def _make_optimizers() -> dict[str, Any]:
 
 
 def measure_step(problem: Problem, *, rounds: int, max_megabytes: float) -> dict[str, Any]:
-    """Seconds to compile the joint step and to run it, and its memory.
+    """Measure the seconds to compile and to run the joint step, and its memory.
 
     Args:
-      problem: what is run.
-      rounds: measured rounds; the median counts.
-      max_megabytes: a program that needs more for what it computes on the way is compiled and not run.
+      problem: size, chain and batch.
+      rounds: number of measured rounds; the median is returned.
+      max_megabytes: a program with more working memory is compiled but not run.
 
     Returns:
-      One row of numbers; those of a run are None where it was not run.
+      One row of numbers; times are None if the program was not run.
     """
     batch, text_features = problem.make_batch()
     shapes = jax.eval_shape(problem.make_state, jax.random.key(0))
@@ -153,7 +153,7 @@ def measure_step(problem: Problem, *, rounds: int, max_megabytes: float) -> dict
 
 
 class _Run:
-    """Steps on one batch, the state going on from call to call."""
+    """Consecutive steps on one batch; each call continues from the last state."""
 
     def __init__(self, step: Any, state: TrainState, batch: Any, text_features: Any) -> None:
         self.step, self.state = step, state
@@ -165,7 +165,7 @@ class _Run:
 
 
 def compile_parallel(problem: Problem, *, transform: Transform, num_devices: int) -> Any:
-    """The joint step over several devices, compiled."""
+    """Compile the joint step for several devices."""
     devices = Devices(transform=transform, num_devices=num_devices, shared=SHARED)
     shapes = jax.eval_shape(problem.make_state, jax.random.key(0))
     batch, text_features = problem.make_batch()
@@ -177,12 +177,12 @@ def compile_parallel(problem: Problem, *, transform: Transform, num_devices: int
 
 
 def measure_communication(problem: Problem, *, transform: Transform, num_devices: int) -> dict[str, Any]:
-    """What the compiled step sends between devices.
+    """Count what the compiled step sends between devices.
 
     Args:
-      problem: what is compiled.
+      problem: size, chain and batch.
       transform: "pmap" or "shard_map", see `training.parallel`.
-      num_devices: virtual ones will do.
+      num_devices: number of devices, real or virtual.
     """
     program = compile_parallel(problem, transform=transform, num_devices=num_devices).as_text()
     return {
@@ -196,7 +196,7 @@ def measure_communication(problem: Problem, *, transform: Transform, num_devices
     }
 
 
-if __name__ == "__main__":  # in a process of its own, which was started with virtual devices
+if __name__ == "__main__":  # in its own process, started with virtual devices
     transforms: tuple[Transform, ...] = ("pmap", "shard_map")
     print(
         json.dumps(

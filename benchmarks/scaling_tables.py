@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md, from measured numbers and from what can be computed."""
+"""The tables of docs/scaling.md, from measured and computed numbers."""
 
 import math
 import pathlib
@@ -16,10 +16,10 @@ _IMAGES = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 
 
 def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
-    """Every table by name, in Markdown; those whose numbers are not there are left out.
+    """Return every table by name, in Markdown, without tables whose numbers are missing.
 
     Args:
-      numbers: what `benchmarks.scaling` has measured.
+      numbers: the JSON that `benchmarks.scaling` writes.
     """
     tables = {}
     if rows := numbers.get("steps"):
@@ -40,16 +40,16 @@ def make_tables(numbers: dict[str, Any]) -> dict[str, str]:
 
 
 def fill(document: str, tables: dict[str, str]) -> str:
-    """`document` with each table put where `<!-- table: NAME -->` and `<!-- end -->` stand around the one before.
+    """Replace each table of `document` between `<!-- table: NAME -->` and `<!-- end -->`.
 
     Raises:
-      ValueError: a table has no place in the document.
+      ValueError: the document does not have exactly one place for a table.
     """
     for name, table in tables.items():
         place = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.S)
         document, count = place.subn(lambda match, table=table: f"{match[1]}{table}{match[2]}", document)
         if count != 1:
-            raise ValueError(f"found {count} places of table {name!r}, accepted is one")
+            raise ValueError(f"the document has {count} places for table {name!r}, expected 1")
     return document
 
 
@@ -59,7 +59,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _steps_table(rows: list[dict[str, Any]]) -> str:
-    """Milliseconds of a step, by number of steps and batch size."""
+    """Milliseconds of an update, by number of steps and batch size."""
     by_place = {(row["num_steps"], row["batch_size"]): row for row in rows}
     batches = sorted({row["batch_size"] for row in rows})
     body = [
@@ -130,7 +130,7 @@ def _communication_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _interconnect_table(gradients: int) -> str:
-    """Published sizes, 32 cases a device."""
+    """Traffic and alignment at the published sizes, 32 cases per device."""
     traffic, body = Traffic(gradients), []
     own_work = _CASES_PER_DEVICE * read_result(RESULTS, "joint_b32_cost_gflop")
     for devices in _DEVICES:

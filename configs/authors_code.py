@@ -1,4 +1,4 @@
-"""The config step_cot with the choices of the authors' code where it differs from the paper (docs/departures.md).
+"""The config step_cot with the authors' choices where their code differs from the paper (docs/departures.md).
 
 python -m stepcot_jax.main --config=authors_code --config.data.root=FOLDER --workdir=runs/authors_code
 

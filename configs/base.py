@@ -1,7 +1,7 @@
-"""Every setting of a run with its default; other configs change only what differs.
+"""Every setting of a run with its default and unit; the other configs change only what differs.
 
-The defaults are the published sizes and rates (paper: Appendix D) on the phantom, with an image encoder that is
-trained with the teacher. Start a run from another config, such as quickstart.
+The defaults are the published sizes and rates (paper: Appendix D) on phantoms, with an image encoder that is trained
+with the teacher. Start a run from another config, such as quickstart.
 """
 
 from ml_collections import config_dict
@@ -12,85 +12,85 @@ from stepcot_jax.chain import PUBLISHED_STEPS
 def get_config():
     config = config_dict.ConfigDict()
 
-    # "distill": teacher, then both; "teacher": the teacher alone, with plateau and early stop; "baseline": a perceptron
+    # "distill": teacher, then both; "teacher": the teacher only, with plateau and early stop; "baseline": a perceptron
     config.job = "distill"
-    config.seed = 0  # of parameters, dropout and the order of cases
-    config.resume = True  # from the latest checkpoint in the workdir; False refuses a workdir that has one
+    config.seed = 0  # of parameters, dropout, order of cases and augmentation
+    config.resume = True  # resume from the latest checkpoint in the workdir; False: refuse a workdir that has one
 
     config.data = config_dict.ConfigDict()
     config.data.source = "phantom"  # "phantom": drawn in memory; "folder": files in `root`; "tfds": prepared in `root`
-    config.data.root = ""  # folder with data.json, images or shards and, optionally, train/val/test.xlsx or .csv
-    config.data.layout = "auto"  # "auto" detects it; or the name of a layout in docs/data.md
-    config.data.single_label = True  # skip images with several findings, in layouts with lists of findings
+    config.data.root = ""  # data folder of "folder" (docs/data.md), or the data_dir of "tfds"
+    config.data.layout = "auto"  # detected; or "published", "chestxray8", "padchest_gr", "iu_xray", "csv"
+    config.data.single_label = True  # in layouts with lists of findings: skip images with several findings
     config.data.labels_from = "auto"  # "boxes" or "entries" of ChestX-ray8, if both tables exist; "auto": boxes
     config.data.step_names = tuple(name for name, _ in PUBLISHED_STEPS)  # one short name per step, in order
     config.data.on_bad_record = "stop"  # "stop" at a bad record, or "skip" it into quarantine.jsonl
     # "ahead": decode every image once before training (images in shards were checked when written); "on_use": start at
     # once and stop at the first image that cannot be decoded
     config.data.check_images = "ahead"
-    config.data.split_fractions = (0.7, 0.15, 0.15)  # train, val, test; used without split files
-    config.data.split_seed = 0  # of that split; separate from `seed`, so that runs with other seeds share the split
-    config.data.near_duplicate_radius = 0  # of 64 bits: patients with more similar images share a split; 0: off
+    config.data.split_fractions = (0.7, 0.15, 0.15)  # shares of train, val, test, if the root has no split tables
+    config.data.split_seed = 0  # of made splits; separate from `seed`, so runs with other seeds share the split
+    config.data.near_duplicate_radius = 0  # bits of 64: patients whose images differ in at most so many share a split
     config.data.max_megapixels = 64.0  # million pixels; a larger image is a bad record
-    config.data.cache_megabytes = 2048.0  # MB of decoded images kept in memory; the rest is decoded at each use
-    config.data.num_threads = 2  # threads that read and decode, in this process or in each worker
-    config.data.num_workers = 0  # processes that read and decode; they cache no images (`cache_megabytes` needs 0)
-    config.data.origins = ()  # use only cases of these origins, such as ("Phantom A",); (): all
-    config.data.sampling = "uniform"  # or "inverse_frequency" of the last step's answer; same epoch length
-    config.data.augment = "none"  # or "light": small turns, shifts, growth and exposure of training images, no flips
+    config.data.cache_megabytes = 2048.0  # MB of decoded images in memory; other images are decoded at each use
+    config.data.num_threads = 2  # reading and decoding threads, in this process or in each worker
+    config.data.num_workers = 0  # reading and decoding processes; the image cache works only with 0
+    config.data.origins = ()  # origins of the cases to use, such as ("Phantom A",); (): all
+    config.data.sampling = "uniform"  # each case once an epoch; or "inverse_frequency" of the last step's answers
+    config.data.augment = "none"  # or "light": small rotations, shifts, scalings and exposure changes; no flips
 
     config.phantom = config_dict.ConfigDict()
-    config.phantom.num_cases = 2000  # cases over all splits
+    config.phantom.num_cases = 2000  # cases, all splits together
     config.phantom.image_size = 128  # px, square
     config.phantom.prevalence = "published"  # of the nine diagnoses: "published" (67 % normal) or "flat"
-    config.phantom.seed = 0  # of the drawing
+    config.phantom.seed = 0  # of the drawn cases; separate from `seed`
 
     config.image_encoder = config_dict.ConfigDict()
     # "resnet18" (512 features) or "resnet_small" (4 x 128 features): trained with the teacher;
     # "pretrained": frozen, see docs/encoders.md; "imported": features made elsewhere
     config.image_encoder.name = "resnet18"
-    config.image_encoder.weights = ""  # "pretrained": folder or Hugging Face id; "imported": the folder of --store
+    config.image_encoder.weights = ""  # "pretrained": folder or Hugging Face id; "imported": folder of the features
     config.image_encoder.dtype = "float32"  # compute dtype of a pretrained encoder; "bfloat16" on accelerators
-    config.image_encoder.image_size = 224  # px, square; pretrained encoders have their own preprocessing
+    config.image_encoder.image_size = 224  # px, square; a pretrained encoder uses its own
     config.image_encoder.fit = "crop"  # "crop" the long side, "pad" the short one, or "stretch"
     config.image_encoder.mean = (0.48145466, 0.4578275, 0.40821073)  # of red, green, blue in 0..1 (CLIP's)
-    config.image_encoder.std = (0.26862954, 0.26130258, 0.27577711)
+    config.image_encoder.std = (0.26862954, 0.26130258, 0.27577711)  # of red, green, blue (CLIP's)
 
     config.prompts = config_dict.ConfigDict()
-    config.prompts.template = "Question: {question} Options: {options}"
-    config.prompts.encoder = "hashed"  # "hashed": a fixed random vector per text; "pretrained"; "imported"
-    config.prompts.weights = ""  # "pretrained": folder or Hugging Face id of a BERT
+    config.prompts.template = "Question: {question} Options: {options}"  # fields: {name}, {question}, {options}
+    config.prompts.encoder = "hashed"  # a fixed random vector per text; or "pretrained", or "imported" with features
+    config.prompts.weights = ""  # "pretrained": folder or Hugging Face id of a text encoder
     config.prompts.pooling = "cls"  # "cls" (paper) or "mean" of a pretrained encoder's token vectors
     config.prompts.max_tokens = 128  # tokens; longer prompts are truncated and logged
     config.prompts.width = 768  # size of a hashed prompt vector
 
     config.features = config_dict.ConfigDict()
-    config.features.store = True  # store a frozen encoder's features; False: encode every batch (augmentation)
-    config.features.folder = ""  # of the store; "": `features` in the workdir; runs may share a folder
+    config.features.store = True  # store a frozen encoder's features; False: encode every batch, as augmentation needs
+    config.features.folder = ""  # folder of the store, which runs may share; "": `features` in the workdir
     config.features.patches = "none"  # or "float16", "float32": also store patch tokens, for explanations
     config.features.batch_size = 32  # images per encoded batch
 
     config.teacher = config_dict.ConfigDict()
     config.teacher.width = 768  # d_T: nodes, memory, image projections
-    config.teacher.num_layers = 2  # graph-attention layers per pass
+    config.teacher.num_layers = 2  # graph-attention layers at each step
     config.teacher.num_heads = 4  # heads per layer
     config.teacher.negative_slope = 0.2  # of the attention's LeakyReLU
-    config.teacher.attention_dropout = 0.1  # share
-    config.teacher.context_dropout = 0.2  # share
-    config.teacher.head_dropout = 0.3  # share
+    config.teacher.attention_dropout = 0.1  # share of attention weights set to 0
+    config.teacher.context_dropout = 0.2  # share of context features set to 0
+    config.teacher.head_dropout = 0.3  # share of features in the step heads set to 0
     config.teacher.memory = True  # False: no memory node (ablation)
-    config.teacher.write_back = True  # False: no answer is written to the memory node (ablation)
+    config.teacher.write_back = True  # False: no step writes its answer to the memory node (ablation)
     config.teacher.text = True  # False: learned step vectors instead of prompts (ablation)
 
     config.student = config_dict.ConfigDict()
     config.student.width = 512  # size of the feature vector
-    config.student.dropout = 0.3  # share
+    config.student.dropout = 0.3  # share of projected image features set to 0
 
-    config.baseline = config_dict.ConfigDict()  # job "baseline": pooled embeddings -> two layers
+    config.baseline = config_dict.ConfigDict()  # job "baseline": a two-layer perceptron on pooled embeddings
     config.baseline.hidden = 768  # size of the first layer
-    config.baseline.steps = "all"  # supervised steps: "all" or only the "last"
+    config.baseline.steps = "all"  # supervised steps: "all", or only the "last"
     config.baseline.batch_size = 8  # cases; replaces training.batch_size
-    config.baseline.epochs = 50
+    config.baseline.epochs = 50  # epochs, without early stopping
     config.baseline.learning_rate = 1e-5  # AdamW
     config.baseline.weight_decay = 1e-4  # decoupled, on every parameter
     config.baseline.schedule = "cosine"  # to 0 over the run, or "constant"
@@ -99,41 +99,41 @@ def get_config():
     config.loss.temperature = 2.0  # T of distillation and channel alignment
     config.loss.soft_label_scale = 0.5  # alpha_KD
     config.loss.channel_alignment_scale = 1.0  # alpha_CH
-    config.loss.projection_width = 256  # width of the space of channel alignment
+    config.loss.projection_width = 256  # width of both projections of channel alignment
     config.loss.normaliser = "cka"  # of w_fw: "cka" (authors' code) or "trace" (the paper's Eq. 21)
     config.loss.alignment_gradient = "features"  # "features" (paper) or "projection" (authors' code)
-    config.loss.train_teacher_projection = False  # True: the paper's "learnable"; can collapse
-    config.loss.target_dropout = False  # True: dropout also when the teacher computes targets (authors' code)
+    config.loss.train_teacher_projection = False  # True: "learnable", as in the paper; can collapse to a constant
+    config.loss.target_dropout = False  # True: dropout in the teacher's targets too (authors' code)
     config.loss.class_weights = "none"  # or "inverse_frequency", normalised to mean 1 per step
 
     config.training = config_dict.ConfigDict()
-    config.training.batch_size = 32  # cases; the job "baseline" uses baseline.batch_size
-    config.training.teacher_epochs = 2  # job "distill": epochs of the teacher alone, before the joint ones
-    config.training.teacher_job_epochs = 10  # job "teacher": most epochs
+    config.training.batch_size = 32  # cases, over all devices; the job "baseline" uses baseline.batch_size
+    config.training.teacher_epochs = 2  # job "distill": epochs of the teacher only, before the joint ones
+    config.training.teacher_job_epochs = 10  # job "teacher": largest number of epochs
     config.training.joint_epochs = 40  # job "distill": epochs of both
     config.training.teacher_learning_rate = 5e-5  # AdamW
     config.training.student_learning_rate = 1e-4  # AdamW
     config.training.weight_decay = 0.01  # decoupled, on every parameter
-    config.training.adam_epsilon = 1e-8
-    config.training.clip_norm = 1.0  # global gradient norm
+    config.training.adam_epsilon = 1e-8  # added to the denominator of every AdamW update
+    config.training.clip_norm = 1.0  # largest global gradient norm; larger gradients are scaled down
     config.training.plateau_patience = 2  # job "teacher": epochs without a better score before the rate drops
-    config.training.plateau_factor = 0.5  # job "teacher": factor of the rate
+    config.training.plateau_factor = 0.5  # job "teacher": factor of the learning rate at each drop
     config.training.plateau_stop = 3  # job "teacher": epochs without a better score before training ends
-    config.training.log_every = 10  # batches between two log entries
-    config.training.checkpoint_minutes = 10.0  # minutes between checkpoints within an epoch; every epoch ends with one
+    config.training.log_every = 10  # updates between two log entries
+    config.training.checkpoint_minutes = 10.0  # minutes between checkpoints within an epoch; each epoch ends with one
     config.training.compute_dtype = "float32"  # or "bfloat16", on accelerators: parameters and losses stay float32
 
     config.parallel = config_dict.ConfigDict()
     config.parallel.transform = "pmap"  # or "shard_map"; unused on one device
-    config.parallel.num_devices = 0  # devices to use, a divisor of the batch size; 0: all
-    config.parallel.num_passes = 1  # gradient accumulation: passes per batch; more need less memory
+    config.parallel.num_devices = 0  # devices to use, a divisor of the batch size; 0: all devices
+    config.parallel.num_passes = 1  # passes per batch (gradient accumulation); more passes need less memory
     config.parallel.remat = False  # True: recompute activations in the backward pass
 
     config.evaluation = config_dict.ConfigDict()
     config.evaluation.batch_size = 128  # cases
-    config.evaluation.best = "each"  # best weights by each network's accuracy, or by the "mean" of both
-    config.evaluation.num_resamples = 1000  # of the bootstrap by patient for intervals; 0: no intervals
-    config.evaluation.coverage = 0.9  # share of cases whose answer sets contain the true answer
+    config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" of both
+    config.evaluation.num_resamples = 1000  # resamples of the bootstrap by patient; 0: no intervals
+    config.evaluation.coverage = 0.9  # target share of cases whose answer sets contain the true answer
     # "consistent": also report the most probable chains without contradictions; see docs/tables.md
     config.evaluation.decoding = "independent"
 

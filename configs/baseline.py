@@ -1,7 +1,7 @@
 """The baseline of the paper's Table 3: pooled image and prompt embeddings through a two-layer perceptron.
 
-Intermediate steps supervise it, unless --config.baseline.steps=last. Weights are required, as for the config paper;
-any frozen encoder can be used.
+All steps supervise it; with --config.baseline.steps=last only the diagnosis does. Weights are required, as for the
+config paper; any frozen encoder works.
 
 python -m stepcot_jax.main --config=baseline --config.data.root=FOLDER --workdir=runs/baseline \
     --config.image_encoder.weights=openai/clip-vit-base-patch32 --config.prompts.weights=google-bert/bert-base-uncased

@@ -2,7 +2,7 @@
 
 python -m stepcot_jax.tables all --config=tables_phantom --workdir=runs/tables --out=docs/results
 
-Hardware and time: 2 CPU cores, 16 min for one seed. docs/results/ has its tables and commands.
+Hardware and time: 2 CPU cores, 16 min for one seed. Expected scores: the tables in docs/results/.
 """
 
 from configs import quickstart
@@ -12,7 +12,7 @@ def get_config():
     config = quickstart.get_config()
     config.data.split_fractions = (0.6, 0.1, 0.3)  # narrower intervals than a test split of 15 % allows
     config.training.joint_epochs = 8
-    # Random vectors stand for the prompts and encoders are small: the published rate would take hundreds of epochs.
+    # With random prompt vectors and small encoders the published rate would take hundreds of epochs.
     config.baseline.batch_size = 32
     config.baseline.epochs = 12
     config.baseline.learning_rate = 1e-3

@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# A run on a TPU slice of Google Kubernetes Engine: fills in gke_jobset.yaml and hands it to kubectl.
+# A run on a TPU slice of Google Kubernetes Engine: fills in gke_jobset.yaml and applies it with kubectl.
 #
-#   launch/gke.sh [--dry-run] start [FLAG ...]   make the JobSet; Kubernetes starts it again after a preemption
-#   launch/gke.sh [--dry-run] status             the JobSet and its pods
+#   launch/gke.sh [--dry-run] start [FLAG ...]   create the JobSet; Kubernetes restarts it after a preemption
+#   launch/gke.sh [--dry-run] status             show the JobSet and its pods
 #   launch/gke.sh [--dry-run] logs               follow the log of host 0
-#   launch/gke.sh [--dry-run] delete             end the run and remove the JobSet; the workdir stays
+#   launch/gke.sh [--dry-run] delete             end the run and delete the JobSet; the workdir stays
 #
-# FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands (at `start` with the whole
+# FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands (for `start` also the
 # JobSet) and runs none.
 #
 # Required variables:
 #   NAME            of the JobSet: small letters, digits and hyphens
 #   start:
-#   IMAGE           container image that has stepcot-jax[tpu] and the config, see launch/Dockerfile
-#   CONFIG          config file, in the image
+#   IMAGE           container image with stepcot-jax[tpu] and the config, see launch/Dockerfile
+#   CONFIG          name of a shipped config, or a config file in the image
 #   WORKDIR         folder of the run, below /mnt/stepcot
-#   CLAIM           persistent volume claim (ReadWriteMany) that is mounted as /mnt/stepcot
+#   CLAIM           persistent volume claim (ReadWriteMany), mounted as /mnt/stepcot
 #   ACCELERATOR     such as tpu-v5-lite-podslice
 #   TOPOLOGY        such as 4x4
 #   NUM_HOSTS       hosts of the slice, such as 4; the run refuses to start with fewer or more
 #   CHIPS_PER_HOST  such as 4
 # Optional variables:
 #   NAMESPACE       default default
-#   MAX_RESTARTS    most times that all pods are made anew; default 100
-#   GRACE_SECONDS   time to save when a pod is told to end; default 120
+#   MAX_RESTARTS    limit of the restarts of all pods; default 100
+#   GRACE_SECONDS   seconds to save after TERM; default 120
 set -euo pipefail
 
 # shellcheck source=launch/options.sh
@@ -46,24 +46,24 @@ NAMESPACE=${NAMESPACE:-default}
 MAX_RESTARTS=${MAX_RESTARTS:-100}
 GRACE_SECONDS=${GRACE_SECONDS:-120}
 
-check() { # that variable $1 matches $2, in words $3: what goes into the file must not be able to change its form
+check() { # variable $1 must match $2, described as $3, so that no value can change the structure of the file
   [[ ${!1:-} =~ ^($2)$ ]] || fail "$1: '${!1:-}' is not $3"
 }
 for name in NAME NAMESPACE; do
-  check "$name" '[a-z]([-a-z0-9]{0,40}[a-z0-9])?' "small letters, digits and hyphens, at most 42"
+  check "$name" '[a-z]([-a-z0-9]{0,40}[a-z0-9])?' "a name of small letters, digits and hyphens (at most 42)"
 done
 if [[ $action == start ]]; then
-  check IMAGE '[A-Za-z0-9][-A-Za-z0-9._/:@]*' "names of images"
-  check CLAIM '[a-z0-9]([-a-z0-9.]*[a-z0-9])?' "names of claims"
-  check ACCELERATOR '[a-z][-a-z0-9]*' "names of accelerators, such as tpu-v5-lite-podslice"
-  check TOPOLOGY '[0-9]+x[0-9]+(x[0-9]+)?' "sizes such as 4x4 or 2x2x2"
-  check WORKDIR '/mnt/stepcot/.+' "folders below /mnt/stepcot, which all hosts share"
+  check IMAGE '[A-Za-z0-9][-A-Za-z0-9._/:@]*' "the name of an image"
+  check CLAIM '[a-z0-9]([-a-z0-9.]*[a-z0-9])?' "the name of a claim"
+  check ACCELERATOR '[a-z][-a-z0-9]*' "the name of an accelerator, such as tpu-v5-lite-podslice"
+  check TOPOLOGY '[0-9]+x[0-9]+(x[0-9]+)?' "a size such as 4x4 or 2x2x2"
+  check WORKDIR '/mnt/stepcot/.+' "a folder below /mnt/stepcot, which all hosts share"
   for name in NUM_HOSTS CHIPS_PER_HOST MAX_RESTARTS GRACE_SECONDS; do
-    check "$name" '[0-9]+' "whole numbers"
+    check "$name" '[0-9]+' "a whole number"
   done
 fi
 
-run() { # a command, or print it
+run() { # run a command, or print it in a dry run
   if ((dry_run)); then
     show "$@"
     echo
@@ -72,13 +72,13 @@ run() { # a command, or print it
   fi
 }
 
-quote() { # the arguments as a JSON list, which YAML reads too
+quote() { # the arguments as a JSON list, which is also YAML
   local argument list=
   for argument; do
-    [[ $argument != *[[:cntrl:]]* ]] || fail "an argument has a control character"
+    [[ $argument != *[[:cntrl:]]* ]] || fail "an argument contains a control character"
     argument=${argument//\\/\\\\}
     argument=${argument//\"/\\\"}
-    # Kubernetes puts variables in the place of $(NAME); two signs stand for one.
+    # Kubernetes expands $(NAME); $$ is a literal $.
     list+=", \"${argument//\$/\$\$}\""
   done
   echo "[${list#, }]"

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Train on the GPUs of this machine with one process; goes on by itself where the run was preempted.
+# Train on the GPUs of this machine with one process, and restart a preempted run.
 #
 #   CONFIG=paper WORKDIR=runs/paper launch/gpu.sh [--dry-run] [FLAG ...]
 #
 # FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands and runs none.
 #
 # Required variables:
-#   CONFIG           config file
-#   WORKDIR          folder of the run; with the same one a run goes on
+#   CONFIG           name of a shipped config, or a config file
+#   WORKDIR          folder of the run; a run in it is resumed
 # Optional variables:
-#   PYTHON           interpreter that has stepcot-jax[cuda12]; default python3
+#   PYTHON           interpreter with stepcot-jax[cuda12]; default python3
 #   GPUS             ids of the GPUs to use, such as 0,1; default all
-#   MAX_RESTARTS     most times that a preempted run (exit code 75) is started again; default 100
-#   RESTART_SECONDS  wait before that; default 5
+#   MAX_RESTARTS     limit of the restarts of a preempted run (exit code 75); default 100
+#   RESTART_SECONDS  wait before a restart; default 5
 #
-# TERM, INT (Ctrl-C) and HUP are passed on as TERM: the run saves and ends. Exit code: that of the program, 75 where it
-# was preempted and is not started again. Without a GPU the program fails rather than train on the CPU.
+# The script forwards TERM, INT (Ctrl-C) and HUP as TERM: the run saves and ends. The exit code is the program's; 75:
+# preempted and not restarted. Without a GPU the program fails instead of training on the CPU.
 set -euo pipefail
 
 # shellcheck source=launch/options.sh
@@ -32,7 +32,7 @@ for number in "$max_restarts" "$restart_seconds"; do
   [[ $number =~ ^[0-9]+$ ]] || fail "'$number' is not a whole number (MAX_RESTARTS, RESTART_SECONDS)"
 done
 
-# Platforms that are named must be there: jax would otherwise warn and compute on the CPU.
+# Without JAX_PLATFORMS jax would only warn about a missing GPU and compute on the CPU.
 command=(env "JAX_PLATFORMS=cuda,cpu")
 [[ -z ${GPUS:-} ]] || command+=("CUDA_VISIBLE_DEVICES=$GPUS")
 command+=("${PYTHON:-python3}" -m stepcot_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" "$@")
@@ -54,7 +54,7 @@ trap stop TERM INT HUP
 for ((restart = 0; ; restart++)); do
   "${command[@]}" </dev/null &
   child=$!
-  while kill -0 "$child" 2>/dev/null; do # a bare wait would end at a signal and not know the exit code
+  while kill -0 "$child" 2>/dev/null; do # a bare wait would return at a signal, without the exit code
     sleep 0.2 || true
   done
   code=0

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# One run in N processes on this machine, as on N hosts: to try what a cluster does, or one process a GPU.
+# One run in N processes on this machine, as on N hosts: to try a cluster's setup, or for one process per GPU.
 #
 #   CONFIG=quickstart WORKDIR=runs/two launch/local_processes.sh [--dry-run] N [FLAG ...]
 #
 # FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands and runs none.
 #
 # Required variables:
-#   CONFIG               config file
-#   WORKDIR              folder of the run; with the same one a run goes on
+#   CONFIG               name of a shipped config, or a config file
+#   WORKDIR              folder of the run; a run in it is resumed
 # Optional variables:
-#   PYTHON               interpreter that has stepcot-jax; default python3
+#   PYTHON               interpreter with stepcot-jax; default python3
 #   DEVICES_PER_PROCESS  virtual CPU devices of each process; default 1
-#   GPUS_PER_PROCESS     instead: GPUs of each process, from number 0 on; default none
-#   PORT                 where process 0 is waited for; default one that is free
-#   GRACE_SECONDS        time to save before a process that was told to end is killed; default 120
+#   GPUS_PER_PROCESS     GPUs of each process, counted from GPU 0, instead of CPU devices; default none
+#   PORT                 port of process 0, the coordinator; default a free one
+#   GRACE_SECONDS        seconds to save after TERM, before a process is killed; default 120
 #
-# Process I logs to WORKDIR/logs/process_I.log; what process 0 says is shown too. If one fails, the others are told to
-# end (TERM). TERM, INT (Ctrl-C) and HUP are passed on to all as TERM: the run saves and ends.
+# Process I logs to WORKDIR/logs/process_I.log; the output of process 0 is also printed. If a process fails, the others
+# get TERM. The script forwards TERM, INT (Ctrl-C) and HUP to all processes as TERM: the run saves and ends.
 #
-# Exit code: 0 if all ended well; 75 if the run was preempted and saved (start again to go on); otherwise that of the
-# process that failed first, or 137 if one had to be killed.
+# Exit code: 0 if all processes finished; 75 if the run was preempted and saved (the same command resumes it); otherwise
+# that of the process that failed first, or 137 if one was killed.
 set -euo pipefail
 
 # shellcheck source=launch/options.sh
@@ -46,7 +46,7 @@ python=${PYTHON:-python3}
 port=${PORT:-$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
 logs=$WORKDIR/logs
 
-make_command() { # of process $1, into `command`
+make_command() { # set `command` to that of process $1
   local first
   if [[ -n $gpus ]]; then
     first=$(($1 * gpus))
@@ -75,7 +75,7 @@ pids=()
 codes=()
 deadline=
 killed=0
-stop() { # tell those that still run to end
+stop() { # send TERM to all running processes
   local i
   for i in "${!pids[@]}"; do
     [[ -n ${codes[i]:-} ]] || kill -TERM "${pids[i]}" 2>/dev/null || true
@@ -98,9 +98,9 @@ for ((i = 0; i < num_processes; i++)); do
   codes+=("")
 done
 exec {shown}>&-
-[[ -z $deadline ]] || stop # a signal came while they were started
+[[ -z $deadline ]] || stop # a signal arrived during the start
 
-look() { # take in the exit codes of those that have ended since; the lowest that is not 0 goes into `first_code`
+look() { # collect new exit codes; `first_code` is the lowest that is not 0
   local i code
   for i in "${!pids[@]}"; do
     if [[ -n ${codes[i]} ]] || kill -0 "${pids[i]}" 2>/dev/null; then
@@ -127,7 +127,7 @@ while ((num_left)); do
   elif [[ -n $deadline ]] && ((num_left && SECONDS >= deadline)); then
     for i in "${!pids[@]}"; do
       if [[ -z ${codes[i]} ]]; then
-        echo "process $i did not end within $grace_seconds s and is killed" >&2
+        echo "process $i did not end within $grace_seconds s; killing it" >&2
         kill -KILL "${pids[i]}" 2>/dev/null || true
         killed=1
       fi
@@ -138,7 +138,7 @@ done
 wait "$tee_pid" || true
 
 ((first_code == 0 || first_code == 75)) || exit "$first_code"
-# Told to end, or preempted: what a process died of when it lost the others says nothing, its own exit codes do.
+# After TERM or a preemption only codes that a process chose itself count, not its death after it lost the others.
 preempted=0
 own=0
 lost=0

@@ -1,13 +1,13 @@
 # shellcheck shell=bash disable=SC2034
-# Sourced by the scripts here: how they fail, show a command, and take --help and --dry-run as the first argument.
-# The help is the comment at the script's head. (slurm.sbatch has its own: Slurm runs a copy of it from elsewhere.)
+# Sourced by the scripts of this folder: error messages, printing of commands, and --help and --dry-run as the first
+# argument. The help is the script's header. (slurm.sbatch has copies: Slurm runs it from another folder.)
 
 fail() {
   echo "error: ${0##*/}: $1" >&2
   exit 2
 }
 
-show() { # a command, so that it could be pasted
+show() { # print a command, quoted for a shell
   local word line='' plain='^[-A-Za-z0-9_./:=@%+,]+$'
   for word; do
     [[ $word =~ $plain ]] || word=${word@Q}

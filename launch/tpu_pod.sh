@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A TPU pod slice (or a single TPU VM) on Google Cloud, one process a host.
+# Train on a TPU pod slice (or a single TPU VM) on Google Cloud, one process per host.
 #
-#   launch/tpu_pod.sh [--dry-run] create    make the slice
-#   launch/tpu_pod.sh [--dry-run] install   this repository's last commit on all workers; once, the second time is quick
-#   launch/tpu_pod.sh [--dry-run] run [FLAG ...]    start on all workers, in the background
-#   launch/tpu_pod.sh [--dry-run] status    what each worker's program does
+#   launch/tpu_pod.sh [--dry-run] create    create the slice
+#   launch/tpu_pod.sh [--dry-run] install   install this repository's last commit on all workers, unless it is there
+#   launch/tpu_pod.sh [--dry-run] run [FLAG ...]    start the run on all workers, in the background
+#   launch/tpu_pod.sh [--dry-run] status    show the state of each worker's program
 #   launch/tpu_pod.sh [--dry-run] logs      follow the log of a worker
-#   launch/tpu_pod.sh [--dry-run] watch [FLAG ...]  all of it: makes what is missing, starts, and starts again after a
-#                                           preemption, in a new slice if need be, until the run is over
-#   launch/tpu_pod.sh [--dry-run] stop      the run saves and ends
-#   launch/tpu_pod.sh [--dry-run] delete    give the slice back, and all on its disks
+#   launch/tpu_pod.sh [--dry-run] watch [FLAG ...]  create, install and run as needed; restart after a preemption, in a new
+#                                           slice if necessary, until the run ends
+#   launch/tpu_pod.sh [--dry-run] stop      save and end the run
+#   launch/tpu_pod.sh [--dry-run] delete    delete the slice and its disks
 #
 # FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands and runs none.
 #
@@ -20,20 +20,20 @@
 #   ACCELERATOR_TYPE  such as v5litepod-16
 #   RUNTIME_VERSION   such as v2-alpha-tpuv5-lite, v2-alpha-tpuv6e, tpu-ubuntu2204-base (v4)
 #   run, watch:
-#   CONFIG            config file, from the top of the repository
-#   WORKDIR           folder of the run, on a file system that all workers share and that outlives the slice (see NFS)
+#   CONFIG            name of a shipped config, or a config file (relative to the repository)
+#   WORKDIR           folder of the run on a file system that all workers share and that outlives the slice (see NFS)
 #   NUM_WORKERS       hosts of the slice; the run refuses to start with fewer or more
 # Optional variables:
 #   PROJECT           Google Cloud project; default that of gcloud's settings
-#   SPOT              1: a slice that may be taken back at any moment
+#   SPOT              1: a spot slice, which may be preempted at any time
 #   NFS               SERVER:/SHARE that `install` mounts as /mnt/stepcot on every worker, for WORKDIR and data
 #   SSH_FLAGS         such as --tunnel-through-iap; split at spaces
-#   WORKER            whose log to follow; default 0
-#   POLL_SECONDS      between two looks of `watch`; default 60
-#   MAX_RESTARTS      most times that `watch` starts the run again; default 100
-#   GRACE_SECONDS     time to save at `stop`; default 120
+#   WORKER            worker whose log `logs` follows; default 0
+#   POLL_SECONDS      seconds between two checks of `watch`; default 60
+#   MAX_RESTARTS      limit of the restarts by `watch`; default 100
+#   GRACE_SECONDS     seconds to save at `stop`; default 120
 #
-# Exit code of `watch`: that of the program, where it ended by itself with another than 75.
+# `watch` exits with the program's exit code, if the program ended by itself with a code other than 75.
 set -euo pipefail
 
 # shellcheck source=launch/options.sh
@@ -70,7 +70,7 @@ place=("--zone=$ZONE")
 [[ -z ${PROJECT:-} ]] || place+=("--project=$PROJECT")
 read -ra ssh_flags <<<"${SSH_FLAGS:-}"
 
-run() { # a command, or print it
+run() { # run a command, or print it in a dry run
   if ((dry_run)); then
     show "$@"
     echo
@@ -79,7 +79,7 @@ run() { # a command, or print it
   fi
 }
 
-remote() { # on worker $1, the command line $2
+remote() { # run the command line $2 on worker $1
   run "${tpu[@]}" ssh "$TPU_NAME" "${place[@]}" "${ssh_flags[@]+"${ssh_flags[@]}"}" "--worker=$1" "--command=$2"
 }
 
@@ -93,7 +93,7 @@ create() {
 install() {
   local revision archive steps
   revision=$(git -C "$repository" rev-parse --short=12 HEAD) || return
-  [[ -z $(git -C "$repository" status --porcelain) ]] || echo "note: what is not committed is not installed" >&2
+  [[ -z $(git -C "$repository" status --porcelain) ]] || echo "note: uncommitted changes are not installed" >&2
   archive=stepcot-$revision.tar.gz
   run git -C "$repository" archive --format=tar.gz "--output=/tmp/$archive" HEAD || return
   run "${tpu[@]}" scp "/tmp/$archive" "$TPU_NAME:" "${place[@]}" "${ssh_flags[@]+"${ssh_flags[@]}"}" --worker=all ||
@@ -106,7 +106,7 @@ install() {
   fi
   steps+="if test \"\$(cat stepcot/.installed 2>/dev/null)\" = $revision; then exit 0; fi; "
   steps+="rm -rf stepcot; mkdir stepcot; tar -xzf $archive -C stepcot; "
-  # The images bring Python 3.10; uv brings the one that the package needs.
+  # The images have Python 3.10; uv installs 3.11, which the package needs.
   steps+="python3 -m pip install -q --user uv; \$HOME/.local/bin/uv venv -q --python 3.11 stepcot/.venv; "
   steps+="\$HOME/.local/bin/uv pip install -q --python stepcot/.venv/bin/python './stepcot[tpu]'; "
   steps+="echo $revision >stepcot/.installed"
@@ -129,7 +129,7 @@ delete() { run "${tpu[@]}" delete "$TPU_NAME" "${place[@]}" --quiet; }
 
 describe() { run "${tpu[@]}" describe "$TPU_NAME" "${place[@]}" "--format=value(state)"; }
 
-state_of_slice() { # READY, PREEMPTED and so on; MISSING if there is none; UNKNOWN if nobody answers
+state_of_slice() { # READY, PREEMPTED, ...; MISSING if there is no slice; UNKNOWN if gcloud fails otherwise
   local found
   if found=$(describe 2>&1); then
     tail -n 1 <<<"$found"
@@ -141,17 +141,17 @@ state_of_slice() { # READY, PREEMPTED and so on; MISSING if there is none; UNKNO
 }
 
 run_until_over() {
-  # What was there before `watch` is not of this run, until it is seen running.
+  # Exit codes from before `watch` count only once this run was seen running.
   local num_starts=0 known=0 uneven=0 state found code num_running num_done
   while true; do
     state=$(state_of_slice)
     case $state in
       MISSING)
-        say "no slice: making one"
+        say "no slice; creating one"
         { create && install; } || say "that failed; again in $poll_seconds s"
         ;;
       PREEMPTED | TERMINATED | STOPPED | SUSPENDED)
-        say "slice is $state: giving it back"
+        say "slice is $state; deleting it"
         delete || say "that failed; again in $poll_seconds s"
         continue_soon
         continue
@@ -163,30 +163,30 @@ run_until_over() {
         continue
         ;;
     esac
-    found=$(status 2>/dev/null | sed -n 's/^.*stepcot-status: //p' | sort) || true # some answers are better than none
+    found=$(status 2>/dev/null | sed -n 's/^.*stepcot-status: //p' | sort) || true # use the workers that answered
     num_running=$(count running)
     num_done=$(count 'exit 0')
     code=$(sed -n 's/^exit //p' <<<"$found" | awk '$1 > 0 && $1 < 128 && $1 != 75 && !(c && c < $1) { c = $1 } END { if (c) print c }')
     if (($(count '..*') != NUM_WORKERS)); then
       say "$(count '..*') of $NUM_WORKERS workers answer"
-      [[ -n $found ]] || install || true # machines that were made anew have no program
+      [[ -n $found ]] || install || true # recreated machines have no program
     elif ((num_running == NUM_WORKERS)); then
       known=1
       uneven=0
     elif ((known)) && [[ -n $code ]]; then
-      say "a worker ended with exit code $code; the others are told to end"
+      say "a worker ended with exit code $code; stopping the others"
       stop || true
       exit "$code"
     elif ((known && num_done == NUM_WORKERS)); then
       say "the run is over"
       exit 0
     elif ((known && num_running + num_done == NUM_WORKERS)); then
-      uneven=0 # the others end soon
+      uneven=0 # the others will end soon
     elif ((num_running && !uneven)); then
-      uneven=1 # one more look: others may be about to end
+      uneven=1 # check once more: others may be about to end
     else
       ((num_starts <= max_restarts)) || fail "the run ended after $max_restarts restarts, see the logs"
-      say "start $((++num_starts)) of the run; found $(tr '\n' ',' <<<"$found")"
+      say "start $((++num_starts)) of the run; workers: $(tr '\n' ',' <<<"$found")"
       known=1
       uneven=0
       { stop && start; } || say "that failed; again in $poll_seconds s"
@@ -215,11 +215,11 @@ case $action in
       echo "# if there is no slice:"
       create
       install
-      echo "# if it was taken back:"
+      echo "# if the slice was preempted:"
       delete
       echo "# otherwise:"
       status
-      echo "# if the run is not there, or was preempted:"
+      echo "# if the run is missing or was preempted:"
       stop
       start
     else

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# On a worker of a TPU pod: hold a program that outlives the connection. Called by tpu_pod.sh, on every worker.
+# Keep a program running on a worker of a TPU pod after the connection ends. tpu_pod.sh calls it on every worker.
 #
-#   tpu_worker.sh start COMMAND ...   run COMMAND in the background, unless one runs already
+#   tpu_worker.sh start COMMAND ...   run COMMAND in the background, unless a program is already running
 #   tpu_worker.sh status              print one line: "stepcot-status: none|running|lost|exit N"
-#   tpu_worker.sh stop                tell it to end (TERM) and wait until it has; killed when the time is up
+#   tpu_worker.sh stop                send TERM and wait until the program has ended; kill it after GRACE_SECONDS
 #
 # Required variables: none
 # Optional variables:
-#   RUN_FOLDER     where its process id, log and exit code are kept; default ~/stepcot-run
-#   GRACE_SECONDS  time to save at `stop`; default 120
+#   RUN_FOLDER     folder of process id, log and exit code; default ~/stepcot-run
+#   GRACE_SECONDS  seconds to save at `stop`; default 120
 #
-# "lost" is a program that ended without an exit code, as when the machine was started anew.
+# "lost" means that the program ended without an exit code, for example because the machine restarted.
 set -euo pipefail
 
 folder=${RUN_FOLDER:-$HOME/stepcot-run}
@@ -23,7 +23,7 @@ status() {
     echo "exit $(cat "$folder/exit_code")"
   elif pid=$(cat "$folder/pid") && kill -0 "$pid" 2>/dev/null &&
     [[ $(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null) == *"STEPCOT_RUN_FOLDER=$folder"* ]]; then
-    echo running # and is no other program that got the same number
+    echo running # not another program with the same process id
   else
     echo lost
   fi
@@ -31,12 +31,12 @@ status() {
 
 start() {
   if [[ $(status) == running ]]; then
-    echo "error: tpu_worker.sh: a program is running already (stop it first)" >&2
+    echo "error: tpu_worker.sh: a program is already running (stop it first)" >&2
     return 2
   fi
   mkdir -p "$folder"
   rm -f "$folder/exit_code"
-  # The shell in between outlives TERM to write down the exit code; setsid makes one group of both and all workers.
+  # The inner shell ignores TERM to record the exit code; setsid puts it, the program and its workers in one group.
   # shellcheck disable=SC2016
   STEPCOT_RUN_FOLDER=$folder setsid bash -c '
     trap : TERM HUP INT

@@ -62,7 +62,7 @@ def test_the_table_has_means_and_deviations(found):
     other = {name: lower(use) for name, use in fixed.items()}
     second = 100 * found[TRUE].accuracy[TRUE][1]
     one, two = (memory_training.format_table(parts, CHAIN).splitlines() for parts in ([fixed], [fixed, other]))
-    assert one[0] == "| written in training | written in reading | first | second |"
+    assert one[0] == "| written in training | written at test time | first | second |"
     assert len(one) == 2 + 6
     cells = next(line for line in one if line.startswith("| true | true |")).split(" | ")
     assert cells[-1] == f"{second:.1f} |"
@@ -72,9 +72,9 @@ def test_the_table_has_means_and_deviations(found):
 
 
 def test_fewer_cases_than_a_batch_are_refused(weights):
-    with pytest.raises(BadInput, match="train split: found 15 cases, accepted are 16, a batch, or more"):
+    with pytest.raises(BadInput, match="train split: 15 cases are fewer than one batch of 16"):
         memory_training.compare(weights, training=draw(15, 0), test=draw(9, 1), num_epochs=1, seed=2)
-    with pytest.raises(BadInput, match="--epochs: found 0"):
+    with pytest.raises(BadInput, match="--epochs: 0 is not 1 or more"):
         memory_training.main(["nowhere", "--epochs", "0"])
 
 

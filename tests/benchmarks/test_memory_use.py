@@ -158,5 +158,5 @@ def test_a_teacher_without_write_back_is_refused(run, tmp_path):
         (tmp_path / "run" / name).symlink_to(folder / name)
     teacher = dataclasses.replace(settings.teacher, write_back=False)
     write_settings(tmp_path / "run" / "settings.json", dataclasses.replace(settings, teacher=teacher))
-    with pytest.raises(BadInput, match="memory=True and write_back=False, accepted is a teacher with both"):
+    with pytest.raises(BadInput, match="memory=True and write_back=False; both must be True"):
         memory_use.main([str(tmp_path / "run")])

@@ -81,7 +81,7 @@ def test_slurm_gives_up_after_so_many_times(run, python, cluster):
     variables = {**SLURM, "SLURM_RESTART_COUNT": 3, "MAX_REQUEUES": 3}
     found, _, err = run("slurm.sbatch", **variables, PYTHON=python(CODES.format(codes=[75])))
     assert (found, cluster("scontrol")) == (75, [])
-    assert "put back 3 times already" in err
+    assert "requeued 3 times already" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])

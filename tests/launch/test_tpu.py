@@ -43,7 +43,7 @@ def test_a_worker_holds_a_program_to_its_end(worker, wait_for, tmp_path):
     wait_for(lambda: status(worker) == "running")
     code, _, err = worker("start", "true")
     assert code == 2
-    assert "a program is running already" in err
+    assert "a program is already running" in err
     (tmp_path / "go").touch()
     wait_for(lambda: status(worker) == "exit 7")
     assert (tmp_path / "state" / "log").read_text() == "x\n"
