@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data.checks.check_printing import make_printable
+from stepcot_jax.host.text import make_printable
 from stepcot_jax.predict.paragraph import percent, write_paragraph
 from stepcot_jax.predict.reader import NOT_GIVEN, Reading
 
