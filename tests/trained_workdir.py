@@ -12,8 +12,8 @@ import pytest
 
 from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import ResNet
+from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.evaluation.calibration import Calibration, write_calibration
 from stepcot_jax.predict import trained_model
 from stepcot_jax.run.stored_reading import write_reading

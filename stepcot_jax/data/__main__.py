@@ -92,12 +92,12 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.checks.check_printing import make_printable
     from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.data.splits.split_making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
     from stepcot_jax.data.statistics.count_pictures import write_pictures
     from stepcot_jax.data.statistics.counts import compute_statistics, write_tables
+    from stepcot_jax.host.text import make_printable
 
     collection = read_source(options.root, require_images=False, **_reading_arguments(options))
     splits, source = read_splits(collection.root, collection.cases, set_aside=collection.set_aside), "read from tables"

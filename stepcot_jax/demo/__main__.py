@@ -7,12 +7,33 @@ upload is deleted as soon as it is read. Needs the extra `demo`. For research; n
 """
 
 import argparse
+import importlib
+import os
 import pathlib
+import socket
 import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.errors import BadInput, run_tool
 
+if TYPE_CHECKING:
+    from stepcot_jax.explain.saliency import Explainer
+
 _LOCAL = ("127.0.0.1", "localhost", "::1")
+# Keeps browsers from asking other hosts for the fonts and scripts that Gradio's own page names.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_SECONDS_TO_FINISH = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,7 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be 0 (any free port) to 65535; got {options.port}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.demo.server import import_gradio, serve
     from stepcot_jax.explain.saliency import Explainer
     from stepcot_jax.predict.trained_model import load_trained
 
@@ -31,6 +51,103 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"note: other machines can reach this page on {options.host}, without a password", file=sys.stderr)
     serve(explainer, gradio, host=options.host, port=options.port)
     return 0
+
+
+def import_gradio() -> Any:
+    """Import Gradio with its telemetry disabled.
+
+    Raises:
+      BadInput: it is not installed.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    try:
+        return importlib.import_module("gradio")
+    except ImportError as error:
+        raise BadInput(f"the demo needs Gradio: pip install 'stepcot-jax[demo]' ({error})") from None
+
+
+def serve(explainer: "Explainer", gradio: Any, *, host: str, port: int) -> None:
+    """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends.
+
+    Args:
+      explainer: of the network that reads.
+      gradio: the library.
+      host: address to listen on.
+      port: to listen on; 0 takes a free one.
+
+    Raises:
+      BadInput: the address or the port cannot be used.
+    """
+    import uvicorn
+
+    from stepcot_jax.demo.sessions import warm_up
+
+    with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="stepcot-demo-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        print("compiling ...", file=sys.stderr, flush=True)
+        warm_up(explainer)
+        found_host, found_port = listening.getsockname()[:2]
+        app = _make_app(explainer, gradio, host=found_host, port=found_port)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_FINISH)
+        shown = f"[{found_host}]" if ":" in found_host else found_host
+        print(f"http://{shown}:{found_port} (Ctrl-C stops it)", flush=True)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BadInput(f"--host: {host!r} is not an address of this machine ({error.strerror})") from None
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+    except OSError as error:
+        listening.close()
+        raise BadInput(
+            f"--host, --port: cannot listen on {host!r} port {port} ({error.strerror}); expected an address of this "
+            "machine and a free port (0 picks one)"
+        ) from None
+    return listening
+
+
+def _make_app(explainer: "Explainer", gradio: Any, *, host: str, port: int) -> Any:
+    import fastapi
+
+    from stepcot_jax.demo.blocks import make_blocks
+    from stepcot_jax.demo.sessions import MAX_MEGABYTES
+
+    no_docs: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = fastapi.FastAPI(**no_docs)
+
+    @app.middleware("http")
+    async def add_headers(request: Any, call_next: Any) -> Any:
+        response = await call_next(request)
+        for name, value in _HEADERS.items():
+            response.headers[name] = value
+        return response
+
+    fonts = ("system-ui", "sans-serif")  # Gradio's default theme loads fonts from Google
+    return gradio.mount_gradio_app(
+        app,
+        make_blocks(explainer, gradio),
+        path="/",
+        server_name=host,
+        server_port=port,
+        app_kwargs=no_docs,
+        footer_links=[],
+        run_history=False,
+        max_file_size=MAX_MEGABYTES * 10**6,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        show_error=False,
+        theme=gradio.themes.Default(font=fonts, font_mono=("ui-monospace", "monospace")),
+        css=(pathlib.Path(__file__).parent / "demo.css").read_text(encoding="utf-8"),
+    )
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -13,7 +13,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.pages import make_environment
 from stepcot_jax.predict.answers import ChainReading, describe_shifts
-from stepcot_jax.predict.corrections import label_corrections
+from stepcot_jax.predict.corrections import check_takes_answers, label_corrections
 from stepcot_jax.predict.radiographs import read_picture
 from stepcot_jax.report.embedded_pictures import write_overlay, write_picture
 
@@ -149,7 +149,7 @@ def warm_up(explainer: Explainer) -> None:
 def takes_corrections(explainer: Explainer) -> bool:
     """Whether the network takes given answers; the student and a teacher without memory do not."""
     try:
-        explainer.reader.check_takes_answers()
+        check_takes_answers(explainer.trained, model=explainer.model)
     except BadInput:
         return False
     return True

@@ -13,9 +13,8 @@ from stepcot_jax.explain.saliency import Explainer, Explanation
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.predict.answers import ChainReading, make_readings
-from stepcot_jax.predict.corrections import label_corrections
+from stepcot_jax.predict.corrections import NOT_GIVEN, check_given, label_corrections
 from stepcot_jax.predict.radiographs import Pixels, read_pictures, to_input
-from stepcot_jax.predict.reader import NOT_GIVEN
 from stepcot_jax.predict.trained_model import Trained
 
 BATCH_SIZE = 4
@@ -49,7 +48,7 @@ def write_explanations(
     labels = label_corrections(given, trained.chain)
     paths = list(paths)
     explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
-    explainer.reader.check_given(labels[None], num_cases=1)
+    check_given(labels[None], trained, model=model, num_cases=1)
     batches = read_pictures(
         paths,
         trained.preprocessing,

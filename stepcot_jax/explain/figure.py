@@ -15,9 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.checks.check_printing import make_printable
 from stepcot_jax.explain.geometry import change_a_step, describe_change, smooth, spread
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import make_printable
 from stepcot_jax.predict.answers import ChainReading
 from stepcot_jax.predict.paragraph import percent
 

@@ -27,6 +27,7 @@ from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.resnet import ResidualBlock
 from stepcot_jax.encoders.torchvision_networks import FrozenBatchNorm, FrozenBlock, FrozenDenseNet
 from stepcot_jax.explain.taps import Side, Taps, find_values, step_gradients
+from stepcot_jax.predict.corrections import check_given
 from stepcot_jax.predict.image_reader import ImageReader
 from stepcot_jax.predict.radiographs import read_picture, to_input
 from stepcot_jax.predict.reader import Reader, Reading, read_features
@@ -93,7 +94,7 @@ class Explainer:
         Raises:
           BadInput: the network does not take given answers.
         """
-        given = self.reader.check_given(given_answers, num_cases=len(images))
+        given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
         asked = np.full(given.shape, PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
         parts = []
         for start in range(0, len(images), self.batch_size):

@@ -15,8 +15,7 @@ import safetensors.numpy
 from stepcot_jax import __version__
 from stepcot_jax.convert.torch_reference import flatten, to_torch_networks
 from stepcot_jax.export import loader
-from stepcot_jax.export.instructions import write_instructions
-from stepcot_jax.export.model_card import write_model_card
+from stepcot_jax.export.model_card import write_instructions, write_model_card
 from stepcot_jax.export.program import ENCODER, PLATFORMS, Program, Tensors, export_program, make_program, serialise
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
 from stepcot_jax.host.files import digest_file

@@ -1,4 +1,4 @@
-"""Write the model card of an export: intended use, training data, figures, calibration, limits."""
+"""Write the Markdown files of an export: model card and README."""
 
 import json
 import pathlib
@@ -36,6 +36,28 @@ _LIMITS = """\
 - It learned the errors of the reference answers too.
 - It may fail more often for groups with few training cases; the run's report has figures by group.
 """
+
+_HERE = pathlib.Path(__file__).parent
+
+_RESIZE = {
+    "crop": """\
+    longest = 4 * min(picture.size)
+    if max(picture.size) > longest:
+        left, top = (max(0, side - longest) // 2 for side in picture.size)
+        width, height = (min(side, longest) for side in picture.size)
+        picture = picture.crop((left, top, left + width, top + height))
+    width, height = (SIZE * side // min(picture.size) for side in picture.size)
+    picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - SIZE) // 2, (height - SIZE) // 2
+    return np.array(picture.crop((left, top, left + SIZE, top + SIZE)))[None]""",
+    "pad": """\
+    width, height = (max(1, round(side * SIZE / max(picture.size))) for side in picture.size)
+    padded = Image.new("L", (SIZE, SIZE))
+    padded.paste(picture.resize((width, height), Image.Resampling.BICUBIC), ((SIZE - width) // 2, (SIZE - height) // 2))
+    return np.array(padded)[None]""",
+    "stretch": """\
+    return np.array(picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC))[None]""",
+}
 
 _COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", "specificity": "specificity"}
 
@@ -190,3 +212,40 @@ def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
             f"| {name} | {' | '.join(['-'] * len(header) if found is None else [f'{t:.2f}' for t in found])} |"
         )
     return "\n".join(lines)
+
+
+def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, torch_names: bool) -> str:
+    """Return the README as Markdown.
+
+    Args:
+      trained: the run.
+      manifest: content of export.json.
+      torch_names: whether the export has a file with the authors' names.
+    """
+    models = manifest["models"]
+    tensors = sorted({file for model in models.values() for file in model["tensors"]})
+    files = {
+        "load.py": "the loader",
+        **{model["program"]: f"the {name}, image encoder included" for name, model in models.items()},
+        **dict.fromkeys(tensors, "parameters"),
+        **({"torch_names.safetensors": "parameters under the authors' PyTorch names"} if torch_names else {}),
+        "labels.json": "questions and answers, in the order of the logits",
+        "preprocessing.json": "from an image file to the model's input",
+        "export.json": "the files of each model, temperatures, versions",
+        "check.safetensors": "two images of noise and their logits, for `python load.py`",
+        "SHA256SUMS": "digests of all files (`sha256sum -c SHA256SUMS`)",
+    }
+    others = list(models)[1:]
+    return (
+        (_HERE / "readme.txt")
+        .read_text(encoding="utf-8")
+        .format(
+            argument="" if not others else f', "{next(iter(models))}"',
+            step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
+            size=trained.preprocessing.size,
+            resize=_RESIZE[trained.preprocessing.fit],
+            files="\n".join(f"| `{name}` | {what} |" for name, what in files.items()),
+            jax=manifest["made_with"]["jax"],
+            platforms=", ".join(manifest["platforms"]),
+        )
+    )

@@ -16,8 +16,8 @@ from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
-from stepcot_jax.encoders.prompts import hash_prompts, write_prompts
 from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.features import encode, importing, transformers_encoder
 from stepcot_jax.features.keys import digest_pixels
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together

@@ -1,4 +1,4 @@
-"""Text that is safe to hand to other programs: spreadsheet cells and Markdown."""
+"""Text that is safe to hand to other programs: spreadsheet cells, Markdown and terminals."""
 
 import re
 
@@ -31,3 +31,12 @@ def escape_markdown(text: str) -> str:
     """
     folded = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return _MARKDOWN.sub(r"\\\g<0>", folded)
+
+
+def make_printable(text: str) -> str:
+    r"""Return text that cannot control a terminal: control characters and text reversals are escaped.
+
+    >>> print(make_printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data.checks.check_printing import make_printable
+from stepcot_jax.host.text import make_printable
+from stepcot_jax.predict.corrections import NOT_GIVEN
 from stepcot_jax.predict.paragraph import percent, write_paragraph
-from stepcot_jax.predict.reader import NOT_GIVEN, Reading
+from stepcot_jax.predict.reader import Reading
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration

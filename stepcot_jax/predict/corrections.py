@@ -1,14 +1,18 @@
-"""Answers that a person gives in place of the network's: from "STEP=ANSWER" to labels."""
+"""Answers that a person gives in place of the network's: from "STEP=ANSWER" to labels, and what a network accepts."""
 
 import difflib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int, Int32
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.predict.reader import NOT_GIVEN
+from stepcot_jax.predict.trained_model import Trained
+
+NOT_GIVEN = -1
+"""In given answers: the network answers this step."""
 
 
 def read_corrections(texts: Iterable[str]) -> dict[str, str]:
@@ -45,6 +49,52 @@ def label_corrections(given: Mapping[str, str], chain: Chain) -> Int32[np.ndarra
             raise BadInput(f"given answers: step {chain.steps[place].name!r} occurs twice")
         labels[place] = _find_answer(answer, chain, place)
     return labels
+
+
+def check_given(given_answers: Any, trained: Trained, *, model: str, num_cases: int) -> Int[np.ndarray, "case step"]:
+    """Return given answers as an array; `NOT_GIVEN` everywhere for None.
+
+    Args:
+      given_answers: labels [case, step], or `NOT_GIVEN`; None for none.
+      trained: the run.
+      model: "teacher" or "student".
+      num_cases: number of cases to read.
+
+    Raises:
+      BadInput: they are not labels of the chain, or the network takes none.
+    """
+    shape = (num_cases, trained.chain.num_steps)
+    if given_answers is None:
+        return np.full(shape, NOT_GIVEN, np.int32)
+    given = np.asarray(given_answers, np.int32)
+    most = np.asarray(trained.chain.answers_per_step, np.int32)
+    if given.shape != shape or (given < NOT_GIVEN).any() or (given >= most[None]).any():
+        raise BadInput(
+            f"given_answers must be labels of shape {list(shape)}, {NOT_GIVEN} for none; got {list(given.shape)}, "
+            f"{given.min(initial=0)} to {given.max(initial=0)}"
+        )
+    if (given != NOT_GIVEN).any():
+        check_takes_answers(trained, model=model)
+    return given
+
+
+def check_takes_answers(trained: Trained, *, model: str) -> None:
+    """Refuse given answers for a network that cannot take them.
+
+    Raises:
+      BadInput: the network is the student, or a teacher without memory.
+    """
+    if model == "student":
+        raise BadInput(
+            "given answers need a teacher (--model=teacher), which writes answers to its memory; a student's steps "
+            "pass on all their logits, f + tanh(logits @ W)"
+        )
+    teacher = trained.settings.teacher
+    if not (teacher.memory and teacher.write_back):
+        raise BadInput(
+            "given answers need config.teacher.memory=True and write_back=True; this run has "
+            f"memory={teacher.memory}, write_back={teacher.write_back}"
+        )
 
 
 def _find_step(name: str, chain: Chain) -> int:

@@ -10,7 +10,7 @@ from jaxtyping import Int32
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.predict.answers import ChainReading, make_readings
-from stepcot_jax.predict.corrections import label_corrections
+from stepcot_jax.predict.corrections import check_takes_answers, label_corrections
 from stepcot_jax.predict.radiographs import Pixels, read_picture, read_pictures, to_input
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import Trained, load_trained, read_default_model
@@ -106,7 +106,7 @@ class ImageReader:
         if not given:
             return None
         labels = label_corrections(given, self.trained.chain)
-        self._reader.check_takes_answers()
+        check_takes_answers(self.trained, model=self.model)
         return labels
 
     def _read_pictures(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from stepcot_jax.data.checks.check_printing import make_printable
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import most_bytes
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image, repeat_grey, resize_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.text import make_printable
 
 _SIGNS = ((0, b"\x89PNG\r\n\x1a\n"), (0, b"\xff\xd8\xff"), (128, b"DICM"))
 _NUM_SIGN_BYTES = 132

@@ -18,12 +18,10 @@ from jaxtyping import Bool, Float, Float32, Int
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.reading_step import join_heads, split_heads
+from stepcot_jax.predict.corrections import NOT_GIVEN, check_given
 from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.systems.networks import Networks, encode_images
 from stepcot_jax.training.state import Params
-
-NOT_GIVEN = -1
-"""In `given_answers`: the network answers this step."""
 
 SPLIT_FROM = 8 * 2**20
 """Bytes of a teacher's heads from which they are split.
@@ -172,7 +170,8 @@ class Reader:
         Raises:
           BadInput: the images have another shape, or the network does not take given answers.
         """
-        images, given = np.asarray(images, np.float32), self.check_given(given_answers, num_cases=len(images))
+        images = np.asarray(images, np.float32)
+        given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
         side = self.trained.preprocessing.size
         if images.ndim != 4 or not len(images) or images.shape[1:] != (side, side, 3):
             raise BadInput(f"images must have shape [case, {side}, {side}, 3], case >= 1; got {list(images.shape)}")
@@ -183,44 +182,6 @@ class Reader:
         logits = np.concatenate([logits for logits, _ in parts])
         attention = None if parts[0][1] is None else np.concatenate([each for _, each in parts])
         return self.interpret(logits, attention)
-
-    def check_given(self, given_answers: Any, *, num_cases: int) -> Int[np.ndarray, "case step"]:
-        """Return given answers as an array; `NOT_GIVEN` everywhere for None.
-
-        Raises:
-          BadInput: they are not labels of the chain, or the network takes none.
-        """
-        shape = (num_cases, self.trained.chain.num_steps)
-        if given_answers is None:
-            return np.full(shape, NOT_GIVEN, np.int32)
-        given = np.asarray(given_answers, np.int32)
-        most = np.asarray(self.trained.chain.answers_per_step, np.int32)
-        if given.shape != shape or (given < NOT_GIVEN).any() or (given >= most[None]).any():
-            raise BadInput(
-                f"given_answers must be labels of shape {list(shape)}, {NOT_GIVEN} for none; got {list(given.shape)}, "
-                f"{given.min(initial=0)} to {given.max(initial=0)}"
-            )
-        if (given != NOT_GIVEN).any():
-            self.check_takes_answers()
-        return given
-
-    def check_takes_answers(self) -> None:
-        """Refuse given answers for a network that cannot take them.
-
-        Raises:
-          BadInput: the network is the student, or a teacher without memory.
-        """
-        if self.model == "student":
-            raise BadInput(
-                "given answers need a teacher (--model=teacher), which writes answers to its memory; a student's steps "
-                "pass on all their logits, f + tanh(logits @ W)"
-            )
-        teacher = self.trained.settings.teacher
-        if not (teacher.memory and teacher.write_back):
-            raise BadInput(
-                "given answers need config.teacher.memory=True and write_back=True; this run has "
-                f"memory={teacher.memory}, write_back={teacher.write_back}"
-            )
 
     def _read_batch(self, images: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         num_images, num_missing = len(images), self.batch_size - len(images)

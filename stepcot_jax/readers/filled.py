@@ -12,8 +12,8 @@ from stepcot_jax.annotate.spreadsheets import is_same_cell, read_rows
 from stepcot_jax.chain import NOT_ANNOTATED, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
-from stepcot_jax.readers.forms import COLUMNS, FIXED_COLUMNS
 from stepcot_jax.readers.key import IMAGE_FOLDER, FormRow, Key, KeyReader, identify_form, list_rows
+from stepcot_jax.readers.sampling import COLUMNS, FIXED_COLUMNS
 
 _MOST_BYTES = 64 * 2**20
 _NUM_SHOWN = 60

@@ -16,8 +16,7 @@ from stepcot_jax.predict.trained_model import Trained, load_trained
 from stepcot_jax.report.correction_view import Corrections, read_corrections
 from stepcot_jax.report.embedded_pictures import write_picture
 from stepcot_jax.report.finished_run import FinishedRun
-from stepcot_jax.report.found_cases import FoundCase, find_cases
-from stepcot_jax.report.page_cases import ShownCase
+from stepcot_jax.report.page_cases import FoundCase, ShownCase, find_cases
 
 NUM_CORRECTED = 32
 """Cases that the teacher reads again with answers given: each is read once a step."""

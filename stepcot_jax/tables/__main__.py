@@ -9,7 +9,6 @@ Human readers have their own command, python -m stepcot_jax.readers.
 """
 
 import dataclasses
-import importlib
 import pathlib
 import shlex
 import sys
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from stepcot_jax.tables.plan import Plan
 
 NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost")
-"""Tables; `NAME_table` is the module of each, with `list_cells` and `make_tables`."""
+"""Tables, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
 
 
 def read_names(arguments: list[str]) -> tuple[str, ...]:
@@ -90,9 +89,19 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
     """
     # Imported here: jax takes seconds, and --help and a wrong flag should not.
     from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.tables import (
+        components_table,
+        cost_table,
+        diagnosis_table,
+        effect_table,
+        steps_table,
+        transfer_table,
+    )
     from stepcot_jax.tables.writing import write_table
 
-    tables = {name: importlib.import_module(f"stepcot_jax.tables.{name}_table") for name in names}
+    modules = (diagnosis_table, steps_table, components_table, effect_table, transfer_table, cost_table)
+    module_of = dict(zip(NAMES, modules, strict=True))
+    tables = {name: module_of[name] for name in names}
     terminal = Terminal()
     make_workdir(folder)
     plan.cells.run([cell for table in tables.values() for cell in table.list_cells(plan)])

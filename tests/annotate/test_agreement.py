@@ -201,10 +201,20 @@ def test_the_page_shows_hostile_text_as_text_and_runs_nothing(tmp_path):
     content = (tmp_path / "out" / PAGE_NAME).read_text(encoding="utf-8")
     page = _Page()
     page.feed(content)
-    allowed = {*"html head meta title style body h1 h2 table tr th td br pre small".split()}  # noqa: SIM905
+    allowed = {*"html head meta title link style body h1 h2 table tr th td br pre small".split()}  # noqa: SIM905
     assert set(page.tags) <= allowed
-    assert {name for name, _ in page.attributes} <= {"lang", "charset", "http-equiv", "content", "name", "class"}
-    assert "default-src 'none'" in content
+    assert {name for name, _ in page.attributes} <= {
+        "lang",
+        "charset",
+        "http-equiv",
+        "content",
+        "name",
+        "class",
+        "rel",
+        "href",
+    }
+    assert ("href", "data:,") in page.attributes
+    assert any(name == "content" and value.startswith("default-src 'none'") for name, value in page.attributes)
     shown = "".join(page.text)
     assert "<script>alert(1)</script> </pre><img src=x onerror=alert(2)> &lt;b&gt;" in shown
     assert "[U+202E]gnidaer[U+200B] [U+001B][31m" in shown

@@ -194,7 +194,7 @@ def test_wrong_flags_are_named(workdir, flags, words):
 
 
 def test_without_gradio_the_extra_is_named(monkeypatch):
-    from stepcot_jax.demo.server import import_gradio
+    from stepcot_jax.demo.__main__ import import_gradio
 
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "")

@@ -81,7 +81,7 @@ def test_one_picture_reads_the_same_from_everywhere(student, images):
         (np.zeros((4, 4)), "uint8"),
         (np.zeros((4, 4, 4), np.uint8), "\\(4, 4, 4\\)"),
         (np.zeros((0, 4), np.uint8), "\\(0, 4\\)"),
-        (b"text", "starts with bytes"),
+        (b"text", "starts with bytes 74 65 78 74"),
         (3, "got int"),
         ("no.png", "no.png cannot be read"),
     ],

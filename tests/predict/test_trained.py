@@ -12,6 +12,7 @@ from trained_workdir import BEST, SIDE, make_text, make_trained_workdir, tiny_en
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import reader as reader_module
+from stepcot_jax.predict.corrections import check_given
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.run.stored_reading import read_reading, write_reading
@@ -106,7 +107,7 @@ def test_a_given_answer_changes_later_steps_alone(teacher):
 
 def test_the_student_takes_no_given_answers(student):
     given = np.full((3, 7), -1)
-    student.check_given(given, num_cases=3)
+    check_given(given, student.trained, model="student", num_cases=3)
     given[0, 0] = 1
     with pytest.raises(BadInput, match="--model=teacher"):
         student.read(IMAGES, given)
@@ -160,7 +161,7 @@ def edit_settings(change):
 
 DAMAGES = {
     "no folder": (shutil.rmtree, "no such folder"),
-    "no settings": (lambda folder: (folder / "settings.json").unlink(), "settings.json: cannot be read"),
+    "no settings": (lambda folder: (folder / "settings.json").unlink(), "settings.json"),
     "no checkpoints": (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoints"),
     "no best checkpoint": (lambda folder: shutil.rmtree(folder / "checkpoints" / "3"), "no checkpoint 3"),
     "cut checkpoint": (lambda folder: shutil.rmtree(folder / "checkpoints/5/state/d"), "cannot be restored"),
@@ -171,7 +172,7 @@ DAMAGES = {
         lambda folder: change_json(
             folder / "reading/chain.json", lambda found: found["steps"][0].update(options=["A"])
         ),
-        "Detection",
+        "'Detection': 1 options",
     ),
     "another chain": (
         lambda folder: change_json(folder / "reading/chain.json", lambda found: found["steps"].pop()),

@@ -11,10 +11,10 @@ from readers.reader_samples import guess, make_sample, write_folder
 from readers.test_readers_sample import Page
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.readers import forms
+from stepcot_jax.readers import sampling
 from stepcot_jax.readers.filled import read_forms
 
-SCRIPT = (Path(forms.__file__).parent / "form.js").read_text()
+SCRIPT = (Path(sampling.__file__).parent / "form.js").read_text()
 
 
 @pytest.fixture(scope="module")

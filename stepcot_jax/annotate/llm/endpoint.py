@@ -7,7 +7,7 @@ import math
 import os
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from stepcot_jax.host.errors import BadInput
@@ -127,6 +127,37 @@ def hide_key(text: str, key: str) -> str:
     return text.replace(key, "[key]") if len(key) >= _SHORTEST_SECRET else text
 
 
+def _make_limit(byte_stream: Any, max_bytes: int) -> Callable[[Any], Awaitable[None]]:
+    """Return a hook that bounds each response, with the HTTP client's class of streams."""
+
+    class Limited(byte_stream):
+        """Raises once a response exceeds the limit."""
+
+        def __init__(self, stream: Any, status: int) -> None:
+            self._stream, self._status = stream, status
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            num_bytes = 0
+            async for piece in self._stream:
+                num_bytes += len(piece)
+                if num_bytes > max_bytes:
+                    message = f"the response exceeds {max_bytes} bytes"
+                    raise Unreadable(message, status=self._status, is_too_large=True)
+                yield piece
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    async def limit(response: Any) -> None:
+        # A few compressed bytes can expand without limit.
+        if response.headers.get("content-encoding", "identity") != "identity":
+            message = "the response is compressed without being asked to"
+            raise Unreadable(message, status=response.status_code, is_too_large=False)
+        response.stream = Limited(response.stream, response.status_code)
+
+    return limit
+
+
 def connect(endpoint: Endpoint, key: str) -> Any:
     """Return an openai client that bounds responses and leaves redirects and retries to `client.Client`.
 
@@ -145,34 +176,9 @@ def connect(endpoint: Endpoint, key: str) -> Any:
     for name in ("openai", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger(name).level))
 
-    class Limited(httpx2.AsyncByteStream):
-        """Raises once a response exceeds the limit."""
-
-        def __init__(self, stream: Any, status: int) -> None:
-            self._stream, self._status = stream, status
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            num_bytes = 0
-            async for piece in self._stream:
-                num_bytes += len(piece)
-                if num_bytes > endpoint.max_response_bytes:
-                    message = f"the response exceeds {endpoint.max_response_bytes} bytes"
-                    raise Unreadable(message, status=self._status, is_too_large=True)
-                yield piece
-
-        async def aclose(self) -> None:
-            await self._stream.aclose()
-
-    async def limit(response: Any) -> None:
-        # A few compressed bytes can expand without limit.
-        if response.headers.get("content-encoding", "identity") != "identity":
-            message = "the response is compressed without being asked to"
-            raise Unreadable(message, status=response.status_code, is_too_large=False)
-        response.stream = Limited(response.stream, response.status_code)
-
     http_client = openai.DefaultAsyncHttpx2Client(
         follow_redirects=False,  # reports go to the configured address only
-        event_hooks={"response": [limit]},
+        event_hooks={"response": [_make_limit(httpx2.AsyncByteStream, endpoint.max_response_bytes)]},
         timeout=endpoint.timeout,
         base_url=endpoint.base_url,
         verify=_make_tls_context(),

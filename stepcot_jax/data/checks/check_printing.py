@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from stepcot_jax.host.text import make_printable
+
 _WIDTH = 120
 _MOST_REASONS = 20
 _SUMMARY = {
@@ -30,15 +32,6 @@ _SUMMARY = {
 
 Table = tuple[str, Sequence[str], list[list[str]]]
 """Title, head and rows."""
-
-
-def make_printable(text: str) -> str:
-    r"""Return text that cannot control a terminal: control characters and text reversals are escaped.
-
-    >>> print(make_printable("a\x1b[2Jb"))
-    a\x1b[2Jb
-    """
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def write_facts(facts: dict[str, Any]) -> str:

@@ -1,14 +1,16 @@
-"""Near-duplicate images: a perceptual hash of each, and the pairs whose hashes differ in few bits.
+"""Near-duplicate images: a perceptual hash of each, pairs whose hashes differ in few bits, patients that they join.
 
 Merged collections repeat radiographs: encoded anew, at another size, a little brighter. If one copy trains and another
 tests, the test score is too high. Radiographs of different patients look alike too, so the radius must be small;
 `docs/data.md` has measurements.
 """
 
+import collections
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64, UInt8, UInt64
@@ -136,3 +138,39 @@ def _choose_num_bands(num_values: int, *, radius: int) -> int:
         return math.comb(num_bands, radius) * (num_values * math.log2(num_values + 1) + num_pairs)
 
     return min(range(radius, _NUM_BITS), key=cost)
+
+
+def join_patients(
+    patients: Sequence[str], images: Mapping[str, Sequence[int]], joined: Any, *, num_cases: int
+) -> list[tuple[str, ...]]:
+    """Return the patients of each group that pairs of their images join, directly or through others.
+
+    Args:
+      patients: ascending.
+      images: indices of each patient's images.
+      joined: pairs of indices of images.
+      num_cases: number of all images.
+
+    Returns:
+      The patients of each group, ascending; the groups in the order of their first patient.
+
+    Raises:
+      BadInput: a pair names no image.
+    """
+    pairs = np.asarray(joined, np.int64).reshape(-1, 2)
+    if not len(pairs):
+        return [(patient,) for patient in patients]
+    outside = pairs[((pairs < 0) | (pairs >= num_cases)).any(axis=1)]
+    if len(outside):
+        raise BadInput(f"joined cases: pair {tuple(outside[0].tolist())} is not of indices below {num_cases}")
+    from scipy.sparse import coo_array, csgraph  # slow to import, and rarely needed
+
+    patient_of = np.zeros(num_cases, np.int64)
+    for number, patient in enumerate(patients):
+        patient_of[images[patient]] = number
+    rows, columns = patient_of[pairs].T
+    graph = coo_array((np.ones(len(pairs), bool), (rows, columns)), shape=(len(patients), len(patients)))
+    members = collections.defaultdict(list)
+    for patient, component in zip(patients, csgraph.connected_components(graph, directed=False)[1], strict=True):
+        members[component].append(patient)
+    return [tuple(found) for found in members.values()]

@@ -19,7 +19,7 @@ from stepcot_jax.data.sources.iu_projections import (
 from stepcot_jax.host.errors import BadInput
 
 _SECTIONS = ("COMPARISON", "INDICATION", "FINDINGS", "IMPRESSION")
-_TEXTS = {"AbstractText", "major", "automatic", "caption", "url", "figureId", *EVIDENCE}
+_TEXTS = {"AbstractText", "major", "caption", "url", "figureId", *EVIDENCE}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MAX_DEPTH = 50
 _NUM_SHOWN = 80
@@ -55,27 +55,21 @@ class IuReport:
       uid: name of the report, such as "CXR1000"; the collection has one report a patient.
       findings: section of that name.
       impression: section of that name.
-      indication: section of that name.
-      comparison: section of that name.
       mesh: the experts' codes as written, such as "Opacity/lung/upper lobe/right" or "normal".
-      automatic: terms that a program extracted from the text.
       images: in the order of the file.
     """
 
     uid: str
     findings: str
     impression: str
-    indication: str
-    comparison: str
     mesh: tuple[str, ...]
-    automatic: tuple[str, ...]
     images: tuple[IuImage, ...]
 
     @property
     def text(self) -> str:
         """Findings and impression with their headings; empty sections are omitted.
 
-        >>> IuReport("CXR1", "Clear lungs.", "Normal.", "", "", ("normal",), (), ()).text
+        >>> IuReport("CXR1", "Clear lungs.", "Normal.", ("normal",), ()).text
         'FINDINGS: Clear lungs. IMPRESSION: Normal.'
         """
         sections = (("FINDINGS", self.findings), ("IMPRESSION", self.impression))
@@ -126,7 +120,6 @@ class _Collector:
         self.uid = ""
         self.sections: dict[str, list[str]] = {}
         self.mesh: list[str] = []
-        self.automatic: list[str] = []
         self.images: list[dict[str, str]] = []
         self._path: list[str] = []
         self._label = ""
@@ -164,8 +157,6 @@ class _Collector:
             self.sections.setdefault(self._label, []).append(text)
         elif name == "major":
             self.mesh.append(text)
-        elif name == "automatic":
-            self.automatic.append(text)
         elif self.images:
             self.images[-1].setdefault(name, text)
 
@@ -178,13 +169,12 @@ def _as_report(collector: _Collector, *, listed: ProjectionList | None) -> IuRep
     if unknown:
         found = sorted(label[:_NUM_SHOWN] for label in unknown)
         raise BadInput(f"AbstractText with label {found} is not one of {', '.join(_SECTIONS)}")
-    sections = {name.lower(): " ".join(collector.sections.get(name, ())) for name in _SECTIONS}
     return IuReport(
         uid=collector.uid,
+        findings=" ".join(collector.sections.get("FINDINGS", ())),
+        impression=" ".join(collector.sections.get("IMPRESSION", ())),
         mesh=tuple(collector.mesh),
-        automatic=tuple(collector.automatic),
         images=_as_images(collector.images, listed=listed),
-        **sections,
     )
 
 

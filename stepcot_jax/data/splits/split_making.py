@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from stepcot_jax.chain import NOT_ANNOTATED
+from stepcot_jax.data.images.near_duplicates import join_patients
 from stepcot_jax.data.records.cases import Case, CaseTable, as_table
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.host.errors import BadInput
@@ -24,10 +25,7 @@ Stratum = tuple[int, str]
 Level = tuple[str, int | str]
 """What images are counted by: all, a diagnosis or an origin, with its value."""
 
-LevelCounts = list[tuple[Level, int]]
-
 _EPSILON = 1e-6
-_NUM_SHOWN = 80
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,15 +84,7 @@ def make_splits(
         raise BadInput(f"split fractions: {fractions} are not three numbers above 0 with sum 1")
     table = as_table(cases)
     groups = form_groups(table, joined, chosen=chosen)
-    largest = max((group for group in groups if len(group.patients) > 1), key=lambda own: own.num_images, default=None)
-    num_cases = sum(group.num_images for group in groups)
-    most = min(fractions) * num_cases
-    if largest is not None and largest.num_images > most:
-        raise BadInput(
-            f"near-duplicates join {len(largest.patients)} patients with {largest.num_images} images of {num_cases} "
-            f"to one group (one is {table.image_paths[largest.cases[0]][:_NUM_SHOWN]!r}); the smallest split holds "
-            f"{int(most)}: a smaller radius joins fewer, 0 none"
-        )
+    _check_joined(groups, table, fractions)
     if len(groups) < len(fractions):
         raise BadInput(f"{len(groups)} patients cannot fill {len(fractions)} splits")
     order = shuffle_groups(groups, seed=seed)
@@ -107,10 +97,22 @@ def make_splits(
     dealer.fill_empty(order)
     members: list[list[int]] = [[] for _ in SPLIT_NAMES]
     for group in groups:
-        members[dealer.split_of[group.patients]].extend(group.cases)
+        members[dealer.split_of[group.patients]] += group.cases
     splits = Splits(*(tuple(sorted(indices)) for indices in members))
     check_splits(splits, table, source=f"splits made with seed {seed}")
     return splits
+
+
+def _check_joined(groups: Sequence[Group], table: CaseTable, fractions: Sequence[float]) -> None:
+    """Check that joined patients fit into the smallest split."""
+    largest = max((group for group in groups if len(group.patients) > 1), key=lambda own: own.num_images, default=None)
+    num_cases = sum(group.num_images for group in groups)
+    if largest is not None and largest.num_images > (most := min(fractions) * num_cases):
+        raise BadInput(
+            f"near-duplicates join {len(largest.patients)} patients with {largest.num_images} images of {num_cases} "
+            f"to one group (one is {table.image_paths[largest.cases[0]][:80]!r}); the smallest split holds "
+            f"{int(most)}: a smaller radius joins fewer, 0 none"
+        )
 
 
 def form_groups(
@@ -131,35 +133,12 @@ def form_groups(
     images = collections.defaultdict(list)
     for index in range(len(table)) if chosen is None else np.flatnonzero(chosen).tolist():
         images[table.patient_ids[index]].append(index)
-    members = _join_patients(sorted(images), images, joined, num_cases=len(table))
+    members = join_patients(sorted(images), images, joined, num_cases=len(table))
     indices = [tuple(sorted(index for patient in patients for index in images[patient])) for patients in members]
     diagnoses = _choose_rarest([{diagnosis_of[index] for index in found} for found in indices])
-    rarest_origins = _choose_rarest([{table.origins[index] for index in found} for found in indices])
-    strata = zip(diagnoses, rarest_origins, strict=True)
+    origins = _choose_rarest([{table.origins[index] for index in found} for found in indices])
+    strata = zip(diagnoses, origins, strict=True)
     return [Group(*parts) for parts in zip(members, indices, strata, strict=True)]
-
-
-def _join_patients(
-    patients: Sequence[str], images: Mapping[str, Sequence[int]], joined: Any, *, num_cases: int
-) -> list[tuple[str, ...]]:
-    """Return the connected components of the patients, each ascending, in the order of their first."""
-    pairs = np.asarray(joined, np.int64).reshape(-1, 2)
-    if not len(pairs):
-        return [(patient,) for patient in patients]
-    outside = pairs[((pairs < 0) | (pairs >= num_cases)).any(axis=1)]
-    if len(outside):
-        raise BadInput(f"joined cases: pair {tuple(outside[0].tolist())} is not of indices below {num_cases}")
-    from scipy.sparse import coo_array, csgraph  # slow to import, and rarely needed
-
-    patient_of = np.zeros(num_cases, np.int64)
-    for number, patient in enumerate(patients):
-        patient_of[images[patient]] = number
-    rows, columns = patient_of[pairs].T
-    graph = coo_array((np.ones(len(pairs), bool), (rows, columns)), shape=(len(patients), len(patients)))
-    members = collections.defaultdict(list)
-    for patient, component in zip(patients, csgraph.connected_components(graph, directed=False)[1], strict=True):
-        members[component].append(patient)
-    return [tuple(found) for found in members.values()]
 
 
 def _choose_rarest(values: Sequence[set]) -> list:
@@ -177,13 +156,12 @@ def shuffle_groups(groups: Iterable[Group], *, seed: int) -> list[Group]:
     return sorted(groups, key=lambda group: (-group.num_images, rank(group)))
 
 
-def _collect_strata(groups: Iterable[Group]) -> list[list[Group]]:
+def _collect_strata(groups: Sequence[Group]) -> list[list[Group]]:
     """Return the groups of each diagnosis and origin: the rarest diagnosis first, its rarest origin first."""
     strata: dict[Stratum, list[Group]] = collections.defaultdict(list)
-    num_groups: collections.Counter[int] = collections.Counter()
     for group in groups:
         strata[group.stratum].append(group)
-        num_groups[group.stratum[0]] += 1
+    num_groups = collections.Counter(group.stratum[0] for group in groups)
     order = sorted(strata, key=lambda key: (num_groups[key[0]], key[0], len(strata[key]), key[1]))
     return [strata[key] for key in order]
 
@@ -223,19 +201,17 @@ class _Dealer:
                 for short, number in rows:
                     short[split] -= number
 
-    def _count_levels(self, group: Group) -> LevelCounts:
+    def _count_levels(self, group: Group) -> list[tuple[Level, int]]:
         """Count the group's images at each level, sorted since sums of floats depend on the order."""
-        counts: dict[Level, int] = {("all", ""): group.num_images}
-        for index in group.cases:
-            for level in (("diagnosis", self._diagnoses[index]), ("origin", self._origins[index])):
-                counts[level] = counts.get(level, 0) + 1
+        counts: collections.Counter[Level] = collections.Counter({("all", ""): group.num_images})
+        counts.update(("diagnosis", self._diagnoses[index]) for index in group.cases)
+        counts.update(("origin", self._origins[index]) for index in group.cases)
         return sorted(counts.items())
 
-    def _claim_shares(self, counts: Sequence[LevelCounts]) -> None:
-        totals: dict[Level, int] = {}
+    def _claim_shares(self, counts: Sequence[list[tuple[Level, int]]]) -> None:
+        totals: collections.Counter[Level] = collections.Counter()
         for levels in counts:
-            for level, number in levels:
-                totals[level] = totals.get(level, 0) + number
+            totals.update(dict(levels))
         for level, total in totals.items():
             self._short[level] = [
                 short + share * total for short, share in zip(self._short[level], self._fractions, strict=True)
@@ -269,7 +245,5 @@ def _choose(rows: Sequence[tuple[Sequence[float], int]], own: Sequence[float], *
     """
     splits = [split for split, short in enumerate(own) if short > num_images - _EPSILON]
     splits = splits or [split for split, short in enumerate(own) if short > _EPSILON]
-    if len(splits) == 1:
-        return splits[0]
     gains = [num_images * own[split] + sum([number * short[split] for short, number in rows]) for split in splits]
     return splits[gains.index(max(gains))]

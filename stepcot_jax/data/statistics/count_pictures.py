@@ -16,9 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from stepcot_jax.data.checks.check_printing import make_printable
 from stepcot_jax.data.statistics.answer_flow import draw_flow
 from stepcot_jax.data.statistics.counts import Statistics
+from stepcot_jax.host.text import make_printable
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 """Okabe and Ito's colours, safe for colour-blind readers."""

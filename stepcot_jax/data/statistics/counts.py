@@ -14,11 +14,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.checks.check_printing import make_printable
 from stepcot_jax.data.records.cases import Case, CaseTable, as_table
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.host.text import defuse_formula, escape_markdown
+from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable
 
 NOT_ANNOTATED_NAME = "(not annotated)"
 NO_ORIGIN_NAME = "(none)"

@@ -19,7 +19,7 @@ from ml_collections import config_dict
 from configs import base
 from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.checks.check import CheckOptions, check_root
-from stepcot_jax.data.checks.check_printing import make_printable, print_facts
+from stepcot_jax.data.checks.check_printing import print_facts
 from stepcot_jax.data.checks.check_records import Reasons
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
@@ -246,14 +246,6 @@ def test_nothing_of_reports_or_patients_but_their_identifiers_is_printed(root, c
         assert check(root, *arguments) == 1
         output = capsys.readouterr().out
         assert not [word for word in ("Example", "71.5", "Dr No") if word in output]
-
-
-@given(st.text())
-def test_printable_text_is_one_line_without_controls(text):
-    shown = make_printable(text)
-    assert shown.isprintable()
-    assert make_printable(shown) == shown
-    assert shown == text or not text.isprintable()
 
 
 def test_a_terminal_gets_the_same_tables_by_rich(root):
