@@ -5,12 +5,15 @@ from stepcot_jax.annotate.rules.annotator import annotate_report as annotate_rep
 from stepcot_jax.chain import Chain as Chain
 from stepcot_jax.chain import Step as Step
 from stepcot_jax.data.dataset import Dataset as Dataset
+from stepcot_jax.data.phantom.phantom import draw_case as draw_phantom
+from stepcot_jax.data.sources.csv_columns import read_chain as load_chain
 from stepcot_jax.encoders.resnet import make_resnet as make_resnet
 from stepcot_jax.evaluation.evaluator import Predictions as Predictions
 from stepcot_jax.evaluation.evaluator import collect as collect
 from stepcot_jax.evaluation.evaluator import evaluate as evaluate
 from stepcot_jax.explain.saliency import explain_image as explain_image
 from stepcot_jax.export.folder import export_model as export_model
+from stepcot_jax.features.inputs import load_cases as load_dataset
 from stepcot_jax.models.perceptron import Baseline as Baseline
 from stepcot_jax.models.student import Student as Student
 from stepcot_jax.models.teacher import Teacher as Teacher
@@ -26,4 +29,32 @@ from stepcot_jax.training.system import Stream as Stream
 from stepcot_jax.training.system import System as System
 
 __version__: str
-__all__: list[str]
+__all__ = [
+    "Baseline",
+    "BaselineSystem",
+    "Chain",
+    "Dataset",
+    "Objective",
+    "Phase",
+    "Predictions",
+    "Run",
+    "Step",
+    "StepCoT",
+    "Stream",
+    "Student",
+    "System",
+    "Teacher",
+    "TrainState",
+    "annotate_report",
+    "collect",
+    "draw_phantom",
+    "evaluate",
+    "explain_image",
+    "export_model",
+    "load",
+    "load_chain",
+    "load_dataset",
+    "load_settings",
+    "losses",
+    "make_resnet",
+]
