@@ -1,5 +1,6 @@
 """The whole run at a small size: resumed equals uninterrupted, failures leave the last good state."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -7,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from run.small_run import leaves, small_run
+from run.small_run import leaves, small_run, small_settings
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.locks import lock_folder
@@ -142,6 +143,23 @@ def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
     assert not saved_steps(tmp_path / "checkpoints")
 
 
+def test_what_a_phase_collects_reaches_its_update(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch)
+    with contextlib.closing(run.feed.training_batches()) as batches:
+        rewards = np.arange(8.0, dtype=np.float32)
+        batch = run.feed.put_training_batch({**next(batches), "rewards": rewards})
+    assert set(batch) == {"images", "labels", "text_features", "rewards"}
+    np.testing.assert_array_equal(batch["rewards"], rewards)
+
+
+def test_settings_made_before_may_be_overridden(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_run.Run, "_load", lambda run: None)
+    run = training_run.Run(small_settings(), tmp_path, **{"training.joint_epochs": 7})
+    assert run.settings == small_settings(training__joint_epochs=7)
+    with pytest.raises(BadInput, match="joint_epoch is not a setting"):
+        training_run.Run(small_settings(), tmp_path, **{"training.joint_epoch": 7})
+
+
 def test_a_used_workdir_is_not_overwritten_without_resume(uninterrupted, monkeypatch):
     workdir, *_ = uninterrupted
     with pytest.raises(BadInput, match=r"checkpoints of an earlier run; .* config.resume=True"):
@@ -184,7 +202,7 @@ def test_a_run_goes_on_only_with_the_manifest_it_began_with(uninterrupted, tmp_p
     content = json.loads((workdir / "splits.json").read_text())
     content["splits"]["train"], content["splits"]["val"] = content["splits"]["val"], content["splits"]["train"]
     (workdir / "splits.json").write_text(json.dumps(content))
-    with pytest.raises(BadInput, match=r"splits\.json: found a content that its digest does not fit"):
+    with pytest.raises(BadInput, match=r"splits\.json: the content does not match its digest"):
         small_run(workdir, monkeypatch).execute()
 
 
@@ -195,7 +213,7 @@ def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch
     labels = ((first.labels[0] + 1) % 4, *first.labels[1:])
     cases = (dataclasses.replace(first, labels=labels), *run.dataset.cases[1:])
     run.dataset = dataclasses.replace(run.dataset, cases=cases)
-    with pytest.raises(BadInput, match=r"splits\.json: .* 1 images whose patient or labels have changed"):
+    with pytest.raises(BadInput, match=r"splits\.json: .* 1 images have another patient or other labels"):
         run.execute()
 
 
@@ -270,7 +288,7 @@ def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterr
 
 def test_sigterm_outside_of_training_ends_at_once(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch)
-    monkeypatch.setattr(run, "_compile_ahead", lambda step: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(run, "_compile_ahead", lambda *_: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Preempted, match="outside of training"):
         run.execute()
 
