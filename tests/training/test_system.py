@@ -246,13 +246,13 @@ def test_processes_wait_for_each_other_after_a_compilation_and_after_collecting(
     assert len(waits) == 1 + 2 * 5  # the update of the first phase, each batch of the second
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
-def test_a_shared_entry_may_be_collected_on_the_host(uninterrupted, tmp_path, num_devices):
-    system = LinearRegression()
-    collect = system.collect
-    system.collect = lambda state, batch: {**collect(state, batch), "target": np.float32([[1.0], [2.0], [3.0]])}
-    system.shared = system.shared | {"target"}
-    assert_close(train(tmp_path, system=system, num_devices=num_devices), uninterrupted)
+@pytest.mark.parametrize(("num_devices", "transform"), [(1, "pmap"), (4, "pmap"), (4, "shard_map")])
+def test_a_shared_entry_may_be_collected_on_the_host(num_devices, transform):
+    devices = Devices(transform=transform, num_devices=num_devices, shared=frozenset({"target"}))
+    target = devices.put_training_rows({**VALIDATION, "target": WEIGHTS})["target"]
+    assert isinstance(target, jax.Array)  # the transfer guard refuses arrays of the host
+    assert target.sharding == devices.whole
+    np.testing.assert_array_equal(target, WEIGHTS)
 
 
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
