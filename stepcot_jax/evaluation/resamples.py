@@ -5,6 +5,7 @@ are matrix products, so that a thousand resamples take about as long as one pass
 one resample in which every case counts once (`count_once`): a figure and its interval come from the same code.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
@@ -100,8 +101,13 @@ def mean_where(values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) 
 
 
 def mean_defined(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the mean over the last axis of the values that are not NaN; NaN where all are."""
-    return mean_where(values, ~np.isnan(values))
+    """Return the mean over the last axis of the values that are not NaN; NaN where all are.
+
+    The sum is exactly rounded, so that scores of the same values in another order tie.
+    """
+    defined = ~np.isnan(values)
+    rows = np.where(defined, values, 0).reshape(-1, values.shape[-1])
+    return divide(np.reshape([math.fsum(row) for row in rows], values.shape[:-1]), defined.sum(axis=-1))
 
 
 def weighted_mean(weights: Weights, *, values: npt.NDArray, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:

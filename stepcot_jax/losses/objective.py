@@ -152,20 +152,31 @@ def student_objective(
     Raises:
       ValueError: a setting is unknown.
     """
-    if alignment_gradient not in ("features", "projection"):
-        raise ValueError(f"alignment_gradient {alignment_gradient!r} is not one of 'features', 'projection'")
-    if alignment_gradient == "projection":
-        student_features = jax.lax.stop_gradient(student_features)
-    gather = gather or (lambda rows: rows)
-    totals = batch_totals(labels, answer_weights) if totals is None else totals
     alignment, weight = _align(
-        teacher_projection=gather(teacher_projection(jax.lax.stop_gradient(teacher_features))),
-        student_projection=gather(student_projection(student_features)),
-        labels=gather(labels),
+        teacher_projection=teacher_projection(jax.lax.stop_gradient(teacher_features)),
+        student_projection=student_projection(_differentiated(student_features, alignment_gradient)),
+        labels=labels,
         temperature=temperature,
         normaliser=normaliser,
-        num_own=len(labels),
+        gather=gather or (lambda rows: rows),
     )
+    totals = batch_totals(labels, answer_weights) if totals is None else totals
+    hard, soft = _label_losses(student_logits, teacher_logits, labels, answer_weights, totals, temperature)
+    total = jnp.sum(hard) + soft_label_scale * jnp.sum(soft) + channel_alignment_scale * jnp.sum(alignment)
+    return LossParts(total, hard, soft, alignment, weight)
+
+
+def _differentiated(student_features: Array, alignment_gradient: str) -> Array:
+    """Return the student's features, constants if channel alignment trains the projection alone."""
+    if alignment_gradient not in ("features", "projection"):
+        raise ValueError(f"alignment_gradient {alignment_gradient!r} is not one of 'features', 'projection'")
+    return student_features if alignment_gradient == "features" else jax.lax.stop_gradient(student_features)
+
+
+def _label_losses(
+    logits: Array, soft: Array, labels: Array, weights: Array | None, totals: BatchTotals, temperature: float
+) -> tuple[Float[Array, " step"], Float[Array, " step"]]:
+    """Return CE and KD of each step, for logits [case, step, answer] of student and teacher."""
 
     def label_losses(logits: Array, soft: Array, labels: Array, weights: Array | None, whole: BatchTotals) -> Any:
         distilled = soft_label_loss(
@@ -177,24 +188,23 @@ def student_objective(
         )
         return _hard_label(logits, labels, weights, whole.weights), distilled
 
-    axes = (1, 1, 1, None if answer_weights is None else 0, 0)
-    hard, soft = jax.vmap(label_losses, axes)(student_logits, teacher_logits, labels, answer_weights, totals)
-    total = jnp.sum(hard) + soft_label_scale * jnp.sum(soft) + channel_alignment_scale * jnp.sum(alignment)
-    return LossParts(
-        total=total, hard_label=hard, soft_label=soft, channel_alignment=alignment, alignment_weight=weight
-    )
+    axes = (1, 1, 1, None if weights is None else 0, 0)
+    return jax.vmap(label_losses, axes)(logits, soft, labels, weights, totals)
 
 
 def _align(
     *,
-    teacher_projection: Float[Array, "all_cases step projected"],
-    student_projection: Float[Array, "all_cases projected"],
-    labels: Int[Array, "all_cases step"],
+    teacher_projection: Float[Array, "case step projected"],
+    student_projection: Float[Array, "case projected"],
+    labels: Int[Array, "case step"],
     temperature: float,
     normaliser: Normaliser,
-    num_own: int,
+    gather: Gather,
 ) -> tuple[Float[Array, " step"], Float[Array, " step"]]:
     """Return CH and w_fw of each step, computed for the global batch and scaled by this part's share of its cases."""
+    num_own = len(labels)
+    teacher_projection, student_projection = gather(teacher_projection), gather(student_projection)
+    labels = gather(labels)
 
     def align(teacher: Array, labels: Array) -> tuple[Array, Array]:
         alignment = channel_alignment_loss(

@@ -62,6 +62,12 @@ def scan_steps(
 
     taps = {place: jnp.zeros((num_steps, *product.shape), product.dtype) for place, product in products.items()}
 
+    return _defer_gradients(run, taps)(kernels, others, carry, inputs)
+
+
+def _defer_gradients(run: Callable[..., Any], taps: _ByPlace) -> Callable[..., Any]:
+    """Return (kernels, others, carry, inputs) -> results of `run`, with the kernels' gradients from the taps."""
+
     @jax.custom_vjp
     def scanned(kernels: _ByPlace, others: _ByPlace, carry: Any, inputs: Any) -> Any:
         return run(kernels, others, carry, inputs, taps)[0]
@@ -84,7 +90,7 @@ def scan_steps(
         return of_kernels, of_others, of_carry, of_inputs
 
     scanned.defvjp(forward, backward)
-    return scanned(kernels, others, carry, inputs)
+    return scanned
 
 
 class _TappedLayers:

@@ -14,6 +14,9 @@ from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.training.parallel import Devices
 
+_READ = frozenset({"images", "image_features", "labels", "index", "present"})
+"""Batch entries that the data provide; a phase's `collect` may add others."""
+
 
 class Feed:
     """The batches of a run, of which every process loads its own rows.
@@ -63,8 +66,9 @@ class Feed:
         return self._iterate(batches)
 
     def put_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Put a batch on the devices, with the prompts, as a compiled update takes it."""
-        return self.devices.put_training_rows(self.inputs.prepare(batch) | self.shared)
+        """Put a batch on the devices, with the prompts and what was collected, as a compiled update takes it."""
+        collected = {name: array for name, array in batch.items() if name not in _READ}
+        return self.devices.put_training_rows(self.inputs.prepare(batch) | self.shared | collected)
 
     def answer(self, predict: Callable[[dict[str, Any]], Any], split: str) -> Predictions:
         """Return what networks answer for a split; every process loads its rows, and all get all answers.

@@ -32,8 +32,9 @@ from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import Settings, load_settings, write_settings
 from stepcot_jax.systems.registry import make_system
 from stepcot_jax.training.checkpoints import Best, Checkpoints
+from stepcot_jax.training.epochs import Plan
 from stepcot_jax.training.log import MetricsLog
-from stepcot_jax.training.loop import Compiled, Loop, Plan
+from stepcot_jax.training.loop import Compiled, Loop
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.processes import Preemption, check_shared, is_first, wait_for_all
 from stepcot_jax.training.state import TrainState, count_parameters
@@ -47,14 +48,18 @@ class Run:
     Args:
       settings: everything that decides the run; or the name of a shipped config, or the path of a config file.
       workdir: where its files go; made if missing.
-      **overrides: of a config's settings, full names without "config." -> values.
+      **overrides: settings to change, full names without "config." -> values.
 
     Raises:
       BadInput: the workdir holds another run, or settings, data or weights cannot be used.
     """
 
     def __init__(self, settings: Settings | str | pathlib.Path, workdir: str | pathlib.Path, **overrides: Any) -> None:
-        self.settings = settings if isinstance(settings, Settings) else load_settings(settings, **overrides)
+        if isinstance(settings, Settings):
+            settings = load_settings(dataclasses.asdict(settings), **overrides) if overrides else settings
+        else:
+            settings = load_settings(settings, **overrides)
+        self.settings = settings
         self.workdir, self.terminal = pathlib.Path(workdir), Terminal(silent=not is_first())
         self.preemption = Preemption()
         with self.preemption.watch():  # of several processes jax itself would take the signal, and go on

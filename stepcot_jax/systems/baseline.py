@@ -104,7 +104,13 @@ class BaselineSystem(System):
         )
 
     def init(self, key: Array, example: Batch) -> TrainState:
-        """Return random parameters of the baseline and of an encoder that is trained along; only shapes matter."""
+        """Return random parameters of the baseline and of an encoder that is trained along; only shapes matter.
+
+        Raises:
+          ValueError: there is no text.
+        """
+        if "text_features" not in example:
+            raise ValueError("example['text_features'] is required: only prompts distinguish the baseline's steps")
         init_key, run_key = jax.random.split(key)
         encoder_key, baseline_key = jax.random.split(init_key)
         params, features = init_encoder(self.networks, key=encoder_key, batch=example)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,60 +11,13 @@ import jax
 from stepcot_jax.host.errors import Preempted, RunStopped
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.training.checkpoints import Best, Checkpoints
+from stepcot_jax.training.epochs import Plan
 from stepcot_jax.training.log import MetricsLog
-from stepcot_jax.training.processes import any_process
+from stepcot_jax.training.processes import any_process, wait_for_all
 from stepcot_jax.training.state import TrainState
-from stepcot_jax.training.system import Batch, Phase, Stream, System
+from stepcot_jax.training.system import Batch, Phase, System
 
 Compiled = Callable[[TrainState, Batch], tuple[TrainState, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The epochs of all phases in a row, and where an update count falls among them.
-
-    Attributes:
-      phases: in order.
-      stream: batches of the phases that have none of their own.
-    """
-
-    phases: Sequence[Phase]
-    stream: Stream
-
-    def stream_of(self, phase: Phase) -> Stream:
-        """Return the batches that a phase trains on."""
-        return phase.stream or self.stream
-
-    @property
-    def streams(self) -> list[Stream]:
-        """The distinct streams, in order of first use."""
-        found: list[Stream] = []
-        for phase in self.phases:
-            if all(self.stream_of(phase) is not stream for stream in found):
-                found.append(self.stream_of(phase))
-        return found
-
-    def epochs(self) -> Iterator[tuple[Phase, int]]:
-        """Yield each epoch's phase and the updates before the epoch."""
-        done = 0
-        for phase in self.phases:
-            for _ in range(phase.num_epochs):
-                yield phase, done
-                done += self.stream_of(phase).batches_per_epoch
-
-    @property
-    def num_epochs(self) -> int:
-        """Epochs of all phases."""
-        return sum(phase.num_epochs for phase in self.phases)
-
-    def epoch_of(self, step: int) -> int:
-        """Return the index of the epoch that update `step` (from 1) belongs to, -1 for 0."""
-        return sum(first < step for _, first in self.epochs()) - 1
-
-    def is_over(self, phase: Phase, step: int) -> bool:
-        """Return whether `step` updates leave nothing of a phase to do."""
-        length = self.stream_of(phase).batches_per_epoch
-        return all(first + length <= step for each, first in self.epochs() if each is phase)
 
 
 @dataclasses.dataclass
@@ -120,6 +73,7 @@ class Loop:
           The last state, and the best score of each network with the step whose checkpoint holds its weights.
 
         Raises:
+          BadInput: the checkpoint has positions of another number of streams.
           RunStopped: a number is not finite, or a checkpoint cannot be written; the checkpoints hold the last good
             state.
           Preempted: the run was asked to end, and has saved.
@@ -130,7 +84,7 @@ class Loop:
         if progress is not None:
             self._best = {name: Best(**entry) for name, entry in progress["best"].items()}
             self._scores = progress["metrics"]
-            self._restore_positions(progress["batches"])
+            self.plan.restore_positions(progress["batches"])
         step = int(jax.device_get(state.step))
         for epoch, (phase, first) in enumerate(self.plan.epochs()):
             length = self.plan.stream_of(phase).batches_per_epoch
@@ -143,16 +97,6 @@ class Loop:
         self.checkpoints.wait()
         self._end_if_asked(int(jax.device_get(state.step)))  # a request that came after the last look
         return state, self._best
-
-    def _restore_positions(self, saved: Any) -> None:
-        streams = self.plan.streams
-        positions = [saved] if len(streams) == 1 else saved
-        for stream, position in zip(streams, positions, strict=True):
-            stream.batches.set_state(position)
-
-    def _positions(self) -> Any:
-        positions = [stream.batches.get_state() for stream in self.plan.streams]
-        return positions[0] if len(positions) == 1 else positions
 
     def _run_epoch(self, state: TrainState, phase: Phase, epoch: int, first: int, done_before: int) -> TrainState:
         stream = self.plan.stream_of(phase)
@@ -183,8 +127,11 @@ class Loop:
         if phase.collect is not None:
             batch = phase.collect(state, batch)
         batch = self.prepare(batch)
-        if phase.name not in self.compiled:
+        is_new = phase.name not in self.compiled
+        if is_new:
             self.compiled[phase.name] = self.compile_update(phase, state, batch)
+        if is_new or phase.collect is not None:  # processes differ in how long that takes, and collectives time out
+            wait_for_all("update")
         with jax.transfer_guard("disallow"):  # nothing crosses between host and device but the batch
             return self.compiled[phase.name](state, batch)
 
@@ -209,7 +156,7 @@ class Loop:
             return
         progress = {
             **self.keep,
-            "batches": self._positions(),
+            "batches": self.plan.positions(),
             "data": self.data_digest,
             "seconds": self.seconds(),
             "metrics": self._scores,

@@ -95,7 +95,7 @@ class Devices:
         return jax.make_array_from_process_local_data(self.whole, np.asarray(leaf), leaf.shape)
 
     def put_rows(self, batch: dict[str, Any]) -> dict[str, jax.Array]:
-        """Put this process's rows of a batch on the devices, as arrays of all rows; shared entries are there."""
+        """Put this process's rows of a batch on the devices, as arrays of all rows; shared entries whole on each."""
         rows, shared = self._divide(batch)
         if jax.process_count() == 1:
             return jax.device_put(rows, self.by_row) | shared
@@ -116,7 +116,9 @@ class Devices:
 
     def _divide(self, batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = {name: array for name, array in batch.items() if name not in self.shared}
-        return rows, {name: array for name, array in batch.items() if name in self.shared}
+        shared = {name: array for name, array in batch.items() if name in self.shared}
+        on_host = {name: array for name, array in shared.items() if not isinstance(array, jax.Array)}
+        return rows, shared | self.put_whole(on_host)
 
     def compile_update(self, update: Callable[..., Any], *, state: Any, batch: dict[str, Any]) -> Callable[..., Any]:
         """Compile an update to (state, batch) -> (state, metrics); the state is donated.

@@ -29,7 +29,7 @@ class BatchIterator(Protocol):
         ...
 
     def get_state(self) -> Any:
-        """Return the position, as JSON or bytes."""
+        """Return the position, as JSON."""
         ...
 
     def set_state(self, state: Any) -> None:

@@ -1,5 +1,6 @@
 """The whole run at a small size: resumed equals uninterrupted, failures leave the last good state."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -7,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from run.small_run import leaves, small_run
+from run.small_run import leaves, small_run, small_settings
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.locks import lock_folder
@@ -140,6 +141,23 @@ def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
     with pytest.raises(RunStopped, match=r"step 2: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
         run.execute()
     assert not saved_steps(tmp_path / "checkpoints")
+
+
+def test_what_a_phase_collects_reaches_its_update(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch)
+    with contextlib.closing(run.feed.training_batches()) as batches:
+        rewards = np.arange(8.0, dtype=np.float32)
+        batch = run.feed.put_training_batch({**next(batches), "rewards": rewards})
+    assert set(batch) == {"images", "labels", "text_features", "rewards"}
+    np.testing.assert_array_equal(batch["rewards"], rewards)
+
+
+def test_settings_made_before_may_be_overridden(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_run.Run, "_load", lambda run: None)
+    run = training_run.Run(small_settings(), tmp_path, **{"training.joint_epochs": 7})
+    assert run.settings == small_settings(training__joint_epochs=7)
+    with pytest.raises(BadInput, match="joint_epoch is not a setting"):
+        training_run.Run(small_settings(), tmp_path, **{"training.joint_epoch": 7})
 
 
 def test_a_used_workdir_is_not_overwritten_without_resume(uninterrupted, monkeypatch):

@@ -194,6 +194,12 @@ def test_a_baseline_without_prompts_is_refused():
         small_settings(job="baseline", teacher__text=False)
 
 
+def test_a_baseline_is_not_initialised_without_prompts():
+    system = BaselineSystem(CHAIN, NETWORKS, optimizer=optax.sgd(RATE))
+    with pytest.raises(ValueError, match=r"example\['text_features'\] is required"):
+        system.init(jax.random.key(0), {"image_features": BATCH["image_features"]})
+
+
 def test_origins_leave_cases_of_others_out(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch, **CHANGES, phantom__num_cases=120, data__origins=("Phantom B",))
     members = [index for indices in run.dataset.splits.by_name().values() for index in indices]

@@ -13,11 +13,13 @@ from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import assert_close, check_gradients, normal, random_labels, randomise
 
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
 from stepcot_jax.systems.gradients import Objective, student_gradients, student_part, teacher_gradients, teacher_part
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.step_cot import make_joint_update, make_teacher_update, start_state
+from stepcot_jax.systems.step_cot import StepCoT, make_joint_update, make_teacher_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 
 CASES, COUNTS, WIDTH, PROJECTED = 5, (3, 2), 8, 4
@@ -349,3 +351,15 @@ def test_objective_is_as_in_the_paper_by_default():
         "target_dropout": False,
         "answer_weights": None,
     }
+
+
+def test_epochs_that_answer_the_same_number_right_tie_in_whatever_steps():
+    chain = Chain(tuple(Step(f"step {n}", "?", ("A", "B")) for n in range(3)))
+    system = StepCoT(chain, teacher_only=True)
+    scores = set()
+    for num_correct in ((1, 2, 3), (3, 2, 1), (2, 3, 1)):  # (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3) in float64
+        correct = np.arange(10)[:, None] < np.array(num_correct)
+        logits = np.stack([correct, ~correct], axis=2).astype(np.float32)
+        predictions = Predictions(np.arange(10, dtype=np.int32), np.zeros((10, 3), np.int32), {"teacher": logits})
+        scores.add(system.evaluate(predictions)["teacher"])
+    assert len(scores) == 1

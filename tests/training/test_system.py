@@ -13,12 +13,14 @@ import numpy as np
 import optax
 import pytest
 
-from stepcot_jax.host.errors import Preempted, RunStopped
+from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.training import loop as training_loop
 from stepcot_jax.training.checkpoints import Checkpoints, saved_steps
+from stepcot_jax.training.epochs import Plan
 from stepcot_jax.training.global_batch import GlobalBatch
 from stepcot_jax.training.log import MetricsLog
-from stepcot_jax.training.loop import Loop, Plan
+from stepcot_jax.training.loop import Loop
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import TrainState, apply_gradients
 from stepcot_jax.training.system import Phase, Stream, System
@@ -150,6 +152,10 @@ def assert_same(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])
 
 
+def assert_close(found, expected):
+    np.testing.assert_allclose(found[0][0]["line"], expected[0][0]["line"], rtol=1e-5, atol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     return train(tmp_path_factory.mktemp("line"))
@@ -209,10 +215,49 @@ def test_a_loss_that_is_not_finite_stops_by_its_name(tmp_path):
         train(tmp_path, system=system)
 
 
+def test_positions_of_another_number_of_streams_are_refused(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            tmp_path, system=LinearRegression(streams=(Stream(Drawn(seed=1), 3), Stream(Drawn(seed=2), 4))), stop_at=6
+        )
+    with pytest.raises(BadInput, match="has the positions of 2 streams of batches, expected 1"):
+        train(tmp_path)
+
+
+def test_a_run_whose_phases_were_all_removed_resumes_to_its_end(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, stop_at=8)
+    system = LinearRegression()
+    system.phases = list
+    (_, _, step), _ = train(tmp_path, system=system)
+    assert int(step) == saved_steps(tmp_path / "checkpoints")[-1]
+
+
+def test_phases_of_one_name_are_refused():
+    phases = [Phase("warm", 1, print), Phase("warm", 2, print)]
+    with pytest.raises(ValueError, match=r"names of phases must differ; got \['warm', 'warm'\]"):
+        Plan(phases, Stream(Drawn(), 5))
+
+
+def test_processes_wait_for_each_other_after_a_compilation_and_after_collecting(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(training_loop, "wait_for_all", waits.append)
+    train(tmp_path)
+    assert len(waits) == 1 + 2 * 5  # the update of the first phase, each batch of the second
+
+
+@pytest.mark.parametrize(("num_devices", "transform"), [(1, "pmap"), (4, "pmap"), (4, "shard_map")])
+def test_a_shared_entry_may_be_collected_on_the_host(num_devices, transform):
+    devices = Devices(transform=transform, num_devices=num_devices, shared=frozenset({"target"}))
+    target = devices.put_training_rows({**VALIDATION, "target": WEIGHTS})["target"]
+    assert isinstance(target, jax.Array)  # the transfer guard refuses arrays of the host
+    assert target.sharding == devices.whole
+    np.testing.assert_array_equal(target, WEIGHTS)
+
+
 @pytest.mark.parametrize("transform", ["pmap", "shard_map"])
 def test_several_devices_agree_with_one(uninterrupted, tmp_path, transform):
-    (params, _, _), _ = train(tmp_path, num_devices=4, transform=transform)
-    np.testing.assert_allclose(params["line"], uninterrupted[0][0]["line"], rtol=1e-5, atol=1e-6)
+    assert_close(train(tmp_path, num_devices=4, transform=transform), uninterrupted)
 
 
 if __name__ == "__main__":  # killed in the middle of an epoch, by the test
