@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.explain.boxed import BoxedPicture, draw_boxed, read_boxed
-from stepcot_jax.explain.geometry import change_a_step, spread, spread_out
+from stepcot_jax.explain.geometry import BoxedPicture, change_a_step, draw_boxed, read_boxed, spread, spread_out
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.predict.radiographs import to_input
 from stepcot_jax.predict.trained_model import Trained

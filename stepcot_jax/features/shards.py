@@ -7,14 +7,19 @@ safetensors library can read it.
 Rows are read with `pread` at offsets from the header. `safe_open().get_slice` gives shapes and dtypes without offsets,
 and reads through a memory map: three times as fast (0.1 instead of 0.3 ms for 32 features), but it keeps every shard
 open, counts as resident memory, and a file that shrinks kills the process with SIGBUS.
+
+ArrayRecord was measured: 100,000 reads in random batches of 32 from 10,000 features of width 512 take eleven times as
+long through Grain's ArrayRecordDataSource, and a truncated file opens as an empty one.
 """
 
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +36,9 @@ _DTYPES: dict[str, np.dtype] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F
 _TENSORS = ("keys", "features", "patches")
 _MAX_HEADER_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 20
+_STALE_SECONDS = 3600.0
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class BadShard(ValueError):
@@ -203,3 +211,13 @@ def _update(digest: Any, descriptor: int, rows: Rows) -> None:
             raise BadShard("truncated content")
         digest.update(piece)
         position += len(piece)
+
+
+def remove_stale_partials(folder: Path) -> None:
+    """Remove partial files that killed processes left; younger than an hour they may belong to a running one."""
+    for path in folder.glob(f".*{PARTIAL_SUFFIX}"):
+        try:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
+        except OSError:
+            _LOGGER.debug("%s: not removed", path)

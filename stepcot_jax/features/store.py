@@ -3,13 +3,9 @@
 The folder holds `store.json` (see `spec`) and shards (see `shards`). A process killed at any moment leaves complete
 shards and at most a hidden partial file, which is never read. A reader takes the union of the shards; a key in two
 of them is harmless, since a key determines its value.
-
-ArrayRecord was measured: 100,000 reads in random batches of 32 from 10,000 features of width 512 take eleven times as
-long through Grain's ArrayRecordDataSource, and a truncated file opens as an empty one.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.features.keys import KEY_BYTES
-from stepcot_jax.features.shards import PARTIAL_SUFFIX, SUFFIX, BadShard, Shard, open_shard, write_shard
+from stepcot_jax.features.shards import SUFFIX, BadShard, Shard, open_shard, remove_stale_partials, write_shard
 from stepcot_jax.features.spec import StoreSpec, open_spec
 from stepcot_jax.host.errors import BadInput
 
@@ -26,7 +22,6 @@ MAX_BYTES = 1 << 30
 
 _LOGGER = logging.getLogger(__name__)
 _BAD_SUFFIX = ".bad"
-_STALE_SECONDS = 3600.0
 
 
 class FeatureStore:
@@ -44,7 +39,7 @@ class FeatureStore:
         self.folder = Path(folder)
         try:
             self.spec = open_spec(self.folder, spec)
-            self._remove_stale_partials()
+            remove_stale_partials(self.folder)
         except OSError as error:
             raise BadInput(
                 f"{self.folder}: cannot be used as a feature store ({error.strerror}); expected a writable folder"
@@ -184,15 +179,6 @@ class FeatureStore:
             path.rename(path.with_name(path.name + _BAD_SUFFIX))
         except OSError:  # another process was first, or the folder is read-only
             _LOGGER.debug("%s: not renamed", path)
-
-    def _remove_stale_partials(self) -> None:
-        for path in self.folder.glob(f".*{PARTIAL_SUFFIX}"):
-            try:
-                # No write takes an hour; younger files may belong to another process.
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                    path.unlink()
-            except OSError:
-                _LOGGER.debug("%s: not removed", path)
 
 
 class StoredFeatures:
