@@ -120,21 +120,14 @@ def make_dataset(
     decoded = PixelCache(FilePixels(images, preprocessing, max_pixels, file, all_numbers), _budget(settings))
     digests: dict[str, str] = {}
     if not are_checked:
-
-        def digest_known(case: Case, content: bytes) -> bool:
-            digests[case.image_path] = hashlib.sha256(content).hexdigest()
-            return is_known is not None and is_known(digests[case.image_path])
-
-        collection = check_images(
+        collection, digests = _decode_ahead(
+            settings,
             collection,
-            images=images,
-            on_bad_record=settings.data.on_bad_record,
-            max_pixels=max_pixels,
+            images,
             preprocessing=preprocessing,
-            visit=decoded.put,
-            is_known=None if is_known is None else digest_known,
-            progress=None if progress is None else lambda cases: progress(cases, "reading the images"),
-            num_threads=settings.data.num_threads,
+            cache=decoded,
+            is_known=is_known,
+            progress=progress,
         )
     numbers = record_numbers(collection)
     if len(numbers) < len(all_numbers):
@@ -153,6 +146,37 @@ def make_dataset(
         images=images,
         digests={index: digests[path] for index, path in enumerate(collection.cases.image_paths) if path in digests},
     )
+
+
+def _decode_ahead(
+    settings: Settings,
+    collection: Collection,
+    images: ImageFiles,
+    *,
+    preprocessing: Preprocessing,
+    cache: PixelCache,
+    is_known: IsKnown | None,
+    progress: Progress | None,
+) -> tuple[Collection, dict[str, str]]:
+    """Decode every image once into the cache; return the readable cases and the digests computed, by image path."""
+    digests: dict[str, str] = {}
+
+    def digest_known(case: Case, content: bytes) -> bool:
+        digests[case.image_path] = hashlib.sha256(content).hexdigest()
+        return is_known is not None and is_known(digests[case.image_path])
+
+    readable = check_images(
+        collection,
+        images=images,
+        on_bad_record=settings.data.on_bad_record,
+        max_pixels=_max_pixels(settings),
+        preprocessing=preprocessing,
+        visit=cache.put,
+        is_known=None if is_known is None else digest_known,
+        progress=None if progress is None else lambda cases: progress(cases, "reading the images"),
+        num_threads=settings.data.num_threads,
+    )
+    return readable, digests
 
 
 def _max_pixels(settings: Settings) -> int:
