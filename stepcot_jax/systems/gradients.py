@@ -79,7 +79,7 @@ def describe_losses(numbers: dict[str, float], networks: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """How the losses are put together; defaults as in the paper, see docs/departures.md.
+    """Settings of the losses; defaults as in the paper, see docs/departures.md.
 
     Attributes:
       temperature: of distillation and channel alignment.
@@ -103,12 +103,12 @@ class Objective:
 
 
 def teacher_part(params: Params) -> Params:
-    """The parameters that the teacher's optimizer updates."""
+    """Return the parameters that the teacher's optimizer updates."""
     return {name: params[name] for name in ("teacher", "image_encoder") if name in params}
 
 
 def student_part(params: Params, *, train_teacher_projection: bool) -> Params:
-    """The parameters that the student's optimizer updates."""
+    """Return the parameters that the student's optimizer updates."""
     names = ["student", "student_projection"] + ["teacher_projection"] * train_teacher_projection
     return {name: params[name] for name in names}
 
@@ -123,7 +123,7 @@ def teacher_gradients(
     key: Array | None,
     whole: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Array, Params]:
-    """Loss parts, image features and gradients of the teacher's part of `params`.
+    """Return loss parts, image features and gradients of the teacher's part of `params`.
 
     Args:
       networks: the modules.
@@ -132,10 +132,10 @@ def teacher_gradients(
       batch: "image_features" or "images", and "labels" int [case, step].
       text_features: [step, width] or [case, step, width].
       key: random key of the dropout; None switches dropout off.
-      whole: the batch that the rows are a part of.
+      whole: reduces over the devices.
 
     Returns:
-      Loss parts and gradients of the whole batch, and between them the image features of the rows at hand.
+      Loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
     """
     totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights))
 
@@ -153,14 +153,14 @@ def teacher_gradients(
 def differentiate_batch(
     loss: Callable[..., Any], trained: Params, batch: Batch, whole: GlobalBatch
 ) -> tuple[LossParts, Array, Params]:
-    """Loss parts of the whole batch, image features of the rows at hand, and gradients of the whole batch.
+    """Return loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
 
     Args:
       loss: (parameters, rows, position of the first row in the batch) -> (this part's share of the loss, (loss parts,
         image features)).
       trained: the parameters to differentiate with respect to.
-      batch: the rows at hand.
-      whole: the batch that they are a part of.
+      batch: this device's rows.
+      whole: reduces over the devices.
     """
     differentiate = jax.grad(loss, has_aux=True)
     if whole.num_passes == 1:
@@ -198,7 +198,7 @@ def student_gradients(
     key: Array | None,
     whole: GlobalBatch = ONE_DEVICE,
 ) -> tuple[LossParts, Params]:
-    """Loss parts and gradients of the student's part of `params`, for targets that a teacher has made.
+    """Return loss parts and gradients of the student's part of `params`, for targets of a teacher.
 
     Args:
       networks: the modules.
@@ -208,10 +208,10 @@ def student_gradients(
       image_features: [case, width]; constant.
       targets: the teacher's reading of the batch; constant.
       key: random key of the dropout; None switches dropout off.
-      whole: the batch that the rows are a part of.
+      whole: reduces over the devices.
 
     Returns:
-      Loss parts and gradients of the whole batch.
+      Loss parts and gradients of the global batch.
     """
     totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights))
     first_case = whole.first_case(len(batch["labels"]))
