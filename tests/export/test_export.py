@@ -362,7 +362,7 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
         wanted.append((workdir, names))
         return run
 
-    monkeypatch.setattr("stepcot_jax.predict.trained_model.load_trained", load_trained)
+    monkeypatch.setattr("stepcot_jax.export.folder.load_trained", load_trained)
     out = tmp_path / "deep" / "out"
     assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student"]) == 0
     report = json.loads(capsys.readouterr().out)
