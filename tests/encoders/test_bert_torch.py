@@ -103,7 +103,7 @@ def test_long_texts_are_cut_and_reported(tmp_path, caplog):
     texts = ["normal", "no effusion " * 8, "lesion"]
     with caplog.at_level(logging.WARNING):
         vectors = encoder.encode(texts)
-    assert "cut 1 of 3 texts to 10 tokens; they had 18" in caplog.text
+    assert "truncated 1 of 3 texts to 10 tokens; their lengths were 18" in caplog.text
     assert "effusion" not in caplog.text
     (cut,) = encoder.truncated(texts)
     assert (cut.index, cut.num_tokens) == (1, 18)
