@@ -8,14 +8,9 @@ from jaxtyping import Array
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.losses.hard_label import inverse_frequency_weights
 from stepcot_jax.settings.run_settings import Settings
-from stepcot_jax.systems.baseline import NAME, BaselineSystem
+from stepcot_jax.systems.baseline import BaselineSystem
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.system import System
-
-
-def names_of_job(job: str) -> tuple[str, ...]:
-    """Return the names of the networks that `config.job` trains."""
-    return {"distill": ("teacher", "student"), "teacher": ("teacher",), "baseline": (NAME,)}[job]
 
 
 def make_system(
