@@ -122,6 +122,13 @@ def get_config():
     config.training.log_every = 10  # updates between two log entries
     config.training.checkpoint_minutes = 10.0  # minutes between checkpoints within an epoch; each epoch ends with one
     config.training.compute_dtype = "float32"  # or "bfloat16", on accelerators: parameters and losses stay float32
+    # true answers given in training, so that the networks follow corrections (docs/corrections.md): "none": as
+    # published; "random": each with probability given_rate; "prefix": the first steps', to a share given_rate of the
+    # cases; "annealed": as "random", at a rate that goes from 1 to given_rate
+    config.training.given_answers = "none"
+    config.training.given_rate = 0.75  # 0 to 1
+    config.training.given_noise = 0.0  # share of the given answers that are wrong, as people's are
+    config.training.given_to = "both"  # networks that are given answers: "both", or only the "teacher"
 
     config.parallel = config_dict.ConfigDict()
     config.parallel.transform = "pmap"  # or "shard_map"; unused on one device

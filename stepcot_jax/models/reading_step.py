@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from stepcot_jax.models.given import is_given
 from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell, gated_update
 from stepcot_jax.models.projection import Projection
@@ -81,8 +82,9 @@ class ReadingStep:
           params: parameters by module name, without the head's.
           nodes: [case, node, width] after the step's graph attention.
           inputs: of this step: "step" (index), "image_feature" [case, width], "head" (parameters), "classifier"
-            (kernel [width, answer] and bias [answer]), "concluded" (see `conclude`), "given_answer" int [case] (-1 to
-            predict) and "keep" (dropout masks by place, possibly empty).
+            (kernel [width, answer] and bias [answer]), "concluded" (see `conclude`), "given_answer" [case, answer] (a
+            distribution, or zeros to predict; None to predict for every case) and "keep" (dropout masks by place,
+            possibly empty).
 
         Returns:
           Nodes [case, node, width] after the write-back, and the outputs "logits" [case, answer] and "memory"
@@ -124,9 +126,9 @@ class ReadingStep:
         """Return the memory updated with the step's answer, the predicted distribution or the given one."""
         if self.memory_cell is None:
             return memory if self.memory else None
-        given = inputs["given_answer"][:, None]
-        one_hot = jax.nn.one_hot(given[:, 0], logits.shape[-1])
-        answer = jnp.where(given >= 0, one_hot, jax.nn.softmax(logits, axis=-1))
+        answer, given = jax.nn.softmax(logits, axis=-1), inputs["given_answer"]
+        if given is not None:
+            answer = jnp.where(is_given(given)[:, None], given, answer)
         hidden_map = params["memory_cell"]["hidden"]
         into_gates = nn.Dense(hidden_map["bias"].shape[0], dtype=self.memory_cell.dtype, parent=None)
         return gated_update(

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from stepcot_jax.models.dropout import draw_keeps
+from stepcot_jax.models.given import GivenAnswers, given_distributions, given_logits, is_given
 from stepcot_jax.models.projection import Projection
 
 ABSENT_LOGIT = -1e9
@@ -55,6 +56,8 @@ class StudentReading(flax.struct.PyTreeNode):
 class Student(nn.Module):
     """Image feature -> answers of all steps: logits_s = head_s(f), then f = f + tanh(logits_s @ head weight).
 
+    A given answer takes the place of the logits that are passed on, which is ours (docs/departures.md).
+
     Attributes:
       answers_per_step: number of answers of each step.
       width: size of the feature vector (512 in the paper).
@@ -72,6 +75,7 @@ class Student(nn.Module):
         self,
         *,
         image_features: Float[Array, "case image_width"],
+        given_answers: GivenAnswers | None = None,
         deterministic: bool,
         first_case: Int[Array, ""] | int = 0,
     ) -> StudentReading:
@@ -79,6 +83,8 @@ class Student(nn.Module):
 
         Args:
           image_features: [case, image width], from a frozen or separately trained encoder.
+          given_answers: labels [case, step], -1 to predict, or soft answers [case, step, answer], zeros to predict. A
+            given answer is passed on in place of the step's logits (`given.given_logits`), which stay the prediction.
           deterministic: disables dropout; otherwise an rng named "dropout" is required.
           first_case: position of the first case in the global batch, which seeds the dropout masks.
         """
@@ -92,17 +98,27 @@ class Student(nn.Module):
         heads = [nn.Dense(num_answers, name=f"head_{step}") for step, num_answers in enumerate(self.answers_per_step)]
         for head in heads:
             head(feature[:1])  # declares the parameters
-        logits = self._answer(feature, [head.variables["params"] for head in heads])
+        given = given_distributions(given_answers, num_answers=max(self.answers_per_step))
+        logits = self._answer(feature, [head.variables["params"] for head in heads], given)
         return StudentReading(logits=logits, image_features=feature)
 
-    def _answer(self, feature: Float[Array, "case width"], heads: Sequence[Any]) -> Float[Array, "case step answer"]:
+    def _answer(
+        self,
+        feature: Float[Array, "case width"],
+        heads: Sequence[Any],
+        given: Float[Array, "step case answer"] | None,
+    ) -> Float[Array, "case step answer"]:
         """Return the logits of all steps, in a scan over heads padded to one size, which compiles once."""
         most = max(self.answers_per_step)
-
-        def answer(feature: Array, head: dict[str, Array]) -> tuple[Array, Array]:
-            logits = feature @ head["kernel"] + jnp.broadcast_to(head["bias"], (feature.shape[0], most))
-            return feature + jnp.tanh(logits @ head["kernel"].T), logits  # padding is 0 in both and adds nothing
-
-        _, logits = jax.lax.scan(answer, feature, stack_heads(heads, absent_bias=0.0))
         own = np.arange(most) < np.array(self.answers_per_step)[:, None]
+
+        def answer(feature: Array, inputs: Any) -> tuple[Array, Array]:
+            head, given, own = inputs
+            logits = feature @ head["kernel"] + jnp.broadcast_to(head["bias"], (feature.shape[0], most))
+            passed = logits
+            if given is not None:
+                passed = jnp.where(is_given(given)[:, None], given_logits(given, own=own), logits)
+            return feature + jnp.tanh(passed @ head["kernel"].T), logits  # padding is 0 in both and adds nothing
+
+        _, logits = jax.lax.scan(answer, feature, (stack_heads(heads, absent_bias=0.0), given, own))
         return jnp.where(own, jnp.swapaxes(logits, 0, 1), ABSENT_LOGIT)

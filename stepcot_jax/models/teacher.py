@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from stepcot_jax.models.deferred_gradients import scan_steps
 from stepcot_jax.models.dropout import draw_keeps
+from stepcot_jax.models.given import given_distributions
 from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.projection import Projection
@@ -135,7 +136,7 @@ class Teacher(nn.Module):
         image_features: Float[Array, "case image_width"],
         text_features: Float[Array, "*case_or_none step text_width"] | None = None,
         node_mask: Bool[Array, "case node"] | None = None,
-        given_answers: Int[Array, "case step"] | None = None,
+        given_answers: Int[Array, "case step"] | Float[Array, "case step answer"] | None = None,
         deterministic: bool,
         with_attention: bool = False,
         first_case: Int[Array, ""] | int = 0,
@@ -147,8 +148,8 @@ class Teacher(nn.Module):
           text_features: [step, text width] if the cases share their prompts, else [case, step, text width]; None
             without text. A text width other than the teacher's goes through a learned linear map.
           node_mask: [case, node], the steps in order, then the memory; False hides a node from the others.
-          given_answers: [case, step], -1 to predict. A given answer, one of the step's own, is written to memory
-            instead of the prediction; the step's logits stay the prediction.
+          given_answers: labels [case, step], -1 to predict, or soft answers [case, step, answer], zeros to predict. A
+            given answer is written to memory instead of the prediction; the step's logits stay the prediction.
           deterministic: disables dropout; otherwise an rng named "dropout" is required.
           with_attention: also return the attention weights.
           first_case: position of the first case in the global batch, which seeds the dropout masks.
@@ -162,8 +163,6 @@ class Teacher(nn.Module):
             nodes = jnp.broadcast_to(nodes, (num_cases, *nodes.shape[-2:]))
         keeps = {} if deterministic else self._draw_keeps(first_case + jnp.arange(num_cases))
         projected = self._project_image(image_features, keeps.pop("image", None))
-        if given_answers is None:
-            given_answers = jnp.full((num_cases, num_steps), -1, jnp.int32)
         classifiers = stack_heads(self.classifiers, absent_bias=ABSENT_LOGIT)
         shared = {"graph_attention": self.graph_attention, "context": self.context, "node_mask": node_mask}
         if self._writes_back:
@@ -175,7 +174,7 @@ class Teacher(nn.Module):
             "head": self.heads,
             "classifier": classifiers,
             "concluded": self._reading_step.conclude(shared, classifiers["kernel"]),
-            "given_answer": given_answers.T,
+            "given_answer": given_distributions(given_answers, num_answers=max(self.answers_per_step)),
             "keep": keeps,
         }
         outputs = self._read_steps(shared, nodes, inputs, attention_keeps)

@@ -27,6 +27,14 @@ PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 RENAMED: dict[str, str] = {}
 """Settings of earlier versions -> their present names, such as "config.loss.T": "config.loss.temperature"."""
 
+ADDED: dict[str, Any] = {
+    "config.training.given_answers": "none",
+    "config.training.given_rate": 0.75,
+    "config.training.given_noise": 0.0,
+    "config.training.given_to": "both",
+}
+"""Settings that earlier versions did not have -> the value that their runs in effect had."""
+
 
 def make(cls: type[Made], found: Any, where: str) -> Made:
     """Make a dataclass, and the dataclasses in its fields, from nested mappings.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.settings.configs import load_config
-from stepcot_jax.settings.fields import RENAMED, Seed, describe_key, make
+from stepcot_jax.settings.fields import ADDED, RENAMED, Seed, describe_key, make
 from stepcot_jax.settings.sections import (
     BaselineSettings,
     DataSettings,
@@ -153,7 +153,7 @@ def changed_keys(before: Settings, after: Settings) -> list[str]:
 
 
 def read_settings(path: pathlib.Path) -> Settings:
-    """Read the settings that `write_settings` wrote, also under names of earlier versions.
+    """Read the settings that `write_settings` wrote, also those of earlier versions.
 
     Raises:
       BadInput: the file is missing or is not JSON, or its settings are refused.
@@ -161,6 +161,12 @@ def read_settings(path: pathlib.Path) -> Settings:
     found = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
     for old, new in RENAMED.items():
         _move(found, old.split(".")[1:], new.split(".")[1:])
+    for key, value in ADDED.items():
+        *groups, name = key.split(".")[1:]
+        node = found
+        for group in groups:
+            node = node.setdefault(group, {})
+        node.setdefault(name, value)
     try:
         return make_settings(found)
     except BadInput as error:

@@ -194,6 +194,10 @@ class TrainingSettings:
     log_every: Count
     checkpoint_minutes: Positive
     compute_dtype: Literal["float32", "bfloat16"]
+    given_answers: Literal["none", "random", "prefix", "annealed"]
+    given_rate: Share
+    given_noise: Share
+    given_to: Literal["teacher", "both"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

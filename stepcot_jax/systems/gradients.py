@@ -129,7 +129,7 @@ def teacher_gradients(
       networks: the modules.
       objective: how the losses are put together.
       params: all parameters.
-      batch: "image_features" or "images", and "labels" int [case, step].
+      batch: "image_features" or "images", "labels" int [case, step], and "given_answers" if any are given.
       text_features: [step, width] or [case, step, width].
       key: random key of the dropout; None switches dropout off.
       whole: reduces over the devices.
@@ -141,7 +141,15 @@ def teacher_gradients(
 
     def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
         features = encode_images(networks, trained, rows)
-        reading = read_as_teacher(networks, trained["teacher"], features, text_features, key=key, first_case=first_case)
+        reading = read_as_teacher(
+            networks,
+            trained["teacher"],
+            features,
+            text_features,
+            given_answers=rows.get("given_answers"),
+            key=key,
+            first_case=first_case,
+        )
         parts = teacher_objective(
             logits=reading.logits, labels=rows["labels"], answer_weights=objective.answer_weights, totals=totals
         )
@@ -204,7 +212,7 @@ def student_gradients(
       networks: the modules.
       objective: how the losses are put together.
       params: all parameters.
-      batch: "labels" int [case, step].
+      batch: "labels" int [case, step], and "given_answers" if any are given to the student.
       image_features: [case, width]; constant.
       targets: the teacher's reading of the batch; constant.
       key: random key of the dropout; None switches dropout off.
@@ -221,6 +229,7 @@ def student_gradients(
         reading = networks.student.apply(
             {"params": trained["student"]},
             image_features=image_features,
+            given_answers=batch.get("given_answers"),
             deterministic=key is None,
             rngs=None if key is None else {"dropout": key},
             first_case=first_case,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.models.given import GivenAnswers
 from stepcot_jax.models.perceptron import Baseline
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
@@ -127,6 +128,7 @@ def read_as_teacher(
     image_features: Array,
     text_features: Array | None,
     *,
+    given_answers: GivenAnswers | None = None,
     key: Array | None,
     first_case: Any = 0,
 ) -> TeacherReading:
@@ -135,6 +137,7 @@ def read_as_teacher(
         {"params": teacher_params},
         image_features=image_features,
         text_features=text_features,
+        given_answers=given_answers,
         deterministic=key is None,
         rngs=None if key is None else {"dropout": key},
         first_case=first_case,
@@ -148,16 +151,19 @@ def predict_logits(networks: Networks, names: Sequence[str], params: Params, bat
       networks: the modules.
       names: of "teacher", "student" and "baseline".
       params: of all parts that the named networks need.
-      batch: "images" or "image_features" [case, width], and "text_features" [step, width] for a teacher with text and
-        for the baseline.
+      batch: "images" or "image_features" [case, width], "text_features" [step, width] for a teacher with text and for
+        the baseline, and "given_answers" (`models.given`) if any are given to teacher and student.
     """
     features, text_features = encode_images(networks, params, batch), batch.get("text_features")
-    logits = {}
+    given, logits = batch.get("given_answers"), {}
     if "teacher" in names:
-        logits["teacher"] = read_as_teacher(networks, params["teacher"], features, text_features, key=None).logits
+        logits["teacher"] = read_as_teacher(
+            networks, params["teacher"], features, text_features, given_answers=given, key=None
+        ).logits
     if "student" in names:
-        reading = networks.student.apply({"params": params["student"]}, image_features=features, deterministic=True)
-        logits["student"] = reading.logits
+        logits["student"] = networks.student.apply(
+            {"params": params["student"]}, image_features=features, given_answers=given, deterministic=True
+        ).logits
     if "baseline" in names:
         logits["baseline"] = read_as_baseline(networks, params, features, text_features)
     return logits

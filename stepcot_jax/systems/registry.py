@@ -29,7 +29,9 @@ def make_system(
         return BaselineSystem.from_settings(
             settings, dataset.chain, image_encoder, batches_per_epoch=batches_per_epoch, answer_weights=weights
         )
-    return StepCoT.from_settings(settings, dataset.chain, image_encoder, answer_weights=weights)
+    return StepCoT.from_settings(
+        settings, dataset.chain, image_encoder, batches_per_epoch=batches_per_epoch, answer_weights=weights
+    )
 
 
 def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:

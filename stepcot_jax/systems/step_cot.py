@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -19,6 +20,7 @@ from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.answer_schedules import AS_PUBLISHED, AnswerSchedule
 from stepcot_jax.systems.gradients import (
     Metrics,
     Objective,
@@ -57,12 +59,12 @@ class StepCoT(System):
       joint_epochs: epochs of both.
       teacher_only: train and evaluate the teacher alone, for `teacher_epochs`.
       plateau: halves the teacher's rate and stops early, on its validation score; None for neither.
+      given: which true answers the networks are given in training; none as published.
 
     A batch holds "image_features" [case, width] or "images" [case, height, width, 3], "labels" int [case, step]
     (negative where not annotated), and "text_features" [step, width] for a teacher with text.
     """
 
-    score_name = "mean_accuracy"
     shared = SHARED
 
     def __init__(
@@ -80,6 +82,7 @@ class StepCoT(System):
         joint_epochs: int = 40,
         teacher_only: bool = False,
         plateau: Plateau | None = None,
+        given: AnswerSchedule = AS_PUBLISHED,
     ) -> None:
         answers = chain.answers_per_step
         self.chain = chain
@@ -97,11 +100,18 @@ class StepCoT(System):
         }
         self.names = ("teacher",) if teacher_only else ("teacher", "student")
         self.teacher_epochs, self.joint_epochs = teacher_epochs, 0 if teacher_only else joint_epochs
-        self.plateau = plateau
+        self.plateau, self.given = plateau, given
+        self.score_name = "mean_accuracy" if given.schedule == "none" else "mean_accuracy_own_and_given"
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, chain: Chain, image_encoder: nn.Module | None, *, answer_weights: Array | None = None
+        cls,
+        settings: Settings,
+        chain: Chain,
+        image_encoder: nn.Module | None,
+        *,
+        batches_per_epoch: int = 1,
+        answer_weights: Array | None = None,
     ) -> "StepCoT":
         """Return the system of `config.job` "distill" or "teacher".
 
@@ -109,12 +119,14 @@ class StepCoT(System):
           settings: of the run.
           chain: of the data.
           image_encoder: trained along with the teacher; None if batches carry features.
+          batches_per_epoch: updates in an epoch, for the schedule of given answers.
           answer_weights: [step, answer] weights of the hard labels; None weighs all answers the same.
         """
         training, loss = settings.training, settings.loss
         networks = make_networks(settings, chain, image_encoder)
         rates = {"teacher": training.teacher_learning_rate, "student": training.student_learning_rate}
         teacher_only = settings.job == "teacher"
+        num_epochs = training.teacher_job_epochs if teacher_only else training.teacher_epochs + training.joint_epochs
         return cls(
             chain,
             teacher=networks.teacher,
@@ -147,6 +159,13 @@ class StepCoT(System):
             plateau=Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
             if teacher_only
             else None,
+            given=AnswerSchedule(
+                schedule=training.given_answers,
+                rate=training.given_rate,
+                noise=training.given_noise,
+                student=training.given_to == "both",
+                num_updates=num_epochs * batches_per_epoch,
+            ),
         )
 
     def init(self, key: Array, example: Batch) -> TrainState:
@@ -169,12 +188,12 @@ class StepCoT(System):
     @functools.cached_property
     def teacher_update(self) -> Update:
         """The update of the teacher alone."""
-        return make_teacher_update(self.networks, self.objective, self.optimizers)
+        return make_teacher_update(self.networks, self.objective, self.optimizers, self.given)
 
     @functools.cached_property
     def joint_update(self) -> Update:
         """The update of the teacher, and of the student on its fresh targets."""
-        return make_joint_update(self.networks, self.objective, self.optimizers)
+        return make_joint_update(self.networks, self.objective, self.optimizers, self.given)
 
     @functools.cached_property
     def update(self) -> Any:
@@ -182,13 +201,27 @@ class StepCoT(System):
         return jax.jit(self.joint_update if "student" in self.names else self.teacher_update)
 
     def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
-        """Return padded logits [case, step, answer] of each network of `names`, without dropout."""
-        return predict_logits(self.networks, self.names, params, batch)
+        """Return padded logits [case, step, answer] of each network of `names`, without dropout.
+
+        A system that trains with given answers also returns, as "NAME given", those with every true answer of "labels"
+        given, by which `evaluate` chooses weights that follow corrections.
+        """
+        logits = predict_logits(self.networks, self.names, params, batch)
+        if self.given.schedule != "none" and "labels" in batch:
+            given = predict_logits(self.networks, self.names, params, {**batch, "given_answers": batch["labels"]})
+            logits |= {f"{name} given": own for name, own in given.items()}
+        return logits
 
     def evaluate(self, predictions: Predictions) -> dict[str, float]:
-        """Return the mean accuracy over the steps of each network, 0 to 1."""
+        """Return the mean accuracy over the steps of each network, 0 to 1.
+
+        If the system trains with given answers: the mean of that with its own and with the true earlier answers.
+        """
         metrics = evaluate(predictions, self.chain)
-        return {name: metrics[name].mean_accuracy for name in self.names}
+        return {
+            name: float(np.mean([metrics[each].mean_accuracy for each in (name, f"{name} given") if each in metrics]))
+            for name in self.names
+        }
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
         """Move the plateau schedule on, if there is one: scale the teacher's learning rate."""
@@ -230,11 +263,30 @@ def split_shared(batch: Batch) -> tuple[Batch, Array | None]:
     return {name: rows for name, rows in batch.items() if name not in SHARED}, batch.get("text_features")
 
 
-def make_teacher_update(networks: Networks, objective: Objective, optimizers: Optimizers) -> Update:
+def give_answers(
+    state: TrainState, rows: Batch, given: AnswerSchedule, networks: Networks, whole: GlobalBatch
+) -> Batch:
+    """Return the rows with the "given_answers" that the schedule draws for the next update, if any."""
+    if given.schedule == "none":
+        return rows
+    answers = given.draw(
+        state.key_of_update(),
+        labels=rows["labels"],
+        step=state.step,
+        answers_per_step=tuple(networks.teacher.answers_per_step),
+        first_case=whole.first_case(len(rows["labels"])),
+    )
+    return {**rows, "given_answers": answers}
+
+
+def make_teacher_update(
+    networks: Networks, objective: Objective, optimizers: Optimizers, given: AnswerSchedule = AS_PUBLISHED
+) -> Update:
     """Return one device's update of the teacher alone: (state, batch) -> (state, metrics)."""
 
     def update(state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
         rows, text_features = split_shared(batch)
+        rows = give_answers(state, rows, given, networks, whole)
         parts, _, gradients = teacher_gradients(
             networks, objective, state.params, rows, text_features, key=state.key_of_update(), whole=whole
         )
@@ -245,21 +297,27 @@ def make_teacher_update(networks: Networks, objective: Objective, optimizers: Op
     return update
 
 
-def make_joint_update(networks: Networks, objective: Objective, optimizers: Optimizers) -> Update:
+def make_joint_update(
+    networks: Networks, objective: Objective, optimizers: Optimizers, given: AnswerSchedule = AS_PUBLISHED
+) -> Update:
     """Return one device's joint update: (state, batch) -> (state, metrics)."""
 
     def update(state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
         rows, text_features = split_shared(batch)
+        rows = give_answers(state, rows, given, networks, whole)
         keys = jax.random.split(state.key_of_update(), 3)
         teacher_parts, features, teacher_grads = teacher_gradients(
             networks, objective, state.params, rows, text_features, key=keys[0], whole=whole
         )
         state = apply_gradients(state, "teacher", optimizers["teacher"], teacher_grads)
+        if not given.student:
+            rows = {name: array for name, array in rows.items() if name != "given_answers"}
         targets = read_as_teacher(
             networks,
             state.params["teacher"],
             features,
             text_features,
+            given_answers=rows.get("given_answers"),
             key=keys[1] if objective.target_dropout else None,
             first_case=whole.first_case(len(features)),
         )

@@ -18,8 +18,11 @@ def make(answers, **settings):
     return student, randomise(declare(student, image_features=IMAGES, deterministic=True))
 
 
-def read(student, params, images):
-    return student.apply({"params": params}, image_features=images, deterministic=True)
+def read(student, params, images, given=None):
+    given = None if given is None else jnp.asarray(given)
+    return student.apply(
+        {"params": params}, image_features=jnp.asarray(images), given_answers=given, deterministic=True
+    )
 
 
 @pytest.mark.parametrize("steps", sorted(ANSWERS))
@@ -29,6 +32,34 @@ def test_student_agrees_with_the_oracle(steps):
     expected = oracle.student(oracle.as_float64(params), IMAGES)
     assert_logits(reading.logits, expected["logits"])
     assert_close(reading.image_features, expected["image_features"])
+
+
+def given_to(counts, share=0.6):
+    """Given answers of the cases, -1 for some steps."""
+    rng = np.random.default_rng(4)
+    given = np.stack([rng.integers(0, count, len(IMAGES)) for count in counts], axis=1).astype(np.int32)
+    return np.where(rng.random(given.shape) < share, given, -1).astype(np.int32)
+
+
+@pytest.mark.parametrize("steps", sorted(ANSWERS))
+def test_given_answers_take_the_place_of_the_logits_that_are_passed_on(steps):
+    student, params = make(ANSWERS[steps])
+    given = given_to(ANSWERS[steps])
+    read_given = quick_jit(lambda given: read(student, params, IMAGES, given).logits)
+    found = read_given(given)
+    assert_logits(found, oracle.student(oracle.as_float64(params), IMAGES, given)["logits"])
+    assert_close(read_given(jax.nn.one_hot(given, max(ANSWERS[steps]))), found, 1e-5)
+    none = read_given(np.full_like(given, -1))
+    assert_close(none, quick_jit(read, static_argnums=0)(student, params, IMAGES).logits, 1e-5)
+
+
+def test_soft_answer_of_equal_shares_passes_on_nothing():
+    student, params = make(ANSWERS[2])
+    soft = np.zeros((len(IMAGES), 2, max(ANSWERS[2])), np.float32)
+    soft[:, 0, : ANSWERS[2][0]] = 1 / ANSWERS[2][0]
+    reading, head = read(student, params, IMAGES, soft), oracle.as_float64(params["head_1"])
+    expected = oracle.linear(np.float64(reading.image_features), head)
+    assert_close(reading.logits[:, 1, : ANSWERS[2][1]], expected, 1e-4)
 
 
 def test_permuting_cases_permutes_outputs():

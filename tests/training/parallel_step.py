@@ -11,6 +11,7 @@ from oracles.random_params import normal, random_labels, randomise
 
 from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.systems.answer_schedules import AnswerSchedule
 from stepcot_jax.systems.gradients import Objective
 from stepcot_jax.systems.networks import Networks, init_params
 from stepcot_jax.systems.step_cot import SHARED, make_joint_update, start_state
@@ -57,7 +58,7 @@ def start():
 
 
 @functools.cache
-def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=False, bfloat16=False):
+def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=False, bfloat16=False, given="none"):
     """Gradients and metrics of a joint step, dropout on; and the compiled program."""
     devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes, shared=SHARED)
     devices.check_batch_size(CASES)
@@ -66,7 +67,9 @@ def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=Fal
     networks = make_networks(remat=remat, dtype=jnp.bfloat16 if bfloat16 else jnp.float32)
     shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()}
     update = devices.compile_update(
-        make_joint_update(networks, objective, DESCENT), state=state, batch={**shapes, "text_features": text}
+        make_joint_update(networks, objective, DESCENT, AnswerSchedule(given, 0.5, noise=0.2)),
+        state=state,
+        batch={**shapes, "text_features": text},
     )
     num_local = CASES // jax.process_count()
     own = slice(num_local * jax.process_index(), num_local * (jax.process_index() + 1))

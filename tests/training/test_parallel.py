@@ -24,6 +24,7 @@ SPREAD = {
     "devices and passes": {"transform": "shard_map", "num_devices": 4, "num_passes": 2},
     "remat": {"remat": True},
     "weighted": {"num_devices": 8, "weighted": True},
+    "given answers": {"num_devices": 4, "num_passes": 2, "given": "random"},
 }
 
 
@@ -38,7 +39,9 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("name", SPREAD)
 def test_losses_and_raw_gradients_are_those_of_one_device(name):
     gradients, metrics, _ = run(**SPREAD[name])
-    expected, expected_metrics, _ = run(weighted=SPREAD[name].get("weighted", False))
+    expected, expected_metrics, _ = run(
+        weighted=SPREAD[name].get("weighted", False), given=SPREAD[name].get("given", "none")
+    )
     assert_same(jax.tree.leaves((gradients, metrics)), (expected, expected_metrics))
     for part in ("teacher", "student", "image_encoder", "student_projection"):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected[part])) > 1e-3
