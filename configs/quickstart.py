@@ -24,6 +24,7 @@ def get_config():
     config.loss.projection_width = 48
     config.training.teacher_epochs = 2
     config.training.joint_epochs = 12
+    config.training.given_answers = "random"  # so that corrections change later answers (docs/corrections.md)
     config.training.teacher_learning_rate = 1e-3
     config.training.student_learning_rate = 1e-3
     return config

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from stepcot_jax.data.batches import Batches, evaluation_batches, iterate, training_batches
 from stepcot_jax.data.reading_ahead import ReadAhead
@@ -94,6 +95,24 @@ class Feed:
 
         with contextlib.closing(self._iterate(batches)) as read:
             return collect(lambda batch: batch["logits"], answered(read))
+
+    def first_rows(self, split: str, num_cases: int) -> dict[str, Any]:
+        """Return the first prepared rows of a split that this process loads, at most `num_cases`, on the host."""
+        batches = evaluation_batches(
+            self.inputs.dataset,
+            split,
+            batch_size=min(self.settings.evaluation.batch_size, num_cases),
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        parts: list[dict[str, Any]] = []
+        with contextlib.closing(self._iterate(batches)) as read:
+            for batch in read:
+                rows = jax.device_get(self.inputs.prepare(batch))
+                parts.append({name: array[np.asarray(batch["present"], bool)] for name, array in rows.items()})
+                if sum(len(part["labels"]) for part in parts) >= num_cases:
+                    break
+        return {name: np.concatenate([part[name] for part in parts])[:num_cases] for name in parts[0]}
 
     def _iterate(self, batches: Batches) -> ReadAhead:
         """Load ahead: in workers what is decoded; features that are only looked up in threads."""

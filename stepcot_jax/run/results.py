@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from stepcot_jax.chain import Chain
@@ -12,11 +13,13 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.evaluation.calibration import fit_calibration, write_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.consistency_files import write_pairs
+from stepcot_jax.evaluation.corrections import describe_reliance, give_logits, measure_reliance
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
 from stepcot_jax.evaluation.summary import describe, summarise
 from stepcot_jax.settings.sections import EvaluationSettings
+from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import Best
 
 PREDICTIONS = "predictions"
@@ -25,6 +28,8 @@ PAIRS = "pairs.json"
 STATISTICS = "statistics.json"
 REPORT = "report.json"
 SPLITS = ("val", "test")
+NUM_RELIANCE = 500
+"""Test cases that the reliance of the steps is measured on."""
 
 Predict = Callable[[Any, str], Predictions]
 
@@ -46,6 +51,24 @@ def predict_splits(names: tuple[str, ...], params_of: Callable[[str], Any], pred
             logits[split][name] = found[split].logits[name]
         del params
     return {split: dataclasses.replace(found[split], logits=logits[split]) for split in SPLITS}
+
+
+def measure_run_reliance(
+    system: StepCoT, params_of: Callable[[str], Any], rows: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return how much each network's steps rely on earlier answers (`evaluation.corrections.measure_reliance`).
+
+    Args:
+      system: with the networks.
+      params_of: name -> parameters.
+      rows: test cases on the host, and the prompts.
+    """
+    labels, found = np.asarray(rows["labels"]), {}
+    for name in reversed(system.names):  # the last was restored last
+        params = jax.device_get(params_of(name))
+        read = give_logits(system.given_reader(name, params, dict(rows)))
+        found[name] = measure_reliance(read, labels, system.chain)
+    return {name: found[name] for name in system.names}
 
 
 def with_facts(dataset: Dataset, split: str, predictions: Predictions) -> SplitPredictions:
@@ -70,6 +93,7 @@ def write_results(
     best: Mapping[str, Best],
     wall_seconds: float,
     evaluation: EvaluationSettings,
+    reliance: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Write predictions, calibration, statistics and report; print the scores of the test split.
 
@@ -90,6 +114,7 @@ def write_results(
     statistics = summarise(
         splits["test"], chain, calibration=calibration, rules=rules, num_resamples=evaluation.num_resamples
     )
+    statistics["reliance"] = reliance
     write_report(workdir / STATISTICS, statistics)
     metrics = evaluate(predictions["test"], chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
@@ -98,5 +123,6 @@ def write_results(
     print(format_table(metrics))
     print()
     print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
+    print("\n".join(describe_reliance(reliance or {})))
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.feed import Feed
-from stepcot_jax.run.results import predict_splits, write_results
+from stepcot_jax.run.results import NUM_RELIANCE, measure_run_reliance, predict_splits, write_results
 from stepcot_jax.run.run_checks import (
     check_annotated,
     check_earlier_run,
@@ -31,6 +31,7 @@ from stepcot_jax.run.run_checks import (
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import Settings, load_settings, write_settings
 from stepcot_jax.systems.registry import make_system
+from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.epochs import Plan
 from stepcot_jax.training.log import MetricsLog
@@ -237,6 +238,15 @@ class Run:
     def _validate(self, state: TrainState) -> dict[str, float]:
         return self.system.evaluate(self._predictions(state.params, "val"))
 
+    def _measure_reliance(self, params_of: Callable[[str], Any]) -> dict[str, Any] | None:
+        """Measure on some test cases how far given answers move later ones; None for a system that takes none."""
+        if not isinstance(self.system, StepCoT):
+            return None
+        rows = self.feed.first_rows("test", NUM_RELIANCE)
+        features = self.inputs.text_features
+        shared = {} if features is None else {"text_features": features}
+        return measure_run_reliance(self.system, params_of, rows | shared)
+
     def _finish(
         self,
         plan: Plan,
@@ -257,6 +267,7 @@ class Run:
             return held[wanted]
 
         predictions = predict_splits(self.system.names, params_of, self._predictions)
+        reliance = self._measure_reliance(params_of)
         wall_seconds = seconds_before + time.monotonic() - self.started
         report: dict[str, Any] = {}
         if is_first():
@@ -267,6 +278,7 @@ class Run:
                 best=best,
                 wall_seconds=wall_seconds,
                 evaluation=self.settings.evaluation,
+                reliance=reliance,
             )
             numbers = {f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()}
             metrics.write("test", step=step, epoch=plan.epoch_of(step), numbers=numbers)

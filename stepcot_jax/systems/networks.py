@@ -7,6 +7,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
@@ -122,6 +123,19 @@ def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
     return encode({"params": params["image_encoder"]}, batch["images"]).astype(jnp.float32)
 
 
+def encode_in_parts(networks: Networks, params: Params, batch: Batch, *, size: int = 64) -> np.ndarray:
+    """Return image features [case, width] of any number of cases on the host, `size` images at a time."""
+    if networks.image_encoder is None:
+        return np.asarray(batch["image_features"], np.float32)
+    num_cases = len(batch["images"])
+    images = np.asarray(batch["images"])
+    images = np.concatenate([images, np.zeros((-num_cases % size, *images.shape[1:]), images.dtype)])
+    encode = jax.jit(lambda params, images: encode_images(networks, params, {"images": images}))
+    own = {"image_encoder": params["image_encoder"]}
+    parts = [np.asarray(encode(own, images[start : start + size])) for start in range(0, len(images), size)]
+    return np.concatenate(parts)[:num_cases]
+
+
 def read_as_teacher(
     networks: Networks,
     teacher_params: Params,
@@ -189,3 +203,49 @@ def make_predict(
     """Return `predict_logits` compiled for fixed networks and prompts: (params, batch) -> logits by name."""
     text = {} if text_features is None else {"text_features": text_features}
     return jax.jit(lambda params, batch: predict_logits(networks, names, params, {**batch, **text}))
+
+
+def make_read_given(
+    networks: Networks,
+    name: str,
+    params: Params,
+    image_features: np.ndarray,
+    text_features: Array | None,
+    *,
+    num_at_once: int = 4096,
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function from given answers to logits of fixed cases, whose images are encoded once.
+
+    Args:
+      networks: the modules.
+      name: "teacher" or "student".
+      params: with that network's.
+      image_features: [case, width].
+      text_features: [step, width]; None without text.
+      num_at_once: rows (variants times cases) of a call of the network.
+
+    Returns:
+      Given answers float32 [variant, case, step, answer] (zeros to predict) -> padded logits of the same shape.
+    """
+    num_cases = len(image_features)
+    batch = {} if text_features is None else {"text_features": text_features}
+    plain = networks.replace(image_encoder=None)
+
+    @jax.jit
+    def read(params: Params, features: Array, given: Array) -> Array:
+        rows = {**batch, "image_features": features, "given_answers": given}
+        return predict_logits(plain, (name,), params, rows)[name]
+
+    def read_given(given: np.ndarray) -> np.ndarray:
+        found = np.empty(given.shape, np.float32)
+        rows, flat = given.reshape(-1, *given.shape[2:]), found.reshape(-1, *given.shape[2:])
+        size = min(num_at_once, len(rows))
+        for start in [
+            *range(0, len(rows) - size, size),
+            len(rows) - size,
+        ]:  # the last overlaps: one shape, compiled once
+            cases = np.arange(start, start + size) % num_cases
+            flat[start : start + size] = read({name: params[name]}, image_features[cases], rows[start : start + size])
+        return found
+
+    return read_given

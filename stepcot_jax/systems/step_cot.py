@@ -5,7 +5,7 @@ The image features are computed once, before the teacher's update, and serve all
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -31,7 +31,16 @@ from stepcot_jax.systems.gradients import (
     teacher_gradients,
     teacher_part,
 )
-from stepcot_jax.systems.networks import Batch, Networks, init_params, make_networks, predict_logits, read_as_teacher
+from stepcot_jax.systems.networks import (
+    Batch,
+    Networks,
+    encode_in_parts,
+    init_params,
+    make_networks,
+    make_read_given,
+    predict_logits,
+    read_as_teacher,
+)
 from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import Plateau, global_norm, make_optimizer, scale_learning_rate
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
@@ -222,6 +231,18 @@ class StepCoT(System):
             name: float(np.mean([metrics[each].mean_accuracy for each in (name, f"{name} given") if each in metrics]))
             for name in self.names
         }
+
+    def given_reader(self, name: str, params: Params, batch: Batch) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a function from given answers to logits of the batch's cases (`networks.make_read_given`).
+
+        Args:
+          name: "teacher" or "student".
+          params: all parameters.
+          batch: "images" or "image_features", and "text_features".
+        """
+        rows, text_features = split_shared(batch)
+        features = encode_in_parts(self.networks, params, rows)
+        return make_read_given(self.networks, name, params, features, text_features)
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
         """Move the plateau schedule on, if there is one: scale the teacher's learning rate."""

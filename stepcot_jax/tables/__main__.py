@@ -1,4 +1,6 @@
-"""Make the paper's tables from runs on any data: diagnosis, steps, components, effect, transfer, cost, or all of them.
+"""Make the paper's tables, and one of corrections, from runs on any data.
+
+NAME is one or more of diagnosis, steps, components, effect, transfer, cost, corrections, or all.
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
@@ -25,7 +27,7 @@ from stepcot_jax.settings.run_settings import Settings, make_settings
 if TYPE_CHECKING:
     from stepcot_jax.tables.plan import Plan
 
-NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost")
+NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost", "corrections")
 """Tables, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
 
 
@@ -91,6 +93,7 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tables import (
         components_table,
+        corrections_table,
         cost_table,
         diagnosis_table,
         effect_table,
@@ -99,7 +102,15 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
     )
     from stepcot_jax.tables.writing import write_table
 
-    modules = (diagnosis_table, steps_table, components_table, effect_table, transfer_table, cost_table)
+    modules = (
+        diagnosis_table,
+        steps_table,
+        components_table,
+        effect_table,
+        transfer_table,
+        cost_table,
+        corrections_table,
+    )
     module_of = dict(zip(NAMES, modules, strict=True))
     tables = {name: module_of[name] for name in names}
     terminal = Terminal()

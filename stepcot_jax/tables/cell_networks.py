@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32, Int32
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import evaluation_batches, iterate
@@ -129,3 +131,22 @@ def read_given(trained: Weights, counts: Sequence[int]) -> Predict:
         return {f"{count} given": read(params, batch, jnp.int32(count)) for count in counts}
 
     return predict
+
+
+def read_features(
+    trained: Weights, name: str, inputs: Inputs, split: str
+) -> tuple[Float32[np.ndarray, "case width"], Int32[np.ndarray, "case step"], np.ndarray]:
+    """Return image features, labels and patients of a split, from the encoder of a network's weights."""
+    encode = jax.jit(lambda params, batch: encode_images(trained.networks, params, batch))
+    settings, features, labels, index = trained.settings, [], [], []
+    batches = evaluation_batches(inputs.dataset, split, batch_size=settings.evaluation.batch_size)
+    with contextlib.closing(iterate(batches, num_threads=settings.data.num_threads)) as read:
+        for batch in read:
+            present = np.asarray(batch["present"], bool)
+            features.append(np.asarray(encode(trained.params[name], inputs.prepare(batch)))[present])
+            labels.append(batch["labels"][present])
+            index.append(batch["index"][present])
+    order = np.argsort(np.concatenate(index))
+    members = inputs.dataset.splits.by_name()[split]
+    patients = np.array([str(inputs.dataset.cases[member].patient_id or "") for member in members])
+    return np.concatenate(features)[order], np.concatenate(labels)[order], patients

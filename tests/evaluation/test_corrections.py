@@ -1,0 +1,134 @@
+"""Expected gains, policies and reliance on networks whose behaviour is known in closed form."""
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.corrections import (
+    POLICIES,
+    as_distributions,
+    choose_steps,
+    correct_in_turn,
+    describe_reliance,
+    entropy,
+    expected_gains,
+    give_logits,
+    measure_reliance,
+)
+
+CHAIN = Chain(
+    (
+        Step("A", "A?", ("a", "b")),
+        Step("B", "B?", ("a", "b", "c")),
+        Step("C", "C?", ("a", "b", "c")),
+        Step("D", "D?", ("a", "b")),
+    )
+)
+NUM_CASES, MOST = 40, 3
+RNG = np.random.default_rng(0)
+OWN = RNG.normal(size=(NUM_CASES, 4, MOST)) * 1.5
+OWN[:, [0, 3], 2] = -1e9
+PULL = RNG.normal(size=(4, MOST, 4, MOST)) * 2  # of an answer of one step on those of a later one
+PULL[:, :, [0, 3], 2] = 0
+
+
+def chain_network(given):
+    """Logits of the case plus what each given earlier answer adds; step C pulls nothing."""
+    pulled = PULL.copy()
+    pulled[2] = 0
+    logits = np.broadcast_to(OWN, given.shape).copy()
+    for later in range(4):
+        for earlier in range(later):
+            logits[..., later, :] += given[..., earlier, :] @ pulled[earlier, :, later]
+    return logits
+
+
+READ = give_logits(chain_network)
+NONE = np.zeros((NUM_CASES, 4, MOST), np.float32)
+LABELS = np.stack([RNG.integers(0, len(step.options), NUM_CASES) for step in CHAIN.steps], axis=1)
+
+
+def test_gain_is_the_fall_of_entropy_over_the_networks_own_answers():
+    gains, found = expected_gains(READ, NONE, CHAIN)
+    before = softmax(OWN, axis=-1)
+    assert found.shape == (1 + 2 + 3 + 3, NUM_CASES, 4, MOST)
+    for position, step in enumerate(CHAIN.steps[:-1]):
+        expected = entropy(before[:, 3])
+        for answer in range(len(step.options)):
+            after = softmax(OWN[:, 3] + (PULL[position, answer, 3] if position != 2 else 0), axis=-1)
+            expected = expected - before[:, position, answer] * entropy(after)
+        np.testing.assert_allclose(gains[:, position], expected, atol=1e-9)
+    np.testing.assert_allclose(gains[:, 2], 0, atol=1e-9)
+    assert (gains[:, 3] == -np.inf).all()
+
+
+def test_given_steps_are_not_asked_again():
+    given = NONE.copy()
+    given[::2, 1] = as_distributions(LABELS, CHAIN)[::2, 1]
+    gains, _ = expected_gains(READ, given, CHAIN)
+    assert (gains[::2, 1] == -np.inf).all()
+    assert np.isfinite(gains[1::2, :3]).all()
+    for policy in POLICIES:
+        chosen = choose_steps(policy, READ, given, CHAIN, can_ask=np.ones(LABELS.shape, bool))
+        assert (chosen[::2] != 1).all()
+        assert set(chosen.tolist()) <= {0, 1, 2}
+
+
+def test_cost_of_a_step_divides_its_gain():
+    ones, (gains, _) = np.ones(LABELS.shape, bool), expected_gains(READ, NONE, CHAIN)
+    plain = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ones)
+    np.testing.assert_array_equal(plain, gains.argmax(axis=1))
+    costs = np.array([4.0, 1.0, 1.0, 1.0])
+    costly = choose_steps("expected gain", READ, NONE, CHAIN, can_ask=ones, costs=costs.tolist())
+    helpful = (gains[:, :3] > 0).all(axis=1)
+    np.testing.assert_array_equal(costly[helpful], (gains / costs)[helpful].argmax(axis=1))
+    losing = (gains[:, :3] < 0).all(axis=1)
+    np.testing.assert_array_equal(costly[losing], (gains * costs)[losing, :3].argmax(axis=1))
+    assert (plain != costly).any()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_steps_are_corrected_one_by_one(policy):
+    labels = LABELS.copy()
+    labels[3, :2] = -1
+    found, corrected = correct_in_turn(policy, READ, labels, CHAIN)
+    assert found.shape == (4, NUM_CASES, 4, MOST)
+    counts = corrected.sum(axis=-1)
+    np.testing.assert_array_equal(np.delete(counts, 3, axis=1), np.arange(4)[:, None] * np.ones((1, NUM_CASES - 1)))
+    np.testing.assert_array_equal(counts[:, 3], [0, 1, 1, 1])  # two of its steps nobody can answer
+    np.testing.assert_allclose(
+        found[-1], READ((as_distributions(labels, CHAIN) * (np.arange(4) < 3)[:, None])[None])[0]
+    )
+
+
+def test_chain_order_is_from_the_first_step_on():
+    _, corrected = correct_in_turn("chain order", READ, LABELS, CHAIN)
+    for count in range(4):
+        np.testing.assert_array_equal(corrected[count], np.broadcast_to(np.arange(4) < count, LABELS.shape))
+
+
+def test_reliance_is_the_distance_that_an_answer_moves_a_later_step():
+    labels = LABELS.copy()
+    labels[:5, 0] = -1
+    found = measure_reliance(READ, labels, CHAIN)
+    after = softmax(OWN[5:, 3] + PULL[0, labels[5:, 0], 3], axis=-1)
+    expected = (np.abs(after - softmax(OWN[5:, 3], axis=-1)).sum(axis=-1) / 2).mean()
+    assert found["true"]["A"]["D"] == pytest.approx(expected)
+    for kind in ("own", "true", "another case's", "uniform"):
+        assert found[kind]["C"]["D"] == pytest.approx(0, abs=1e-12)
+        assert set(found[kind]["B"]) == {"C", "D"}
+    moved = [value for own in found["true"].values() for value in own.values()]
+    assert found["mean_movement"] == pytest.approx(np.mean(moved))
+    (line,) = describe_reliance({"teacher": found})
+    assert f"{100 * found['mean_movement']:.1f} points" in line
+
+
+def test_network_that_ignores_answers_has_no_reliance_and_no_gain():
+    still = give_logits(lambda given: np.broadcast_to(OWN, given.shape), temperatures=(1.0, 2.0, 1.0, 3.0))
+    assert measure_reliance(still, LABELS, CHAIN)["mean_movement"] == 0
+    np.testing.assert_allclose(expected_gains(still, NONE, CHAIN)[0][:, :3], 0, atol=1e-12)
+    unanswered = measure_reliance(still, np.full_like(LABELS, -1), CHAIN)
+    assert unanswered["mean_movement"] is None
+    assert unanswered["true"]["A"]["D"] is None
+    assert describe_reliance({"teacher": unanswered}) == []
