@@ -143,5 +143,6 @@ def get_config():
     config.evaluation.coverage = 0.9  # target share of cases whose answer sets contain the true answer
     # "consistent": also report the most probable chains without contradictions; see docs/tables.md
     config.evaluation.decoding = "independent"
+    config.evaluation.step_costs = ()  # cost of checking each step, when the next one is chosen; (): all the same
 
     return config

@@ -8,6 +8,7 @@ from typing import Any
 from stepcot_jax.demo.sessions import MAX_MEGABYTES, Session, read_session, take_upload, takes_corrections
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.corrections import follows_corrections
 
 _SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
 _SECONDS_KEPT = 1800  # of a radiograph in memory after the last click
@@ -15,7 +16,14 @@ _INTRODUCTION = """# A radiograph, read step by step
 Drop in a frontal chest radiograph. {correcting}
 
 For research; **not a medical device**. Nothing is kept: a file is deleted as soon as it is read."""
-_CORRECTING = "Click another answer of a step to correct it: later answers and their maps follow."
+_CORRECTING = (
+    "Click another answer of a step to correct it: later answers and their maps follow. The step marked *worth "
+    "checking* is the one whose answer is expected to settle the last step most."
+)
+_IGNORING = (
+    "Click another answer of a step to correct it. This run did not measure that its later answers follow a given one, "
+    "so expect none to change (docs/corrections.md)."
+)
 _NOTHING_YET = "<p>Drop in a radiograph to see it read.</p>"
 
 
@@ -30,7 +38,8 @@ def make_blocks(explainer: Explainer, gradio: Any) -> Any:
     steps = explainer.trained.chain.steps
     # An upload that is never read, such as one replaced before its turn, is deleted within two minutes.
     with gradio.Blocks(title="Step-CoT", analytics_enabled=False, delete_cache=(60, 60)) as blocks:
-        gradio.Markdown(_INTRODUCTION.format(correcting=_CORRECTING if can_correct else ""))
+        promise = _CORRECTING if follows_corrections(explainer.trained, model=explainer.model) else _IGNORING
+        gradio.Markdown(_INTRODUCTION.format(correcting=promise if can_correct else ""))
         session = gradio.State(None, time_to_live=_SECONDS_KEPT)
         label = f"Radiograph: PNG, JPEG or DICOM, at most {MAX_MEGABYTES} MB"
         file = gradio.File(label=label, file_types=_SUFFIXES, height=150, elem_id="radiograph")

@@ -13,8 +13,9 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.pages import make_environment
 from stepcot_jax.predict.answers import ChainReading, describe_shifts
+from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import check_takes_answers, label_corrections
-from stepcot_jax.predict.radiographs import read_picture
+from stepcot_jax.predict.radiographs import read_picture, to_input
 from stepcot_jax.report.embedded_pictures import write_overlay, write_picture
 
 MAX_MEGABYTES = 64
@@ -88,11 +89,19 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
     Raises:
       BadInput: a correction cannot be taken.
     """
-    labels = label_corrections(session.given, explainer.trained.chain)
+    chain = explainer.trained.chain
+    labels = label_corrections(session.given, chain)
     explained, (reading,) = explain_pictures(explainer, names=["radiograph"], pictures=[session.picture], labels=labels)
+    asked = None
+    if takes_corrections(explainer):
+        read = explainer.reader.given_reader(to_input([session.picture], explainer.trained.preprocessing))
+        costs = explainer.trained.settings.evaluation.step_costs
+        asked = find_next_steps(read, labels[None], chain, costs=costs)[0]
+    worth = asked.step.name if asked else None
+    marks = {True: " (corrected)", False: ""}
     steps = tuple(
         ShownStep(
-            label=answer.step.name + (" (corrected)" if answer.given else ""),
+            label=answer.step.name + (" (worth checking)" if answer.step.name == worth else marks[answer.given]),
             answer=answer.answer,
             choices=tuple(
                 (f"{option}  ({100 * share:.0f} %)", option)
@@ -102,7 +111,7 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
         )
         for answer in reading.steps
     )
-    return write_reading_view(session.picture, maps=explained.maps[0], reading=reading), steps
+    return write_reading_view(session.picture, maps=explained.maps[0], reading=reading, asked=asked), steps
 
 
 def write_reading_view(
@@ -110,6 +119,7 @@ def write_reading_view(
     *,
     maps: Float[np.ndarray, "step row column"],
     reading: ChainReading,
+    asked: NextStep | None = None,
 ) -> str:
     """Write the radiograph, a panel with its map for each step, the paragraph, and what a correction changed.
 
@@ -117,10 +127,12 @@ def write_reading_view(
       picture: as the network saw it.
       maps: for each step, not negative.
       reading: the answers.
+      asked: the step worth checking; None for none.
     """
     return _TEMPLATES.get_template("reading.html.j2").render(
         reading=reading,
         changes=_describe_changes(reading),
+        asked=asked,
         picture=write_picture(picture),
         overlays=[write_overlay(picture, values) for values in maps],
         flipped={flip.step: flip.before for flip in reading.flipped},
@@ -147,7 +159,7 @@ def warm_up(explainer: Explainer) -> None:
 
 
 def takes_corrections(explainer: Explainer) -> bool:
-    """Whether the network takes given answers; the student and a teacher without memory do not."""
+    """Whether the network takes given answers; a teacher without memory does not."""
     try:
         check_takes_answers(explainer.trained, model=explainer.model)
     except BadInput:

@@ -2,8 +2,9 @@
 
     python -m stepcot_jax.predict IMAGE... --checkpoint=WORKDIR [--model=teacher] [--given "STEP=ANSWER"]... [--json]
 
-IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the teacher's own, and its later answers
-follow from it. Exit code 1: some images could not be read; stderr names them. In Python:
+IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the network's own, and its later answers
+follow from it. `--ask` asks for corrections at the terminal, one step at a time, the most useful first. Exit code 1:
+some images could not be read; stderr names them. In Python:
 
     from stepcot_jax import predict
     reader = predict.load("runs/quickstart")
@@ -31,17 +32,24 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
+    from stepcot_jax.predict.asking import ask_in_turn
     from stepcot_jax.predict.corrections import read_corrections
     from stepcot_jax.predict.image_reader import load
     from stepcot_jax.predict.radiographs import Complaints, find_images
 
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     given = read_corrections(options.given)
+    if options.ask and (given or options.json or len(options.images) > 1):
+        raise BadInput("--ask takes one IMAGE, without --given and --json")
     complaints = Complaints()
     paths = find_images(options.images, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
     reader = load(options.checkpoint, model=options.model, batch_size=min(BATCH_SIZE, len(paths)))
+    if options.ask:
+        reading = ask_in_turn(reader, paths[0], answer=input, say=print)
+        _write([f"\n{reading}"], options.out)
+        return 0
     reader.label(given)  # reports a wrong answer before the first image is read
     readings = reader.read_files(paths, given=given, refuse=complaints.refuse)
     if options.json:
@@ -67,9 +75,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="STEP=ANSWER",
-        help='an answer that later steps follow from, such as "Anatomical location=Lower lung zone"; needs the '
-        "teacher; may be repeated",
+        help='an answer that later steps follow from, such as "Anatomical location=Lower lung zone"; may be repeated',
     )
+    parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write there instead of to stdout")
     return parser.parse_args(arguments)

@@ -81,11 +81,13 @@ class ChainReading:
     Attributes:
       source: the image, such as its path.
       model: "teacher" or "student".
-      calibrated: whether the probabilities were calibrated on the validation split.
+      calibrated: whether the probabilities were calibrated on the validation split, which is read without given
+        answers: it does not hold for the steps after a given one.
       coverage: target share of answer sets that hold the true answer; None without answer sets.
       steps: the answers, in the chain's order.
       flipped: later answers that the given ones changed; empty without given answers.
       shifted: the change in each later step; empty without given answers.
+      picture: uint8 [size, size, 3] as read, for reading it again; None if it was not kept.
     """
 
     source: str
@@ -95,6 +97,12 @@ class ChainReading:
     steps: tuple[StepAnswer, ...]
     flipped: tuple[Flip, ...] = ()
     shifted: tuple[Shift, ...] = ()
+    picture: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def has_given(self) -> bool:
+        """Whether a person gave any of the answers."""
+        return any(each.given for each in self.steps)
 
     @property
     def answers(self) -> dict[str, str]:
@@ -163,6 +171,8 @@ class ChainReading:
     def _describe_model(self) -> str:
         """Return the network's name and what its percentages and alternatives are."""
         text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'not calibrated'}"
+        if self.calibrated and self.has_given:
+            text += " for readings without given answers"
         if self.coverage is None or all(each.answer_set is None for each in self.steps):
             return text
         return f'{text}; "or": answers that cannot be ruled out at {100 * self.coverage:.0f} % coverage'
@@ -184,6 +194,7 @@ def make_readings(
     calibration: "Calibration | None",
     given: Int[np.ndarray, "step"] | None = None,
     uncorrected: Reading | None = None,
+    pictures: Sequence[Any] = (),
 ) -> list[ChainReading]:
     """Return the readings of images in words.
 
@@ -195,6 +206,7 @@ def make_readings(
       calibration: of the probabilities and answer sets; None without.
       given: labels that a person gave, the same for all images, `NOT_GIVEN` for the network's own; None for none.
       uncorrected: of the same images without given answers, to find the changes.
+      pictures: of the images, kept in the readings; () for none.
     """
     given = np.full(chain.num_steps, NOT_GIVEN) if given is None else given
     coverage = None if calibration is None else calibration.coverage
@@ -206,7 +218,8 @@ def make_readings(
             for place, step in enumerate(chain.steps)
         )
         changes = ((), ()) if uncorrected is None else _find_changes(steps, uncorrected.probabilities[case])
-        readings.append(ChainReading(source, model, calibration is not None, coverage, steps, *changes))
+        picture = pictures[case] if len(pictures) else None
+        readings.append(ChainReading(source, model, calibration is not None, coverage, steps, *changes, picture))
     return readings
 
 

@@ -79,22 +79,26 @@ def check_given(given_answers: Any, trained: Trained, *, model: str, num_cases: 
 
 
 def check_takes_answers(trained: Trained, *, model: str) -> None:
-    """Refuse given answers for a network that cannot take them.
+    """Refuse given answers for a network whose later steps cannot follow them.
 
     Raises:
-      BadInput: the network is the student, or a teacher without memory.
+      BadInput: the network is a teacher without memory.
     """
-    if model == "student":
-        raise BadInput(
-            "given answers need a teacher (--model=teacher), which writes answers to its memory; a student's steps "
-            "pass on all their logits, f + tanh(logits @ W)"
-        )
     teacher = trained.settings.teacher
-    if not (teacher.memory and teacher.write_back):
+    if model == "teacher" and not (teacher.memory and teacher.write_back):
         raise BadInput(
             "given answers need config.teacher.memory=True and write_back=True; this run has "
             f"memory={teacher.memory}, write_back={teacher.write_back}"
         )
+
+
+LEAST_MOVEMENT = 0.01
+"""Mean movement of later steps (`evaluation.corrections.measure_reliance`) from which corrections are promised."""
+
+
+def follows_corrections(trained: Trained, *, model: str) -> bool:
+    """Return whether the run measured that given answers move the network's later ones; False if it did not measure."""
+    return (trained.reliance.get(model) or 0.0) >= LEAST_MOVEMENT
 
 
 def _find_step(name: str, chain: Chain) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ from jaxtyping import Int32
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.predict.answers import ChainReading, make_readings
-from stepcot_jax.predict.corrections import check_takes_answers, label_corrections
+from stepcot_jax.predict.asking import NextStep, find_next_steps
+from stepcot_jax.predict.corrections import NOT_GIVEN, check_takes_answers, label_corrections
 from stepcot_jax.predict.radiographs import Pixels, read_picture, read_pictures, to_input
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import Trained, load_trained, read_default_model
@@ -59,8 +60,7 @@ class ImageReader:
 
         Args:
           image: a path, the bytes of a PNG, JPEG or DICOM file, or uint8 pixels [height, width] or [height, width, 3].
-          given: answers in place of the network's, by step: its name or number -> an option or its letter. Only a
-            teacher takes them.
+          given: answers in place of the network's, by step: its name or number -> an option or its letter.
 
         Returns:
           The reading: `.answers`, `.probabilities`, `.paragraph`, and `.flipped`, the answers that `given` changed.
@@ -97,6 +97,22 @@ class ImageReader:
         for names, pictures in batches:
             yield from self._read_pictures([str(name) for name in names], pictures, labels)
 
+    def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
+        """Return the step whose answer is expected to settle the last step most, at the run's costs.
+
+        Args:
+          reading: of this reader; its given answers count as given.
+          leave_out: names of steps that nobody can answer.
+
+        Returns:
+          The step with what each answer to it would change; None if there is none left to ask.
+        """
+        images = to_input([reading.picture], self.trained.preprocessing)
+        given = np.array([[each.label if each.given else NOT_GIVEN for each in reading.steps]], np.int32)
+        costs = self.trained.settings.evaluation.step_costs
+        read = self._reader.given_reader(images)
+        return find_next_steps(read, given, self.trained.chain, costs=costs, leave_out=leave_out)[0]
+
     def label(self, given: Mapping[str, str] | None) -> Int32[np.ndarray, "step"] | None:
         """Return the labels of given answers; None without any.
 
@@ -125,4 +141,5 @@ class ImageReader:
             calibration=self.trained.calibration,
             given=labels,
             uncorrected=None if labels is None else uncorrected,
+            pictures=pictures,
         )

@@ -16,11 +16,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.evaluation.corrections import ReadGiven, give_logits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.reading_step import join_heads, split_heads
 from stepcot_jax.predict.corrections import NOT_GIVEN, check_given
 from stepcot_jax.predict.trained_model import Trained
-from stepcot_jax.systems.networks import Networks, encode_images
+from stepcot_jax.systems.networks import Networks, encode_images, encode_in_parts, make_read_given
 from stepcot_jax.training.state import Params
 
 SPLIT_FROM = 8 * 2**20
@@ -87,8 +88,10 @@ def read_features(
 ) -> tuple[jax.Array, Any]:
     """Return logits [case, step, answer] of image features, and the teacher's attention (None for the student)."""
     if model == "student":
-        reading = networks.student.apply({"params": params["student"]}, image_features=features, deterministic=True)
-        return reading.logits, None
+        student = networks.student.apply(
+            {"params": params["student"]}, image_features=features, given_answers=given_answers, deterministic=True
+        )
+        return student.logits, None
     reading = networks.teacher.apply(
         {"params": params["teacher"]},
         image_features=features,
@@ -165,7 +168,7 @@ class Reader:
 
         Args:
           images: normalised, at the encoder's size; at least one.
-          given_answers: labels, or `NOT_GIVEN`; only a teacher takes them.
+          given_answers: labels, or `NOT_GIVEN`.
 
         Raises:
           BadInput: the images have another shape, or the network does not take given answers.
@@ -182,6 +185,19 @@ class Reader:
         logits = np.concatenate([logits for logits, _ in parts])
         attention = None if parts[0][1] is None else np.concatenate([each for _, each in parts])
         return self.interpret(logits, attention)
+
+    def given_reader(self, images: Float32[np.ndarray, "case height width 3"]) -> ReadGiven:
+        """Return a function from given answers to probabilities of the images, which are encoded once.
+
+        The probabilities are calibrated if the run fitted temperatures, which was done without given answers.
+        """
+        frozen, calibration = self.trained.frozen_encoder, self.trained.calibration
+        if frozen is None:
+            features = encode_in_parts(self._networks, self.params, {"images": images}, size=self.batch_size)
+        else:
+            features = np.asarray(frozen.encode(images))
+        read = make_read_given(self.trained.networks, self.model, self.params, features, self.text_features)
+        return give_logits(read, () if calibration is None else calibration.temperatures[self.model])
 
     def _read_batch(self, images: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         num_images, num_missing = len(images), self.batch_size - len(images)

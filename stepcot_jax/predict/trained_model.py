@@ -2,7 +2,8 @@
 
 import dataclasses
 import pathlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.features.inputs import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
 from stepcot_jax.run.stored_reading import StoredReading, read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.systems.networks import Networks, init_params, make_networks
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
 
 CALIBRATION_FILE = "calibration.json"
+STATISTICS_FILE = "statistics.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Trained:
       preprocessing: from an image to the encoder's input.
       frozen_encoder: None if the parameters hold "image_encoder".
       calibration: of the networks' confidence; None if the run fitted none.
+      reliance: by network, how far a true answer moves later ones on average, 0 to 1; empty if the run did not measure.
     """
 
     workdir: pathlib.Path
@@ -52,6 +56,7 @@ class Trained:
     preprocessing: Preprocessing
     frozen_encoder: FrozenImageEncoder | None
     calibration: "Calibration | None"
+    reliance: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
     @property
     def max_pixels(self) -> int:
@@ -111,6 +116,7 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
         preprocessing=preprocessing,
         frozen_encoder=frozen,
         calibration=_read_calibration(workdir / CALIBRATION_FILE, stored.chain),
+        reliance=_read_reliance(workdir / STATISTICS_FILE),
     )
 
 
@@ -152,6 +158,14 @@ def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Pa
     steps = {name: best[name].step if name in best else latest for name in names}
     by_step = {step: jax.tree.map(_as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
     return {name: by_step[step] for name, step in steps.items()}, steps
+
+
+def _read_reliance(path: pathlib.Path) -> dict[str, float | None]:
+    """Return the mean movement of each network in a run's statistics; empty for a run that did not measure it."""
+    if not path.is_file():
+        return {}
+    found = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run").get("reliance") or {}
+    return {model: own.get("mean_movement") for model, own in found.items()}
 
 
 def _as_float32(leaf: np.ndarray) -> np.ndarray:

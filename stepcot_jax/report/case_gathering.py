@@ -10,6 +10,8 @@ from jaxtyping import Float, Int
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.features.inputs import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.asking import find_next_steps
+from stepcot_jax.predict.corrections import NOT_GIVEN
 from stepcot_jax.predict.radiographs import to_input
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import Trained, load_trained
@@ -172,7 +174,10 @@ def _correct(
 
     truth = run.split.predictions.labels[places[:num_corrected]]
     names = [each.case.image_path for each in found[:num_corrected]]
-    corrections = read_corrections(read, truth=truth, names=names)
+    nothing = np.full(truth.shape, NOT_GIVEN, np.int32)
+    costs = run.settings.evaluation.step_costs
+    asked = find_next_steps(reader.given_reader(images), nothing, run.chain, costs=costs)
+    corrections = read_corrections(read, truth=truth, names=names, asked=asked)
     for _ in bar:  # ends the bar
         pass
     return corrections, f"The first {num_corrected} cases of this page, read by the teacher."

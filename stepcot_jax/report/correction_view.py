@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.predict.asking import NextStep
 from stepcot_jax.report.page import render
 
 NOT_GIVEN = -1
@@ -26,12 +27,14 @@ class Corrections:
       truth: [case, step], `NOT_ANNOTATED` where nobody answered; the network answers such a step itself.
       answers: [num_given, case, step], the network's own answers with the first `num_given` steps given, from 0.
       largest_shift: largest change of a later answer's probability when one more step was given, 0 to 1.
+      asked: of each case the step worth checking as read; None for none.
     """
 
     names: Sequence[str]
     truth: Int[np.ndarray, "case step"]
     answers: Int[np.ndarray, "num_given case step"]
     largest_shift: float
+    asked: Sequence[NextStep | None] = ()
 
     @property
     def flipped(self) -> Bool[np.ndarray, "num_given case step"]:
@@ -41,13 +44,20 @@ class Corrections:
         return changed & _is_later(self.answers.shape[2])[:, None]
 
 
-def read_corrections(read: ReadGiven, *, truth: Int[np.ndarray, "case step"], names: Sequence[str]) -> Corrections:
+def read_corrections(
+    read: ReadGiven,
+    *,
+    truth: Int[np.ndarray, "case step"],
+    names: Sequence[str],
+    asked: Sequence[NextStep | None] = (),
+) -> Corrections:
     """Read the cases with 0, 1, ... and all but the last step given.
 
     Args:
       read: the network.
       truth: [case, step], `NOT_ANNOTATED` where nobody answered.
       names: of the cases.
+      asked: of each case the step worth checking as read; () if that was not looked for.
     """
     given = np.where(truth == NOT_ANNOTATED, NOT_GIVEN, truth)
     num_steps = truth.shape[1]
@@ -56,7 +66,7 @@ def read_corrections(read: ReadGiven, *, truth: Int[np.ndarray, "case step"], na
     )
     shifts = np.abs(np.diff(probabilities, axis=0)).max(axis=-1, initial=0)
     later = shifts * _is_later(num_steps)[1:, None]
-    return Corrections(tuple(names), truth, probabilities.argmax(axis=-1), float(later.max(initial=0)))
+    return Corrections(tuple(names), truth, probabilities.argmax(axis=-1), float(later.max(initial=0)), tuple(asked))
 
 
 def _is_later(num_steps: int) -> Bool[np.ndarray, "num_given step"]:
@@ -78,7 +88,19 @@ def write_corrections(corrections: Corrections, chain: Chain, *, num_shown: int 
         summary=_summarise(corrections),
         headers=["Step", "Truth", "as read", *(f"{number} given" for number in range(1, len(corrections.answers)))],
         cases=[_list_rows(corrections, int(case), chain) for case in order if by_case[case]],
+        worth=_list_worth(corrections),
+        last=chain.steps[-1].name,
     )
+
+
+def _list_worth(corrections: Corrections) -> list[dict[str, Any]]:
+    """Return the cases in which an answer to the step worth checking changes the last step, the likeliest first."""
+    rows = []
+    for name, asked in zip(corrections.names, corrections.asked, strict=False):
+        if asked is not None and asked.changing:
+            chance = sum(outcome.probability for outcome in asked.changing)
+            rows.append({"name": name, "asked": asked, "chance": chance})
+    return sorted(rows, key=lambda row: -row["chance"])
 
 
 def _summarise(corrections: Corrections) -> str:

@@ -136,6 +136,7 @@ MAY_CHANGE = frozenset(
         "config.evaluation.num_resamples",
         "config.evaluation.coverage",
         "config.evaluation.decoding",
+        "config.evaluation.step_costs",
     }
 )
 """Settings that a resumed run may change: none affects the result of a finished epoch."""

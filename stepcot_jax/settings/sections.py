@@ -219,3 +219,4 @@ class EvaluationSettings:
     num_resamples: Whole
     coverage: Annotated[float, msgspec.Meta(gt=0, le=0.999)]
     decoding: Literal["independent", "consistent"]
+    step_costs: tuple[Positive, ...]

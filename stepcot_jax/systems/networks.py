@@ -1,6 +1,7 @@
 """The networks of Step-CoT: modules from settings, their parameters, and forward passes on a batch."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -123,16 +124,23 @@ def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
     return encode({"params": params["image_encoder"]}, batch["images"]).astype(jnp.float32)
 
 
-def encode_in_parts(networks: Networks, params: Params, batch: Batch, *, size: int = 64) -> np.ndarray:
+@functools.partial(jax.jit, static_argnames="networks")
+def _encode(params: Params, batch: Batch, *, networks: Networks) -> Array:
+    return encode_images(networks, params, batch)
+
+
+def encode_in_parts(networks: Networks, params: Params, batch: Mapping[str, Any], *, size: int = 64) -> np.ndarray:
     """Return image features [case, width] of any number of cases on the host, `size` images at a time."""
     if networks.image_encoder is None:
         return np.asarray(batch["image_features"], np.float32)
     num_cases = len(batch["images"])
     images = np.asarray(batch["images"])
     images = np.concatenate([images, np.zeros((-num_cases % size, *images.shape[1:]), images.dtype)])
-    encode = jax.jit(lambda params, images: encode_images(networks, params, {"images": images}))
     own = {"image_encoder": params["image_encoder"]}
-    parts = [np.asarray(encode(own, images[start : start + size])) for start in range(0, len(images), size)]
+    parts = [
+        np.asarray(_encode(own, {"images": images[start : start + size]}, networks=networks))
+        for start in range(0, len(images), size)
+    ]
     return np.concatenate(parts)[:num_cases]
 
 
@@ -205,6 +213,11 @@ def make_predict(
     return jax.jit(lambda params, batch: predict_logits(networks, names, params, {**batch, **text}))
 
 
+@functools.partial(jax.jit, static_argnames=("networks", "name"))
+def _read_given(params: Params, batch: Batch, *, networks: Networks, name: str) -> Array:
+    return predict_logits(networks, (name,), params, batch)[name]
+
+
 def make_read_given(
     networks: Networks,
     name: str,
@@ -228,13 +241,9 @@ def make_read_given(
       Given answers float32 [variant, case, step, answer] (zeros to predict) -> padded logits of the same shape.
     """
     num_cases = len(image_features)
-    batch = {} if text_features is None else {"text_features": text_features}
     plain = networks.replace(image_encoder=None)
-
-    @jax.jit
-    def read(params: Params, features: Array, given: Array) -> Array:
-        rows = {**batch, "image_features": features, "given_answers": given}
-        return predict_logits(plain, (name,), params, rows)[name]
+    shared = {} if text_features is None else {"text_features": text_features}
+    own = {name: jax.device_put(params[name])}
 
     def read_given(given: np.ndarray) -> np.ndarray:
         found = np.empty(given.shape, np.float32)
@@ -245,7 +254,8 @@ def make_read_given(
             len(rows) - size,
         ]:  # the last overlaps: one shape, compiled once
             cases = np.arange(start, start + size) % num_cases
-            flat[start : start + size] = read({name: params[name]}, image_features[cases], rows[start : start + size])
+            batch = {"image_features": image_features[cases], "given_answers": rows[start : start + size], **shared}
+            flat[start : start + size] = _read_given(own, batch, networks=plain, name=name)
         return found
 
     return read_given

@@ -131,6 +131,12 @@ def test_a_radiograph_is_read_and_corrected(page, served, radiograph, tmp_path):
     # The map of the corrected step is now of the given answer.
     assert page.tab.locator("#view .panels img").nth(1).get_attribute("src") != maps[1]
     assert page.tab.get_by_text("Detection (corrected)").count() == 1
+    # One step is marked as worth checking, with what each answer to it would make of the diagnosis.
+    assert page.tab.get_by_text("(worth checking)").count() == 1
+    assert page.tab.locator("#view figure.worth").count() == 1
+    asked = page.tab.locator("#view .asked li").all_inner_texts()
+    assert len(asked) in {step.num_answers for step in DEFAULT_CHAIN.steps}
+    assert all("→" in line for line in asked)
 
     page.tab.screenshot(path=tmp_path / "demo.png", full_page=True)
     assert spread_of(tmp_path / "demo.png") > 10

@@ -295,7 +295,10 @@ def test_the_tool_prints_a_table(workdir, images, capsys):
     assert (code, complained) == (0, "")
     lines = told.splitlines()
     of_sets = '"or": answers that cannot be ruled out at 90 % coverage'
-    assert lines[0] == f"{images / 'b.png'} (teacher; probabilities calibrated; {of_sets})"
+    assert (
+        lines[0]
+        == f"{images / 'b.png'} (teacher; probabilities calibrated for readings without given answers; {of_sets})"
+    )
     assert [line.split("  ")[1] for line in lines[1:8]] == [step.name for step in DEFAULT_CHAIN.steps]
     assert "Lower lung zone" in lines[4]
     assert "given (network: " in lines[4]
@@ -304,7 +307,8 @@ def test_the_tool_prints_a_table(workdir, images, capsys):
 def test_wrong_corrections_end_before_an_image_is_read(workdir, images, capsys):
     for flags, words in (
         (["--given=Location=A", "--model=teacher"], "nearest: Anatomical location"),
-        (["--given=Diagnosis=A"], "need a teacher"),
+        (["--given=Diagnosis=Z"], "Diagnosis: 'Z' is not one of"),
+        (["--ask", "--json"], "--ask takes one IMAGE"),
     ):
         with pytest.raises(BadInput, match=words):
             predict.main([str(images / "b.png"), f"--checkpoint={workdir}", *flags])

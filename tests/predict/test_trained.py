@@ -12,7 +12,6 @@ from trained_workdir import BEST, SIDE, make_text, make_trained_workdir, tiny_en
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import reader as reader_module
-from stepcot_jax.predict.corrections import check_given
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.run.stored_reading import read_reading, write_reading
@@ -105,12 +104,13 @@ def test_a_given_answer_changes_later_steps_alone(teacher):
     np.testing.assert_allclose(before.attention.sum(axis=-1), 1, atol=1e-5)
 
 
-def test_the_student_takes_no_given_answers(student):
+def test_the_student_takes_given_answers(student):
     given = np.full((3, 7), -1)
-    check_given(given, student.trained, model="student", num_cases=3)
     given[0, 0] = 1
-    with pytest.raises(BadInput, match="--model=teacher"):
-        student.read(IMAGES, given)
+    found, plain = student.read(IMAGES, given), student.read(IMAGES)
+    np.testing.assert_array_equal(found.logits[1:], plain.logits[1:])
+    np.testing.assert_array_equal(found.logits[0, 0], plain.logits[0, 0])
+    assert (found.logits[0, 1:] != plain.logits[0, 1:]).any()
 
 
 def test_a_teacher_without_memory_takes_no_given_answers(trained):

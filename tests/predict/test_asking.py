@@ -1,0 +1,105 @@
+"""The step worth checking, and the dialogue that asks for answers."""
+
+import numpy as np
+import pytest
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.corrections import expected_gains, give_logits
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.answers import ChainReading, StepAnswer
+from stepcot_jax.predict.asking import ask_in_turn, find_next_steps
+
+CHAIN = Chain(
+    (Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("peak", "quiet")))
+)
+OWN = np.array([[0.0, 0.2, -1e9], [0.1, 0.0, -0.1], [0.1, 0.0, -1e9]])
+PULL_A, PULL_B = np.array([0.5, -0.5, 0]), np.array([4.0, -4.0, 0])
+
+
+def network(given):
+    """A moves C a little, B moves C a lot."""
+    logits = np.broadcast_to(OWN, given.shape).copy()
+    logits[..., 2, :] += (given[..., 0, 0] - given[..., 0, 1])[..., None] * PULL_A
+    logits[..., 2, :] += (given[..., 1, 0] - given[..., 1, 1])[..., None] * PULL_B
+    return logits
+
+
+READ = give_logits(network)
+NONE = np.full((2, 3), -1)
+
+
+def test_the_step_that_settles_the_last_one_most_is_worth_checking():
+    found = find_next_steps(READ, NONE, CHAIN)
+    gains, _ = expected_gains(READ, np.zeros((2, 3, 3), np.float32), CHAIN)
+    for case, asked in enumerate(found):
+        assert asked.step.name == "B"
+        assert asked.gains == {"A": pytest.approx(gains[case, 0]), "B": pytest.approx(gains[case, 1])}
+        assert asked.gain == asked.gains["B"] > asked.gains["A"]
+        assert asked.last_answer == "peak"
+        assert [each.answer for each in asked.outcomes] == ["up", "down", "off"]  # the most probable first
+        assert {each.answer for each in asked.changing} == {"down"}
+        assert asked.outcomes[1].last_probability == pytest.approx(1 / (1 + np.exp(-7.9)))
+        assert "B. up" in asked.describe()
+        assert "→ quiet" in asked.describe()
+
+
+def test_costs_given_and_left_out_steps_count():
+    assert find_next_steps(READ, NONE, CHAIN, costs=(1, 1e6, 1))[0].step.name == "A"
+    assert find_next_steps(READ, NONE, CHAIN, leave_out=["B"])[0].step.name == "A"
+    given = np.array([[-1, 0, -1], [0, 0, -1]])
+    first, second = find_next_steps(READ, given, CHAIN)
+    assert first.step.name == "A"
+    assert second is None
+    with pytest.raises(BadInput, match="step_costs: 2 costs are not one for each of 3"):
+        find_next_steps(READ, NONE, CHAIN, costs=(1, 2))
+
+
+class FakeReader:
+    """A reader of `network`, with the interface that the dialogue uses."""
+
+    def read(self, image, given=None):
+        labels = np.full(3, -1)
+        for name, answer in (given or {}).items():
+            place = [step.name for step in CHAIN.steps].index(name)
+            if answer not in CHAIN.steps[place].options:
+                raise BadInput(f"{answer!r} is not one of {CHAIN.steps[place].options}")
+            labels[place] = CHAIN.steps[place].options.index(answer)
+        shares = READ((labels[None, :, None] == np.arange(3)).astype(np.float32)[None])[0, 0]
+        steps = tuple(
+            StepAnswer(step, int(label) if label >= 0 else int(own.argmax()), tuple(own), bool(label >= 0), None)
+            for step, own, label in zip(CHAIN.steps, shares, labels, strict=True)
+        )
+        return ChainReading(str(image), "teacher", False, None, steps)
+
+    def ask_next(self, reading, *, leave_out=()):
+        given = np.array([[each.label if each.given else -1 for each in reading.steps]])
+        return find_next_steps(READ, given, CHAIN, leave_out=leave_out)[0]
+
+
+def converse(*typed):
+    replies, said = iter(typed), []
+
+    def answer(prompt):
+        try:
+            return next(replies)
+        except StopIteration:
+            raise EOFError from None
+
+    return ask_in_turn(FakeReader(), "image", answer=answer, say=said.append), said
+
+
+def test_each_answer_moves_the_last_step_and_leads_to_the_next_question():
+    reading, said = converse("nonsense", "down", "")
+    assert said[0] == "C: peak (52 %)"
+    asked = [line.split(":")[0].strip() for line in said if "?" in line]
+    assert asked == ["B", "B", "A"]
+    assert any("'nonsense' is not one of" in line for line in said)
+    assert said[-1].startswith("  ") or "?" in said[-1]
+    assert any(line.startswith("C: quiet (") for line in said)
+    assert [(each.answer, each.given) for each in reading.steps[:2]] == [("two", False), ("down", True)]
+
+
+def test_the_dialogue_ends_on_request_and_at_the_end_of_the_input():
+    assert not converse("q")[0].has_given
+    assert not converse()[0].has_given
+    assert len([line for line in converse("", "", "up")[1] if "?" in line]) == 2  # skipped steps are not asked again
