@@ -27,6 +27,9 @@ PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 RENAMED: dict[str, str] = {}
 """Settings of earlier versions -> their present names, such as "config.loss.T": "config.loss.temperature"."""
 
+ADDED: dict[str, Any] = {"config.evaluation.coverage_by": "step"}
+"""Settings that earlier versions lacked -> the value that does as they did, for the `settings.json` of their runs."""
+
 
 def make(cls: type[Made], found: Any, where: str) -> Made:
     """Make a dataclass, and the dataclasses in its fields, from nested mappings.
