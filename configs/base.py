@@ -36,7 +36,9 @@ def get_config():
     config.data.num_threads = 2  # reading and decoding threads, in this process or in each worker
     config.data.num_workers = 0  # reading and decoding processes; the image cache works only with 0
     config.data.origins = ()  # origins of the cases to use, such as ("Phantom A",); (): all
-    config.data.sampling = "uniform"  # each case once an epoch; or "inverse_frequency" of the last step's answers
+    # "uniform": each case once an epoch; "inverse_frequency" of the last step's answers; "inverse_frequency_of_steps":
+    # the mean over the annotated steps (authors' code)
+    config.data.sampling = "uniform"
     config.data.augment = "none"  # or "light": small rotations, shifts, scalings and exposure changes; no flips
 
     config.phantom = config_dict.ConfigDict()
@@ -141,6 +143,7 @@ def get_config():
     config.evaluation.best = "each"  # best weights by each network's own accuracy, or by the "mean" of both
     config.evaluation.num_resamples = 1000  # resamples of the bootstrap by patient; 0: no intervals
     config.evaluation.coverage = 0.9  # target share of cases whose answer sets contain the true answer
+    config.evaluation.coverage_by = "step"  # of all cases of a step together, or of each true "answer": larger sets
     # "consistent": also report the most probable chains without contradictions; see docs/tables.md
     config.evaluation.decoding = "independent"
     config.evaluation.step_costs = ()  # cost of checking each step, when the next one is chosen; (): all the same

@@ -1,7 +1,7 @@
 """The chain of questions: steps, their answers, and the label of a written answer.
 
 A label is the position of an answer among a step's options: letters A, B, C ... are 0, 1, 2 ..., and
-"N/A" is the last label of a step that offers it (paper: Section 3; authors' dataset card).
+"N/A" is the last label of a step that offers it (paper: Section 2.2 and Appendix C.1).
 """
 
 import dataclasses

@@ -23,8 +23,8 @@ CODE = sorted(set(re.findall(r"`([^`]+)`", TEXT)))
 PLACES = [code for code in CODE if re.fullmatch(r"[\w./]+\.(py|md|csv)(::[\w.]+)?", code)]
 TOOLS = [code for code in CODE if code.startswith("python -m ")]
 SETTINGS = [code for code in CODE if code.startswith("config.")]
-UNKNOWN, NO_COMPUTATION, UNCALLED = "not known to us", "no computation", "no table calls it"
-WITHOUT_CODE = ("none: no computation", "none: what it ")
+UNCALLED = "no table calls it"
+WITHOUT_CODE = "none: no computation"
 
 
 def places_in(cell):
@@ -117,7 +117,7 @@ def walk(tree, path=()):
 
 def test_every_equation_has_exactly_one_row():
     counts = collections.Counter(number for row in ROWS for number in equations_of(row[0]))
-    assert counts == dict.fromkeys(range(1, 25), 1)
+    assert counts == dict.fromkeys(range(1, 26), 1)
 
 
 def equations_of(text):
@@ -132,12 +132,13 @@ def test_numbers_of_equations_are_read():
 
 
 def test_every_table_and_figure_has_exactly_one_row():
-    for kind, last in (("Table", 11), ("Figure", 5)):
+    for kind, last in (("Table", 11), ("Figure", 6)):
         counts = collections.Counter(int(n) for row in ROWS for n in re.findall(rf"^{kind} (\d+)\b", row[0]))
         assert counts == dict.fromkeys(range(1, last + 1), 1)
     starts = [row[0].split(",")[0] for row in ROWS]
     assert starts.count("Section 4.2") == 1
-    assert {"D.2", "D.3", "D.6"} <= {start.split()[0] for start in starts if start}
+    assert {"Section 2.2", "Appendix A", "Appendix B.2.1", "Appendix B.4"} <= set(starts)
+    assert {"D.2", "D.3", "D.5", "D.6", "C.4"} <= set(starts)
 
 
 def test_every_row_names_code_and_a_test_or_says_that_there_is_none():
@@ -147,13 +148,12 @@ def test_every_row_names_code_and_a_test_or_says_that_there_is_none():
         assert len(row) == 4, row
         if row[1].startswith(WITHOUT_CODE):
             assert row[3] == "none", row
-            assert UNKNOWN in row[1] or NO_COMPUTATION in row[1], row
             continue
         assert places_in(row[1]), f"{row[0]}: names no function"
         assert re.search(r"`tests/[^`]+::test_", row[3]), f"{row[0]}: names no test"
         assert row[2], f"{row[0]}: names no setting or command"
     assert [row[0].split(",")[0] for row in rows if row[1].startswith(WITHOUT_CODE)] == [
-        "Table 1", "Table 2", "Figure 1", "Figure 3",
+        "Table 1", "Section 4.2", "Figure 1", "Figure 3",
     ]  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def test_every_test_speaks_of_its_row(row):
 TABLES = [
     (row, name)
     for row in FULL
-    if re.match(r"Table|Section 4\.2", row[0])
+    if re.match("Table|true answers given", row[0])
     for name in re.findall(r"`python -m stepcot_jax\.tables (\w+)`", row[2])
 ]
 

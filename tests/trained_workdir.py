@@ -14,7 +14,8 @@ from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
-from stepcot_jax.evaluation.calibration import Calibration, write_calibration
+from stepcot_jax.evaluation.calibration import Calibration
+from stepcot_jax.evaluation.calibration_files import write_calibration
 from stepcot_jax.predict import trained_model
 from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.settings.run_settings import make_settings, write_settings

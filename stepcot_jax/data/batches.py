@@ -9,6 +9,7 @@ import grain
 import numpy as np
 from jaxtyping import Int
 
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import CompactPixels, PixelCache, augment_image
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey
@@ -16,7 +17,7 @@ from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.host.errors import BadInput
 
 Batch = dict[str, Any]
-Sampling = Literal["uniform", "inverse_frequency"]
+Sampling = Literal["uniform", "inverse_frequency", "inverse_frequency_of_steps"]
 
 # Separate streams of random numbers.
 _SAMPLING, _AUGMENTATION = 1, 2
@@ -90,7 +91,7 @@ class _Finish:
 
 @dataclasses.dataclass(frozen=True)
 class _DrawRows(grain.transforms.Map):
-    """Draws the positions of an update; each answer of the last step has the same chance."""
+    """Draws the positions of an update, each case with the probability by which `cumulative` grows at it."""
 
     cumulative: np.ndarray
     batch_size: int
@@ -139,7 +140,8 @@ def training_batches(
 
     Uniform: every case comes once before any repeats, in a new order each time; a remainder goes into the next batch,
     so no case is dropped. Inverse frequency: each row draws an answer of the last step ("not annotated" counts as one),
-    then a case with that answer, each with equal chance.
+    then a case with that answer, each with equal chance. Inverse frequency of steps (authors' code): the probability of
+    a case is proportional to the mean, over its annotated steps, of 1 / number of cases with its answer.
 
     Args:
       dataset: the cases.
@@ -165,7 +167,9 @@ def training_batches(
         order = grain.MapDataset.range(len(indices)).seed(seed).shuffle().repeat()
         positions = order.batch(batch_size, drop_remainder=True)
     else:
-        cumulative = np.cumsum(_inverse_frequencies(dataset.labels[list(indices), -1]))
+        labels = dataset.labels[list(indices)]
+        of_steps = sampling == "inverse_frequency_of_steps"
+        cumulative = np.cumsum(_mean_inverse_frequencies(labels) if of_steps else _inverse_frequencies(labels[:, -1]))
         cumulative[-1] = 1.0  # no draw may fall beyond it by rounding
         positions = grain.MapDataset.range(_ENDLESS).map(_DrawRows(cumulative, batch_size, seed))
     return _make_batches(dataset, indices, positions, rows, augment_seed=seed if augment else None)
@@ -216,6 +220,14 @@ def _inverse_frequencies(answers: Int[np.ndarray, " case"]) -> np.ndarray:
     """Return the probability of each case such that every answer is equally frequent."""
     _, answer_of, counts = np.unique(answers, return_inverse=True, return_counts=True)
     return 1.0 / (len(counts) * counts[answer_of])
+
+
+def _mean_inverse_frequencies(labels: Int[np.ndarray, "case step"]) -> np.ndarray:
+    """Return the probability of each case, proportional to its annotated steps' mean inverse frequency."""
+    annotated = labels != NOT_ANNOTATED
+    inverse = np.stack([_inverse_frequencies(own) * len(np.unique(own)) for own in labels.T], axis=1)
+    means = np.where(annotated, inverse, 0).sum(axis=1) / np.maximum(annotated.sum(axis=1), 1)
+    return means / means.sum()
 
 
 def _make_batches(

@@ -5,30 +5,33 @@ how confident the answers are but never which one is the most probable (Guo et a
 split-conformal (Vovk et al. 2005; Sadinle et al. 2019): over cases exchangeable with the validation cases, the set
 holds the true answer with probability `coverage` or more. The guarantee weakens because these cases also chose the
 checkpoint, share patients, and are not exchangeable with another hospital's: check the coverage on the test split.
+
+One threshold for a step guarantees the average over all cases only: a rare answer may be held far less often, since the
+frequent ones make up for it. Thresholds by answer guarantee each answer its coverage (Mondrian or class-conditional
+conformal prediction: Vovk 2012; Ding et al. 2023), with larger sets. An answer with too few validation cases for the
+coverage (fewer than 9 at 90 %) has no threshold and is in every set.
 """
 
 import dataclasses
 import math
-import os
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.distributions import describe_difference, own_logits
+from stepcot_jax.evaluation.distributions import own_logits
 from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
 
 MIN_CASES = 20
 """With fewer annotated cases the temperature stays 1."""
-_LAYOUT = "stepcot_jax calibration 1"
-_MAX_BYTES = 2**24
+CoverageBy = Literal["step", "answer"]
+
+_Each = TypeVar("_Each")
+
 _LOG_BOUND = math.log(100)  # temperatures of 0.01 to 100
 
 
@@ -37,38 +40,63 @@ class Calibration:
     """Temperatures and conformal thresholds of each model and step.
 
     Attributes:
-      coverage: share of the cases whose answer set holds the true answer, in 0..1, of each step separately.
+      coverage: share of the cases whose answer set holds the true answer, in 0..1, of each step separately; with
+        `answer_thresholds` also of each true answer separately.
       temperatures: by model name, the divisor of each step's logits.
       thresholds: by model name, for each step the largest 1 - probability of an answer in the set; infinite where
         there are too few cases for the coverage, so that every answer is in the set.
       notes: by model name, for each step what could not be fitted and why; "" if nothing.
+      answer_thresholds: by model name, for each step one threshold for each answer, used in place of `thresholds`;
+        empty with coverage by step.
     """
 
     coverage: float
     temperatures: Mapping[str, tuple[float, ...]]
     thresholds: Mapping[str, tuple[float, ...]]
     notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    answer_thresholds: Mapping[str, tuple[tuple[float, ...], ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def coverage_by(self) -> CoverageBy:
+        """Whether the coverage is that of a step's cases together, or of the cases of each answer."""
+        return "answer" if self.answer_thresholds else "step"
+
+    def describe_coverage(self) -> str:
+        """Return what the answer sets aim to hold, in words.
+
+        >>> Calibration(0.9, {}, {}).describe_coverage()
+        '90 % of all cases together, not of each answer'
+        """
+        whom = "the cases of each answer" if self.coverage_by == "answer" else "all cases together, not of each answer"
+        return f"{100 * self.coverage:g} % of {whom}"
 
 
-def fit_calibration(val: Predictions, chain: Chain, *, coverage: float = 0.9) -> Calibration:
+def fit_calibration(
+    val: Predictions, chain: Chain, *, coverage: float = 0.9, coverage_by: CoverageBy = "step"
+) -> Calibration:
     """Fit temperatures and thresholds of every model on the validation split.
 
     Args:
       val: labels and logits; a step's unannotated cases do not count.
       chain: the steps.
       coverage: wanted share of cases whose answer set holds the true answer, above 0 and below 1.
+      coverage_by: "step" fits one threshold for a step, "answer" also one for each of its answers.
 
     Raises:
       ValueError: the coverage is out of range, or the logits do not fit the chain.
     """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
-    temperatures, thresholds, notes = {}, {}, {}
+    temperatures, thresholds, notes, answer_thresholds = {}, {}, {}, {}
     for model, logits in val.logits.items():
-        steps = zip(own_logits(logits, chain=chain, model=model), val.labels.T, strict=True)
-        fitted = [_fit_step(own, truth, coverage=coverage) for own, truth in steps]
+        own = own_logits(logits, chain=chain, model=model)
+        fitted = [_fit_step(*each, coverage=coverage) for each in zip(own, val.labels.T, strict=True)]
         temperatures[model], thresholds[model], notes[model] = zip(*fitted, strict=True)
-    return Calibration(coverage=coverage, temperatures=temperatures, thresholds=thresholds, notes=notes)
+        if coverage_by == "answer":
+            steps = zip(chain.steps, own, val.labels.T, temperatures[model], notes[model], strict=True)
+            by_answer = [_fit_answers(*each, coverage=coverage) for each in steps]
+            answer_thresholds[model], notes[model] = zip(*by_answer, strict=True)
+    return Calibration(coverage, temperatures, thresholds, notes, answer_thresholds)
 
 
 def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> tuple[float, str]:
@@ -164,70 +192,17 @@ def answer_sets(
     Raises:
       BadInput: the calibration lacks the model.
     """
-    thresholds = _of_model(calibration.thresholds, model)
+    limits: Sequence[npt.ArrayLike] = (
+        _of_model(calibration.answer_thresholds, model)
+        if calibration.coverage_by == "answer"
+        else _of_model(calibration.thresholds, model)
+    )
     included = np.zeros(probabilities.shape, dtype=bool)
     for position, step in enumerate(chain.steps):
         own = probabilities[:, position, : step.num_answers]
-        included[:, position, : step.num_answers] = 1 - own <= thresholds[position]
+        included[:, position, : step.num_answers] = 1 - own <= np.asarray(limits[position])
         included[np.arange(len(own)), position, own.argmax(axis=1)] = True
     return included
-
-
-def write_calibration(path: str | os.PathLike[str], calibration: Calibration, chain: Chain) -> None:
-    """Write a JSON file atomically; an infinite threshold becomes null."""
-
-    def describe(model: str, position: int, step: Step) -> dict[str, object]:
-        threshold = calibration.thresholds[model][position]
-        return {
-            "name": step.name,
-            "options": list(step.options),
-            "temperature": calibration.temperatures[model][position],
-            "threshold": threshold if math.isfinite(threshold) else None,
-            "note": calibration.notes[model][position] if model in calibration.notes else "",
-        }
-
-    steps = list(enumerate(chain.steps))
-    models = {model: [describe(model, *each) for each in steps] for model in calibration.temperatures}
-    write_report(path, {"layout": _LAYOUT, "coverage": calibration.coverage, "models": models})
-
-
-def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
-    """Read a file of `write_calibration`.
-
-    Raises:
-      BadInput: the file is missing, damaged or of another chain.
-    """
-    found = read_json(path, _File, accepted="expected the calibration.json of a run", max_bytes=_MAX_BYTES)
-    if found.layout != _LAYOUT:
-        raise BadInput(f"{path}, 'layout': {found.layout[:80]!r} is not {_LAYOUT!r}")
-    for model, steps in found.models.items():
-        difference = describe_difference([(step.name, step.options) for step in steps], chain)
-        if difference:
-            raise BadInput(f"{path}, {model}: calibration of another chain: {difference}")
-    return Calibration(
-        coverage=found.coverage,
-        temperatures={model: tuple(step.temperature for step in steps) for model, steps in found.models.items()},
-        thresholds={model: tuple(step.limit for step in steps) for model, steps in found.models.items()},
-        notes={model: tuple(step.note for step in steps) for model, steps in found.models.items()},
-    )
-
-
-class _FileStep(msgspec.Struct, frozen=True):
-    name: str
-    options: tuple[str, ...]
-    temperature: Annotated[float, msgspec.Meta(gt=0)]
-    threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
-    note: str = ""
-
-    @property
-    def limit(self) -> float:
-        return math.inf if self.threshold is None else self.threshold
-
-
-class _File(msgspec.Struct, frozen=True):
-    layout: str
-    coverage: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    models: dict[str, list[_FileStep]]
 
 
 def _fit_step(
@@ -244,7 +219,29 @@ def _fit_step(
     return temperature, threshold, note
 
 
-def _of_model(values: Mapping[str, tuple[float, ...]], model: str) -> tuple[float, ...]:
+def _fit_answers(
+    step: Step,
+    logits: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.integer],
+    temperature: float,
+    note: str,
+    *,
+    coverage: float,
+) -> tuple[tuple[float, ...], str]:
+    """Fit the threshold of each answer of a step to the cases that have it; extend the note by those with too few."""
+    scores = 1 - softmax(logits / temperature, axis=1)
+    of_answers = [scores[labels == answer, answer] for answer in range(step.num_answers)]
+    limits = tuple(conformal_threshold(own, coverage=coverage) for own in of_answers)
+    few = [
+        f"{option} ({len(own)})"
+        for option, own, limit in zip(step.options, of_answers, limits, strict=True)
+        if math.isinf(limit)
+    ]
+    too_few = f"in every set, with too few cases for a coverage of {coverage:g}: {', '.join(few)}" if few else ""
+    return limits, "; ".join(part for part in (note, too_few) if part)
+
+
+def _of_model(values: Mapping[str, tuple[_Each, ...]], model: str) -> tuple[_Each, ...]:
     if model not in values:
         raise BadInput(f"calibration: model {model!r} is not one of {', '.join(values)}")
     return values[model]

@@ -5,7 +5,9 @@ chains (no abnormality at step 1 determines every later step), a person can chec
 probable chain without a forbidden pair can be found exactly (`decoding`).
 
 Given: where step 1 offers "No abnormality" and the last step "Normal", as published, "No abnormality" leaves "N/A" as
-the only answer of the steps between that offer it, and "Normal" as the only diagnosis.
+the only answer of the steps between that offer it, and "Normal" as the only diagnosis. Evidence comes first: at a step
+where more than `MAX_CONTRADICTING` of the training chains with "No abnormality" answer otherwise, the given rule is not
+applied, and `Rules.notes` says so. A smaller share is taken for errors of annotation.
 
 Learned: a pair that no training chain has is forbidden if `MIN_EXPECTED` chains were expected to have it under
 independence. This is evidence, not proof: a pair that is a quarter as frequent as under independence stays unseen in
@@ -28,6 +30,7 @@ from stepcot_jax.chain import (
 )
 
 MIN_EXPECTED = 20.0
+MAX_CONTRADICTING = 0.05
 
 Pair = tuple[int, int]
 """Positions of two steps, the earlier one first."""
@@ -42,11 +45,13 @@ class Rules:
       allowed: bool [answer, answer] of neighbouring steps and of step 1 with each later step, by position.
       log_transitions: log share [answer, answer] of the answers that follow an answer, for each step but the last;
         add-one smoothing; equal shares if nothing was learned.
+      notes: given rules that are not applied, and why, in words.
     """
 
     answers_per_step: tuple[int, ...]
     allowed: dict[Pair, npt.NDArray[np.bool_]]
     log_transitions: tuple[npt.NDArray[np.float64], ...]
+    notes: tuple[str, ...] = ()
 
 
 def pairs_of(num_steps: int) -> tuple[Pair, ...]:
@@ -85,7 +90,7 @@ def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt
 def make_rules(
     chain: Chain, *, counts: dict[Pair, npt.NDArray[np.int64]] | None = None, min_expected: float = MIN_EXPECTED
 ) -> Rules:
-    """Make the given rules and, from the pairs of training chains, the learned ones.
+    """Make the given rules that training chains do not contradict and, from their pairs, the learned ones.
 
     Args:
       chain: the steps.
@@ -98,10 +103,14 @@ def make_rules(
         if counts is not None:
             possible &= ~_never_together(counts[earlier, later], min_expected=min_expected)
         allowed[earlier, later] = possible
-    given = find_clear_chest(chain)
+    given, notes = find_clear_chest(chain), []
     if given is not None:
         for later, answer in given.settled.items():
-            allowed[0, later][given.label] &= np.arange(chain.answers_per_step[later]) == answer
+            note = "" if counts is None else _contradict(counts[0, later][given.label], answer, chain, later=later)
+            if note:
+                notes.append(note)
+            else:
+                allowed[0, later][given.label] &= np.arange(chain.answers_per_step[later]) == answer
     return Rules(
         answers_per_step=chain.answers_per_step,
         allowed=allowed,
@@ -113,6 +122,19 @@ def make_rules(
             )
             for step in range(chain.num_steps - 1)
         ),
+        notes=tuple(notes),
+    )
+
+
+def _contradict(counts: npt.NDArray[np.int64], answer: int, chain: Chain, *, later: int) -> str:
+    """Return why clear chests do not settle a later step, given the number of them with each answer; "" if they do."""
+    num_chains, num_others = int(counts.sum()), int(counts.sum() - counts[answer])
+    if num_others <= MAX_CONTRADICTING * num_chains:
+        return ""
+    step = chain.steps[later]
+    return (
+        f"{DETECTION_OPTIONS[0]!r} does not settle {step.name} as {step.options[answer]!r}: "
+        f"{num_others} of {num_chains} training chains have another answer"
     )
 
 

@@ -16,6 +16,9 @@ from stepcot_jax.evaluation.resamples import Weights, check_cases, count_once, d
 COVERAGES = (0.5, 0.7, 0.9, 1.0)
 """Shares of the cases that are read, the most confident first."""
 
+SUREST, BY_ANSWER = "accuracy_of_the_surest", "answer_set_coverage_by_answer"
+"""Figures of several numbers: one for each of `COVERAGES`, and one for each answer of the step."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StepCases:
@@ -74,18 +77,22 @@ def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray
       cases: predictions at the step.
 
     Returns:
-      By figure name [resample]; `accuracy_of_the_surest` is [resample, share] in the order of `COVERAGES`. NaN where
-      no annotated case counts.
+      By figure name [resample]; `accuracy_of_the_surest` is [resample, share] in the order of `COVERAGES`,
+      `answer_set_coverage_by_answer` [resample, answer] is of the cases with each true answer. NaN where no annotated
+      case counts.
     """
     raw, calibrated = (
         calibration_figures(weights, probabilities=own, labels=cases.labels) for own in (cases.raw, cases.calibrated)
     )
     annotated = cases.labels != NOT_ANNOTATED
     truth = np.where(annotated, cases.labels, 0)
-    covered_and_size = np.stack([cases.sets[np.arange(len(truth)), truth], cases.sets.sum(axis=1)], axis=1)
+    covered = cases.sets[np.arange(len(truth)), truth]
+    covered_and_size = np.stack([covered, cases.sets.sum(axis=1)], axis=1)
     sets = weighted_mean(
         weights, values=covered_and_size, counted=np.broadcast_to(annotated[:, None], covered_and_size.shape)
     )
+    has_answer = cases.labels[:, None] == np.arange(cases.sets.shape[1])
+    by_answer = weighted_mean(weights, values=np.repeat(covered[:, None], has_answer.shape[1], 1), counted=has_answer)
     accuracies, area = selective_figures(weights, probabilities=cases.calibrated, labels=cases.labels, shares=COVERAGES)
     return {
         "ece": raw["ece"],
@@ -95,7 +102,8 @@ def step_statistics(weights: Weights, cases: StepCases) -> dict[str, npt.NDArray
         "nll_calibrated": calibrated["nll"],
         "answer_set_coverage": sets[:, 0],
         "answer_set_size": sets[:, 1],
-        "accuracy_of_the_surest": accuracies,
+        BY_ANSWER: by_answer,
+        SUREST: accuracies,
         "selective_area": area,
     }
 

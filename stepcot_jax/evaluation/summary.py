@@ -2,12 +2,13 @@
 
 Values and intervals come from the same functions, and all intervals from the same resamples. An expected calibration
 error is a sum of distances, to which the noise of a resample only adds: its interval lies high, and a small error can
-lie below its whole interval.
+lie below its whole interval. The coverage of answer sets by true answer has few cases where an answer is rare: read it
+with `num_cases_by_answer` and its interval.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from stepcot_jax.evaluation.decoding import answer_and_decode, decoding_figures
 from stepcot_jax.evaluation.intervals import bootstrap, percentiles
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.evaluation.resamples import Weights, count_once, resample, weighted_mean
-from stepcot_jax.evaluation.step_statistics import COVERAGES, step_cases, step_statistics
+from stepcot_jax.evaluation.step_statistics import BY_ANSWER, COVERAGES, SUREST, step_cases, step_statistics
 from stepcot_jax.evaluation.subgroups import Subgroup, score_subgroups
 
 TRUE_CHAINS = "share_of_true_chains_that_break_a_rule"
@@ -66,14 +67,24 @@ def summarise(
         intervals = bootstrap(split, chain, num_resamples=num_resamples, level=_LEVEL, seed=_SEED)
         resampled = resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=_SEED)
 
+    options = {step.name: step.options for step in chain.steps}
+
     def describe_figures(model: str, step: str, names: tuple[str, ...] | None = None) -> dict[str, Any]:
         own = {key[2]: values[key] for key in values if key[:2] == (model, step)}
-        found = {name: _name_shares(name, own[name][0].tolist()) for name in names or own}
-        ends = resampled and {name: _interval(name, value, resampled[model, step, name]) for name, value in own.items()}
+        keys = {SUREST: [f"{share:.0%}" for share in COVERAGES], BY_ANSWER: options.get(step)}
+        found = {name: _name_numbers(own[name][0].tolist(), keys.get(name)) for name in names or own}
+        ends = resampled and {
+            name: _interval(value, resampled[model, step, name], keys.get(name)) for name, value in own.items()
+        }
         return {**found, "intervals": ends}
 
+    labels = split.predictions.labels
     found = {
-        "num_cases": len(split.predictions.labels),
+        "num_cases": len(labels),
+        "num_cases_by_answer": {
+            step.name: {option: int((own == answer).sum()) for answer, option in enumerate(step.options)}
+            for step, own in zip(chain.steps, labels.T, strict=True)
+        },
         "num_resamples": num_resamples,
         **describe_figures("", ""),
         "models": {
@@ -89,7 +100,7 @@ def summarise(
     if num_resamples:
         groups = score_subgroups(split, chain, num_resamples=num_resamples, level=_LEVEL, seed=_SEED)
         found["subgroups"] = [_describe_subgroup(group) for group in groups]
-    return _without_nan(found)
+    return without_nan(found)
 
 
 def prepare_statistics(
@@ -148,19 +159,19 @@ def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
     return lines
 
 
-def _name_shares(name: str, value: Any) -> Any:
-    """The accuracies of the most confident cases by their share in percent; everything else unchanged."""
-    if name == "accuracy_of_the_surest":
-        return dict(zip((f"{share:.0%}" for share in COVERAGES), value, strict=True))
-    return value
+def _name_numbers(value: Any, keys: Sequence[str] | None) -> Any:
+    """The numbers of a figure by their keys; unchanged without keys."""
+    return value if keys is None else dict(zip(keys, value, strict=True))
 
 
-def _interval(name: str, value: npt.NDArray[np.float64], resampled: npt.NDArray[np.float64]) -> Any:
+def _interval(
+    value: npt.NDArray[np.float64], resampled: npt.NDArray[np.float64], keys: Sequence[str] | None = None
+) -> Any:
     """The fields of an `Interval`, or one such mapping for each number of the figure."""
     if value.ndim == 1:
         return dataclasses.asdict(percentiles(float(value[0]), resampled, level=_LEVEL))
-    own = [_interval("", value[:, place], resampled[:, place]) for place in range(value.shape[1])]
-    return _name_shares(name, own)
+    own = [_interval(value[:, place], resampled[:, place]) for place in range(value.shape[1])]
+    return _name_numbers(own, keys)
 
 
 def _describe_subgroup(group: Subgroup) -> dict[str, Any]:
@@ -183,11 +194,12 @@ def _describe_subgroup(group: Subgroup) -> dict[str, Any]:
     return found
 
 
-def _without_nan(tree: Any) -> Any:
+def without_nan(tree: Any) -> Any:
+    """Return a tree of plain values with None in place of numbers that are not finite, for strict JSON."""
     if isinstance(tree, dict):
-        return {name: _without_nan(value) for name, value in tree.items()}
+        return {name: without_nan(value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_without_nan(value) for value in tree]
+        return [without_nan(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 

@@ -7,6 +7,7 @@ in both. A model with random weights scores what the method finds in any image (
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.evaluation.summary import without_nan
 from stepcot_jax.explain.geometry import BoxedPicture, change_a_step, draw_boxed, read_boxed, spread, spread_out
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.predict.radiographs import to_input
@@ -84,11 +86,17 @@ def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str], *, s
 
     Args:
       values: one for each case.
-      groups: the patient of each case.
+      groups: the patient of each case; a case without one ("") is a patient of its own.
       seed: of the resampling.
+
+    Returns:
+      "mean", "low" and "high"; the ends are NaN with fewer than two patients, whose resamples would all be alike.
     """
-    _, places = np.unique(np.asarray(groups), return_inverse=True)
+    own = [group or f"\n{case}" for case, group in enumerate(groups)]
+    _, places = np.unique(np.asarray(own, dtype=np.str_), return_inverse=True)
     sums, counts = np.bincount(places, values), np.bincount(places)
+    if len(counts) < 2:
+        return {"mean": float(values.mean()), "low": math.nan, "high": math.nan}
     drawn = np.random.default_rng(seed).integers(0, len(counts), (_NUM_RESAMPLES, len(counts)))
     means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
@@ -101,10 +109,10 @@ def compare(scores: Mapping[str, MapScores], chain: Chain, *, groups: Sequence[s
     Args:
       scores: by the name of the source, such as `EVEN`.
       chain: the steps.
-      groups: the patient of each case.
+      groups: the patient of each case, as in `mean_interval`.
 
     Returns:
-      Plain types, for JSON.
+      Plain types; ends of intervals are NaN where undefined.
     """
     steps = []
     for place, step in enumerate(chain.steps):
@@ -221,12 +229,12 @@ def describe_scores(found: dict[str, Any]) -> str:
             f"  {entry[name]['energy']:>6.1%} {entry[name]['pointing']:>8.1%} {entry[name]['spread']:>6.2f}"
             for name in names
         )
-        above = (_interval(entry[TRAINED]["energy_above"][name]) for name in (EVEN, RANDOM))
+        above = (_interval(entry[TRAINED]["energy_above"][name], "+6.1%") for name in (EVEN, RANDOM))
         lines.append(f"{entry['step']:<{width}}{cells}  {'  '.join(above)}")
     change = found["spread_change_a_step"][TRAINED]
     lines += [
         "",
-        f"spread of the map a step: {change['mean']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]; the focus "
+        f"spread of the map a step: {_interval(change, '+.4f')}; the focus "
         f"narrows in {found['share_narrowing'][TRAINED]:.0%} of the radiographs",
         "energy: share of the map inside the boxes; pointing: highest cell inside; spread: entropy, 1 for an even map;",
         f"random weights: the network's own numbers in random order, mean of {_NUM_SHUFFLES} orders",
@@ -234,10 +242,12 @@ def describe_scores(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _interval(found: dict[str, float]) -> str:
-    return f"{found['mean']:+6.1%} [{found['low']:+6.1%}, {found['high']:+6.1%}]"
+def _interval(found: dict[str, float], form: str) -> str:
+    if math.isnan(found["low"]):
+        return f"{found['mean']:{form}} [undefined: fewer than two patients]"
+    return f"{found['mean']:{form}} [{found['low']:{form}}, {found['high']:{form}}]"
 
 
 def write_scores(found: dict[str, Any]) -> bytes:
-    """Return the scores as JSON."""
-    return (json.dumps(found, indent=1) + "\n").encode()
+    """Return the scores as JSON, null where undefined."""
+    return (json.dumps(without_nan(found), indent=1, allow_nan=False) + "\n").encode()

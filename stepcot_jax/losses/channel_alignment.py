@@ -1,4 +1,4 @@
-"""Channel alignment of student and teacher image features (paper: Eq. 19 to 23).
+"""Channel alignment of student and teacher image features (paper: Eq. 5 and 19 to 23).
 
 An HSIC-style similarity of the two sets of features in the batch weights the loss.
 """
@@ -33,7 +33,7 @@ def alignment_weight(
     annotated: Bool[Array, "case"],
     normaliser: Normaliser = "cka",
 ) -> Float[Array, ""]:
-    """Return w_fw = h_UV / sqrt(h_UU h_VV) for two sets of row vectors of the same cases (paper: Eq. 21 and 22).
+    """Return w_fw = h_UV / sqrt(h_UU h_VV) for two sets of row vectors of the same cases (paper: Eq. 20 to 22).
 
     With Gram matrices M_U = U U^T, M_V = V V^T and C = I - 1/n over the n annotated cases,
     h_UV = sum of the elementwise product of C M_U C and C M_V C. "cka" takes h_UU and h_VV in the same way, which
@@ -82,7 +82,7 @@ def channel_alignment_loss(
 ) -> ChannelAlignment:
     """Return w_fw times the mean of KL(K_U || K_V) over the annotated cases, K = softmax(projection / temperature).
 
-    Paper: Eq. 19 to 23. The weight is computed from K_U and K_V and is differentiated too. The caller chooses the
+    Paper: Eq. 5, 19 and 23. The weight is computed from K_U and K_V and is differentiated too. The caller chooses the
     sides that receive gradients (see `objective`).
 
     Args:

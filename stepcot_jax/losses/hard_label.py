@@ -1,4 +1,4 @@
-"""Cross-entropy against the annotated answers (paper: Eq. 17)."""
+"""Cross-entropy against the annotated answers (paper: Eq. 3 and 17)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Objectives of teacher and student: sums over the steps, with named parts (paper: Eq. 17 to 24)."""
+"""Objectives of teacher and student: sums over the steps, with named parts (paper: Eq. 3 to 6 and 17 to 25)."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -87,7 +87,7 @@ def teacher_objective(
     answer_weights: Float[Array, "step answer"] | None = None,
     totals: BatchTotals | None = None,
 ) -> LossParts:
-    """Return the sum over steps of the mean cross-entropy of the annotated cases (paper: Eq. 17).
+    """Return the sum over steps of the mean cross-entropy of the annotated cases (paper: Eq. 25).
 
     Args:
       logits: [case, step, answer], absent answers at -1e9.
@@ -122,7 +122,7 @@ def student_objective(
     totals: BatchTotals | None = None,
     gather: Gather | None = None,
 ) -> LossParts:
-    """Return the sum over steps of CE + 0.5 KD + 1.0 CH (paper: Eq. 24).
+    """Return the sum over steps of CE + 0.5 KD + 1.0 CH (paper: Eq. 6 and 24).
 
     The teacher's logits and features are constants. Its projection is trained only if the caller differentiates with
     respect to it (departure "teacher's projection", see docs/departures.md).

@@ -1,4 +1,4 @@
-"""Knowledge distillation of the teacher's answers (paper: Eq. 18)."""
+"""Knowledge distillation of the teacher's answers (paper: Eq. 4 and 18)."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,8 @@ def soft_label_loss(
 ) -> Float[Array, ""]:
     """Return the mean of KL(teacher || student) over the annotated cases, times temperature squared.
 
-    Paper: Eq. 18. The mean is over the global batch; a mask replaces the authors' boolean indexing.
+    Paper: Eq. 4 and 18, which print the student first, in the order of the arguments of the authors' `kl_div`. The mean
+    is over the global batch; a mask replaces the authors' boolean indexing.
 
     Args:
       teacher_logits: [case, answer]; constant.

@@ -1,4 +1,4 @@
-"""Graph attention on the complete graph of steps and memory node (paper: Appendix D.2)."""
+"""Graph attention on the complete graph of steps and memory node (paper: Eq. 1, 2 and 9 to 11)."""
 
 import flax.linen as nn
 import jax

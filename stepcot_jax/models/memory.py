@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 
 class MemoryCell(nn.Module):
-    """GRU cell with the equations and both bias vectors of PyTorch's GRUCell (paper: Appendix D.2).
+    """GRU cell with the equations and both bias vectors of PyTorch's GRUCell (paper: Eq. 16).
 
     reset, update = sigmoid of input + hidden parts; new = tanh(input part + reset * hidden part);
     memory' = (1 - update) * new + update * memory. Flax's own cell lacks two redundant biases that the published

@@ -1,4 +1,4 @@
-"""One step of the teacher as a pure function, for a scan over the steps (paper: Appendix D.2)."""
+"""One step of the teacher as a pure function, for a scan over the steps (paper: Eq. 12 to 16)."""
 
 import dataclasses
 from typing import Any

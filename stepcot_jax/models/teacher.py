@@ -1,4 +1,4 @@
-"""Teacher: steps as graph nodes, a memory node, and write-back of every answer (paper: Appendix D.2)."""
+"""Teacher: steps as graph nodes, a memory node, and write-back of every answer (paper: Eq. 7 to 16)."""
 
 from collections.abc import Sequence
 from typing import Any

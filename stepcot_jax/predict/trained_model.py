@@ -212,6 +212,6 @@ def _list_shapes(tree: Params) -> dict[str, tuple[int, ...]]:
 def _read_calibration(path: pathlib.Path, chain: Chain) -> "Calibration | None":
     if not path.exists():
         return None
-    from stepcot_jax.evaluation.calibration import read_calibration
+    from stepcot_jax.evaluation.calibration_files import read_calibration
 
     return read_calibration(path, chain)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities, read_calibration
+from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities
+from stepcot_jax.evaluation.calibration_files import read_calibration
 from stepcot_jax.evaluation.distributions import own_probabilities
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput

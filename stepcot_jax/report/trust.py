@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
@@ -41,7 +41,7 @@ def write_calibration_section(run: FinishedRun) -> Section:
     if run.calibration is not None:
         lead = (
             "Accuracy against confidence, after temperature scaling with one temperature for each step, fitted on "
-            f"validation. Answer sets aim to hold the true answer in {run.calibration.coverage:.0%} of the cases."
+            f"validation. Answer sets aim to hold the true answer in {run.calibration.describe_coverage()}."
         )
         calibrated = step_reliability(run.split.predictions, run.chain, calibration=run.calibration)
     models = [_write_model(run, model, steps, calibrated[model]) for model, steps in raw.items()]
@@ -54,7 +54,8 @@ def _write_model(
     headers = ["Step", "Cases", "ECE, %", "Brier", "NLL"]
     if calibrated is not None:
         headers += ["Temperature", "ECE before, %", "NLL before", "Set holds truth, %", "Mean set size"]
-    sets = _measure_sets(run, model)
+    sets = run.answer_sets(model)
+    measured = [] if sets is None else _measure_sets(sets, run.split.predictions.labels)
     diagrams, rows = [], []
     for place, step in enumerate(calibrated or raw):
         filled = [each for each in step.bins if each.num_cases]
@@ -69,20 +70,35 @@ def _write_model(
         )
         row = [step.name, str(step.num_cases), percent(step.ece), decimal(step.brier), decimal(step.nll)]
         if calibrated is not None and run.calibration is not None:
-            covered, size = sets[place]
+            covered, size = measured[place]
             row += [decimal(run.calibration.temperatures[model][place]), percent(raw[place].ece)]
             row += [decimal(raw[place].nll), percent(covered), decimal(size)]
         rows.append(row)
-    return render("calibration.html.j2", model=model, diagrams=diagrams, headers=headers, rows=rows)
+    by_answer = [] if sets is None else _measure_answers(sets, run.split.predictions.labels, run.chain)
+    return render(
+        "calibration.html.j2", model=model, diagrams=diagrams, headers=headers, rows=rows, by_answer=by_answer
+    )
 
 
-def _measure_sets(run: FinishedRun, model: str) -> list[tuple[float, float]]:
+def _measure_answers(
+    sets: Bool[np.ndarray, "case step answer"], labels: Int[np.ndarray, "case step"], chain: Chain
+) -> list[tuple[str, str, int, float]]:
+    """Return step, answer, number of test cases with that true answer, and the share of them whose set holds it."""
+    found = []
+    for place, step in enumerate(chain.steps):
+        for answer, option in enumerate(step.options):
+            held = sets[labels[:, place] == answer, place, answer]
+            if len(held):
+                found.append((step.name, option, len(held), float(held.mean())))
+    return found
+
+
+def _measure_sets(
+    sets: Bool[np.ndarray, "case step answer"], case_labels: Int[np.ndarray, "case step"]
+) -> list[tuple[float, float]]:
     """Return for each step the share of annotated test cases whose set holds the truth, and the mean set size."""
-    sets = run.answer_sets(model)
-    if sets is None:
-        return []
     figures = []
-    for place, labels in enumerate(run.split.predictions.labels.T):
+    for place, labels in enumerate(case_labels.T):
         annotated = labels != NOT_ANNOTATED
         own, truth = sets[annotated, place], labels[annotated]
         if not len(truth):
@@ -124,8 +140,9 @@ class Plausibility:
                 f"two answers contradict each other if no {taught_by} chain has both, though {MIN_EXPECTED:.0f} would "
                 "by chance"
             )
+        rules = make_rules(run.chain, counts=counts)
         source = f"Rules: {'; '.join(sources)}." if sources else "There are no rules for this chain."
-        return cls(run.chain, make_rules(run.chain, counts=counts), source)
+        return cls(run.chain, rules, " ".join([source, *(f"Not applied: {note}." for note in rules.notes)]))
 
     def broken_rules(self, answers: Int[np.ndarray, "case step"]) -> list[str]:
         """Return the rules that each case's answers break, in words; "" for none."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.calibration import fit_calibration, write_calibration
+from stepcot_jax.evaluation.calibration import fit_calibration
+from stepcot_jax.evaluation.calibration_files import write_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.consistency_files import write_pairs
 from stepcot_jax.evaluation.corrections import describe_reliance, give_logits, measure_reliance
@@ -106,11 +107,14 @@ def write_results(
     splits = {split: with_facts(dataset, split, found) for split, found in predictions.items()}
     for split, found in splits.items():
         write_predictions(folder / f"{split}.npz", found, chain)
-    calibration = fit_calibration(predictions["val"], chain, coverage=evaluation.coverage)
+    calibration = fit_calibration(
+        predictions["val"], chain, coverage=evaluation.coverage, coverage_by=evaluation.coverage_by
+    )
     write_calibration(workdir / CALIBRATION, calibration, chain)
     counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
     write_pairs(workdir / PAIRS, counts, chain)
     rules = make_rules(chain, counts=counts)
+    print("".join(f"consistency: {note}\n" for note in rules.notes), end="")
     statistics = summarise(
         splits["test"], chain, calibration=calibration, rules=rules, num_resamples=evaluation.num_resamples
     )

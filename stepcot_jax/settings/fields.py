@@ -32,9 +32,10 @@ ADDED: dict[str, Any] = {
     "config.training.given_rate": 0.75,
     "config.training.given_noise": 0.0,
     "config.training.given_to": "both",
+    "config.evaluation.coverage_by": "step",
     "config.evaluation.step_costs": (),
 }
-"""Settings that earlier versions did not have -> the value that their runs in effect had."""
+"""Settings that earlier versions lacked -> the value that does as they did, for the `settings.json` of their runs."""
 
 
 def make(cls: type[Made], found: Any, where: str) -> Made:

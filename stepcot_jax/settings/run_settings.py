@@ -135,6 +135,7 @@ MAY_CHANGE = frozenset(
         "config.evaluation.batch_size",
         "config.evaluation.num_resamples",
         "config.evaluation.coverage",
+        "config.evaluation.coverage_by",
         "config.evaluation.decoding",
         "config.evaluation.step_costs",
     }
@@ -154,7 +155,7 @@ def changed_keys(before: Settings, after: Settings) -> list[str]:
 
 
 def read_settings(path: pathlib.Path) -> Settings:
-    """Read the settings that `write_settings` wrote, also those of earlier versions.
+    """Read the settings that `write_settings` wrote, also under names of earlier versions or without later settings.
 
     Raises:
       BadInput: the file is missing or is not JSON, or its settings are refused.
@@ -162,16 +163,20 @@ def read_settings(path: pathlib.Path) -> Settings:
     found = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
     for old, new in RENAMED.items():
         _move(found, old.split(".")[1:], new.split(".")[1:])
-    for key, value in ADDED.items():
-        *groups, name = key.split(".")[1:]
-        node = found
-        for group in groups:
-            node = node.setdefault(group, {})
-        node.setdefault(name, value)
+    for added, value in ADDED.items():
+        _add(found, added.split(".")[1:], value)
     try:
         return make_settings(found)
     except BadInput as error:
         raise BadInput(f"{path}: {error} (written by another version? start in a new workdir)") from None
+
+
+def _add(tree: dict[str, Any], key: list[str], value: Any) -> None:
+    node: Any = tree
+    for name in key[:-1]:
+        node = node.get(name) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        node.setdefault(key[-1], value)
 
 
 def _move(tree: dict[str, Any], old: list[str], new: list[str]) -> None:

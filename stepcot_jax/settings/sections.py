@@ -32,7 +32,7 @@ class DataSettings:
     num_threads: Count
     num_workers: Whole
     origins: tuple[str, ...]
-    sampling: Literal["uniform", "inverse_frequency"]
+    sampling: Literal["uniform", "inverse_frequency", "inverse_frequency_of_steps"]
     augment: Literal["none", "light"]
 
     def __post_init__(self) -> None:
@@ -218,5 +218,6 @@ class EvaluationSettings:
     best: Literal["each", "mean"]
     num_resamples: Whole
     coverage: Annotated[float, msgspec.Meta(gt=0, le=0.999)]
+    coverage_by: Literal["step", "answer"]
     decoding: Literal["independent", "consistent"]
     step_costs: tuple[Positive, ...]

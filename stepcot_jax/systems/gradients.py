@@ -1,4 +1,4 @@
-"""Losses and gradients of teacher and student for a batch (paper: Appendix D.4 to D.6).
+"""Losses and gradients of teacher and student for a batch (paper: Appendix D.4 and D.5).
 
 Every function is one device's; `training.global_batch` reduces over the devices.
 """

@@ -1,4 +1,4 @@
-"""Step-CoT: the teacher alone, then teacher and student together (paper: Appendix D.6).
+"""Step-CoT: the teacher alone, then teacher and student together (paper: Appendix D.5).
 
 A joint update is: the teacher's update, fresh targets of the updated teacher without gradient, the student's update.
 The image features are computed once, before the teacher's update, and serve all three.

@@ -1,4 +1,4 @@
-"""Section 4.2: the effect of each additional given answer on the accuracy of later steps."""
+"""True answers given to our teacher: the effect of each additional one on the accuracy of later steps."""
 
 import collections
 import io

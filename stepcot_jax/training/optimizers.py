@@ -1,4 +1,4 @@
-"""AdamW behind a global-norm clip, and the plateau schedule between epochs (paper: Appendix D.6)."""
+"""AdamW (paper: Appendix D.6) behind a global-norm clip, and the plateau schedule between epochs (authors' code)."""
 
 import dataclasses
 from typing import Any

@@ -1,6 +1,7 @@
 """Batches: a function of seed and step; every case exactly once in evaluation."""
 
 import collections
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -376,6 +377,42 @@ def test_inverse_frequency_draws_every_answer_as_often_and_every_case_of_it():
     assert (again.read[8]["index"] != batches.read[7]["index"]).any()
     other = training_batches(data, batch_size=30, seed=1, sampling="inverse_frequency")
     assert (other.read[7]["index"] != batches.read[7]["index"]).any()
+
+
+def uneven_dataset():
+    """A rare answer at step 1 in two of 64 cases, one at step 3 in two others, which nobody annotated at step 2."""
+    data = dataset(num_train=64, num_val=1)
+    labels = np.tile([0, 1, 0], (65, 1))
+    first, last = np.array(data.splits.train)[:2], np.array(data.splits.train)[2:4]
+    labels[first, 0], labels[last, 2], labels[last, 1] = 1, 1, -100
+    cases = tuple(
+        dataclasses.replace(case, labels=tuple(own), reasoning=("",) * 3)
+        for case, own in zip(data.cases, labels.tolist(), strict=True)
+    )
+    chain = Chain(tuple(Step(name, "?", ("Yes", "No")) for name in ("First", "Second", "Last")))
+    return dataclasses.replace(data, chain=chain, cases=cases)
+
+
+def share_of_draws(data, sampling):
+    """Share of the draws of the cases with the rare answer of step 1, and of those with the rare one of step 3."""
+    batches = training_batches(data, batch_size=64, seed=0, sampling=sampling)
+    drawn = np.concatenate([batches.read[step]["index"] for step in range(100)])
+    return (drawn < 2).mean(), ((drawn == 2) | (drawn == 3)).mean()
+
+
+def test_inverse_frequency_is_that_of_the_last_step():
+    rare_at_first, rare_at_last = share_of_draws(uneven_dataset(), "inverse_frequency")
+    assert rare_at_last == pytest.approx(0.5, abs=0.03)
+    assert rare_at_first == pytest.approx(0.5 * 2 / 62, abs=0.01)
+
+
+def test_inverse_frequency_of_steps_is_the_mean_over_the_annotated_ones():
+    """By hand: 1 / 62 and 1 / 2 at steps 1 and 3, 1 / 62 at step 2 where it is annotated."""
+    at_first = (1 / 2 + 1 / 62 + 1 / 62) / 3
+    at_last = (1 / 62 + 1 / 2) / 2
+    total = 2 * at_first + 2 * at_last + 60 * (3 / 62) / 3
+    found = share_of_draws(uneven_dataset(), "inverse_frequency_of_steps")
+    np.testing.assert_allclose(found, [2 * at_first / total, 2 * at_last / total], atol=0.02)
 
 
 def test_augmentation_is_a_function_of_seed_step_and_row():

@@ -1,6 +1,5 @@
 """Temperatures against a fine grid, and answer sets against the coverage they state."""
 
-import json
 import math
 
 import numpy as np
@@ -17,8 +16,6 @@ from stepcot_jax.evaluation.calibration import (
     conformal_threshold,
     fit_calibration,
     fit_temperature,
-    read_calibration,
-    write_calibration,
 )
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.host.errors import BadInput
@@ -155,48 +152,62 @@ def test_a_set_by_hand():
     assert sets[:, 0].tolist() == [[True, False, False, False]] * 2
 
 
-def test_what_is_written_comes_back(tmp_path):
-    path = tmp_path / "calibration.json"
-    for val in (VAL, make_split(0, num_cases=8).predictions):
-        calibration = fit_calibration(val, CHAIN, coverage=0.8)
-        write_calibration(path, calibration, CHAIN)
-        assert read_calibration(path, CHAIN) == calibration
+# Coverage by answer
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda found: found.update(coverage=1.5), r"\$\.coverage"),
-        (lambda found: found.update(layout="other"), "'layout': 'other'"),
-        (lambda found: found["models"]["teacher"][0].update(temperature=0), r"\.temperature"),
-        (lambda found: found["models"]["teacher"][0].update(threshold="x"), r"\.threshold"),
-        (lambda found: found["models"]["teacher"][0].update(name="Finding"), "teacher: calibration of another chain"),
-        (lambda found: found["models"]["student"].pop(), "student: calibration of another chain: it has 2 steps"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_named(tmp_path, change, message):
-    path = tmp_path / "calibration.json"
-    write_calibration(path, fit_calibration(VAL, CHAIN), CHAIN)
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
-    with pytest.raises(BadInput, match=message) as refused:
-        read_calibration(path, CHAIN)
-    assert str(path) in str(refused.value)
+def by_hand(labels: list[int], true_probabilities: list[float]) -> Predictions:
+    """Predictions of `ONE_STEP` that give the true answer these probabilities, and the rest to the next answer."""
+    probabilities = np.full((len(labels), 1, 4), 1e-9)
+    rows = np.arange(len(labels))
+    probabilities[rows, 0, labels] = true_probabilities
+    probabilities[rows, 0, (np.array(labels) + 1) % 4] = 1 - np.array(true_probabilities)
+    return Predictions(rows, np.array(labels)[:, None], {"model": np.log(probabilities).astype(np.float32)})
 
 
-def test_no_file_or_no_json_or_too_much_is_refused(tmp_path):
-    path = tmp_path / "calibration.json"
-    with pytest.raises(BadInput, match="cannot be read"):
-        read_calibration(path, CHAIN)
-    for content, message in (
-        (b"\xff{", "calibration.json"),
-        (b"[" * 10**6, "calibration"),
-        (b" " * 2**25, "33554432 bytes"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(BadInput, match=message):
-            read_calibration(path, CHAIN)
+def test_each_answer_has_the_threshold_of_its_own_cases():
+    """20 normal chests seen clearly, 10 masses hardly seen, 4 effusions: too few of them, and of the nodules none."""
+    labels = [0] * 20 + [1] * 10 + [2] * 4
+    val = by_hand(labels, [0.99] * 20 + [0.05] * 10 + [0.9] * 4)
+    calibration = fit_calibration(val, ONE_STEP, coverage_by="answer")
+    plain = fit_calibration(val, ONE_STEP)
+    assert (calibration.thresholds, calibration.temperatures) == (plain.thresholds, plain.temperatures)
+    assert (plain.coverage_by, plain.answer_thresholds) == ("step", {})
+    probabilities = calibrated_probabilities(val.logits["model"], "model", calibration, ONE_STEP)
+    limits = calibration.answer_thresholds["model"][0]
+    for answer, own in ((0, probabilities[:20, 0]), (1, probabilities[20:30, 0])):
+        assert limits[answer] == conformal_threshold(1 - own[:, answer], coverage=0.9)
+    assert limits[2:] == (math.inf, math.inf)
+    note = "in every set, with too few cases for a coverage of 0.9: Effusion (4), Nodule (0)"
+    assert calibration.notes["model"] == (note,)
+    sets = answer_sets(probabilities, "model", calibration, ONE_STEP)[:, 0]
+    assert sets[:, 2:].all()
+    assert sets[20:30, 1].all()
+    assert calibration.describe_coverage() == "90 % of the cases of each answer"
+
+
+def test_a_rare_answer_is_held_as_often_as_stated_by_answer_and_far_less_by_step():
+    """200 draws of 300 cases, of which one in twelve has a mass that the model takes for normal: its coverage alone."""
+    rng = np.random.default_rng(3)
+    held = {"step": [], "answer": []}
+    for _ in range(200):
+        labels = (rng.random(600) < 1 / 12).astype(int)
+        logits = rng.normal(0, 1, (600, 1, 4)).astype(np.float32) + np.array([3, 0, -4, -4], np.float32)
+        logits[labels == 1, 0, 1] += 1
+        val, test = (
+            Predictions(np.arange(300), labels[part, None], {"model": logits[part]})
+            for part in (slice(0, 300), slice(300, 600))
+        )
+        rare = test.labels[:, 0] == 1
+        for by, shares in held.items():
+            calibration = fit_calibration(val, ONE_STEP, coverage_by=by)
+            probabilities = calibrated_probabilities(test.logits["model"], "model", calibration, ONE_STEP)
+            sets = answer_sets(probabilities, "model", calibration, ONE_STEP)
+            shares.append((sets[rare, 0, 1].mean(), sets[np.arange(300), 0, test.labels[:, 0]].mean()))
+    (rare_by_step, all_by_step), (rare_by_answer, all_by_answer) = (np.mean(held[by], axis=0) for by in held)
+    deviation = np.std(held["answer"], axis=0)[0] / math.sqrt(200)
+    assert rare_by_answer > 0.9 - 3.5 * deviation
+    assert rare_by_step < 0.7
+    assert min(all_by_step, all_by_answer) > 0.89
 
 
 def test_an_unknown_model_or_coverage_is_refused():

@@ -176,6 +176,28 @@ def test_training_chains_break_no_learned_rule(seed, num_cases):
     assert not inconsistent(labels, rules).any()
 
 
+def test_a_given_rule_gives_way_to_chains_that_contradict_it():
+    """All of 500 clear chests have a nodule: evidence, not 500 errors. Every other step is settled as before."""
+    labels = np.array([[*NORMAL[:-1], 1]] * 500 + [NODULE] * 100)
+    rules = make_rules(DEFAULT_CHAIN, counts=count_pairs(labels, DEFAULT_CHAIN))
+    assert not inconsistent(labels, rules).any()
+    assert rules.notes == (
+        "'No abnormality' does not settle Diagnosis as 'Normal': 500 of 500 training chains have another answer",
+    )
+    assert rules.allowed[0, 6][0].all()
+    assert [rules.allowed[0, later][0].sum() for later in range(1, 6)] == [1] * 5
+    scores = tuple(np.eye(step.num_answers)[labels[:1, place]] for place, step in enumerate(DEFAULT_CHAIN.steps))
+    np.testing.assert_array_equal(decode_consistent(scores, rules), labels[:1])
+
+
+@pytest.mark.parametrize(("num_wrong", "is_applied"), [(0, True), (5, True), (6, False)])
+def test_a_few_errors_of_annotation_leave_the_given_rule(num_wrong, is_applied):
+    labels = np.array([NORMAL] * (100 - num_wrong) + [[*NORMAL[:-1], 1]] * num_wrong)
+    rules = make_rules(DEFAULT_CHAIN, counts=count_pairs(labels, DEFAULT_CHAIN))
+    assert (not rules.allowed[0, 6][0, 1], not rules.notes) == (is_applied, is_applied)
+    assert make_rules(DEFAULT_CHAIN).notes == ()
+
+
 @pytest.fixture(scope="module")
 def phantom():
     return np.array([draw_answers(index, seed=0) for index in range(3000)])

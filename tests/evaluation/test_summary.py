@@ -11,7 +11,7 @@ from evaluation.small_splits import CHAIN, make_split
 from scipy.special import softmax
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.evaluation.calibration import fit_calibration
+from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.decoding import decoding_effect
 from stepcot_jax.evaluation.evaluator import Predictions
@@ -70,8 +70,26 @@ def test_every_figure_has_an_interval_of_its_own_value(summary):
             if path[0] not in ("ece", "ece_calibrated"):  # whose resamples lie above the split, as noise adds to it
                 assert interval["low"] <= value <= interval["high"], path
             num_figures += 1
-    # Of the labels, and for each of 2 models 3 steps of 8 figures and 4 shares, and decoding of 4 and 2 for 3 steps.
-    assert num_figures == 1 + 2 * (3 * 12 + 4 + 6)
+    # Of the labels, and for each of 2 models 3 steps of 8 figures and 4 shares, coverage by 2 + 3 + 4 answers, and
+    # decoding of 4 and 2 for 3 steps.
+    assert num_figures == 1 + 2 * (3 * 12 + 9 + 4 + 6)
+
+
+def test_coverage_by_answer_is_that_of_the_cases_with_it(summary):
+    labels = SPLIT.predictions.labels
+    for position, step in enumerate(CHAIN.steps):
+        counts = {option: int((labels[:, position] == answer).sum()) for answer, option in enumerate(step.options)}
+        assert summary["num_cases_by_answer"][step.name] == counts
+        for model, logits in SPLIT.predictions.logits.items():
+            probabilities = calibrated_probabilities(logits, model, CALIBRATION, CHAIN)
+            sets = answer_sets(probabilities, model, CALIBRATION, CHAIN)[:, position]
+            found = summary["models"][model]["steps"][step.name]
+            by_answer = found["answer_set_coverage_by_answer"]
+            for answer, option in enumerate(step.options):
+                assert by_answer[option] == sets[labels[:, position] == answer, answer].mean()
+            together = sum(by_answer[option] * count for option, count in counts.items()) / sum(counts.values())
+            assert found["answer_set_coverage"] == pytest.approx(together)
+    assert len(set(summary["models"]["student"]["steps"]["Diagnosis"]["answer_set_coverage_by_answer"].values())) > 1
 
 
 def test_values_are_those_of_the_plain_functions(summary):
@@ -195,7 +213,8 @@ def test_fewer_than_two_patients_have_figures_without_ends(num_cases):
     for figures, intervals in beside_intervals(found):
         for path, value in leaves(figures):
             assert find(intervals, path) == {"value": value, "low": None, "high": None, "undefined": 1.0}
-            assert (value is None) == (num_cases == 0)
+            if path[0] != "answer_set_coverage_by_answer":  # four cases do not have every answer
+                assert (value is None) == (num_cases == 0)
     json.dumps(found, allow_nan=False)
 
 
@@ -209,6 +228,8 @@ def test_it_is_strict_json_where_a_step_has_no_answer_at_all():
     assert step["ece"] is None
     assert step["intervals"]["ece"] == {"value": None, "low": None, "high": None, "undefined": 1.0}
     assert step["intervals"]["accuracy_of_the_surest"]["50%"]["low"] is None
+    assert step["answer_set_coverage_by_answer"] == {"Focal": None, "Diffuse": None, "N/A": None}
+    assert found["num_cases_by_answer"]["Distribution"] == {"Focal": 0, "Diffuse": 0, "N/A": 0}
     decoding = found["models"]["student"]["consistent_decoding"]["intervals"]
     assert decoding["accuracy_difference"][1]["high"] is None
     assert decoding["mean_accuracy_difference"]["high"] is not None

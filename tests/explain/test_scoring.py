@@ -1,3 +1,6 @@
+import json
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +22,17 @@ from stepcot_jax.explain.geometry import (
     spread,
     spread_out,
 )
-from stepcot_jax.explain.scoring import EVEN, compare, mean_interval, score_even_map, score_maps
+from stepcot_jax.explain.scoring import (
+    EVEN,
+    RANDOM,
+    TRAINED,
+    compare,
+    describe_scores,
+    mean_interval,
+    score_even_map,
+    score_maps,
+    write_scores,
+)
 from stepcot_jax.host.errors import BadInput
 
 
@@ -120,6 +133,33 @@ def test_the_interval_draws_patients_whole():
     assert 0.38 < apart["low"] < 0.42
     assert 0.58 < apart["high"] < 0.62
     assert (together["low"], together["high"]) == (0.0, 1.0)
+
+
+def test_one_patient_has_no_interval_and_cases_without_one_are_patients_of_their_own():
+    values = np.array([0.0] * 50 + [1.0] * 50)
+    alone = mean_interval(values, ["a"] * 100)
+    assert alone["mean"] == 0.5
+    assert math.isnan(alone["low"])
+    assert math.isnan(alone["high"])
+    unknown, apart = mean_interval(values, [""] * 100), mean_interval(values, [str(case) for case in range(100)])
+    assert 0.38 < unknown["low"] < 0.42
+    assert unknown["high"] - unknown["low"] == pytest.approx(apart["high"] - apart["low"], abs=0.02)
+    # The unknown ones are none of the known, and no known one is taken for two.
+    mixed = mean_interval(np.array([0.0, 0.0, 1.0]), ["a", "a", ""])
+    assert (mixed["low"], mixed["high"]) == (0.0, 1.0)
+
+
+def test_an_undefined_interval_is_said_to_be_and_null_in_json():
+    inside = np.zeros((2, 8, 8), bool)
+    inside[:, :4, :4] = True
+    maps = np.full((2, 7, 2, 2), 0.25)
+    names = (TRAINED, RANDOM, EVEN)
+    scores = {name: score_maps(maps, inside) for name in names}
+    found = {"data": "phantom", "model": "teacher", **compare(scores, DEFAULT_CHAIN, groups=["a", "a"])}
+    assert describe_scores(found).count("[undefined: fewer than two patients]") == 2 * 7 + 1
+    assert "nan" not in describe_scores(found)
+    written = json.loads(write_scores(found))
+    assert written["steps"][0][TRAINED]["energy_above"][EVEN] == {"mean": 0.0, "low": None, "high": None}
 
 
 def test_the_comparison_is_with_the_even_map():

@@ -10,6 +10,7 @@ from oracles import reference_numpy as oracle
 from oracles.quick_jit import quick_jit
 from oracles.random_params import ANSWERS, assert_close, assert_logits, declare, normal, randomise
 
+from stepcot_jax.models import teacher
 from stepcot_jax.models.teacher import Teacher
 
 CASES, WIDTH, HEADS, LAYERS = 4, 8, 2, 2
@@ -258,6 +259,27 @@ def test_dropout_of_rate_one_silences_its_place_alone(place):
     loud = Reader(2, text_of(2), **{**NO_DROPOUT, f"{place}_dropout_rate": 1.0})
     loud.params = reader(2).params
     assert_reading(keyed(loud), loud.expect(silent=(place,)))
+
+
+def test_every_mask_has_its_rate_and_acts_at_its_place_and_step(monkeypatch):
+    """With masks of our own, drawn at the rates that the teacher asks for, it agrees with the oracle."""
+    rates = {"attention": 0.4, "context": 0.25, "head": 0.5}
+    own = Reader(3, text_of(3), **{f"{name}_dropout_rate": rate for name, rate in rates.items()})
+    own.params = reader(3).params
+    asked, factors = {}, {}
+
+    def draw(key, *, cases, leading, places):
+        asked.update({place: rate for place, (_, rate) in places.items()})
+        rng = np.random.default_rng(0)
+        keeps = {place: rng.random((*leading, CASES, *axes)) >= rate for place, (axes, rate) in places.items()}
+        factors.update({place: keep / (1 - asked[place]) for place, keep in keeps.items()})
+        return {place: jnp.asarray(keep) for place, keep in keeps.items()}
+
+    monkeypatch.setattr(teacher, "draw_keeps", draw)
+    found = keyed(own)
+    assert asked == {place: rates[rate] for rate, places in oracle.SILENCED.items() for place in places}
+    assert {factor.shape[0] for factor in factors.values()} == {3}
+    assert_reading(found, own.expect(factors=factors))
 
 
 def test_dropout_follows_the_key_and_each_case_has_its_own():

@@ -120,11 +120,19 @@ def gru_cell(x, h, params):
 # Teacher and student
 
 
-def teacher(params, image_features, text_features=None, *, given=None, node_mask=None, slope=0.2, silent=()):
+SILENCED = {"attention": ("attention",), "context": ("context",), "head": ("image", "fusion_0", "fusion_1")}
+"""The places of dropout that have each of the teacher's rates."""
+
+
+def teacher(
+    params, image_features, text_features=None, *, given=None, node_mask=None, slope=0.2, silent=(), factors=None
+):
     """All cases; the places named in `silent` ("attention", "context", "head") give zeros, as dropout of rate 1 does.
 
-    `text_features` are [case, step, width] or [step, width]; None takes the learned step vectors.
+    `text_features` are [case, step, width] or [step, width]; None takes the learned step vectors. `factors` are, by
+    place of dropout, what its values are multiplied by, [step, case, ...].
     """
+    zeros = {place: np.zeros((1, 1)) for rate in silent for place in SILENCED[rate]}
     num_steps = sum(name.startswith("classifier_") for name in params)
     readings = []
     for case, image in enumerate(np.asarray(image_features, np.float64)):
@@ -135,7 +143,9 @@ def teacher(params, image_features, text_features=None, *, given=None, node_mask
             text = text[case] if text.ndim == 3 else text
         answers = [-1] * num_steps if given is None else given[case]
         allowed = None if node_mask is None else node_mask[case]
-        readings.append(_teach_case(params, image, text, answers, allowed, slope, silent))
+        own = {place: factor[:, case] for place, factor in (factors or {}).items()}
+        own |= {place: np.broadcast_to(zero, (num_steps, 1)) for place, zero in zeros.items()}
+        readings.append(_teach_case(params, image, text, answers, allowed, slope, own))
     return {
         "logits": [np.stack([reading["logits"][step] for reading in readings]) for step in range(num_steps)],
         **{name: np.stack([reading[name] for reading in readings]) for name in ("image_features", "attention")},
@@ -143,7 +153,7 @@ def teacher(params, image_features, text_features=None, *, given=None, node_mask
     }
 
 
-def _teach_case(params, image, text, answers, allowed, slope, silent):
+def _teach_case(params, image, text, answers, allowed, slope, factors):
     if "text_projection" in params:
         text = linear(text, params["text_projection"])
     has_memory = "memory_start" in params
@@ -151,17 +161,20 @@ def _teach_case(params, image, text, answers, allowed, slope, silent):
     reading = {"logits": [], "image_features": [], "attention": [], "memory": []}
     for step, answer in enumerate(answers):
         shape = (_num_layers(params), *params["graph_attention"]["attention_0"]["source"].shape[:1], *[len(nodes)] * 2)
-        factors = np.zeros(shape) if "attention" in silent else None
+        factor = {place: own[step] for place, own in factors.items()}
         nodes, attention = graph_attention_stack(
-            nodes, params["graph_attention"], slope=slope, allowed=allowed, factors=factors
+            nodes,
+            params["graph_attention"],
+            slope=slope,
+            allowed=allowed,
+            factors=np.broadcast_to(factor.get("attention", 1.0), shape),
         )
         source = np.concatenate([nodes[step], nodes[-1]]) if has_memory else nodes[step]
-        context = block(source, params["context"]) * ("context" not in silent)
-        on = "head" not in silent
-        feature = block(image, pick(params["image_projections"], step)) * on
+        context = block(source, params["context"]) * factor.get("context", 1.0)
+        feature = block(image, pick(params["image_projections"], step)) * factor.get("image", 1.0)
         head = pick(params["heads"], step)
-        hidden = block(np.concatenate([feature, context]), head["fusion_0"]) * on
-        hidden = block(hidden, head["fusion_1"]) * on
+        hidden = block(np.concatenate([feature, context]), head["fusion_0"]) * factor.get("fusion_0", 1.0)
+        hidden = block(hidden, head["fusion_1"]) * factor.get("fusion_1", 1.0)
         classifier = params[f"classifier_{step}"]
         logits = linear(hidden, classifier)
         if has_memory:

@@ -1,10 +1,54 @@
 """Optax adds integers to floats, so what contains an optimizer cannot run under the suite's strict promotion."""
 
+import dataclasses
+import pathlib
+
 import jax
 import pytest
+from run.small_run import small_run
+
+from stepcot_jax.training.state import TrainState
 
 
 @pytest.fixture(scope="module", autouse=True)
 def standard_promotion():
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """A finished run whose best weights are not its last.
+
+    Attributes:
+      run: the run.
+      workdir: its folder.
+      report: what it returned.
+      states: params by update, as they were at each validation.
+    """
+
+    run: object
+    workdir: pathlib.Path
+    report: dict
+    states: dict
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A run that validates as ever, except that the scores after its last epoch are made the worst."""
+    workdir, patch = tmp_path_factory.mktemp("trained"), pytest.MonkeyPatch()
+    with jax.numpy_dtype_promotion("standard"):
+        run = small_run(workdir, patch, phantom__num_cases=150, training__teacher_epochs=0, training__joint_epochs=3)
+        validate, states = run._validate, {}
+        last = 3 * run.batches_per_epoch
+
+        def validate_and_remember(state: TrainState):
+            step = int(state.step)
+            states[step] = jax.device_get(state.params)
+            scores = validate(state)
+            return scores if step < last else {name: score - 1 for name, score in scores.items()}
+
+        patch.setattr(run, "_validate", validate_and_remember)
+        report = run.execute()
+        patch.undo()
+    return TrainedRun(run, workdir, report, states)

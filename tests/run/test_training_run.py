@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from run.small_run import leaves, small_run, small_settings
 
+from stepcot_jax.evaluation.evaluator import evaluate
+from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.run import training_run
@@ -117,6 +119,33 @@ def test_best_is_the_highest_validation_score(uninterrupted):
     for network, entry in best.items():
         scores = {line["step"]: line[f"{network}/mean_accuracy"] for line in entries(workdir, "val")}
         assert entry.score == max(scores.values()) == scores[entry.step]
+
+
+def test_the_best_is_chosen_on_the_validation_split(trained):
+    """The score that it was chosen by, in the log and in the report, is that of its validation predictions."""
+    chain = trained.run.dataset.chain
+    scores = {
+        split: evaluate(read_predictions(trained.workdir / "predictions" / f"{split}.npz", chain).predictions, chain)
+        for split in ("val", "test")
+    }
+    logged = {line["step"]: line for line in entries(trained.workdir, "val")}
+    for network, best in trained.report["best"].items():
+        score = scores["val"][network].mean_accuracy
+        assert best["validation_score"] == score != scores["test"][network].mean_accuracy
+        assert logged[best["step"]][f"{network}/mean_accuracy"] == score
+        assert score == max(line[f"{network}/mean_accuracy"] for line in logged.values())
+
+
+def test_results_are_those_of_the_best_weights_and_not_of_the_last(trained):
+    run, last = trained.run, max(trained.states)
+    for network, best in trained.report["best"].items():
+        assert best["step"] < last
+        for split in ("val", "test"):
+            path = trained.workdir / "predictions" / f"{split}.npz"
+            found = read_predictions(path, run.dataset.chain).predictions.logits[network]
+            of_best, of_last = (run._predictions(trained.states[step], split) for step in (best["step"], last))
+            np.testing.assert_array_equal(found, of_best.logits[network])
+            assert np.abs(found - of_last.logits[network]).max() > 1e-3
 
 
 def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, monkeypatch):

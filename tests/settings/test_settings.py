@@ -127,6 +127,21 @@ def test_a_renamed_key_is_refused_with_its_new_name_and_read_from_earlier_workdi
     assert read_settings(tmp_path / "settings.json") == settings
 
 
+def test_a_later_setting_is_read_from_earlier_workdirs_and_required_of_configs(base, tmp_path):
+    settings = make_settings(base)
+    write_settings(tmp_path / "settings.json", settings)
+    earlier = json.loads((tmp_path / "settings.json").read_text())
+    del earlier["evaluation"]["coverage_by"]
+    (tmp_path / "settings.json").write_text(json.dumps(earlier))
+    assert read_settings(tmp_path / "settings.json") == settings
+    with pytest.raises(BadInput, match=r"^config\.evaluation\.coverage_by is required \(one of 'step', 'answer'\)"):
+        make_settings(earlier)
+    for damaged in ({**earlier, "evaluation": 5}, {name: own for name, own in earlier.items() if name != "evaluation"}):
+        (tmp_path / "settings.json").write_text(json.dumps(damaged))
+        with pytest.raises(BadInput, match=r"settings\.json: config\.evaluation"):
+            read_settings(tmp_path / "settings.json")
+
+
 def test_a_key_below_a_value_is_unknown():
     assert describe_key(Settings, "config.training.batch_size") == "a whole number >= 1"
     with pytest.raises(BadInput, match=r"did you mean config\.seed\?"):
