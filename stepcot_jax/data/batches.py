@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import CompactPixels, PixelCache, augment_image
-from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey, repeat_grey
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.host.errors import BadInput
 
@@ -46,24 +46,20 @@ class _ReadBatch(grain.transforms.MapWithIndex):
         places = {"index": read, "num_cases": np.int32(len(own))}
         if self.features is not None:
             return {"image_features": np.stack([self.features[case] for case in cases]), **places}
-        images = [self._read(case, step=index, row=self.rows.start + row) for row, case in enumerate(cases)]
+        images = [self.pixels.compact(case) for case in cases]
+        if self.augment_seed is not None:
+            seeds = [(_AUGMENTATION, self.augment_seed, index, self.rows.start + row) for row in range(len(images))]
+            images = [
+                augment_image(image, np.random.default_rng(seed)) for image, seed in zip(images, seeds, strict=True)
+            ]
         return {"pixels": _stack(images), **places}
-
-    def _read(self, case: int, *, step: int, row: int) -> CompactPixels:
-        pixels = self.pixels.compact(case)
-        if self.augment_seed is None:
-            return pixels
-        return augment_image(pixels, np.random.default_rng((_AUGMENTATION, self.augment_seed, step, row)))
 
 
 def _stack(images: Sequence[CompactPixels]) -> np.ndarray:
     """Stack to uint8 [case, size, size], or [case, size, size, 3] if any image has colours."""
     if all(image.ndim == 2 for image in images):
         return np.stack(images)
-    stacked = np.empty((len(images), *images[0].shape[:2], 3), np.uint8)
-    for row, image in zip(stacked, images, strict=True):
-        row[...] = image[..., None] if image.ndim == 2 else image
-    return stacked
+    return np.stack([repeat_grey(image) if image.ndim == 2 else image for image in images])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +75,7 @@ class _Finish:
         num_cases = int(batch.pop("num_cases"))
         batch["index"] = np.array(batch["index"])
         batch["labels"] = self.labels[batch["index"]]
-        if "pixels" in batch:
-            pixels = batch.pop("pixels")
+        if (pixels := batch.pop("pixels", None)) is not None:
             batch["images"] = (normalise_grey if pixels.ndim == 3 else normalise)(pixels, self.preprocessing)
         num_missing = self.num_rows - len(batch["index"])
         if num_missing:

@@ -62,10 +62,8 @@ class Dataset:
     def digest(self) -> str:
         """SHA-256 over what a resumed run must find unchanged: steps, options, and each split's images and labels."""
         paths, labels = self.cases.image_paths, self.labels.tolist()
-        splits = {
-            name: [(paths[index], labels[index]) for index in indices]
-            for name, indices in self.splits.by_name().items()
-        }
+        members = self.splits.by_name()
+        splits = {name: [(paths[index], labels[index]) for index in indices] for name, indices in members.items()}
         text = json.dumps([[(step.name, step.options) for step in self.chain.steps], splits])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -97,7 +95,7 @@ class Dataset:
         Raises:
           BadInput: no case has one of the origins, or a split would be empty.
         """
-        found = {name for name, count in self.cases.count_origins(np.ones(len(self.cases), bool)).items() if count}
+        found = self.cases.count_origins(np.ones(len(self.cases), bool))
         for origin in origins:
             if origin not in found:
                 raise BadInput(f"config.data.origins: {origin!r} is not one of {', '.join(map(repr, sorted(found)))}")

@@ -44,7 +44,7 @@ class ReadAhead(Iterator[Any]):
         self._items, self._finish = items, finish
         self._num_threads, self._num_workers = num_threads, num_workers
         self._next_index = 0
-        self._started: _Threads | _Workers | None = None
+        self._started: Any = None
 
     def __next__(self) -> Any:
         if self._next_index >= len(self._items):
@@ -56,9 +56,9 @@ class ReadAhead(Iterator[Any]):
             if num_workers:
                 self._started = _Workers(left, self._finish, num_threads=self._num_threads, num_workers=num_workers)
             else:
-                self._started = _Threads(left, self._finish, num_threads=self._num_threads)
+                self._started = iter(left.map(self._finish).to_iter_dataset(_read_options(self._num_threads)))
         try:
-            item = self._started.next()
+            item = next(self._started)
         except BaseException:
             self.close()
             raise
@@ -81,18 +81,8 @@ class ReadAhead(Iterator[Any]):
             self._started = None
 
 
-class _Threads:
-    """Reads and finishes in threads of this process."""
-
-    def __init__(self, items: grain.MapDataset, finish: Finish, *, num_threads: int) -> None:
-        options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
-        self._iterator = iter(items.map(finish).to_iter_dataset(options))
-
-    def next(self) -> Any:
-        return next(self._iterator)
-
-    def close(self) -> None:
-        self._iterator.close()
+def _read_options(num_threads: int) -> grain.ReadOptions:
+    return grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
 
 
 class _Workers:
@@ -104,9 +94,9 @@ class _Workers:
             flags.FLAGS.mark_as_parsed()
         self._num_workers = num_workers
         self._roll = RollCall()
-        options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
+        in_message = grain.experimental.DatasetOptions(min_shm_size=_INLINE_BYTES)
         read = grain.experimental.WithOptionsIterDataset(
-            items.to_iter_dataset(options), grain.experimental.DatasetOptions(min_shm_size=_INLINE_BYTES)
+            items.to_iter_dataset(_read_options(num_threads)), in_message
         ).mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=_BUFFER),
             worker_init_fn=functools.partial(_start_worker, self._roll.waiting),
@@ -117,10 +107,10 @@ class _Workers:
             target=_feed, args=(iter(read), finish, self._finished, stop), name="stepcot-finish", daemon=True
         )
         # Also runs at interpreter exit, while the modules that it needs still exist.
-        self._close = weakref.finalize(self, _shut_down, self._roll, self._finished, stop, thread)
+        self.close = weakref.finalize(self, _shut_down, self._roll, self._finished, stop, thread)
         thread.start()
 
-    def next(self) -> Any:
+    def __next__(self) -> Any:
         ended_at: float | None = None
         while True:
             all_known = len(self._roll.processes) == self._num_workers
@@ -140,9 +130,6 @@ class _Workers:
             if type(error) is RuntimeError and _GRAIN_SAYS in str(error):
                 raise self._stopped(str(error).partition(". ")[0]) from None
             raise error
-
-    def close(self) -> None:
-        self._close()
 
     def _stopped(self, otherwise: str) -> RunStopped:
         which = self._roll.describe_ended() or otherwise

@@ -22,10 +22,7 @@ def make_tone_table(
 ) -> UInt8[np.ndarray, "value"]:
     """Return the grey value for each stored value, indexed by its bits as an unsigned number.
 
-    Args:
-      fields: elements of the file.
-      form: of its pixels.
-      stored: its pixels, which give the range if the file has no window.
+    The pixels `stored` give the range if the file has no window.
 
     Raises:
       BadInput: an element has a value that is not accepted.

@@ -85,31 +85,15 @@ def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_ba
     """
     if not reasons:
         return collection
-    numbers = record_numbers(collection)
+    numbers, paths, patients = collection.record_numbers, collection.cases.image_paths, collection.cases.patient_ids
     cases = CaseTable(case for index, case in enumerate(collection.cases) if index not in reasons)
-    unusable = [
-        SetAside(numbers[index], collection.cases[index].image_path, reason, collection.cases[index].patient_id)
-        for index, reason in reasons.items()
-    ]
+    unusable = [SetAside(numbers[index], paths[index], reasons[index], patients[index]) for index in reasons]
     if on_bad_record == "stop" or not cases:
-        raise BadInput(describe_bad_records(collection.root / collection.file, unusable, num_good=len(cases)))
+        raise BadInput(describe_bad_records(collection.path, unusable, num_good=len(cases)))
     set_aside = sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)
     return dataclasses.replace(collection, cases=cases, set_aside=tuple(set_aside))
 
 
 def folder_files(collection: Collection, *, max_pixels: int = MAX_PIXELS) -> FolderFiles:
     """Return the cases' image files below the collection's root."""
-    paths = tuple(case.image_path for case in collection.cases)
-    return FolderFiles(collection.root, paths, most_bytes(max_pixels))
-
-
-def record_numbers(collection: Collection) -> list[int]:
-    """Return the position of each case among the records, those set aside included."""
-    aside = {item.record for item in collection.set_aside}
-    num_records = len(collection.cases) + len(aside)
-    return [number for number in range(num_records) if number not in aside]
-
-
-def numbers_by_path(collection: Collection) -> dict[str, int]:
-    """Return the position among the records of each case, by its image path."""
-    return dict(zip((case.image_path for case in collection.cases), record_numbers(collection), strict=True))
+    return FolderFiles(collection.root, collection.cases.image_paths, most_bytes(max_pixels))

@@ -2,10 +2,14 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from jaxtyping import Int64
+
+from stepcot_jax.data.columns import TextColumn
 from stepcot_jax.data.records.record_reader import ImageLocator
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
@@ -16,14 +20,13 @@ _METADATA_BYTES = 16 * 2**20
 
 @runtime_checkable
 class ImageFiles(Protocol):
-    """Encoded images by number; worker processes get a pickled copy."""
+    """Encoded images by number; worker processes get a pickled copy.
+
+    `digest(index)`, the SHA-256 of the content in hex, is optional: for sources that know it without reading.
+    """
 
     def read(self, index: int) -> bytes:
-        """Return the content of an image file.
-
-        Raises:
-          BadInput: it cannot be read, or has changed.
-        """
+        """Return the content of an image file; `BadInput` if it cannot be read or has changed."""
         ...
 
     def name(self, index: int) -> str:
@@ -31,20 +34,10 @@ class ImageFiles(Protocol):
         ...
 
 
-@runtime_checkable
-class DigestedFiles(Protocol):
-    """Encoded images with digests that need no reading."""
-
-    def digest(self, index: int) -> str:
-        """Return the SHA-256 of the content in hex."""
-        ...
-
-
 def digest_content(images: ImageFiles, index: int) -> str:
     """Return the SHA-256 of an image's content in hex."""
-    if isinstance(images, DigestedFiles):
-        return images.digest(index)
-    return hashlib.sha256(images.read(index)).hexdigest()
+    known: Callable[[int], str] | None = getattr(images, "digest", None)
+    return known(index) if known else hashlib.sha256(images.read(index)).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Selection:
     """
 
     images: ImageFiles
-    indices: Sequence[int]
+    indices: Sequence[int] | Int64[np.ndarray, " image"]
 
     def name(self, index: int) -> str:
         """See `ImageFiles`."""
@@ -68,15 +61,12 @@ class Selection:
         return self.images.read(self.indices[index])
 
     def digest(self, index: int) -> str:
-        """See `DigestedFiles`."""
+        """See `digest_content`."""
         return digest_content(self.images, self.indices[index])
 
 
 def most_bytes(max_pixels: int) -> int:
-    """Return the size limit of a file with an image of at most `max_pixels`.
-
-    PNG and JPEG store at most 8 bytes per pixel (16-bit RGBA) uncompressed; 16 MiB are added for metadata.
-    """
+    """Return the size limit of a file: 8 bytes a pixel (16-bit RGBA, uncompressed), and 16 MiB for metadata."""
     return _BYTES_A_PIXEL * max_pixels + _METADATA_BYTES
 
 
@@ -91,7 +81,7 @@ class FolderFiles:
     """
 
     root: Path
-    paths: Sequence[str]
+    paths: Sequence[str] | TextColumn
     max_bytes: int
 
     def name(self, index: int) -> str:
@@ -99,17 +89,16 @@ class FolderFiles:
         return str(self.root / self.paths[index])
 
     def read(self, index: int) -> bytes:
-        """Return the content of an image file; every link in its path must lead below the root now.
+        """Return the content of an image file.
 
         Raises:
-          BadInput: the file is missing, too large, not an ordinary file, or outside the root.
+          BadInput: the file is missing, too large, not an ordinary file, or a link leads out of the root now.
         """
         try:
             # A new locator each time: an old one caches folders, which may have become links since.
             path = ImageLocator(self.root, require_images=True).locate(self.paths[index])
             return read_file(Path(path), max_bytes=self.max_bytes)
         except BadInput as error:
-            name = self.name(index)
-            raise BadInput(str(error) if name in str(error) else f"{name}: {error}") from None
+            raise BadInput(str(error) if self.name(index) in str(error) else f"{self.name(index)}: {error}") from None
         except OSError as error:
             raise BadInput(f"{self.name(index)}: cannot be read ({error.strerror})") from None

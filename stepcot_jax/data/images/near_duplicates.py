@@ -146,13 +146,10 @@ def join_patients(
     """Return the patients of each group that pairs of their images join, directly or through others.
 
     Args:
-      patients: ascending.
+      patients: ascending, as they are in each group returned; groups come in the order of their first patient.
       images: indices of each patient's images.
       joined: pairs of indices of images.
       num_cases: number of all images.
-
-    Returns:
-      The patients of each group, ascending; the groups in the order of their first patient.
 
     Raises:
       BadInput: a pair names no image.

@@ -73,8 +73,8 @@ class Scan:
     def drop(self, place: int, reason: str) -> None:
         """Set a valid record aside."""
         self.good[place] = False
-        case = self.table.image_paths[place], reason, self.table.patient_ids[place]
-        self.set_aside.append(SetAside(self.numbers[place], *case))
+        path, patient = self.table.image_paths[place], self.table.patient_ids[place]
+        self.set_aside.append(SetAside(self.numbers[place], path, reason, patient))
 
     def count_other_wordings(self) -> int:
         """Count the good records whose questions differ from those of the first."""
@@ -193,21 +193,17 @@ def _compare(scan: Scan, kinds: _OptionKinds, images: DigestColumn) -> None:
 
 def _describe_difference(scan: Scan, steps: Sequence[Step], usual: Sequence[Step]) -> str:
     """Return which options of a record differ from those of most records."""
-    for number, (found, expected) in enumerate(zip(steps, usual, strict=True), start=1):
-        if _fold_options([found]) != _fold_options([expected]):
-            return (
-                f"step {number} ({found.name}): options {_shown(found)} differ from {_shown(expected)} in record "
-                f"{scan.numbers[scan.reference]} ({_name(scan, scan.reference)}); all records must have the same"
-            )
-    raise AssertionError("records with equal options do not differ")
+    pairs = enumerate(zip(_fold_options(steps), _fold_options(usual), strict=True))
+    place = next(place for place, (found, expected) in pairs if found != expected)
+    found, expected = ([option[:_NUM_SHOWN] for option in chain[place].options] for chain in (steps, usual))
+    return (
+        f"step {place + 1} ({steps[place].name}): options {found} differ from {expected} in record "
+        f"{scan.numbers[scan.reference]} ({_name(scan, scan.reference)}); all records must have the same"
+    )
 
 
 def _fold_options(steps: Sequence[Step]) -> Options:
     return tuple(tuple(fold(option) for option in step.options) for step in steps)
-
-
-def _shown(step: Step) -> list[str]:
-    return [option[:_NUM_SHOWN] for option in step.options]
 
 
 def _name(scan: Scan, place: int) -> str:

@@ -6,6 +6,7 @@ A run refuses the first problem of a split; `data check` lists all.
 import dataclasses
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -35,11 +36,16 @@ class Splits:
 
 @dataclasses.dataclass
 class Problem:
-    """Something wrong with splits: how often, and the first examples."""
+    """Something wrong with records or splits: how often, and the first examples."""
 
     kind: str
     count: int = 0
-    examples: list[str] = dataclasses.field(default_factory=list)
+    examples: list[Any] = dataclasses.field(default_factory=list)
+
+    def add(self, example: Any, *, most: int) -> None:
+        """Count an occurrence; keep it if there are fewer than `most` examples."""
+        self.count += 1
+        self.examples += [example] if len(self.examples) < most else []
 
     def __str__(self) -> str:
         more = f" and {self.count - len(self.examples)} more" if self.count > len(self.examples) else ""
@@ -82,17 +88,13 @@ class Assignment:
         """Whether a case is in a split."""
         return self.rows > 0
 
-    @property
-    def splits(self) -> Splits:
-        """The splits."""
+    def as_splits(self) -> Splits:
+        """Return the indices of each split."""
         return Splits(*(tuple(np.flatnonzero(own).tolist()) for own in self.rows))
 
     def add_problem(self, kind: str, example: str) -> None:
         """Add a problem; only the first examples of a kind are kept."""
-        problem = self.problems.setdefault(kind, Problem(kind))
-        problem.count += 1
-        if len(problem.examples) < _NUM_EXAMPLES:
-            problem.examples.append(example)
+        self.problems.setdefault(kind, Problem(kind)).add(example, most=_NUM_EXAMPLES)
 
     def count(self, kind: str) -> int:
         """Return how often a problem occurs."""
@@ -103,12 +105,7 @@ class Assignment:
         return tuple(itertools.compress(SPLIT_NAMES, self.rows[:, place].tolist()))
 
     def find_problems(self, table: CaseTable, good: Bool[np.ndarray, " case"] | None = None) -> None:
-        """Add empty splits, patients in several splits and, with `good`, cases in no split.
-
-        Args:
-          table: the cases.
-          good: which cases must be in a split; None if none must.
-        """
+        """Add empty splits, patients in several splits, and those of the `good` cases that are in no split."""
         member = self.member
         for name, own in zip(SPLIT_NAMES, member, strict=True):
             if not own.any():
@@ -118,41 +115,30 @@ class Assignment:
         for split, own in enumerate(member):
             inside[split, first[own]] = True
         for place in np.flatnonzero(inside.sum(axis=0) > 1).tolist():
-            patient = table.patient_ids[place]
-            names = list(itertools.compress(SPLIT_NAMES, inside[:, place].tolist()))
+            patient, splits = table.patient_ids[place], np.flatnonzero(inside[:, place])
+            names = [SPLIT_NAMES[split] for split in splits]
             if len(self.shared) < _MOST_NAMED:
                 self.shared[patient] = ", ".join(names)
                 if self.files:
-                    names = [self._first_row(name, first == place) for name in names]
+                    rows = self.rows[:, first == place]
+                    lowest = [rows[split][rows[split] > 0].min() for split in splits]
+                    names = [f"{self.files[name]} row {row}" for name, row in zip(names, lowest, strict=True)]
             self.add_problem("patients are in more than one split", f"{patient!r} ({', '.join(names)})")
         if good is not None:
             for place in np.flatnonzero(good & ~member.any(axis=0)).tolist():
                 self.add_problem("cases are in no split", repr(table.image_paths[place][:80]))
 
-    def _first_row(self, name: str, cases: Bool[np.ndarray, " case"]) -> str:
-        rows = self.rows[SPLIT_NAMES.index(name), cases]
-        return f"{self.files[name]} row {rows[rows > 0].min()}"
-
     def refuse(self, source: str) -> None:
-        """Raise the first problem.
-
-        Raises:
-          BadInput: there is a problem.
-        """
+        """Raise the first problem, if any, as `BadInput`."""
         for problem in self.problems.values():
             raise BadInput(f"{source}: {problem}")
 
 
 def check_splits(splits: Splits, cases: Iterable[Case], *, source: str) -> None:
-    """Refuse splits that share a patient (hence a case) or have no case.
-
-    Args:
-      splits: the splits.
-      cases: the cases that they index.
-      source: where they come from, for the message.
+    """Refuse splits of `cases` that share a patient (hence a case) or have no case.
 
     Raises:
-      BadInput: a split is empty, or patients are in more than one.
+      BadInput: a split is empty, or patients are in more than one; the message begins with `source`.
     """
     table = as_table(cases)
     assignment = Assignment.of(splits, len(table))

@@ -116,8 +116,7 @@ def _cross(
     rows: Int64[np.ndarray, " case"], columns: Int64[np.ndarray, " case"], num_rows: int, num_columns: int
 ) -> Int64[np.ndarray, "row column"]:
     """Count the cases with each pair of values."""
-    pairs = np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns)
-    return pairs.reshape(num_rows, num_columns)
+    return np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns).reshape(num_rows, num_columns)
 
 
 def _count_flows(
@@ -131,30 +130,27 @@ def _count_flows(
 def write_tables(folder: Path, statistics: Statistics) -> list[str]:
     """Write all tables into a folder; return the names of the files."""
     tables: dict[str, Iterable[Row]] = {
-        "origins_diagnoses.csv": _origins_diagnoses(statistics),
+        "origins_diagnoses.csv": _with_totals(statistics, statistics.origins, statistics.diagnoses),
         "answers.csv": _answers(statistics),
         "reasoning_length.csv": _reasoning_length(statistics),
         "answer_flow.csv": _answer_flow(statistics),
         "splits.csv": list_splits(statistics),
     }
     for name, rows in tables.items():
-        _write_csv(folder / name, rows)
+        text = io.StringIO()
+        safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+        csv.writer(text, lineterminator="\n").writerows(safe)
+        write_whole(folder / name, text.getvalue().encode("utf-8", "backslashreplace"))
     write_whole(folder / "splits.md", _splits_in_markdown(statistics).encode())
     return [*tables, "splits.md"]
 
 
-def _write_csv(path: Path, rows: Iterable[Row]) -> None:
-    text = io.StringIO()
-    safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-    csv.writer(text, lineterminator="\n").writerows(safe)
-    write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
-
-
-def _origins_diagnoses(statistics: Statistics) -> list[Row]:
-    names = statistics.answer_names(-1)
-    rows = [[name, *counts, sum(counts)] for name, counts in zip(names, statistics.diagnoses.tolist(), strict=True)]
-    totals = statistics.diagnoses.sum(axis=0).tolist()
-    return [["diagnosis", *statistics.origins, "total"], *rows, ["total", *totals, sum(totals)]]
+def _with_totals(statistics: Statistics, names: Sequence[str], counts: Int64[np.ndarray, "answer column"]) -> list[Row]:
+    """Return head, a row for each diagnosis, and the totals."""
+    diagnoses = statistics.answer_names(-1)
+    rows = [[name, *row, sum(row)] for name, row in zip(diagnoses, counts.tolist(), strict=True)]
+    totals = counts.sum(axis=0).tolist()
+    return [["diagnosis", *names, "total"], *rows, ["total", *totals, sum(totals)]]
 
 
 def _answers(statistics: Statistics) -> list[Row]:
@@ -186,20 +182,17 @@ def _answer_flow(statistics: Statistics) -> list[Row]:
     rows: list[Row] = [["step", "answer", "next_step", "next_answer", "cases"]]
     steps = statistics.chain.steps
     for number, counts in enumerate(statistics.flows):
-        for place, name in enumerate(statistics.answer_names(number)):
-            for next_place, next_name in enumerate(statistics.answer_names(number + 1)):
-                if count := int(counts[place, next_place]):
-                    rows.append([steps[number].name, name, steps[number + 1].name, next_name, count])
+        names, next_names = statistics.answer_names(number), statistics.answer_names(number + 1)
+        for row, column in np.argwhere(counts).tolist():
+            answers = steps[number].name, names[row], steps[number + 1].name, next_names[column]
+            rows.append([*answers, int(counts[row, column])])
     return rows
 
 
 def list_splits(statistics: Statistics) -> list[Row]:
     """Return head, a row for each diagnosis, and the totals; "(not annotated)" only if there are such cases."""
-    names = statistics.answer_names(-1)
-    rows = [[name, *counts, sum(counts)] for name, counts in zip(names, statistics.splits.tolist(), strict=True)]
-    totals = statistics.splits.sum(axis=0).tolist()
-    last = rows[-1:] if rows[-1][-1] else []
-    return [["diagnosis", *SPLIT_NAMES, "total"], *rows[:-1], *last, ["total", *totals, sum(totals)]]
+    rows = _with_totals(statistics, SPLIT_NAMES, statistics.splits)
+    return rows if rows[-2][-1] else [*rows[:-2], rows[-1]]
 
 
 def _splits_in_markdown(statistics: Statistics) -> str:

@@ -6,6 +6,8 @@ layout, so that reading labels needs no images; `quarantine.jsonl` with the reco
 preparation was not finished.
 """
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ from stepcot_jax.data.images.image_shards import ShardEntry, ShardIndex, check_s
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
-from stepcot_jax.data.tfds.preparing import Gathered, digest_of_file
+from stepcot_jax.data.tfds.preparing import Prepared, digest_of_file
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
 
@@ -55,16 +57,12 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     set_aside: tuple[SetAside, ...]
 
     def index(self, paths: tuple[str, ...]) -> ShardIndex:
-        """Return the shards as `ShardFiles` takes them.
-
-        Args:
-          paths: image path of each case.
-        """
+        """Return the shards as `ShardFiles` takes them; `paths` has the image path of each case."""
         # Shards follow each other as the splits do.
         order = iter([case for name in SPLIT_NAMES for case in self.splits[name]])
         entries = []
         for shard in self.shards:
-            cases = [next(order) for _ in range(shard.num_records)]
+            cases = list(itertools.islice(order, shard.num_records))
             entries.append(
                 ShardEntry(
                     file=shard.file,
@@ -78,53 +76,40 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
         return ShardIndex(source=self.source, shards=tuple(entries))
 
 
-def write_account(folder: Path, gathered: Gathered) -> None:
-    """Write the cases and, if there are any, the records that were set aside."""
-    collection = gathered.collection
-    write_records(folder, chain=collection.chain, cases=collection.cases)
-    if collection.set_aside:
-        write_quarantine(folder / QUARANTINE_NAME, collection.set_aside)
-
-
 def write_contents(
-    folder: Path,
-    gathered: Gathered,
-    *,
-    source: str,
-    shard_lengths: dict[str, list[tuple[str, int]]],
-    images: dict[int, tuple[int, str]],
+    folder: Path, gathered: Prepared, *, source: str, shards: Sequence[Shard], images: dict[int, tuple[int, str]]
 ) -> None:
-    """Write `step_cot.json`, after all the files that it describes.
+    """Write the files beside the shards, `step_cot.json` last.
 
     Args:
       folder: of the shards.
-      gathered: the prepared cases and splits.
+      gathered: the cases and splits.
       source: `identify_source` of the folder they come from.
-      shard_lengths: file name and number of records of each shard of each split, in order.
+      shards: the shards of each split, in order.
       images: size and SHA-256 of each case's image.
 
     Raises:
       BadInput: the shards do not hold as many records as the splits have cases.
     """
-    for name, indices in gathered.splits.by_name().items():
-        found = sum(length for _, length in shard_lengths[name])
+    collection, splits = gathered.collection, gathered.splits.by_name()
+    for name, indices in splits.items():
+        found = sum(shard.num_records for shard in shards if shard.split == name)
         if found != len(indices):
             raise BadInput(f"{folder}: {found} records of split {name} were written instead of {len(indices)}")
-    order = [images[index] for index in range(len(gathered.collection.cases))]
+    write_records(folder, chain=collection.chain, cases=collection.cases)
+    if collection.set_aside:
+        write_quarantine(folder / QUARANTINE_NAME, collection.set_aside)
+    order = [images[index] for index in range(len(collection.cases))]
     contents = Contents(
         source=source,
         records=digest_of_file(folder / FILE_NAME),
-        step_names=tuple(step.name for step in gathered.collection.chain.steps),
-        splits=gathered.splits.by_name(),
+        step_names=tuple(step.name for step in collection.chain.steps),
+        splits=splits,
         splits_source=gathered.splits_source,
-        shards=tuple(
-            Shard(file=file, split=name, num_bytes=(folder / file).stat().st_size, num_records=length)
-            for name in SPLIT_NAMES
-            for file, length in shard_lengths[name]
-        ),
+        shards=tuple(shards),
         sizes=tuple(size for size, _ in order),
         digests=tuple(digest for _, digest in order),
-        set_aside=gathered.collection.set_aside,
+        set_aside=collection.set_aside,
     )
     write_whole(folder / CONTENTS_NAME, msgspec.json.encode(contents))
 

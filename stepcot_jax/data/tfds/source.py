@@ -1,36 +1,14 @@
 """Open a prepared dataset: cases, splits and encoded images by number."""
 
-import dataclasses
 from pathlib import Path
 
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import most_bytes
 from stepcot_jax.data.images.image_shards import ShardFiles
-from stepcot_jax.data.records.records import Collection
-from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.data.tfds.contents import CONTENTS_NAME, NAME, VERSION, read_collection, read_contents
 from stepcot_jax.data.tfds.examples import import_tfds, read_image
-from stepcot_jax.data.tfds.preparing import Reading, identify_source
+from stepcot_jax.data.tfds.preparing import Prepared, Reading, identify_source
 from stepcot_jax.host.errors import BadInput
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A prepared dataset.
-
-    Attributes:
-      folder: of the shards.
-      collection: the cases in the order of the published `data.json`, and the records that were set aside.
-      splits: indices into the cases.
-      splits_source: where the splits come from, in words.
-      images: the encoded image of each case.
-    """
-
-    folder: Path
-    collection: Collection
-    splits: Splits
-    splits_source: str
-    images: ShardFiles
 
 
 def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
@@ -47,17 +25,13 @@ def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
     place = find_prepared(folder)
     contents = read_contents(place)
     collection, splits = read_collection(place, contents)
-    paths = tuple(case.image_path for case in collection.cases)
+    paths = tuple(collection.cases.image_paths)
     images = ShardFiles(place, contents.index(paths), paths, max_bytes=most_bytes(max_pixels), unpack=read_image)
-    return Prepared(place, collection, splits, contents.splits_source, images)
+    return Prepared(collection, splits, contents.splits_source, images)
 
 
 def find_prepared(folder: Path) -> Path:
-    """Return the folder of the prepared dataset: `folder` itself, or the one of our version in a `data_dir`.
-
-    Raises:
-      BadInput: nothing is prepared there.
-    """
+    """Return the folder of the prepared dataset: `folder` itself, or the one of our version in a `data_dir`."""
     folder = Path(folder)
     for place in (folder, folder / VERSION, folder / NAME / VERSION):
         if (place / CONTENTS_NAME).is_file():
@@ -69,12 +43,7 @@ def find_prepared(folder: Path) -> Path:
 
 
 def check_prepared_from(folder: Path, root: Path, reading: Reading | None = None) -> None:
-    """Refuse a dataset that was prepared from other data than a folder's, or with other settings.
-
-    Args:
-      folder: as in `open_prepared`.
-      root: the folder in the published layout that it should come from.
-      reading: how it should have been read; None for the defaults.
+    """Refuse a dataset in `folder` that was prepared from other data than those of `root`, or with another `reading`.
 
     Raises:
       BadInput: it was prepared from something else; names both folders.
