@@ -160,7 +160,9 @@ def training_batches(
         order = grain.MapDataset.range(len(indices)).seed(seed).shuffle().repeat()
         positions = order.batch(batch_size, drop_remainder=True)
     else:
-        cumulative = np.cumsum(_inverse_frequencies(dataset.labels[list(indices), -1]))
+        answers = dataset.labels[list(indices), -1]
+        _, answer_of, counts = np.unique(answers, return_inverse=True, return_counts=True)
+        cumulative = np.cumsum(1.0 / (len(counts) * counts[answer_of]))
         cumulative[-1] = 1.0  # no draw may fall beyond it by rounding
         positions = grain.MapDataset.range(_ENDLESS).map(_DrawRows(cumulative, batch_size, seed))
     return _make_batches(dataset, indices, positions, rows, augment_seed=seed if augment else None)
@@ -205,12 +207,6 @@ def _rows(batch_size: int, process_index: int, process_count: int) -> slice:
     if remainder:
         raise BadInput(f"batch size {batch_size} is not a multiple of {process_count} processes")
     return slice(process_index * num_rows, (process_index + 1) * num_rows)
-
-
-def _inverse_frequencies(answers: Int[np.ndarray, " case"]) -> np.ndarray:
-    """Return the probability of each case such that every answer is equally frequent."""
-    _, answer_of, counts = np.unique(answers, return_inverse=True, return_counts=True)
-    return 1.0 / (len(counts) * counts[answer_of])
 
 
 def _make_batches(

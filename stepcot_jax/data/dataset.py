@@ -90,11 +90,7 @@ class Dataset:
         return dataclasses.replace(self, cases=self.cases.with_labels(labels))
 
     def with_origins(self, origins: Sequence[str]) -> "Dataset":
-        """Return the same splits with only the cases of some origins; the other cases are in no split.
-
-        Raises:
-          BadInput: no case has one of the origins, or a split would be empty.
-        """
+        """Return the same splits with the cases of some origins alone; `BadInput` if that leaves a split empty."""
         found = self.cases.count_origins(np.ones(len(self.cases), bool))
         for origin in origins:
             if origin not in found:

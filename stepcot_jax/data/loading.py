@@ -9,8 +9,7 @@ import numpy as np
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.image_check import check_images
-from stepcot_jax.data.images.image_files import ImageFiles, Selection
+from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images
 from stepcot_jax.data.images.image_shards import has_shards, open_images
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
@@ -71,12 +70,8 @@ def load_dataset(
         single_label=data.single_label,
         labels_from=data.labels_from,
     )
-    collection, images = open_images(
-        collection,
-        sharded=sharded and require_images,
-        on_bad_record=data.on_bad_record,
-        max_pixels=_max_pixels(settings),
-    )
+    in_shards, on_bad, max_pixels = sharded and require_images, data.on_bad_record, _max_pixels(settings)
+    collection, images = open_images(collection, sharded=in_shards, on_bad_record=on_bad, max_pixels=max_pixels)
     return make_dataset(
         settings,
         collection,

@@ -113,9 +113,5 @@ def _end_with(error: BaseException, _: object) -> None:
 
 
 def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"ended with exit code {code}" if code > 0 else f"was ended by {names.get(-code, f'signal {-code}')}"

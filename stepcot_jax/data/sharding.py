@@ -5,7 +5,7 @@ import pathlib
 import tempfile
 from typing import Any
 
-from stepcot_jax.data.images.image_check import folder_files, set_aside_cases
+from stepcot_jax.data.images.image_files import folder_files, set_aside_cases
 from stepcot_jax.data.images.image_shards import INDEX_NAME, find_missing, has_shards
 from stepcot_jax.data.images.shard_writing import ShardWriter, only_writer, saying_what_fails
 from stepcot_jax.data.records.data_json import FILE_NAME

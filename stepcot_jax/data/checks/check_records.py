@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from stepcot_jax.data.columns import DigestColumn, TextColumn, find_first
-from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection, most_bytes
+from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
 from stepcot_jax.data.images.image_shards import ShardFiles, has_shards, read_index
 from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.records.cases import SetAside

@@ -32,6 +32,11 @@ _FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
+def most_bytes(max_pixels: int) -> int:
+    """Return the size limit of a file: 8 bytes a pixel (16-bit RGBA, uncompressed), and 16 MiB for metadata."""
+    return 8 * max_pixels + 16 * 2**20
+
+
 def decode_picture(content: bytes, *, name: str, max_pixels: int) -> Image.Image:
     """Decode a file's content to an upright picture of mode "L" or "RGB", as `decode_image_bytes` does.
 

@@ -1,21 +1,25 @@
-"""Sources of encoded images: one interface for folders, shards and any other source."""
+"""Sources of encoded images, one interface for folders, shards and others, and the check that all can be decoded."""
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import UInt8
 
 from stepcot_jax.data.columns import TextColumn
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
+from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.threads import map_in_threads
 
-_BYTES_A_PIXEL = 8
-_METADATA_BYTES = 16 * 2**20
+Pixels = UInt8[np.ndarray, "height width *channel"]
 
 
 @runtime_checkable
@@ -50,7 +54,7 @@ class Selection:
     """
 
     images: ImageFiles
-    indices: Sequence[int] | Int64[np.ndarray, " image"]
+    indices: Sequence[int] | np.ndarray
 
     def name(self, index: int) -> str:
         """See `ImageFiles`."""
@@ -63,11 +67,6 @@ class Selection:
     def digest(self, index: int) -> str:
         """See `digest_content`."""
         return digest_content(self.images, self.indices[index])
-
-
-def most_bytes(max_pixels: int) -> int:
-    """Return the size limit of a file: 8 bytes a pixel (16-bit RGBA, uncompressed), and 16 MiB for metadata."""
-    return _BYTES_A_PIXEL * max_pixels + _METADATA_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,3 +101,85 @@ class FolderFiles:
             raise BadInput(str(error) if self.name(index) in str(error) else f"{self.name(index)}: {error}") from None
         except OSError as error:
             raise BadInput(f"{self.name(index)}: cannot be read ({error.strerror})") from None
+
+
+def check_images(
+    collection: Collection,
+    *,
+    images: ImageFiles | None = None,
+    on_bad_record: OnBadRecord = "stop",
+    max_pixels: int = MAX_PIXELS,
+    preprocessing: Preprocessing | None = None,
+    visit: Callable[[int, Pixels], None] | None = None,
+    is_known: Callable[[Case, bytes], bool] | None = None,
+    progress: Callable[[Iterable[Case]], Iterable[Case]] | None = None,
+    num_threads: int = 2,
+) -> Collection:
+    """Decode every image that is not known yet and return the collection without the unreadable ones.
+
+    At most `num_threads` + 2 decoded images are in memory at a time, besides those that `visit` keeps.
+
+    Args:
+      collection: the records as `read_records` gives them.
+      images: the cases' images; None for the files below the collection's root.
+      on_bad_record: "stop" raises after the last image if any is unreadable, "skip" sets them aside.
+      max_pixels: largest accepted width times height of an image.
+      preprocessing: resizes images in the decoding threads, before they are visited.
+      visit: called in order, in the caller's thread, with each readable image's index among the returned cases and
+        its pixels: uint8 [height, width] if grey, else [height, width, 3]; of the encoder's size with `preprocessing`.
+      is_known: takes a case and the content of its image file; if true, the image is neither decoded nor visited.
+      progress: wraps the iterable of cases, as progress bars do.
+      num_threads: images decoded at the same time; >= 1.
+
+    Raises:
+      BadInput: an image is unreadable and `on_bad_record` is "stop", or none is readable; names file and record.
+    """
+    files = images or folder_files(collection, max_pixels=max_pixels)
+
+    def prepare(item: tuple[int, Case]) -> Pixels | BadInput | None:
+        index, case = item
+        try:
+            content, name = files.read(index), files.name(index)
+            if is_known is not None and is_known(case, content):
+                return None
+            if preprocessing is None:
+                return np.array(decode_picture(content, name=name, max_pixels=max_pixels))
+            return prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
+        except BadInput as error:
+            return error
+
+    reasons: dict[int, str] = {}
+    watched = collection.cases if progress is None else progress(collection.cases)
+    for (index, _), pixels in map_in_threads(prepare, enumerate(watched), num_threads=num_threads):
+        if isinstance(pixels, BadInput):
+            reasons[index] = str(pixels)
+        elif visit is not None and pixels is not None:
+            visit(index - len(reasons), pixels)
+    return set_aside_cases(collection, reasons, on_bad_record=on_bad_record)
+
+
+def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_bad_record: OnBadRecord) -> Collection:
+    """Return the collection with some of its cases moved to `set_aside`.
+
+    Args:
+      collection: the cases.
+      reasons: why a case cannot be used, by its index.
+      on_bad_record: "stop" raises if there is a reason, "skip" sets the cases aside.
+
+    Raises:
+      BadInput: `reasons` is not empty and `on_bad_record` is "stop", or no case is left.
+    """
+    if not reasons:
+        return collection
+    numbers, paths, patients = collection.record_numbers, collection.cases.image_paths, collection.cases.patient_ids
+    cases = CaseTable(case for index, case in enumerate(collection.cases) if index not in reasons)
+    unusable = [SetAside(numbers[index], paths[index], reasons[index], patients[index]) for index in reasons]
+    if on_bad_record == "stop" or not cases:
+        raise BadInput(describe_bad_records(collection.path, unusable, num_good=len(cases)))
+    set_aside = sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)
+    return dataclasses.replace(collection, cases=cases, set_aside=tuple(set_aside))
+
+
+def folder_files(collection: Collection, *, max_pixels: int = MAX_PIXELS) -> FolderFiles:
+    """Return the cases' image files below the collection's root."""
+    return FolderFiles(collection.root, collection.cases.image_paths, most_bytes(max_pixels))

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.images.image_check import folder_files, set_aside_cases
-from stepcot_jax.data.images.image_files import ImageFiles, most_bytes
+from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_files import ImageFiles, folder_files, set_aside_cases
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
@@ -116,16 +116,13 @@ def find_missing(index: ShardIndex, paths: Iterable[str]) -> dict[int, str]:
 def open_images(
     collection: Collection, *, sharded: bool, on_bad_record: OnBadRecord, max_pixels: int
 ) -> tuple[Collection, ImageFiles]:
-    """Open the images of a collection.
+    """Open a collection's image files or, if `sharded`, the shards beside its records.
 
     Args:
       collection: the records.
-      sharded: read shards beside the records, not image files.
+      sharded: whether the images are in shards.
       on_bad_record: "stop" raises if an image is not in the shards, "skip" sets its record aside with its reason.
       max_pixels: largest accepted width times height; a file too large for it is not read.
-
-    Returns:
-      The records whose images are there, and their images.
 
     Raises:
       BadInput: the shards are unusable, an image is not in them and `on_bad_record` is "stop", or none is.
@@ -191,11 +188,7 @@ class ShardFiles:
         return self._places[index][3]
 
     def read(self, index: int) -> bytes:
-        """Return the content of an image file.
-
-        Raises:
-          BadInput: the file is too large, or the shard is unreadable or has changed.
-        """
+        """Return the content of an image file; `BadInput` if it is too large, or the shard unreadable or changed."""
         file, record, size, digest = self._places[index]
         if size > self._max_bytes:
             raise BadInput(f"{self.name(index)}: {size} bytes, more than {self._max_bytes}")

@@ -46,11 +46,7 @@ class FilePixels:
     records: Sequence[int]
 
     def __call__(self, index: int) -> CompactPixels:
-        """Return the pixels of a case.
-
-        Raises:
-          BadInput: the image cannot be read or decoded; names record and file.
-        """
+        """Return the pixels of a case; a `BadInput` names record and file."""
         try:
             content, name = self.images.read(index), self.images.name(index)
             return prepare_image(content, name=name, preprocessing=self.preprocessing, max_pixels=self.max_pixels)

@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.images.image_check import set_aside_cases
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture
-from stepcot_jax.data.images.image_files import ImageFiles
+from stepcot_jax.data.images.image_files import ImageFiles, set_aside_cases
 from stepcot_jax.data.images.image_shards import INDEX_NAME, ShardEntry, ShardIndex, check_entry, read_index, shard_name
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord

@@ -133,11 +133,7 @@ class RecordReader:
         self._steps, self._orders, self._labels = _Cache(), _Cache(), _Cache()
 
     def read(self, record: PublishedRecord, *, index: int) -> ReadRecord:
-        """Return the case and steps of the record at a position in the file, from 0.
-
-        Raises:
-          BadInput: a field is invalid; the message begins with the field.
-        """
+        """Return the case and steps of the record at `index` in the file; a `BadInput` begins with the field."""
         patient_id = str(record.patient_id)
         if not patient_id.strip():
             raise BadInput(f"patient_id: {patient_id!r} is blank; a patient's identifier is required")

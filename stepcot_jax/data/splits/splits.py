@@ -135,11 +135,7 @@ class Assignment:
 
 
 def check_splits(splits: Splits, cases: Iterable[Case], *, source: str) -> None:
-    """Refuse splits of `cases` that share a patient (hence a case) or have no case.
-
-    Raises:
-      BadInput: a split is empty, or patients are in more than one; the message begins with `source`.
-    """
+    """Raise `BadInput`, which begins with `source`, if a split of `cases` is empty or shares a patient with another."""
     table = as_table(cases)
     assignment = Assignment.of(splits, len(table))
     assignment.find_problems(table)

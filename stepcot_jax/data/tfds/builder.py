@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.data.tfds.contents import QUARANTINE_NAME, VERSION, Shard, write_contents
 from stepcot_jax.data.tfds.examples import import_tfds, make_example, make_features
 from stepcot_jax.data.tfds.preparing import Prepared, Reading, gather, identify_source
-from stepcot_jax.data.tfds.source import check_prepared_from
+from stepcot_jax.data.tfds.source import QUARANTINE_NAME, VERSION, Shard, check_prepared_from, write_contents
 from stepcot_jax.host.errors import BadInput, make_workdir
 
 tfds = import_tfds()
@@ -160,11 +159,11 @@ def prepare(root: Path, data_dir: Path, reading: Reading | None = None) -> Path:
 
     Args:
       root: the folder.
-      data_dir: where datasets are kept; this one goes to `step_cot/1.0.0` below it.
+      data_dir: where datasets are kept.
       reading: how the folder is read; None for the defaults.
 
     Returns:
-      The folder of the prepared dataset.
+      The folder of the prepared dataset: `step_cot/1.0.0` below `data_dir`.
 
     Raises:
       BadInput: the folder cannot be used, or other data are prepared there.

@@ -13,11 +13,7 @@ from stepcot_jax.host.errors import BadInput
 
 
 def import_tfds() -> Any:
-    """Return the module tensorflow_datasets.
-
-    Raises:
-      BadInput: it is not installed.
-    """
+    """Return the module tensorflow_datasets; `BadInput` if it is not installed."""
     try:
         import importlib_resources  # noqa: F401 - tensorflow_datasets needs it and does not say so
         import tensorflow_datasets

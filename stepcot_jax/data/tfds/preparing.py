@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepcot_jax.data.images.image_check import check_images, folder_files
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-from stepcot_jax.data.images.image_files import ImageFiles
+from stepcot_jax.data.images.image_files import ImageFiles, check_images, folder_files
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records

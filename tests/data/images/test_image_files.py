@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 
-from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection, digest_content, most_bytes
+from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection, digest_content
 from stepcot_jax.data.images.preprocessing import decode_image
 from stepcot_jax.host.errors import BadInput
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from stepcot_jax.data.images import image_decoding
-from stepcot_jax.data.images.image_check import check_images
+from stepcot_jax.data.images.image_files import check_images
 from stepcot_jax.data.images.preprocessing import (
     CLIP_MEAN,
     CLIP_STD,
