@@ -1,6 +1,7 @@
 """Grain pipelines from cases to batches. A training batch depends on the seed and the update number only."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.pixels import CompactPixels, PixelCache, augment_image
+from stepcot_jax.data.images.pixels import PixelCache, augment_image
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey, repeat_grey
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.host.errors import BadInput
@@ -48,18 +49,13 @@ class _ReadBatch(grain.transforms.MapWithIndex):
             return {"image_features": np.stack([self.features[case] for case in cases]), **places}
         images = [self.pixels.compact(case) for case in cases]
         if self.augment_seed is not None:
-            seeds = [(_AUGMENTATION, self.augment_seed, index, self.rows.start + row) for row in range(len(images))]
             images = [
-                augment_image(image, np.random.default_rng(seed)) for image, seed in zip(images, seeds, strict=True)
+                augment_image(image, np.random.default_rng((_AUGMENTATION, self.augment_seed, index, row)))
+                for row, image in enumerate(images, self.rows.start)
             ]
-        return {"pixels": _stack(images), **places}
-
-
-def _stack(images: Sequence[CompactPixels]) -> np.ndarray:
-    """Stack to uint8 [case, size, size], or [case, size, size, 3] if any image has colours."""
-    if all(image.ndim == 2 for image in images):
-        return np.stack(images)
-    return np.stack([repeat_grey(image) if image.ndim == 2 else image for image in images])
+        if any(image.ndim == 3 for image in images):
+            images = [repeat_grey(image) if image.ndim == 2 else image for image in images]
+        return {"pixels": np.stack(images), **places}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,17 +79,10 @@ class _Finish:
         return {**batch, "present": np.arange(self.num_rows) < num_cases}
 
 
-@dataclasses.dataclass(frozen=True)
-class _DrawRows(grain.transforms.Map):
-    """Draws the positions of an update; each answer of the last step has the same chance."""
-
-    cumulative: np.ndarray
-    batch_size: int
-    seed: int
-
-    def map(self, element: int) -> Int[np.ndarray, " row"]:
-        drawn = np.random.default_rng((_SAMPLING, self.seed, element)).random(self.batch_size)
-        return np.searchsorted(self.cumulative, drawn, side="right")
+def _draw_rows(number: int, *, cumulative: np.ndarray, batch_size: int, seed: int) -> Int[np.ndarray, " row"]:
+    """Draw the positions of an update; each answer of the last step has the same chance."""
+    drawn = np.random.default_rng((_SAMPLING, seed, number)).random(batch_size)
+    return np.searchsorted(cumulative, drawn, side="right")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +153,8 @@ def training_batches(
         _, answer_of, counts = np.unique(answers, return_inverse=True, return_counts=True)
         cumulative = np.cumsum(1.0 / (len(counts) * counts[answer_of]))
         cumulative[-1] = 1.0  # no draw may fall beyond it by rounding
-        positions = grain.MapDataset.range(_ENDLESS).map(_DrawRows(cumulative, batch_size, seed))
+        draw = functools.partial(_draw_rows, cumulative=cumulative, batch_size=batch_size, seed=seed)
+        positions = grain.MapDataset.range(_ENDLESS).map(draw)
     return _make_batches(dataset, indices, positions, rows, augment_seed=seed if augment else None)
 
 

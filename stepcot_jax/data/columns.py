@@ -17,29 +17,7 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-class BytesColumn:
-    """Byte strings by position; each takes its own length and 8 bytes."""
-
-    def __init__(self) -> None:
-        self._content = bytearray()
-        self._ends = array.array("q", [0])
-
-    def append_bytes(self, content: bytes) -> None:
-        """Append an item."""
-        self._content += content
-        self._ends.append(len(self._content))
-
-    def get_bytes(self, place: int) -> bytes:
-        """Return the item at `place`, counted from 0."""
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return bytes(self._content[self._ends[place] : self._ends[place + 1]])
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-
-class TextColumn(BytesColumn):
+class TextColumn:
     """Texts by position; each takes its UTF-8 bytes and 8 more.
 
     >>> column = TextColumn(["Übersicht"])
@@ -48,16 +26,23 @@ class TextColumn(BytesColumn):
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        super().__init__()
+        self._content = bytearray()
+        self._ends = array.array("q", [0])
         for text in texts:
             self.append(text)
 
     def append(self, text: str) -> None:
         """Append a text."""
-        self.append_bytes(_encode(text))
+        self._content += _encode(text)
+        self._ends.append(len(self._content))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
 
     def __getitem__(self, place: int) -> str:
-        return self.get_bytes(place).decode("utf-8", "surrogatepass")
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return self._content[self._ends[place] : self._ends[place + 1]].decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
         return (self[place] for place in range(len(self)))
@@ -69,13 +54,10 @@ class DigestColumn:
     def __init__(self) -> None:
         self._content = bytearray()
 
-    def append(self, content: str) -> None:
-        """Append the BLAKE2b digest of a text."""
-        self._content += hashlib.blake2b(_encode(content), digest_size=_DIGEST_BYTES).digest()
-
-    def append_digest(self, digest: bytes) -> None:
-        """Append a digest of 16 bytes computed elsewhere."""
-        self._content += digest
+    def append(self, content: str | bytes) -> None:
+        """Append the BLAKE2b digest of a content."""
+        content = _encode(content) if isinstance(content, str) else content
+        self._content += hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
     def __len__(self) -> int:
         return len(self._content) // _DIGEST_BYTES

@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grain
@@ -99,7 +98,7 @@ class _Workers:
             items.to_iter_dataset(_read_options(num_threads)), in_message
         ).mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=_BUFFER),
-            worker_init_fn=functools.partial(_start_worker, self._roll.waiting),
+            worker_init_fn=functools.partial(report, self._roll.waiting),
         )
         self._finished: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(_BUFFER)
         stop = threading.Event()
@@ -183,8 +182,3 @@ def _await(thread: threading.Thread, finished: queue.Queue) -> bool:
             finished.get_nowait()
         thread.join(timeout=LOOK_SECONDS)
     return not thread.is_alive()
-
-
-def _start_worker(waiting: Path, number: int, num_workers: int) -> None:  # noqa: ARG001 (Grain gives both)
-    """Report to the run before reading; Grain calls this in each worker."""
-    report(waiting)

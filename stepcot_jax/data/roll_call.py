@@ -54,8 +54,11 @@ class RollCall:
 
     def describe_ended(self) -> str:
         """Return which workers failed and how; "" if none did."""
+        names = {-number.value: f"was ended by {number.name}" for number in signal.Signals}
         ended = {number: process.exitcode for number, process in self.processes.items() if process.exitcode}
-        return ", ".join(f"process {number} {_describe_exit(code)}" for number, code in ended.items())
+        return ", ".join(
+            f"process {number} {names.get(code, f'ended with exit code {code}')}" for number, code in ended.items()
+        )
 
     def kill(self) -> None:
         """Kill all workers that have reported."""
@@ -80,10 +83,11 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
 
 
-def report(waiting: Path) -> None:
+def report(waiting: Path, *_: int) -> None:
     """Report this worker to the run, wait until it is known, and from then on end with the run.
 
-    Ctrl-C and SIGTERM may reach the whole process group; only the run handles them and closes its workers.
+    Grain calls it in each worker, with two numbers more. Ctrl-C and SIGTERM may reach the whole process group; only
+    the run handles them and closes its workers.
     """
     for number in _OF_THE_PARENT:
         signal.signal(number, signal.SIG_IGN)
@@ -110,8 +114,3 @@ def report(waiting: Path) -> None:
 def _end_with(error: BaseException, _: object) -> None:
     traceback.print_exception(error)
     os._exit(1)
-
-
-def _describe_exit(code: int) -> str:
-    names = {number.value: number.name for number in signal.Signals}
-    return f"ended with exit code {code}" if code > 0 else f"was ended by {names.get(-code, f'signal {-code}')}"

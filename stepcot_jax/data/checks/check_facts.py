@@ -123,16 +123,11 @@ def _describe_pictures(findings: Findings) -> dict[str, Any]:
 def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
     if assignment is None:
         return {"splits_from": "none", "splits": [], "patients_in_several_splits": 0, "cases_in_no_split": 0}
+    heads = ("name", "file", "rows", "rows_that_name_nothing", "cases", "patients")
     listed = [
-        {
-            "name": name,
-            "file": assignment.files.get(name, ""),
-            "rows": assignment.num_rows.get(name),
-            "rows_that_name_nothing": assignment.num_passed_over.get(name),
-            "cases": int(member.sum()),
-            "patients": scan.table.count_patients(member),
-        }
+        dict(zip(heads, (name, *table, int(member.sum()), scan.table.count_patients(member)), strict=True))
         for name, member in zip(SPLIT_NAMES, assignment.member, strict=True)
+        for table in [assignment.tables.get(name, ("", None, None))]
     ]
     return {
         "splits_from": assignment.source,

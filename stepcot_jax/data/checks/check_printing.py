@@ -11,25 +11,12 @@ from stepcot_jax.host.text import make_printable
 
 _WIDTH = 120
 _MOST_REASONS = 20
-_SUMMARY = {
-    "records": "records",
-    "cases": "cases",
-    "patients": "patients",
-    "set_aside": "set aside",
-    "records_with_other_options": "records with other options",
-    "records_with_other_wordings": "records with other wordings",
-    "records_that_repeat_an_image": "records that repeat an image",
-    "images_found": "images found",
-    "images_missing": "images missing",
-    "images_unreadable": "images unreadable",
-    "images_with_equal_pixels": "images with equal pixels",
-    "pictures_in_several_splits": "pictures in several splits",
-    "boxes": "boxes",
-    "images_with_boxes": "images with boxes",
-    "images_with_one_box_label": "images with one box label",
-    "patients_in_several_splits": "patients in several splits",
-    "cases_in_no_split": "cases in no split",
-}
+_SUMMARY = (
+    *("records", "cases", "patients", "set_aside", "records_with_other_options", "records_with_other_wordings"),
+    *("records_that_repeat_an_image", "images_found", "images_missing", "images_unreadable"),
+    *("images_with_equal_pixels", "pictures_in_several_splits", "boxes", "images_with_boxes"),
+    *("images_with_one_box_label", "patients_in_several_splits", "cases_in_no_split"),
+)
 
 Table = tuple[str, Sequence[str], list[list[str]]]
 """Title, head and rows."""
@@ -63,7 +50,7 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
         (
             f"{facts['root']}: {facts['layout']} ({facts['file']})",
             ("", "number"),
-            [[name, _number(facts[key])] for key, name in _SUMMARY.items()],
+            [[key.replace("_", " "), _number(facts[key])] for key in _SUMMARY],
         ),
         (
             "Steps",

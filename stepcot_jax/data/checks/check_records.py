@@ -131,7 +131,7 @@ def decode_pictures(
             pixels = decode_image_bytes(files.read(index), name=files.name(index), max_pixels=max_pixels)
         except BadInput as error:
             return error
-        content = hashlib.blake2b(str(pixels.shape).encode(), digest_size=16)
+        content = hashlib.blake2b(str(pixels.shape).encode())
         content.update(np.ascontiguousarray(pixels).data)
         return content.digest()
 
@@ -141,7 +141,7 @@ def decode_pictures(
         if isinstance(found, BadInput):
             scan.drop(int(places[index]), str(found))
         else:
-            column.append_digest(found)
+            column.append(found)
     original = np.arange(len(scan.table))
     readable = np.flatnonzero(scan.good)
     original[readable] = readable[find_first(column.halves)]

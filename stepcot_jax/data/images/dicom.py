@@ -152,17 +152,18 @@ def _read_dataset(file: io.BytesIO, syntax: str) -> "Dataset":
     from pydicom.uid import UID
 
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
-    implicit, little_endian = SYNTAXES[syntax].implicit, SYNTAXES[syntax].little_endian
+    uid = UID(syntax)
+    implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
     dataset = read_dataset(file, implicit, little_endian, specific_tags=tags)
     dataset.set_original_encoding(implicit, little_endian)
     dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = UID(syntax)
+    dataset.file_meta.TransferSyntaxUID = uid
     return dataset
 
 
 def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
     """Return the pixel format; `BadInput` if it is not accepted."""
-    if not fields.has("PixelData"):
+    if fields.value("PixelData") in (None, "", b""):
         raise fields.refuse(f"has no PixelData ({fields.kind}); {_EXPECTED}")
     num_frames = fields.integer("NumberOfFrames", default=1)
     if num_frames != 1:

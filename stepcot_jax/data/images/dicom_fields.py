@@ -25,31 +25,27 @@ _Read = TypeVar("_Read")
 
 @dataclasses.dataclass(frozen=True)
 class Syntax:
-    """A transfer syntax: how elements are written and pixels are packed.
+    """A transfer syntax: how pixels are packed.
 
     Attributes:
       name: for messages.
       decoders: pydicom's decoder plugins, the preferred first; none for uncompressed pixels and RLE. GDCM's is left
         out: it ends the whole process on unexpected input.
       install: command that installs a decoder.
-      implicit: whether elements come without their type.
-      little_endian: byte order.
     """
 
     name: str
     decoders: tuple[str, ...] = ()
     install: str = EXTRA
-    implicit: bool = False
-    little_endian: bool = True
 
 
 RLE = "1.2.840.10008.1.2.5"
 _LIBJPEG = "pip install pylibjpeg-libjpeg (GPL)"
 
 SYNTAXES: dict[str, Syntax] = {
-    "1.2.840.10008.1.2": Syntax("Implicit VR Little Endian", implicit=True),
+    "1.2.840.10008.1.2": Syntax("Implicit VR Little Endian"),
     "1.2.840.10008.1.2.1": Syntax("Explicit VR Little Endian"),
-    "1.2.840.10008.1.2.2": Syntax("Explicit VR Big Endian", little_endian=False),
+    "1.2.840.10008.1.2.2": Syntax("Explicit VR Big Endian"),
     RLE: Syntax("RLE Lossless"),
     "1.2.840.10008.1.2.4.50": Syntax("JPEG Baseline", ("pillow", "pylibjpeg")),
     "1.2.840.10008.1.2.4.51": Syntax("JPEG Extended", ("pillow", "pylibjpeg")),
@@ -94,7 +90,9 @@ class Fields:
     @property
     def word(self) -> str:
         """NumPy's name for an unsigned 16-bit number in this file."""
-        return "<u2" if SYNTAXES[self.syntax].little_endian else ">u2"
+        from pydicom.uid import UID
+
+        return "<u2" if UID(self.syntax).is_little_endian else ">u2"
 
     @property
     def kind(self) -> str:
@@ -104,10 +102,6 @@ class Fields:
         with contextlib.suppress(Exception):
             return UID_dictionary[str(self.dataset.SOPClassUID)][0]
         return "of an unknown kind"
-
-    def has(self, keyword: str) -> bool:
-        """Whether the element exists and is not empty."""
-        return self.value(keyword) not in (None, "", b"")
 
     def value(self, keyword: str) -> Any:
         """Return an element's value as pydicom gives it, None where it is missing; `BadInput` if unreadable."""

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int, Int8, Int64
 
-from stepcot_jax.data.columns import BytesColumn, CategoryColumn, DigestColumn, TextColumn, find_first
+from stepcot_jax.data.columns import CategoryColumn, DigestColumn, TextColumn, find_first
 
 OTHER_ORIGINS = "(further origins)"
 
@@ -110,7 +110,7 @@ class CaseTable(Sequence[Case]):
         self.origins = CategoryColumn(other=None if with_texts else OTHER_ORIGINS)
         self._labels = array.array("b")
         self._num_boxes, self._num_box_labels = array.array("i"), array.array("i")
-        self._rest = BytesColumn() if with_texts else None
+        self._rest: list[bytes] | None = [] if with_texts else None
         for case in cases:
             self.append(case)
 
@@ -126,7 +126,7 @@ class CaseTable(Sequence[Case]):
         if self._rest is not None:
             boxes = [dataclasses.astuple(box) for box in case.boxes]
             rest = (case.report, case.reasoning, boxes, case.sex, case.age, case.view, case.provenance)
-            self._rest.append_bytes(msgspec.msgpack.encode(rest))
+            self._rest.append(msgspec.msgpack.encode(rest))
 
     def __len__(self) -> int:
         return len(self.patient_ids)
@@ -141,7 +141,7 @@ class CaseTable(Sequence[Case]):
         labels = tuple(self._labels[place * num_steps : (place + 1) * num_steps])
         if self._rest is None:
             return Case(*identity, "", labels, ())
-        report, reasoning, boxes, sex, age, view, provenance = msgspec.msgpack.decode(self._rest.get_bytes(place))
+        report, reasoning, boxes, sex, age, view, provenance = msgspec.msgpack.decode(self._rest[place])
         places = tuple(Box(*box) for box in boxes)
         made = tuple((name, value) for name, value in provenance)
         return Case(*identity, report, labels, tuple(reasoning), places, sex, age, view, made)

@@ -1,6 +1,5 @@
 """Turn one record of the published layout into a case: locate its image, order its steps, read its labels."""
 
-import dataclasses
 import os
 import re
 import stat
@@ -26,23 +25,6 @@ _LONGEST_REMEMBERED = 10_000
 
 class MissingImage(BadInput):
     """A record's image file does not exist."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadRecord:
-    """A record that is valid by itself.
-
-    Attributes:
-      record: its position in `data.json`, from 0.
-      case: its content.
-      steps: the chain as this record writes it.
-      real_path: its image with every link resolved, which identifies the image.
-    """
-
-    record: int
-    case: Case
-    steps: tuple[Step, ...]
-    real_path: str
 
 
 def normalise_image_path(image_path: str) -> str:
@@ -132,8 +114,12 @@ class RecordReader:
         self._step_names = tuple(step_names)
         self._steps, self._orders, self._labels = _Cache(), _Cache(), _Cache()
 
-    def read(self, record: PublishedRecord, *, index: int) -> ReadRecord:
-        """Return the case and steps of the record at `index` in the file; a `BadInput` begins with the field."""
+    def read(self, record: PublishedRecord) -> tuple[Case, tuple[Step, ...], str]:
+        """Return a record as a case, its steps as it writes them, and its image with every link resolved.
+
+        Raises:
+          BadInput: a field is invalid; the message begins with the field.
+        """
         patient_id = str(record.patient_id)
         if not patient_id.strip():
             raise BadInput(f"patient_id: {patient_id!r} is blank; a patient's identifier is required")
@@ -160,7 +146,7 @@ class RecordReader:
             view=added.view,
             provenance=tuple(sorted(added.provenance.items())),
         )
-        return ReadRecord(index, case, tuple(steps), real_path)
+        return case, tuple(steps), real_path
 
     def _order(self, entries: Sequence[PublishedStep]) -> list[int]:
         """Return the position in `vqa_chain` of each step of the chain."""

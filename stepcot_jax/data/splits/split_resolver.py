@@ -103,7 +103,7 @@ def find_tables(root: Path) -> dict[str, Path] | None:
 def _claim(found: Assignment, split: int, path: Path, names: "_Names") -> None:
     """Enter the rows of a split's table."""
     name, own = SPLIT_NAMES[split], found.rows[split]
-    found.files[name] = path.name
+    found.tables[name] = path.name, None, None
     by_path = np.zeros(len(own), bool)
     num_rows, first_row, last_row = 0, 0, -1
     for row in read_split_table(path):
@@ -120,8 +120,7 @@ def _claim(found: Assignment, split: int, path: Path, names: "_Names") -> None:
         for place in places:
             own[place] = own[place] or row.number
         by_path[places] |= has_path
-    found.num_rows[name] = num_rows
-    found.num_passed_over[name] = last_row - first_row + 1 - num_rows if num_rows else 0
+    found.tables[name] = path.name, num_rows, last_row - first_row + 1 - num_rows if num_rows else 0
 
 
 class _Names:

@@ -45,7 +45,8 @@ class Problem:
     def add(self, example: Any, *, most: int) -> None:
         """Count an occurrence; keep it if there are fewer than `most` examples."""
         self.count += 1
-        self.examples += [example] if len(self.examples) < most else []
+        if len(self.examples) < most:
+            self.examples.append(example)
 
     def __str__(self) -> str:
         more = f" and {self.count - len(self.examples)} more" if self.count > len(self.examples) else ""
@@ -60,18 +61,15 @@ class Assignment:
     Attributes:
       source: "tables" or "made".
       rows: for each split and case the table row that names it, from 1; 0 where the split does not have the case.
-      files: the table of each split; empty without tables.
-      num_rows: rows of each table that name a patient or an image.
-      num_passed_over: empty rows between the first and the last of these.
+      tables: name of each split's table, the rows of it that name a patient or an image, and the empty rows between
+        them; empty without tables.
       problems: what stops a run, by kind, in the order found.
       shared: the first thousand patients that are in more than one split, with the names of the splits.
     """
 
     source: str
     rows: Int32[np.ndarray, "split case"]
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
-    num_rows: dict[str, int] = dataclasses.field(default_factory=dict)
-    num_passed_over: dict[str, int] = dataclasses.field(default_factory=dict)
+    tables: dict[str, tuple[str, int | None, int | None]] = dataclasses.field(default_factory=dict)
     problems: dict[str, Problem] = dataclasses.field(default_factory=dict)
     shared: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -119,10 +117,10 @@ class Assignment:
             names = [SPLIT_NAMES[split] for split in splits]
             if len(self.shared) < _MOST_NAMED:
                 self.shared[patient] = ", ".join(names)
-                if self.files:
+                if self.tables:
                     rows = self.rows[:, first == place]
                     lowest = [rows[split][rows[split] > 0].min() for split in splits]
-                    names = [f"{self.files[name]} row {row}" for name, row in zip(names, lowest, strict=True)]
+                    names = [f"{self.tables[name][0]} row {row}" for name, row in zip(names, lowest, strict=True)]
             self.add_problem("patients are in more than one split", f"{patient!r} ({', '.join(names)})")
         if good is not None:
             for place in np.flatnonzero(good & ~member.any(axis=0)).tolist():
