@@ -208,11 +208,5 @@ def _make_batches(
 
 
 def iterate(batches: Batches, *, num_threads: int, num_workers: int = 0) -> ReadAhead:
-    """Return an iterator that reads ahead; `get_state` and `set_state` save and restore its position.
-
-    Args:
-      batches: of training or evaluation.
-      num_threads: reading threads, in this process or in each worker.
-      num_workers: reading processes; the batches are the same with any number.
-    """
+    """Return a `ReadAhead` over the batches, which are the same with any number of threads and workers."""
     return ReadAhead(batches.read, batches.finish, num_threads=num_threads, num_workers=num_workers)

@@ -68,13 +68,11 @@ class Dataset:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def batch(self, indices: Iterable[int]) -> dict[str, np.ndarray]:
-        """Return cases as a batch for a system: "labels" int32 [case, step] and "images" or "image_features".
-
-        Args:
-          indices: of cases, such as `dataset.splits.train[:32]`.
+        """Return cases, such as `dataset.splits.train[:32]`, as a batch for a system.
 
         Returns:
-          "images" are normalised, float32 [case, size, size, 3]; "image_features" [case, width] if there are any.
+          "labels" int32 [case, step], and normalised "images" float32 [case, size, size, 3] or "image_features"
+          [case, width].
         """
         chosen = np.asarray(list(indices), int)
         labels = self.labels[chosen]

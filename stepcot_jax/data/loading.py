@@ -24,11 +24,10 @@ from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
 
+# Wraps an iterable with a known length and a description, as progress bars do.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-"""Wraps an iterable with a known length and a description, as progress bars do."""
-
+# Whether an image with this SHA-256 was decoded before and need not be decoded now.
 IsKnown = Callable[[str], bool]
-"""Whether an image with this SHA-256 was decoded before and need not be decoded now."""
 
 
 def load_dataset(

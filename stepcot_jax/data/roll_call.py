@@ -19,8 +19,7 @@ from pathlib import Path
 
 from stepcot_jax.host.errors import BadInput
 
-LOOK_SECONDS = 0.02
-"""Polling interval of waiting workers and of the run waiting for them."""
+LOOK_SECONDS = 0.02  # polling interval of waiting workers and of the run waiting for them
 
 _KILL_SECONDS = 5.0
 _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)

@@ -2,14 +2,13 @@
 
 import hashlib
 import pathlib
-import tempfile
 from typing import Any
 
 from stepcot_jax.data.images.image_files import folder_files, set_aside_cases
 from stepcot_jax.data.images.image_shards import INDEX_NAME, find_missing, has_shards
 from stepcot_jax.data.images.shard_writing import ShardWriter, only_writer, saying_what_fails
 from stepcot_jax.data.records.data_json import FILE_NAME
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, write_quarantine, write_records
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, encode_records, write_quarantine
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.split_resolver import TABLE_SUFFIXES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
@@ -51,7 +50,8 @@ def make_shards(
     collection = read_source(root, **reading)
     make_workdir(out)
     with only_writer(out):
-        records = _encode_records(collection, out)
+        published = collection.layout == "published"
+        records = collection.path.read_bytes() if published else encode_records(collection.chain, collection.cases)
         writer = ShardWriter(
             collection,
             folder_files(collection, max_pixels=max_pixels),
@@ -80,13 +80,3 @@ def make_shards(
         print(f"data.json has no step names: read it with config.data.step_names={names}")
     if set_aside:
         print(f"{len(set_aside)} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
-
-
-def _encode_records(collection: Collection, out: pathlib.Path) -> bytes:
-    """Return the `data.json` of the new folder: a published one unchanged, else the cases in its layout."""
-    if collection.layout == "published":
-        return (collection.root / FILE_NAME).read_bytes()
-    # Not in its final place yet: the folder may hold other records' shards.
-    with saying_what_fails(out), tempfile.TemporaryDirectory(dir=out) as folder:
-        write_records(pathlib.Path(folder), chain=collection.chain, cases=collection.cases)
-        return (pathlib.Path(folder) / FILE_NAME).read_bytes()

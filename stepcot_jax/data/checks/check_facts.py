@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -101,18 +102,19 @@ def _describe_pictures(findings: Findings) -> dict[str, Any]:
     scan, assignment, original = findings.scan, findings.assignment, findings.original.tolist()
     table = scan.table
     repeated = [place for place in np.flatnonzero(scan.good).tolist() if original[place] != place]
+    member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
     groups = collections.defaultdict(list)
-    for place in repeated if assignment else ():
+    for place in repeated:
         groups[original[place]].append(place)
     leaks = []
     for first, others in groups.items():
-        splits_of = {place: assignment.names_of(place) if assignment else () for place in (first, *others)}
+        splits_of = {place: list(itertools.compress(SPLIT_NAMES, member[:, place])) for place in (first, *others)}
         if len(set().union(*splits_of.values())) > 1:
             leaks.append(splits_of)
     equal = [[table.image_paths[original[place]], table.image_paths[place]] for place in repeated[:_NUM_EXAMPLES]]
     listed = [
         [
-            {"image_path": table.image_paths[place], "patient_id": table.patient_ids[place], "splits": list(splits)}
+            {"image_path": table.image_paths[place], "patient_id": table.patient_ids[place], "splits": splits}
             for place, splits in list(group.items())[:_NUM_EXAMPLES]
         ]
         for group in leaks[:_NUM_EXAMPLES]

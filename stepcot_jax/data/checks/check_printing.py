@@ -18,8 +18,7 @@ _SUMMARY = (
     *("images_with_one_box_label", "patients_in_several_splits", "cases_in_no_split"),
 )
 
-Table = tuple[str, Sequence[str], list[list[str]]]
-"""Title, head and rows."""
+Table = tuple[str, Sequence[str], list[list[str]]]  # title, head and rows
 
 
 def write_facts(facts: dict[str, Any]) -> str:

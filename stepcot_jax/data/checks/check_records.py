@@ -22,8 +22,6 @@ from stepcot_jax.data.splits.splits import Problem
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.threads import map_in_threads
 
-Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-
 _MOST_KINDS = 100
 _NUM_EXAMPLES = 3
 _NUM_SHOWN = 300
@@ -71,12 +69,9 @@ class Reasons:
 
 
 def scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
-    """Return a collection of another layout as a scan; it shares the collection's table.
+    """Return a collection that was read without requiring images as a scan; it shares the collection's table.
 
-    Args:
-      collection: read with bad records set aside and without requiring images.
-      reasons: takes the records that take no part.
-      require_images: set cases without their image file aside.
+    `reasons` takes the records set aside and, with `require_images`, those without their image file.
     """
     for item in collection.set_aside:
         reasons.append(item)
@@ -103,16 +98,14 @@ def scan_collection(collection: Collection, reasons: Reasons, *, require_images:
 
 
 def decode_pictures(
-    scan: Scan, root: Path, *, max_pixels: int, num_threads: int, progress: Progress
+    scan: Scan,
+    root: Path,
+    *,
+    max_pixels: int,
+    num_threads: int,
+    progress: Callable[[Iterable[Any], str], Iterable[Any]],
 ) -> tuple[int, Int64[np.ndarray, " record"]]:
-    """Decode the image of every good record; set records aside whose image cannot be decoded.
-
-    Args:
-      scan: the records.
-      root: the data root, which may have shards of the images.
-      max_pixels: largest accepted width times height.
-      num_threads: images decoded at a time.
-      progress: wraps an iterable with a description, as progress bars do.
+    """Decode the image of every good record, from files or shards; set records aside where that fails.
 
     Returns:
       The number of images that cannot be decoded, and for each record the first one whose image has the same pixels,

@@ -78,13 +78,9 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
     smallest to its largest value. MONOCHROME1 is inverted. Padding takes no part in the range and is black.
     RGB becomes grey with ITU-R 601 weights. Overlays and presentation states are not applied.
 
-    Args:
-      content: of the file.
-      name: of the file, for messages.
-      max_pixels: largest accepted rows times columns; checked before pixels are decoded.
-
     Raises:
-      BadInput: pydicom is missing, or the file is no picture, truncated, corrupt, too large or of another kind.
+      BadInput: pydicom is missing, or the file is no picture, truncated, corrupt, of another kind, or has more than
+        `max_pixels` pixels, which is checked before they are decoded; the message begins with `name`.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)

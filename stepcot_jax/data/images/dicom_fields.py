@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 EXTRA = "pip install 'stepcot-jax[dicom]'"
-"""Installs what reading DICOM needs."""
 
 _CODE = re.compile(r"[A-Z0-9 _]{1,16}")
 _Read = TypeVar("_Read")
@@ -42,6 +41,7 @@ class Syntax:
 RLE = "1.2.840.10008.1.2.5"
 _LIBJPEG = "pip install pylibjpeg-libjpeg (GPL)"
 
+# Accepted, by UID. Deflated is left out: it inflates to any size before its header can be read.
 SYNTAXES: dict[str, Syntax] = {
     "1.2.840.10008.1.2": Syntax("Implicit VR Little Endian"),
     "1.2.840.10008.1.2.1": Syntax("Explicit VR Little Endian"),
@@ -58,7 +58,6 @@ SYNTAXES: dict[str, Syntax] = {
     "1.2.840.10008.1.2.4.201": Syntax("High-Throughput JPEG 2000 Lossless", ("pylibjpeg",)),
     "1.2.840.10008.1.2.4.203": Syntax("High-Throughput JPEG 2000", ("pylibjpeg",)),
 }
-"""Accepted transfer syntaxes by UID. Deflated is left out: it inflates to any size before its header can be read."""
 
 
 def attempt(read: Callable[[], _Read], otherwise: BadInput) -> _Read:

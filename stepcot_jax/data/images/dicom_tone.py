@@ -48,7 +48,7 @@ def _find_padding(fields: Fields, form: PixelFormat, values: Float64[np.ndarray,
         for keyword in ("PixelPaddingValue", "PixelPaddingRangeLimit")
         for number in fields.numbers(keyword)[:1]
     ]
-    if not bounds or not fields.numbers("PixelPaddingValue"):
+    if not fields.numbers("PixelPaddingValue"):
         return np.zeros(values.shape, bool)
     return (values >= min(bounds)) & (values <= max(bounds))
 
@@ -82,12 +82,10 @@ def _apply_window(
         return entries / most * 255.0
     if fields.numbers("WindowCenter") and fields.numbers("WindowWidth"):
         return _apply_pydicom_window(fields, physical)
-    if not occurring.any():
+    found = physical[occurring]
+    if not found.size or found.min() == found.max():
         return np.zeros(physical.shape)
-    smallest, largest = physical[occurring].min(), physical[occurring].max()
-    if largest == smallest:
-        return np.zeros(physical.shape)
-    return (physical - smallest) / (largest - smallest) * 255.0
+    return (physical - found.min()) / (found.max() - found.min()) * 255.0
 
 
 def _apply_pydicom_window(fields: Fields, physical: Float64[np.ndarray, "value"]) -> Float64[np.ndarray, "value"]:

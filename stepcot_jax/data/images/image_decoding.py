@@ -12,14 +12,9 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin, PngImageP
 from stepcot_jax.data.images.dicom import is_dicom, read_dicom
 from stepcot_jax.host.errors import BadInput
 
-MAX_PIXELS = 50_000_000
-"""Default limit of width times height; the largest detectors write about 20 million pixels."""
-
-MAX_SIDE = 65_535
-"""Longest side in pixels (JPEG's own limit): the memory of resampling is proportional to it."""
-
+MAX_PIXELS = 50_000_000  # default limit of width times height; the largest detectors write about 20 million pixels
+MAX_SIDE = 65_535  # longest side in pixels (JPEG's own limit): the memory of resampling is proportional to it
 EXPECTED = "expected a PNG (8- or 16-bit grey, palette, RGB, RGBA), JPEG (grey, RGB, CMYK) or DICOM image"
-"""Accepted kinds of images, for messages."""
 
 _OPENERS: dict[bytes, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile,

@@ -159,15 +159,10 @@ def check_images(
 
 
 def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_bad_record: OnBadRecord) -> Collection:
-    """Return the collection with some of its cases moved to `set_aside`.
-
-    Args:
-      collection: the cases.
-      reasons: why a case cannot be used, by its index.
-      on_bad_record: "stop" raises if there is a reason, "skip" sets the cases aside.
+    """Return the collection with the cases that have a reason, by their index, moved to `set_aside`.
 
     Raises:
-      BadInput: `reasons` is not empty and `on_bad_record` is "stop", or no case is left.
+      BadInput: there is a reason and `on_bad_record` is "stop", or no case is left.
     """
     if not reasons:
         return collection

@@ -118,11 +118,7 @@ def open_images(
 ) -> tuple[Collection, ImageFiles]:
     """Open a collection's image files or, if `sharded`, the shards beside its records.
 
-    Args:
-      collection: the records.
-      sharded: whether the images are in shards.
-      on_bad_record: "stop" raises if an image is not in the shards, "skip" sets its record aside with its reason.
-      max_pixels: largest accepted width times height; a file too large for it is not read.
+    Records whose images are not in the shards are set aside. Files too large for `max_pixels` are not read.
 
     Raises:
       BadInput: the shards are unusable, an image is not in them and `on_bad_record` is "stop", or none is.

@@ -17,11 +17,8 @@ from PIL import Image
 
 from stepcot_jax.host.errors import BadInput
 
-MAX_RADIUS = 16
-"""Largest radius in bits; beyond it all radiographs are neighbours."""
-
-MAX_PAIRS = 5_000_000
-"""Limit of the number of pairs; more of them mean that the radius is too large."""
+MAX_RADIUS = 16  # in bits; beyond it all radiographs are neighbours
+MAX_PAIRS = 5_000_000  # more pairs mean that the radius is too large
 
 _NUM_BITS = 64
 _SIDE = 32
@@ -138,11 +135,8 @@ def join_patients(
 ) -> list[tuple[str, ...]]:
     """Return the patients of each group that pairs of their images join, directly or through others.
 
-    Args:
-      patients: ascending, as they are in each group returned; groups come in the order of their first patient.
-      images: indices of each patient's images.
-      joined: pairs of indices of images.
-      num_cases: number of all images.
+    Patients are given, and returned in each group, ascending; groups come in the order of their first patient.
+    `images` has the indices of each patient's images, `joined` pairs of such indices.
     """
     pairs = np.asarray(joined, np.int64).reshape(-1, 2)
     if not len(pairs):

@@ -148,15 +148,9 @@ LIGHT = Augmentation()
 def augment_image(
     pixels: CompactPixels, generator: np.random.Generator, augmentation: Augmentation = LIGHT
 ) -> CompactPixels:
-    """Return a changed copy of an image; pixels from beyond its edges are black.
+    """Return a changed copy of an image, uint8 [size, size] or [size, size, 3]; beyond its edges it is black.
 
-    Args:
-      pixels: uint8 [size, size] or [size, size, 3].
-      generator: draws the changes; the number of draws is constant.
-      augmentation: limits of the changes.
-
-    Returns:
-      An array like `pixels`.
+    The number of draws from the generator is constant.
     """
     turn, right, down, growth, brightness, contrast = generator.uniform(-1.0, 1.0, 6)
     slope = 1.0 + augmentation.contrast * contrast

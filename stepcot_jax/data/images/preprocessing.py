@@ -72,16 +72,9 @@ def decode_image_bytes(
     saw it; the authors' code does not apply it, and their images have none. An animated PNG gives its first picture.
     DICOM: see `dicom.read_dicom`.
 
-    Args:
-      content: of the file.
-      name: of the file, for messages.
-      max_pixels: largest accepted width times height; checked in the header, before decoding.
-
-    Returns:
-      uint8 [height, width, 3].
-
     Raises:
-      BadInput: the content is empty, truncated, corrupt, too large or of another kind.
+      BadInput: the content is empty, truncated, corrupt or of another kind, or its header, which is read first, has
+        more than `max_pixels` pixels; the message begins with `name`.
     """
     pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels))
     return repeat_grey(pixels) if pixels.ndim == 2 else pixels

@@ -24,8 +24,6 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_json, write_whole
 from stepcot_jax.host.threads import map_in_threads
 
-Progress = Callable[[Sequence[Case]], Iterable[Case]]
-
 _WRITER_OPTIONS = "group_size:1,uncompressed"  # one image a chunk, for random access; images are compressed already
 _LOCK_NAME = ".lock"
 
@@ -66,11 +64,8 @@ class ShardWriter:
     shard_bytes: int = 256 * 2**20
     num_threads: int = 2
 
-    def write(self, progress: Progress) -> tuple[ShardIndex, int]:
-        """Write the remaining shards; until `finish`, readers do not see them.
-
-        Args:
-          progress: wraps the remaining cases, as progress bars do.
+    def write(self, progress: Callable[[Sequence[Case]], Iterable[Case]]) -> tuple[ShardIndex, int]:
+        """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases.
 
         Returns:
           The index of all shards, and the number of images that an earlier start had written.

@@ -85,29 +85,25 @@ _IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
 def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) -> Iterator[bytes]:
     """Yield the undecoded records of a `data.json`, so that one bad record leaves the others readable.
 
-    The file is read while the records are consumed; only a chunk of it is in memory.
-
-    Args:
-      path: the file; UTF-8, with or without a byte order mark.
-      visit: called after each chunk with the number of bytes read so far, for progress bars.
+    The file (UTF-8, with or without a byte order mark) is read while the records are consumed; only a chunk of it is
+    in memory. `visit` gets the number of bytes read after each chunk, for progress bars.
 
     Raises:
       BadInput: when reading reaches a fault: unreadable, not UTF-8, not JSON, not an array, empty, a record too large.
     """
     expected = "expected a JSON array of records in UTF-8"
-    num_records, num_bytes = 0, 0
+    num_records = 0
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise BadInput("not a regular file")  # opening a pipe would block
         with path.open("rb") as file:
             splitter = ArraySplitter(start=_skip_byte_order_mark(file))
             while chunk := file.read(_CHUNK_BYTES):
-                num_bytes += len(chunk)
                 records = splitter.feed(chunk)
                 num_records += len(records)
                 yield from records
                 if visit is not None:
-                    visit(num_bytes)
+                    visit(file.tell())
             splitter.close()
     except BadInput as error:
         raise BadInput(f"{path}: {error}; {expected}") from None

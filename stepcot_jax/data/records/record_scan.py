@@ -102,8 +102,8 @@ def scan_records(
       set_aside: takes the records that take no part: first those invalid by themselves, then the others.
       step_names: name of each step, in order.
       require_images: set records without their image file aside.
-      with_texts: see `CaseTable`.
-      visit: see `data_json.read_raw_records`.
+      with_texts: as in `CaseTable`.
+      visit: as in `data_json.read_raw_records`.
 
     Raises:
       BadInput: the file as a whole is unusable, or nearly every record has other options.

@@ -114,6 +114,11 @@ def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good:
 
 def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
     """Write `root/data.json` in the published layout; with the chain's `step_names`, `read_records` reads it back."""
+    write_whole(Path(root) / data_json.FILE_NAME, encode_records(chain, cases))
+
+
+def encode_records(chain: Chain, cases: Sequence[Case]) -> bytes:
+    """Return cases as an indented `data.json`."""
     records = [
         PublishedRecord(
             patient_id=case.patient_id,
@@ -136,8 +141,7 @@ def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
         )
         for case in cases
     ]
-    content = msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n"
-    write_whole(Path(root) / data_json.FILE_NAME, content)
+    return msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n"
 
 
 def _addition(case: Case) -> Addition | None:

@@ -57,7 +57,7 @@ def resolve_tables(
     set_aside_paths: TextColumn,
     set_aside_patients: TextColumn,
 ) -> Assignment | None:
-    """Resolve every row of the three tables and list all problems.
+    """Return the splits of the three tables with all problems; None if there is none of the tables.
 
     Args:
       root: folder of the tables.
@@ -65,9 +65,6 @@ def resolve_tables(
       good: which of them take part; None for all.
       set_aside_paths: images of the records that were set aside, "" if unknown.
       set_aside_patients: patients of these records, "" if unknown.
-
-    Returns:
-      The splits with their problems; None if there is none of the three tables.
     """
     good = np.ones(len(table), bool) if good is None else good
     found = Assignment("tables", np.zeros((len(SPLIT_NAMES), len(table)), np.int32))

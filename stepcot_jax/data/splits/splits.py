@@ -4,7 +4,6 @@ A run refuses the first problem of a split; `data check` lists all.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -97,10 +96,6 @@ class Assignment:
     def count(self, kind: str) -> int:
         """Return how often a problem occurs."""
         return self.problems[kind].count if kind in self.problems else 0
-
-    def names_of(self, place: int) -> tuple[str, ...]:
-        """Return the splits that have a case."""
-        return tuple(itertools.compress(SPLIT_NAMES, self.rows[:, place].tolist()))
 
     def find_problems(self, table: CaseTable, good: Bool[np.ndarray, " case"] | None = None) -> None:
         """Add empty splits, patients in several splits, and those of the `good` cases that are in no split."""

@@ -34,14 +34,9 @@ class _Node:
 
 
 def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure | None:
-    """Draw the flow of answers from step to step.
+    """Draw the flow of answers from step to step; None for a chain of one step or without cases.
 
-    Args:
-      statistics: the counts.
-      without_usual: leave out the cases with the most frequent first answer, which dwarf the others.
-
-    Returns:
-      The picture; None for a chain of one step or without cases.
+    `without_usual` leaves out the cases with the most frequent first answer, which dwarf the others.
     """
     flows = statistics.rest_flows if without_usual else statistics.flows
     if not flows or not flows[0].sum():
@@ -61,18 +56,12 @@ def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure 
     axes.set_xlim(-0.05, num_steps - 0.05)
     axes.set_ylim(min(nodes[-1].low for nodes in columns) - 0.03, 1.10)
     axes.set_axis_off()
-    axes.set_title(_describe(statistics, num_cases, without_usual=without_usual), fontsize=14)
+    shown = "cases"
+    if without_usual:
+        usual = _shorten(statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))])
+        shown = f'of {statistics.num_cases:,} cases, those without "{usual}" at the first step'
+    axes.set_title(f"Flow of answers from step to step: {num_cases:,} {shown}", fontsize=14)
     return figure
-
-
-def _describe(statistics: Statistics, num_cases: int, *, without_usual: bool) -> str:
-    if not without_usual:
-        return f"Flow of answers from step to step: {num_cases:,} cases"
-    usual = statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))]
-    return (
-        f"Flow of answers from step to step: {num_cases:,} of {statistics.num_cases:,} cases, "
-        f'those without "{_shorten(usual)}" at the first step'
-    )
 
 
 def _shorten(text: str) -> str:

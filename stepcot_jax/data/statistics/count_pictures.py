@@ -20,8 +20,8 @@ from stepcot_jax.data.statistics.answer_flow import draw_flow
 from stepcot_jax.data.statistics.counts import Statistics
 from stepcot_jax.host.text import make_printable
 
+# Okabe and Ito's colours, safe for colour-blind readers.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's colours, safe for colour-blind readers."""
 
 _GREY = "#9A9A9A"
 _GLYPH = re.compile(r"Glyph (\d+) ")

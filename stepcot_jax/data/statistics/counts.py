@@ -7,6 +7,7 @@ integer columns have empty cells, which a data frame would turn into floats.
 import csv
 import dataclasses
 import io
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -63,14 +64,7 @@ class Statistics:
 
 
 def compute_statistics(cases: Iterable[Case], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
-    """Count the cases.
-
-    Args:
-      cases: the cases; at least one.
-      chain: their steps.
-      splits: indices into the cases.
-      splits_source: where the splits come from, in words.
-    """
+    """Count cases (at least one) and their splits; `splits_source` says in words where the splits come from."""
     table = as_table(cases)
     labels = table.labels.astype(np.int64)
     sizes = [num_answers + 1 for num_answers in chain.answers_per_step]
@@ -122,9 +116,8 @@ def _cross(
 def _count_flows(
     places: Int64[np.ndarray, "case step"], sizes: Sequence[int]
 ) -> tuple[Int64[np.ndarray, "answer next_answer"], ...]:
-    return tuple(
-        _cross(places[:, step], places[:, step + 1], sizes[step], sizes[step + 1]) for step in range(len(sizes) - 1)
-    )
+    steps = itertools.pairwise(zip(places.T, sizes, strict=True))
+    return tuple(_cross(given, then, size, next_size) for (given, size), (then, next_size) in steps)
 
 
 def write_tables(folder: Path, statistics: Statistics) -> list[str]:
@@ -157,12 +150,9 @@ def _answers(statistics: Statistics) -> list[Row]:
     rows: list[Row] = [["step", "answer", "cases", "share_of_annotated"]]
     for number, (step, counts) in enumerate(zip(statistics.chain.steps, statistics.answers, strict=True)):
         *given, missing = counts.tolist()
-        *names, none = statistics.answer_names(number)
-        num_annotated = max(sum(given), 1)
-        rows += [
-            [step.name, name, count, round(count / num_annotated, 6)] for name, count in zip(names, given, strict=True)
-        ]
-        rows.append([step.name, none, missing, ""])
+        shares = [*(round(count / max(sum(given), 1), 6) for count in given), ""]
+        answers = zip(statistics.answer_names(number), [*given, missing], shares, strict=True)
+        rows += [[step.name, *answer] for answer in answers]
     return rows
 
 
@@ -170,11 +160,10 @@ def _reasoning_length(statistics: Statistics) -> list[Row]:
     rows: list[Row] = [["step", "origin", "reasonings", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
     for step, by_origin in zip(statistics.chain.steps, statistics.words, strict=True):
         for origin, words in zip(statistics.origins, by_origin, strict=True):
+            spread: list[float | str] = [""] * (1 + len(_PERCENTILES))
             if words.size:
-                spread = np.percentile(words, _PERCENTILES).tolist()
-                rows.append([step.name, origin, words.size, round(float(words.mean()), 3), *spread])
-            else:
-                rows.append([step.name, origin, 0, *[""] * (1 + len(_PERCENTILES))])
+                spread = [round(float(words.mean()), 3), *np.percentile(words, _PERCENTILES).tolist()]
+            rows.append([step.name, origin, words.size, *spread])
     return rows
 
 

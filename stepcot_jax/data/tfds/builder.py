@@ -155,15 +155,7 @@ def _find_manual_dir(dl_manager: Any) -> Path:
 
 
 def prepare(root: Path, data_dir: Path, reading: Reading | None = None) -> Path:
-    """Prepare a folder in the published layout, unless it is prepared already.
-
-    Args:
-      root: the folder.
-      data_dir: where datasets are kept.
-      reading: how the folder is read; None for the defaults.
-
-    Returns:
-      The folder of the prepared dataset: `step_cot/1.0.0` below `data_dir`.
+    """Prepare a folder in the published layout, unless it is prepared already; return `step_cot/1.0.0` in `data_dir`.
 
     Raises:
       BadInput: the folder cannot be used, or other data are prepared there.

@@ -87,7 +87,7 @@ def write_contents(
       folder: of the shards.
       gathered: the cases and splits.
       source: `identify_source` of the folder they come from.
-      shards: the shards of each split, in order.
+      shards: those of each split, in order.
       images: size and SHA-256 of each case's image.
 
     Raises:
