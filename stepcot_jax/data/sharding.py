@@ -29,16 +29,10 @@ def make_shards(
     num_threads: int,
     terminal: Terminal,
 ) -> None:
-    """Write a folder's images into shards, and its records and split tables next to them.
+    """Write a folder's images into shards, and its records and split tables next to them; see `ShardWriter`.
 
-    Args:
-      root: folder or file in any layout, with image files.
-      out: new folder, or one in which this was interrupted.
-      reading: keyword arguments of `layouts.read_source`.
-      max_pixels: largest accepted width times height.
-      shard_bytes: size of a shard.
-      num_threads: images decoded at a time.
-      terminal: shows progress.
+    `root` is a folder or file in any layout, with image files, and `reading` has the keyword arguments of
+    `layouts.read_source`. `out` is a new folder, or one in which this was interrupted.
 
     Raises:
       BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.

@@ -50,11 +50,9 @@ class _Cache(dict[Any, Any]):
 
 
 class ImageLocator:
-    """Locates images below a data root and refuses paths that leave it.
+    """Locates images below a data root, which may be a link itself, and refuses paths that leave it.
 
-    Args:
-      root: the data root; may itself be reached through a link.
-      require_images: refuse an image that does not exist.
+    With `require_images` it also refuses images that do not exist.
     """
 
     def __init__(self, root: Path, *, require_images: bool) -> None:

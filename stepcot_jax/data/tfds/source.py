@@ -157,9 +157,7 @@ def read_collection(folder: Path, contents: Contents) -> tuple[Collection, Split
 def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
     """Open a prepared dataset.
 
-    Args:
-      folder: of the prepared dataset, or the `data_dir` that it is in.
-      max_pixels: largest accepted width times height of an image; a file too large for it is not read.
+    `folder` is that of the dataset, or the `data_dir` that it is in. A file too large for `max_pixels` is not read.
 
     Raises:
       BadInput: nothing is prepared there, or it is of another version, truncated, altered or incomplete.

@@ -463,12 +463,6 @@ def test_refuses_a_group_that_the_smallest_split_cannot_hold():
     make_splits(cases, seed=0, joined=chain[:-1])
 
 
-@pytest.mark.parametrize("pair", [(0, 5), (-1, 0)])
-def test_refuses_joined_cases_that_are_not_there(pair):
-    with pytest.raises(BadInput, match="not of indices below 5"):
-        make_splits(CASES, seed=0, joined=[pair])
-
-
 def test_a_large_patient_alone_is_no_group_of_near_duplicates():
     cases = [make_case(max(number, 30), number) for number in range(60)]
     assert len(make_splits(cases, seed=0, fractions=(0.4, 0.3, 0.3)).train) >= 31
