@@ -22,10 +22,8 @@ def main(arguments: list[str] | None = None) -> int | None:
     """Run a command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_check(commands)
-    _add_stats(commands)
-    _add_shards(commands)
-    _add_phantom(commands)
+    for add in (_add_check, _add_stats, _add_shards, _add_phantom):
+        add(commands)
     options = parser.parse_args(arguments)
     for name in ("max_megapixels", "shard_megabytes", "num_threads"):
         if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
@@ -176,26 +174,18 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="as in a run, default stop")
     parser.add_argument(
         "--several-labels",
-        action="store_true",
+        dest="single_label",
+        action="store_false",
         help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
     )
-    parser.add_argument(
-        "--labels-from",
-        choices=("auto", "boxes", "entries"),
-        default="auto",
-        help="as in a run: the table that ChestX-ray8's labels come from",
-    )
+    table = "as in a run: the table that ChestX-ray8's labels come from"
+    parser.add_argument("--labels-from", choices=("auto", "boxes", "entries"), default="auto", help=table)
 
 
 def _reading_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options as keyword arguments of `layouts.read_source`."""
-    return {
-        "layout": options.layout,
-        "step_names": tuple(options.step_names),
-        "on_bad_record": options.on_bad_record,
-        "single_label": not options.several_labels,
-        "labels_from": options.labels_from,
-    }
+    names = ("layout", "on_bad_record", "single_label", "labels_from")
+    return {"step_names": tuple(options.step_names)} | {name: getattr(options, name) for name in names}
 
 
 def _add_image_options(parser: argparse.ArgumentParser) -> None:

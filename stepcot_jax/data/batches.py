@@ -1,6 +1,7 @@
 """Grain pipelines from cases to batches. A training batch depends on the seed and the update number only."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -11,8 +12,8 @@ from jaxtyping import Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.pixels import CompactPixels, PixelCache, augment_image
-from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey
+from stepcot_jax.data.images.pixels import PixelCache, augment_image
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey, repeat_grey
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.host.errors import BadInput
 
@@ -47,24 +48,15 @@ class _ReadBatch(grain.transforms.MapWithIndex):
         places = {"index": read, "num_cases": np.int32(len(own))}
         if self.features is not None:
             return {"image_features": np.stack([self.features[case] for case in cases]), **places}
-        images = [self._read(case, step=index, row=self.rows.start + row) for row, case in enumerate(cases)]
-        return {"pixels": _stack(images), **places}
-
-    def _read(self, case: int, *, step: int, row: int) -> CompactPixels:
-        pixels = self.pixels.compact(case)
-        if self.augment_seed is None:
-            return pixels
-        return augment_image(pixels, np.random.default_rng((_AUGMENTATION, self.augment_seed, step, row)))
-
-
-def _stack(images: Sequence[CompactPixels]) -> np.ndarray:
-    """Stack to uint8 [case, size, size], or [case, size, size, 3] if any image has colours."""
-    if all(image.ndim == 2 for image in images):
-        return np.stack(images)
-    stacked = np.empty((len(images), *images[0].shape[:2], 3), np.uint8)
-    for row, image in zip(stacked, images, strict=True):
-        row[...] = image[..., None] if image.ndim == 2 else image
-    return stacked
+        images = [self.pixels.compact(case) for case in cases]
+        if self.augment_seed is not None:
+            images = [
+                augment_image(image, np.random.default_rng((_AUGMENTATION, self.augment_seed, index, row)))
+                for row, image in enumerate(images, self.rows.start)
+            ]
+        if any(image.ndim == 3 for image in images):
+            images = [repeat_grey(image) if image.ndim == 2 else image for image in images]
+        return {"pixels": np.stack(images), **places}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +72,7 @@ class _Finish:
         num_cases = int(batch.pop("num_cases"))
         batch["index"] = np.array(batch["index"])
         batch["labels"] = self.labels[batch["index"]]
-        if "pixels" in batch:
-            pixels = batch.pop("pixels")
+        if (pixels := batch.pop("pixels", None)) is not None:
             batch["images"] = (normalise_grey if pixels.ndim == 3 else normalise)(pixels, self.preprocessing)
         num_missing = self.num_rows - len(batch["index"])
         if num_missing:
@@ -89,17 +80,10 @@ class _Finish:
         return {**batch, "present": np.arange(self.num_rows) < num_cases}
 
 
-@dataclasses.dataclass(frozen=True)
-class _DrawRows(grain.transforms.Map):
-    """Draws the positions of an update, each case with the probability by which `cumulative` grows at it."""
-
-    cumulative: np.ndarray
-    batch_size: int
-    seed: int
-
-    def map(self, element: int) -> Int[np.ndarray, " row"]:
-        drawn = np.random.default_rng((_SAMPLING, self.seed, element)).random(self.batch_size)
-        return np.searchsorted(self.cumulative, drawn, side="right")
+def _draw_rows(number: int, *, cumulative: np.ndarray, batch_size: int, seed: int) -> Int[np.ndarray, " row"]:
+    """Draw the positions of an update with the probabilities by which `cumulative` grows at each case."""
+    drawn = np.random.default_rng((_SAMPLING, seed, number)).random(batch_size)
+    return np.searchsorted(cumulative, drawn, side="right")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +155,8 @@ def training_batches(
         of_steps = sampling == "inverse_frequency_of_steps"
         cumulative = np.cumsum(_mean_inverse_frequencies(labels) if of_steps else _inverse_frequencies(labels[:, -1]))
         cumulative[-1] = 1.0  # no draw may fall beyond it by rounding
-        positions = grain.MapDataset.range(_ENDLESS).map(_DrawRows(cumulative, batch_size, seed))
+        draw = functools.partial(_draw_rows, cumulative=cumulative, batch_size=batch_size, seed=seed)
+        positions = grain.MapDataset.range(_ENDLESS).map(draw)
     return _make_batches(dataset, indices, positions, rows, augment_seed=seed if augment else None)
 
 
@@ -239,11 +224,5 @@ def _make_batches(
 
 
 def iterate(batches: Batches, *, num_threads: int, num_workers: int = 0) -> ReadAhead:
-    """Return an iterator that reads ahead; `get_state` and `set_state` save and restore its position.
-
-    Args:
-      batches: of training or evaluation.
-      num_threads: reading threads, in this process or in each worker.
-      num_workers: reading processes; the batches are the same with any number.
-    """
+    """Return a `ReadAhead` over the batches, which are the same with any number of threads and workers."""
     return ReadAhead(batches.read, batches.finish, num_threads=num_threads, num_workers=num_workers)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 _DIGEST_BYTES = 16
+_MAX_NAMES, _MAX_CHARS = 1000, 300
 
 
 def _encode(text: str) -> bytes:
@@ -16,29 +17,7 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-class BytesColumn:
-    """Byte strings by position; each takes its own length and 8 bytes."""
-
-    def __init__(self) -> None:
-        self._content = bytearray()
-        self._ends = array.array("q", [0])
-
-    def append_bytes(self, content: bytes) -> None:
-        """Append an item."""
-        self._content += content
-        self._ends.append(len(self._content))
-
-    def get_bytes(self, place: int) -> bytes:
-        """Return the item at `place`, counted from 0."""
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return bytes(self._content[self._ends[place] : self._ends[place + 1]])
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-
-class TextColumn(BytesColumn):
+class TextColumn:
     """Texts by position; each takes its UTF-8 bytes and 8 more.
 
     >>> column = TextColumn(["Übersicht"])
@@ -47,16 +26,23 @@ class TextColumn(BytesColumn):
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        super().__init__()
+        self._content = bytearray()
+        self._ends = array.array("q", [0])
         for text in texts:
             self.append(text)
 
     def append(self, text: str) -> None:
         """Append a text."""
-        self.append_bytes(_encode(text))
+        self._content += _encode(text)
+        self._ends.append(len(self._content))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
 
     def __getitem__(self, place: int) -> str:
-        return self.get_bytes(place).decode("utf-8", "surrogatepass")
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return self._content[self._ends[place] : self._ends[place + 1]].decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
         return (self[place] for place in range(len(self)))
@@ -68,15 +54,10 @@ class DigestColumn:
     def __init__(self) -> None:
         self._content = bytearray()
 
-    def append(self, content: str) -> None:
-        """Append the BLAKE2b digest of a text."""
-        self._content += hashlib.blake2b(_encode(content), digest_size=_DIGEST_BYTES).digest()
-
-    def append_digest(self, digest: bytes) -> None:
-        """Append a digest of 16 bytes computed elsewhere."""
-        if len(digest) != _DIGEST_BYTES:
-            raise ValueError(f"digest must have {_DIGEST_BYTES} bytes; got {len(digest)}")
-        self._content += digest
+    def append(self, content: str | bytes) -> None:
+        """Append the BLAKE2b digest of a content."""
+        content = _encode(content) if isinstance(content, str) else content
+        self._content += hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
     def __len__(self) -> int:
         return len(self._content) // _DIGEST_BYTES
@@ -91,25 +72,23 @@ class CategoryColumn:
     """Repeated texts by position: a number per item, and each distinct text once.
 
     Args:
-      max_names: number of distinct texts kept; further ones become `other`. None keeps all.
-      max_chars: longer texts are cut. None cuts none.
-      other: stands for the texts beyond `max_names`.
+      other: bounds the memory: texts are cut to 300 characters, and those beyond the first thousand become this one.
     """
 
-    def __init__(self, *, max_names: int | None = None, max_chars: int | None = None, other: str = "") -> None:
+    def __init__(self, *, other: str | None = None) -> None:
         self.names: list[str] = []
-        self._numbers = array.array("i")
         self._number_of: dict[str, int] = {}
-        self._max_names, self._max_chars, self._other = max_names, max_chars, other
+        self._numbers = array.array("i")
+        self._other = other
 
     def append(self, name: str) -> None:
         """Append a text."""
-        name = name[: self._max_chars]
-        if self._max_names is not None and name not in self._number_of and len(self.names) >= self._max_names:
-            name = self._other
-        number = self._number_of.get(name)
-        if number is None:
-            number = self._number_of[name] = len(self.names)
+        if self._other is not None:
+            name = name[:_MAX_CHARS]
+            if name not in self._number_of and len(self.names) >= _MAX_NAMES:
+                name = self._other
+        number = self._number_of.setdefault(name, len(self.names))
+        if number == len(self.names):
             self.names.append(name)
         self._numbers.append(number)
 
@@ -144,10 +123,10 @@ class TextIndex:
             if text is not None:
                 digests.append(_short_digest(text))
                 found.append(place)
-        order = np.argsort(np.array(digests, np.uint64), kind="stable")
+        order = np.argsort(digests, kind="stable")
         # Python arrays: looking up single numbers in NumPy arrays is slow.
-        self._digests = array.array("Q", np.array(digests, np.uint64)[order].tobytes())
-        self._places = array.array("q", np.array(found, np.int64)[order].tobytes())
+        self._digests = array.array("Q", np.array(digests)[order].tobytes())
+        self._places = array.array("q", np.array(found)[order].tobytes())
 
     def find(self, text: str) -> list[int]:
         """Return the positions of the texts whose key is `text`, in the order indexed."""
@@ -167,12 +146,8 @@ def find_first(halves: UInt64[np.ndarray, "item 2"]) -> Int64[np.ndarray, " item
     >>> find_first(np.array([[7, 1], [7, 2], [7, 1]], np.uint64)).tolist()
     [0, 1, 0]
     """
-    places = np.arange(len(halves))
-    if not len(halves):
-        return places
-    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: the first of equal items comes first
-    ordered = halves[order]
-    is_new = np.concatenate(([True], (ordered[1:] != ordered[:-1]).any(axis=1)))
+    order = np.lexsort(halves.T)  # stable: the first of equal items comes first
+    differs = (halves[order] != np.roll(halves[order], 1, axis=0)).any(axis=1)
     first = np.empty_like(order)
-    first[order] = order[np.maximum.accumulate(np.where(is_new, places, 0))]
+    first[order] = order[np.maximum.accumulate(np.where(differs, np.arange(len(order)), 0))]
     return first

@@ -62,21 +62,17 @@ class Dataset:
     def digest(self) -> str:
         """SHA-256 over what a resumed run must find unchanged: steps, options, and each split's images and labels."""
         paths, labels = self.cases.image_paths, self.labels.tolist()
-        splits = {
-            name: [(paths[index], labels[index]) for index in indices]
-            for name, indices in self.splits.by_name().items()
-        }
+        members = self.splits.by_name()
+        splits = {name: [(paths[index], labels[index]) for index in indices] for name, indices in members.items()}
         text = json.dumps([[(step.name, step.options) for step in self.chain.steps], splits])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def batch(self, indices: Iterable[int]) -> dict[str, np.ndarray]:
-        """Return cases as a batch for a system: "labels" int32 [case, step] and "images" or "image_features".
-
-        Args:
-          indices: of cases, such as `dataset.splits.train[:32]`.
+        """Return cases, such as `dataset.splits.train[:32]`, as a batch for a system.
 
         Returns:
-          "images" are normalised, float32 [case, size, size, 3]; "image_features" [case, width] if there are any.
+          "labels" int32 [case, step], and normalised "images" float32 [case, size, size, 3] or "image_features"
+          [case, width].
         """
         chosen = np.asarray(list(indices), int)
         labels = self.labels[chosen]
@@ -92,12 +88,8 @@ class Dataset:
         return dataclasses.replace(self, cases=self.cases.with_labels(labels))
 
     def with_origins(self, origins: Sequence[str]) -> "Dataset":
-        """Return the same splits with only the cases of some origins; the other cases are in no split.
-
-        Raises:
-          BadInput: no case has one of the origins, or a split would be empty.
-        """
-        found = {name for name, count in self.cases.count_origins(np.ones(len(self.cases), bool)).items() if count}
+        """Return the same splits with the cases of some origins alone; `BadInput` if that leaves a split empty."""
+        found = self.cases.count_origins(np.ones(len(self.cases), bool))
         for origin in origins:
             if origin not in found:
                 raise BadInput(f"config.data.origins: {origin!r} is not one of {', '.join(map(repr, sorted(found)))}")

@@ -9,9 +9,8 @@ import numpy as np
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.images.image_check import check_images, folder_files, record_numbers
-from stepcot_jax.data.images.image_files import ImageFiles, Selection, most_bytes
-from stepcot_jax.data.images.image_shards import ShardFiles, has_shards, keep_sharded, read_index
+from stepcot_jax.data.images.image_files import ImageFiles, Selection, check_images
+from stepcot_jax.data.images.image_shards import has_shards, open_images
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.images.pixels import FilePixels, PhantomPixels, PixelCache
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image_bytes
@@ -25,11 +24,10 @@ from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
 
+# Wraps an iterable with a known length and a description, as progress bars do.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-"""Wraps an iterable with a known length and a description, as progress bars do."""
-
+# Whether an image with this SHA-256 was decoded before and need not be decoded now.
 IsKnown = Callable[[str], bool]
-"""Whether an image with this SHA-256 was decoded before and need not be decoded now."""
 
 
 def load_dataset(
@@ -55,10 +53,11 @@ def load_dataset(
     Raises:
       BadInput: a record, an image or a split is invalid and the settings say to stop.
     """
+    watch = progress or _watch_silently
     if settings.data.source == "phantom":
-        return _load_phantom(settings, preprocessing, progress)
+        return _load_phantom(settings, preprocessing, watch)
     if settings.data.source == "tfds":
-        return _load_prepared(settings, preprocessing, progress)
+        return _load_prepared(settings, preprocessing, watch)
     data, root = settings.data, pathlib.Path(settings.data.root)
     sharded = has_shards(root)
     collection = read_source(
@@ -70,14 +69,8 @@ def load_dataset(
         single_label=data.single_label,
         labels_from=data.labels_from,
     )
-    images: ImageFiles
-    if sharded and require_images:
-        index = read_index(root)
-        collection = keep_sharded(collection, index, on_bad_record=data.on_bad_record)
-        paths = tuple(collection.cases.image_paths)
-        images = ShardFiles(collection.root, index, paths, max_bytes=most_bytes(_max_pixels(settings)))
-    else:
-        images = folder_files(collection, max_pixels=_max_pixels(settings))
+    in_shards, on_bad, max_pixels = sharded and require_images, data.on_bad_record, _max_pixels(settings)
+    collection, images = open_images(collection, sharded=in_shards, on_bad_record=on_bad, max_pixels=max_pixels)
     return make_dataset(
         settings,
         collection,
@@ -85,8 +78,12 @@ def load_dataset(
         preprocessing=preprocessing,
         are_checked=sharded or not require_images or data.check_images == "on_use",
         is_known=is_known,
-        progress=progress,
+        progress=watch,
     )
+
+
+def _watch_silently(items: Iterable[Any], _: str) -> Iterable[Any]:
+    return items
 
 
 def make_dataset(
@@ -98,9 +95,9 @@ def make_dataset(
     are_checked: bool,
     splits: tuple[Splits, str] | None = None,
     is_known: IsKnown | None = None,
-    progress: Progress | None = None,
+    progress: Progress = _watch_silently,
 ) -> Dataset:
-    """Make the dataset of a run from a collection with images from anywhere.
+    """Make the dataset of a run from a collection with images from anywhere; see `load_dataset`.
 
     Args:
       settings: of the run.
@@ -109,37 +106,27 @@ def make_dataset(
       preprocessing: of the image encoder.
       are_checked: whether the images need not be decoded ahead.
       splits: of the collection, with their source in words, if its images are checked; None reads or makes them.
-      is_known: see `load_dataset`.
-      progress: see `load_dataset`.
+      is_known: as in `load_dataset`.
+      progress: as in `load_dataset`.
 
     Raises:
       BadInput: an image or a split is invalid and the settings say to stop.
     """
-    max_pixels, file = _max_pixels(settings), str(collection.root / collection.file)
-    all_numbers = record_numbers(collection)
-    decoded = PixelCache(FilePixels(images, preprocessing, max_pixels, file, all_numbers), _budget(settings))
+    max_pixels, file, numbers = _max_pixels(settings), str(collection.path), collection.record_numbers
+    cache = PixelCache(FilePixels(images, preprocessing, max_pixels, file, numbers), _budget(settings))
     digests: dict[str, str] = {}
     if not are_checked:
-        collection, digests = _decode_ahead(
-            settings,
-            collection,
-            images,
-            preprocessing=preprocessing,
-            cache=decoded,
-            is_known=is_known,
-            progress=progress,
-        )
-    numbers = record_numbers(collection)
-    if len(numbers) < len(all_numbers):
-        places = {number: place for place, number in enumerate(all_numbers)}
-        images = Selection(images, [places[number] for number in numbers])
-        decoded = decoded.with_reader(FilePixels(images, preprocessing, max_pixels, file, numbers))
+        collection, digests = _decode_ahead(settings, collection, images, preprocessing, cache, is_known, progress)
+        kept = collection.record_numbers
+        if len(kept) < len(numbers):
+            images = Selection(images, np.searchsorted(numbers, kept).tolist())
+            cache.read = FilePixels(images, preprocessing, max_pixels, file, kept)
     chosen_splits, source = splits or _find_splits(settings, collection, images, progress)
     return Dataset(
         collection.chain,
         collection.cases,
         chosen_splits,
-        decoded,
+        cache,
         preprocessing,
         set_aside=collection.set_aside,
         splits_source=source,
@@ -152,11 +139,10 @@ def _decode_ahead(
     settings: Settings,
     collection: Collection,
     images: ImageFiles,
-    *,
     preprocessing: Preprocessing,
     cache: PixelCache,
     is_known: IsKnown | None,
-    progress: Progress | None,
+    progress: Progress,
 ) -> tuple[Collection, dict[str, str]]:
     """Decode every image once into the cache; return the readable cases and the digests computed, by image path."""
     digests: dict[str, str] = {}
@@ -173,7 +159,7 @@ def _decode_ahead(
         preprocessing=preprocessing,
         visit=cache.put,
         is_known=None if is_known is None else digest_known,
-        progress=None if progress is None else lambda cases: progress(cases, "reading the images"),
+        progress=lambda cases: progress(cases, "reading the images"),
         num_threads=settings.data.num_threads,
     )
     return readable, digests
@@ -189,12 +175,11 @@ def _budget(settings: Settings) -> float:
     return 0.0 if settings.data.num_workers and not is_stored else settings.data.cache_megabytes * 1e6
 
 
-def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress | None) -> Dataset:
+def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
     phantom = settings.phantom
     drawing = PhantomPixels(phantom.seed, phantom.image_size, phantom.prevalence, preprocessing)
     pixels, cases = PixelCache(drawing, _budget(settings)), CaseTable()
-    indices: Iterable[int] = range(phantom.num_cases)
-    for index in indices if progress is None else progress(indices, "drawing the phantom"):
+    for index in progress(range(phantom.num_cases), "drawing the phantom"):
         case, drawn = drawing.draw(index)
         cases.append(case)
         pixels.put(index, drawn)
@@ -206,14 +191,16 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
     return Dataset(DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source)
 
 
-def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress | None) -> Dataset:
+def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
     """Load what `data.tfds` prepared; every image was decoded then."""
     from stepcot_jax.data.tfds.source import open_prepared
 
     prepared = open_prepared(pathlib.Path(settings.data.root), max_pixels=_max_pixels(settings))
     names = tuple(step.name for step in prepared.collection.chain.steps)
     if names != settings.data.step_names:
-        raise BadInput(f"config.data.step_names: {settings.data.step_names} must be {names} with {prepared.folder}")
+        raise BadInput(
+            f"config.data.step_names: {settings.data.step_names} must be {names} with {prepared.collection.root}"
+        )
     return make_dataset(
         settings,
         prepared.collection,
@@ -226,7 +213,7 @@ def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: P
 
 
 def _find_splits(
-    settings: Settings, collection: Collection, images: ImageFiles, progress: Progress | None
+    settings: Settings, collection: Collection, images: ImageFiles, progress: Progress
 ) -> tuple[Splits, str]:
     """Return the splits of the data's tables, else new ones, and where they come from, in words."""
     root = collection.root  # a folder even if `data.root` names a file in it
@@ -241,11 +228,7 @@ def _find_splits(
 
 
 def _make_splits(
-    settings: Settings,
-    cases: CaseTable,
-    where: str,
-    read_whole: Callable[[int], np.ndarray],
-    progress: Progress | None,
+    settings: Settings, cases: CaseTable, where: str, read_whole: Callable[[int], np.ndarray], progress: Progress
 ) -> tuple[Splits, str]:
     """Make splits; near-duplicates are found in full-size images, so that they do not depend on the encoder."""
     data = settings.data
@@ -253,8 +236,7 @@ def _make_splits(
     source += "by patient"
     joined: Any = ()
     if data.near_duplicate_radius:
-        indices: Iterable[int] = range(len(cases))
-        watched = indices if progress is None else progress(indices, "looking for near-duplicates")
+        watched = progress(range(len(cases)), "looking for near-duplicates")
         hashes = np.array([perceptual_hash(read_whole(index)) for index in watched], np.uint64)
         joined = find_near_duplicates(hashes, radius=data.near_duplicate_radius)
         source += f", near-duplicates within {data.near_duplicate_radius} bits together"

@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grain
@@ -44,7 +43,7 @@ class ReadAhead(Iterator[Any]):
         self._items, self._finish = items, finish
         self._num_threads, self._num_workers = num_threads, num_workers
         self._next_index = 0
-        self._started: _Threads | _Workers | None = None
+        self._started: Any = None
 
     def __next__(self) -> Any:
         if self._next_index >= len(self._items):
@@ -56,9 +55,9 @@ class ReadAhead(Iterator[Any]):
             if num_workers:
                 self._started = _Workers(left, self._finish, num_threads=self._num_threads, num_workers=num_workers)
             else:
-                self._started = _Threads(left, self._finish, num_threads=self._num_threads)
+                self._started = iter(left.map(self._finish).to_iter_dataset(_read_options(self._num_threads)))
         try:
-            item = self._started.next()
+            item = next(self._started)
         except BaseException:
             self.close()
             raise
@@ -81,18 +80,8 @@ class ReadAhead(Iterator[Any]):
             self._started = None
 
 
-class _Threads:
-    """Reads and finishes in threads of this process."""
-
-    def __init__(self, items: grain.MapDataset, finish: Finish, *, num_threads: int) -> None:
-        options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
-        self._iterator = iter(items.map(finish).to_iter_dataset(options))
-
-    def next(self) -> Any:
-        return next(self._iterator)
-
-    def close(self) -> None:
-        self._iterator.close()
+def _read_options(num_threads: int) -> grain.ReadOptions:
+    return grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
 
 
 class _Workers:
@@ -104,12 +93,12 @@ class _Workers:
             flags.FLAGS.mark_as_parsed()
         self._num_workers = num_workers
         self._roll = RollCall()
-        options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
+        in_message = grain.experimental.DatasetOptions(min_shm_size=_INLINE_BYTES)
         read = grain.experimental.WithOptionsIterDataset(
-            items.to_iter_dataset(options), grain.experimental.DatasetOptions(min_shm_size=_INLINE_BYTES)
+            items.to_iter_dataset(_read_options(num_threads)), in_message
         ).mp_prefetch(
             grain.multiprocessing.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=_BUFFER),
-            worker_init_fn=functools.partial(_start_worker, self._roll.waiting),
+            worker_init_fn=functools.partial(report, self._roll.waiting),
         )
         self._finished: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(_BUFFER)
         stop = threading.Event()
@@ -117,10 +106,10 @@ class _Workers:
             target=_feed, args=(iter(read), finish, self._finished, stop), name="stepcot-finish", daemon=True
         )
         # Also runs at interpreter exit, while the modules that it needs still exist.
-        self._close = weakref.finalize(self, _shut_down, self._roll, self._finished, stop, thread)
+        self.close = weakref.finalize(self, _shut_down, self._roll, self._finished, stop, thread)
         thread.start()
 
-    def next(self) -> Any:
+    def __next__(self) -> Any:
         ended_at: float | None = None
         while True:
             all_known = len(self._roll.processes) == self._num_workers
@@ -140,9 +129,6 @@ class _Workers:
             if type(error) is RuntimeError and _GRAIN_SAYS in str(error):
                 raise self._stopped(str(error).partition(". ")[0]) from None
             raise error
-
-    def close(self) -> None:
-        self._close()
 
     def _stopped(self, otherwise: str) -> RunStopped:
         which = self._roll.describe_ended() or otherwise
@@ -196,8 +182,3 @@ def _await(thread: threading.Thread, finished: queue.Queue) -> bool:
             finished.get_nowait()
         thread.join(timeout=LOOK_SECONDS)
     return not thread.is_alive()
-
-
-def _start_worker(waiting: Path, number: int, num_workers: int) -> None:  # noqa: ARG001 (Grain gives both)
-    """Report to the run before reading; Grain calls this in each worker."""
-    report(waiting)

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from stepcot_jax.host.errors import BadInput
 
-LOOK_SECONDS = 0.02
-"""Polling interval of waiting workers and of the run waiting for them."""
+LOOK_SECONDS = 0.02  # polling interval of waiting workers and of the run waiting for them
 
 _KILL_SECONDS = 5.0
 _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
@@ -54,8 +53,11 @@ class RollCall:
 
     def describe_ended(self) -> str:
         """Return which workers failed and how; "" if none did."""
+        names = {-number.value: f"was ended by {number.name}" for number in signal.Signals}
         ended = {number: process.exitcode for number, process in self.processes.items() if process.exitcode}
-        return ", ".join(f"process {number} {_describe_exit(code)}" for number, code in ended.items())
+        return ", ".join(
+            f"process {number} {names.get(code, f'ended with exit code {code}')}" for number, code in ended.items()
+        )
 
     def kill(self) -> None:
         """Kill all workers that have reported."""
@@ -80,10 +82,11 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)
 
 
-def report(waiting: Path) -> None:
+def report(waiting: Path, *_: int) -> None:
     """Report this worker to the run, wait until it is known, and from then on end with the run.
 
-    Ctrl-C and SIGTERM may reach the whole process group; only the run handles them and closes its workers.
+    Grain calls it in each worker, with two numbers more. Ctrl-C and SIGTERM may reach the whole process group; only
+    the run handles them and closes its workers.
     """
     for number in _OF_THE_PARENT:
         signal.signal(number, signal.SIG_IGN)
@@ -110,12 +113,3 @@ def report(waiting: Path) -> None:
 def _end_with(error: BaseException, _: object) -> None:
     traceback.print_exception(error)
     os._exit(1)
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

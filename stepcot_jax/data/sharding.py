@@ -2,14 +2,13 @@
 
 import hashlib
 import pathlib
-import tempfile
 from typing import Any
 
-from stepcot_jax.data.images.image_check import folder_files, numbers_by_path
-from stepcot_jax.data.images.image_shards import INDEX_NAME, ShardIndex, has_shards
+from stepcot_jax.data.images.image_files import folder_files, set_aside_cases
+from stepcot_jax.data.images.image_shards import INDEX_NAME, find_missing, has_shards
 from stepcot_jax.data.images.shard_writing import ShardWriter, only_writer, saying_what_fails
 from stepcot_jax.data.records.data_json import FILE_NAME
-from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, SetAside, write_quarantine, write_records
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, encode_records, write_quarantine
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.split_resolver import TABLE_SUFFIXES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
@@ -30,16 +29,10 @@ def make_shards(
     num_threads: int,
     terminal: Terminal,
 ) -> None:
-    """Write a folder's images into shards, and its records and split tables next to them.
+    """Write a folder's images into shards, and its records and split tables next to them; see `ShardWriter`.
 
-    Args:
-      root: folder or file in any layout, with image files.
-      out: new folder, or one in which this was interrupted.
-      reading: keyword arguments of `layouts.read_source`.
-      max_pixels: largest accepted width times height.
-      shard_bytes: size of a shard.
-      num_threads: images decoded at a time.
-      terminal: shows progress.
+    `root` is a folder or file in any layout, with image files, and `reading` has the keyword arguments of
+    `layouts.read_source`. `out` is a new folder, or one in which this was interrupted.
 
     Raises:
       BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.
@@ -51,7 +44,8 @@ def make_shards(
     collection = read_source(root, **reading)
     make_workdir(out)
     with only_writer(out):
-        records = _encode_records(collection, out)
+        published = collection.layout == "published"
+        records = collection.path.read_bytes() if published else encode_records(collection.chain, collection.cases)
         writer = ShardWriter(
             collection,
             folder_files(collection, max_pixels=max_pixels),
@@ -63,42 +57,20 @@ def make_shards(
             num_threads=num_threads,
         )
         index, num_found = writer.write(lambda cases: terminal.watch(cases, "writing shards"))
+        missing = find_missing(index, collection.cases.image_paths)
+        set_aside = set_aside_cases(collection, missing, on_bad_record="skip").set_aside
         with saying_what_fails(out):
             write_whole(out / FILE_NAME, records)
             for name in (name + suffix for name in SPLIT_NAMES for suffix in TABLE_SUFFIXES):
                 if (collection.root / name).is_file():
                     write_whole(out / name, (collection.root / name).read_bytes())
-            num_aside = _write_quarantine(collection, index, out)
+            if set_aside:
+                write_quarantine(out / _QUARANTINE_NAME, set_aside)
         writer.finish(index)
     num_images = sum(len(entry.paths) for entry in index.shards)
     print(f"{num_images} images in {len(index.shards)} shards in {out}, {num_found} of them from an earlier start")
     names = tuple(step.name for step in collection.chain.steps)
     if names != PUBLISHED_STEP_NAMES:
         print(f"data.json has no step names: read it with config.data.step_names={names}")
-    if num_aside:
-        print(f"{num_aside} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
-
-
-def _encode_records(collection: Collection, out: pathlib.Path) -> bytes:
-    """Return the `data.json` of the new folder: a published one unchanged, else the cases in its layout."""
-    if collection.layout == "published":
-        return (collection.root / FILE_NAME).read_bytes()
-    # Not in its final place yet: the folder may hold other records' shards.
-    with saying_what_fails(out), tempfile.TemporaryDirectory(dir=out) as folder:
-        write_records(pathlib.Path(folder), chain=collection.chain, cases=collection.cases)
-        return (pathlib.Path(folder) / FILE_NAME).read_bytes()
-
-
-def _write_quarantine(collection: Collection, index: ShardIndex, out: pathlib.Path) -> int:
-    """List the records that are in no shard; return their number."""
-    reasons = dict(index.set_aside)
-    numbers = numbers_by_path(collection)
-    undecodable = [
-        SetAside(numbers[case.image_path], case.image_path, reasons[case.image_path], case.patient_id)
-        for case in collection.cases
-        if case.image_path in reasons
-    ]
-    set_aside = sorted([*collection.set_aside, *undecodable], key=lambda aside: aside.record)
     if set_aside:
-        write_quarantine(out / _QUARANTINE_NAME, set_aside)
-    return len(set_aside)
+        print(f"{len(set_aside)} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-from stepcot_jax.data.images.image_files import most_bytes
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image, repeat_grey, resize_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file

@@ -10,10 +10,9 @@ import numpy as np
 from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
-from stepcot_jax.data.images.image_check import folder_files
 from stepcot_jax.data.images.image_decoding import decode_picture
-from stepcot_jax.data.images.image_files import ImageFiles, most_bytes
-from stepcot_jax.data.images.image_shards import ShardFiles, has_shards, keep_sharded, read_index
+from stepcot_jax.data.images.image_files import ImageFiles
+from stepcot_jax.data.images.image_shards import has_shards, open_images
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection
@@ -61,14 +60,8 @@ def open_data(root: Path, *, max_pixels: int, **reading: Any) -> CaseSource:
     """
     sharded = has_shards(root)
     collection = read_source(root, require_images=not sharded, **reading)
-    images: ImageFiles
-    if sharded:
-        index = read_index(root)
-        collection = keep_sharded(collection, index, on_bad_record=reading.get("on_bad_record", "stop"))
-        paths = [case.image_path for case in collection.cases]
-        images = ShardFiles(collection.root, index, paths, max_bytes=most_bytes(max_pixels))
-    else:
-        images = folder_files(collection, max_pixels=max_pixels)
+    on_bad_record = reading.get("on_bad_record", "stop")
+    collection, images = open_images(collection, sharded=sharded, on_bad_record=on_bad_record, max_pixels=max_pixels)
     return _with_files(str(root), collection, images, max_pixels)
 
 

@@ -298,7 +298,7 @@ def test_signals_to_the_whole_group_are_left_to_the_parent():
         for process in multiprocessing.active_children():
             os.kill(process.pid, number)
             os.kill(process.pid, signal.SIGTERM)
-        found += [workers.next() for _ in range(5)]
+        found += [next(workers) for _ in range(5)]
     assert found == list(range(10))
     workers.close()
     assert not multiprocessing.active_children()
@@ -446,5 +446,5 @@ def test_a_copy_of_the_cache_in_a_worker_keeps_nothing():
     content = pickle.dumps(cache)
     assert len(content) < 1000
     copy = pickle.loads(content)  # noqa: S301
-    np.testing.assert_array_equal(copy[3], cache._read(3)[..., None].repeat(3, -1))
+    np.testing.assert_array_equal(copy[3], cache.read(3)[..., None].repeat(3, -1))
     assert not copy._kept

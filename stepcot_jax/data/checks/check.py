@@ -15,14 +15,13 @@ from typing import Any, Literal
 import numpy as np
 
 from stepcot_jax.data.checks.check_facts import Findings, gather
-from stepcot_jax.data.checks.check_images import decode_pictures
-from stepcot_jax.data.checks.check_records import Reasons, scan_collection
-from stepcot_jax.data.images.image_shards import INDEX_NAME, has_shards, read_index
+from stepcot_jax.data.checks.check_records import Reasons, decode_pictures, scan_collection
+from stepcot_jax.data.images.image_shards import find_missing, has_shards, read_index
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.record_scan import Scan, scan_records
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
 from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
-from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS, make_splits
+from stepcot_jax.data.splits.split_making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
 from stepcot_jax.host.errors import BadInput
@@ -43,7 +42,6 @@ class CheckOptions:
       on_bad_record: whether bad records would stop a run.
       max_pixels: largest accepted width times height of an image.
       split_seed: seed for making splits.
-      split_fractions: shares for making splits.
       num_threads: images decoded at a time.
       single_label: leave images with several findings out, in layouts with lists of findings.
       labels_from: table that ChestX-ray8's labels come from.
@@ -55,35 +53,33 @@ class CheckOptions:
     on_bad_record: OnBadRecord = "stop"
     max_pixels: int = 64_000_000
     split_seed: int = 0
-    split_fractions: tuple[float, ...] = PUBLISHED_FRACTIONS
     num_threads: int = 2
     single_label: bool = True
     labels_from: Literal["auto", "boxes", "entries"] = "auto"
 
 
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
-    """Return the facts of a data root, which `docs/data.md` explains.
-
-    Args:
-      root: folder or file in any layout.
-      options: how to check.
-      terminal: shows progress.
+    """Return the facts of a folder or file in any layout, which `docs/data.md` explains.
 
     Raises:
       BadInput: the root cannot be read at all.
     """
     root = Path(root)
     layout = detect_layout(root) if options.layout == AUTO else options.layout
-    require_images = options.images != "none" and not has_shards(root)
+    sharded = options.images != "none" and has_shards(root)
+    require_images = options.images != "none" and not sharded
     if layout == "published":
         reasons = Reasons()
         findings = Findings(_scan_published(root, reasons, options, require_images, terminal), reasons, layout)
     else:
         findings = _read_other(root, layout, options, require_images)
-    findings.images = options.images
     scan, reasons = findings.scan, findings.reasons
-    if options.images != "none" and has_shards(root):
-        _compare_with_shards(scan, root)
+    if sharded:
+        for place, reason in find_missing(read_index(root), scan.table.image_paths).items():
+            if scan.good[place]:
+                scan.num_missing += 1
+                scan.drop(place, reason)
+        scan.num_found = int(scan.good.sum())
     if layout == "published":
         if not scan.good.any():
             findings.stops.append(f"{scan.file}: no record is valid")
@@ -93,10 +89,14 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
                 "below); data.on_bad_record=skip continues without them"
             )
     if options.images == "decode":
-        _decode_pictures(findings, root, options, terminal)
+        findings.num_unreadable, findings.original = decode_pictures(
+            scan, root, max_pixels=options.max_pixels, num_threads=options.num_threads, progress=terminal.watch
+        )
+        if findings.num_unreadable and (options.on_bad_record == "stop" or not scan.good.any()):
+            findings.stops.append(f"{scan.root}: {findings.num_unreadable} images cannot be decoded (set aside below)")
     if scan.good.any():
-        findings.assignment = _find_splits(scan, reasons, options)
-    return gather(findings)
+        findings.assignment = _find_splits(scan, reasons, options.split_seed)
+    return gather(findings, images=options.images)
 
 
 def _scan_published(
@@ -112,42 +112,28 @@ def _scan_published(
 
     num_bytes = path.stat().st_size if path.is_file() else 0
     with terminal.bar("reading the records (MB)", total=math.ceil(num_bytes / _MEGABYTE)):
+        names = options.step_names
         return scan_records(
-            root,
-            reasons,
-            step_names=options.step_names,
-            require_images=require_images,
-            with_texts=False,
-            visit=show,
+            root, reasons, step_names=names, require_images=require_images, with_texts=False, visit=show
         )
 
 
 def _read_other(root: Path, layout: str, options: CheckOptions, require_images: bool) -> Findings:
-    """Read a layout other than data.json; only its reader distinguishes bad records from those a rule leaves out.
+    """Read a layout other than data.json; only its reader distinguishes bad records from those a rule leaves out."""
 
-    Raises:
-      BadInput: the root cannot be read at all.
-    """
-
-    def read(*, single_label: bool = options.single_label, **how: Any) -> Collection:
-        return read_source(
-            root,
-            layout=layout,
-            step_names=options.step_names,
-            single_label=single_label,
-            labels_from=options.labels_from,
-            **how,
-        )
+    def read(**changes: Any) -> Collection:
+        kept = {name: getattr(options, name) for name in ("step_names", "single_label", "labels_from")}
+        how = kept | {"on_bad_record": "skip", "require_images": False} | changes
+        return read_source(root, layout=layout, **how)
 
     with _recorded_warnings() as warnings:
-        collection = read(on_bad_record="skip", require_images=False)
+        collection = read()
     reasons = Reasons()
     findings = Findings(scan_collection(collection, reasons, require_images=require_images), reasons, layout)
     findings.notes += warnings
     with _recorded_warnings():  # the same ones again
         if layout in _SEVERAL_LABELS:
-            every = read(on_bad_record="skip", require_images=False, single_label=False)
-            findings.boxes_of = every.cases
+            findings.boxes_of = read(single_label=False).cases
         try:
             read(on_bad_record=options.on_bad_record, require_images=require_images)
         except BadInput as error:
@@ -171,34 +157,7 @@ def _recorded_warnings() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def _compare_with_shards(scan: Scan, root: Path) -> None:
-    """Set the records aside whose images are not in the shards.
-
-    Raises:
-      BadInput: the index of the shards is unusable.
-    """
-    index = read_index(root)
-    sharded = {path for entry in index.shards for path in entry.paths}
-    reasons = dict(index.set_aside)
-    for place in np.flatnonzero(scan.good).tolist():
-        path = scan.table.image_paths[place]
-        if path not in sharded:
-            scan.num_missing += 1
-            scan.drop(place, reasons.get(path, f"the image is not in the shards ({INDEX_NAME})"))
-    scan.num_found = int(scan.good.sum())
-
-
-def _decode_pictures(findings: Findings, root: Path, options: CheckOptions, terminal: Terminal) -> None:
-    scan = findings.scan
-    findings.pictures = decode_pictures(
-        scan, root, max_pixels=options.max_pixels, num_threads=options.num_threads, progress=terminal.watch
-    )
-    num_unreadable = findings.pictures.num_unreadable
-    if num_unreadable and (options.on_bad_record == "stop" or not scan.good.any()):
-        findings.stops.append(f"{scan.root}: {num_unreadable} images cannot be decoded (set aside below)")
-
-
-def _find_splits(scan: Scan, reasons: Reasons, options: CheckOptions) -> Assignment:
+def _find_splits(scan: Scan, reasons: Reasons, seed: int) -> Assignment:
     """Return the splits of the tables, else those that a run would make."""
     found = resolve_tables(
         scan.root,
@@ -210,7 +169,7 @@ def _find_splits(scan: Scan, reasons: Reasons, options: CheckOptions) -> Assignm
     if found is not None:
         return found
     try:
-        splits = make_splits(scan.table, seed=options.split_seed, fractions=options.split_fractions, chosen=scan.good)
+        splits = make_splits(scan.table, seed=seed, chosen=scan.good)
     except BadInput as error:
         found = Assignment("made", np.zeros((len(SPLIT_NAMES), len(scan.table)), np.int32))
         found.add_problem("splits cannot be made", str(error))

@@ -1,11 +1,13 @@
 """Gather the findings of a check as one object of plain facts, for people and for JSON; see `docs/data.md`."""
 
+import collections
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
-from stepcot_jax.data.checks.check_images import Pictures
 from stepcot_jax.data.checks.check_records import Reasons
 from stepcot_jax.data.records.cases import CaseTable
 from stepcot_jax.data.records.record_scan import Scan
@@ -22,8 +24,8 @@ class Findings:
       scan: the records.
       reasons: the records set aside, by reason.
       layout: of the data root.
-      images: "decode", "exists" or "none".
-      pictures: the decoded images; None if none were decoded.
+      num_unreadable: images that cannot be decoded.
+      original: for each record the first one whose image has the same pixels; None if no image was decoded.
       assignment: the splits; None if no record is good.
       boxes_of: cases whose boxes are counted; None for those of the scan.
       stops: what would stop a run.
@@ -33,53 +35,48 @@ class Findings:
     scan: Scan
     reasons: Reasons
     layout: str
-    images: str = "none"
-    pictures: Pictures | None = None
+    num_unreadable: int = 0
+    original: Int64[np.ndarray, " record"] | None = None
     assignment: Assignment | None = None
     boxes_of: CaseTable | None = None
     stops: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
-def gather(findings: Findings) -> dict[str, Any]:
-    """Return the facts; stops and notes come last."""
-    scan, reasons, assignment = findings.scan, findings.reasons, findings.assignment
-    num_cases = int(scan.good.sum())
+def gather(findings: Findings, *, images: str) -> dict[str, Any]:
+    """Return the facts; stops and notes come last. `images` is "decode", "exists" or "none"."""
+    scan, assignment, num_aside = findings.scan, findings.assignment, len(findings.reasons)
+    table, num_cases = scan.table, int(scan.good.sum())
+    boxes_of, boxed = table, scan.good
+    if findings.boxes_of is not None:
+        boxes_of, boxed = findings.boxes_of, np.ones(len(findings.boxes_of), bool)
+    num_boxes, num_with_boxes, num_with_one_label = boxes_of.count_boxes(boxed)
     facts: dict[str, Any] = {
         "root": str(scan.root),
         "layout": findings.layout,
         "file": scan.file.name,
-        "records": num_cases + len(reasons),
+        "records": num_cases + num_aside,
         "cases": num_cases,
-        "patients": scan.table.count_patients(scan.good),
-        "set_aside": len(reasons),
-        "set_aside_reasons": _list_reasons(reasons),
-        "origins": scan.table.count_origins(scan.good),
+        "patients": table.count_patients(scan.good),
+        "set_aside": num_aside,
+        "set_aside_reasons": findings.reasons.as_facts(),
+        "origins": table.count_origins(scan.good),
         "steps": _count_steps(scan),
         "records_with_other_options": scan.num_other_options,
         "records_with_other_wordings": scan.count_other_wordings(),
         "records_that_repeat_an_image": scan.num_repeated,
-        **_describe_images(findings),
-        **_count_boxes(findings),
+        "images": images,
+        "images_found": scan.num_found,
+        "images_missing": None if scan.num_found is None else scan.num_missing,
+        **_describe_pictures(findings),
+        "boxes": num_boxes,
+        "images_with_boxes": num_with_boxes,
+        "images_with_one_box_label": num_with_one_label,
         **_describe_splits(assignment, scan),
     }
     facts["stops"] = [*findings.stops, *_find_stops(assignment, scan)]
     facts["notes"] = [*findings.notes, *_note(facts, assignment, scan)]
     return facts
-
-
-def _list_reasons(reasons: Reasons) -> list[dict[str, Any]]:
-    return [
-        {
-            "reason": reason.kind,
-            "count": reason.count,
-            "examples": [
-                {"record": record, "image_path": image_path, "reason": full}
-                for record, image_path, full in reason.examples
-            ],
-        }
-        for reason in reasons.listed()
-    ]
 
 
 def _count_steps(scan: Scan) -> list[dict[str, Any]]:
@@ -98,66 +95,41 @@ def _count_steps(scan: Scan) -> list[dict[str, Any]]:
     return steps
 
 
-def _describe_images(findings: Findings) -> dict[str, Any]:
-    scan, pictures, assignment = findings.scan, findings.pictures, findings.assignment
+def _describe_pictures(findings: Findings) -> dict[str, Any]:
+    names = ("images_unreadable", "images_with_equal_pixels", "equal_images", "pictures_in_several_splits", "leaks")
+    if findings.original is None:
+        return dict.fromkeys(names)
+    scan, assignment, original = findings.scan, findings.assignment, findings.original.tolist()
     table = scan.table
-    facts: dict[str, Any] = {
-        "images": findings.images,
-        "images_found": scan.num_found,
-        "images_missing": None if scan.num_found is None else scan.num_missing,
-        "images_unreadable": None,
-        "images_with_equal_pixels": None,
-        "equal_images": None,
-        "pictures_in_several_splits": None,
-        "leaks": None,
-    }
-    if pictures is None:
-        return facts
-    repeated = pictures.repeated(scan.good).tolist()
-    leaks = pictures.find_leaks(scan.good, assignment)
-    return facts | {
-        "images_unreadable": pictures.num_unreadable,
-        "images_with_equal_pixels": len(repeated),
-        "equal_images": [
-            [table.image_paths[int(pictures.original[place])], table.image_paths[place]]
-            for place in repeated[:_NUM_EXAMPLES]
-        ],
-        "pictures_in_several_splits": len(leaks),
-        "leaks": [
-            [
-                {
-                    "image_path": table.image_paths[place],
-                    "patient_id": table.patient_ids[place],
-                    "splits": list(assignment.names_of(place)) if assignment else [],
-                }
-                for place in group[:_NUM_EXAMPLES]
-            ]
-            for group in leaks[:_NUM_EXAMPLES]
-        ],
-    }
-
-
-def _count_boxes(findings: Findings) -> dict[str, Any]:
-    table, chosen = findings.scan.table, findings.scan.good
-    if findings.boxes_of is not None:
-        table, chosen = findings.boxes_of, np.ones(len(findings.boxes_of), bool)
-    num_boxes, num_images, num_single = table.count_boxes(chosen)
-    return {"boxes": num_boxes, "images_with_boxes": num_images, "images_with_one_box_label": num_single}
+    repeated = [place for place in np.flatnonzero(scan.good).tolist() if original[place] != place]
+    member = assignment.member if assignment else np.zeros((len(SPLIT_NAMES), len(original)), bool)
+    groups = collections.defaultdict(list)
+    for place in repeated:
+        groups[original[place]].append(place)
+    leaks = []
+    for first, others in groups.items():
+        splits_of = {place: list(itertools.compress(SPLIT_NAMES, member[:, place])) for place in (first, *others)}
+        if len(set().union(*splits_of.values())) > 1:
+            leaks.append(splits_of)
+    equal = [[table.image_paths[original[place]], table.image_paths[place]] for place in repeated[:_NUM_EXAMPLES]]
+    listed = [
+        [
+            {"image_path": table.image_paths[place], "patient_id": table.patient_ids[place], "splits": splits}
+            for place, splits in list(group.items())[:_NUM_EXAMPLES]
+        ]
+        for group in leaks[:_NUM_EXAMPLES]
+    ]
+    return dict(zip(names, (findings.num_unreadable, len(repeated), equal, len(leaks), listed), strict=True))
 
 
 def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any]:
     if assignment is None:
         return {"splits_from": "none", "splits": [], "patients_in_several_splits": 0, "cases_in_no_split": 0}
+    heads = ("name", "file", "rows", "rows_that_name_nothing", "cases", "patients")
     listed = [
-        {
-            "name": name,
-            "file": assignment.files.get(name, ""),
-            "rows": assignment.num_rows.get(name),
-            "rows_that_name_nothing": assignment.num_passed_over.get(name),
-            "cases": int(member.sum()),
-            "patients": scan.table.count_patients(member),
-        }
+        dict(zip(heads, (name, *table, int(member.sum()), scan.table.count_patients(member)), strict=True))
         for name, member in zip(SPLIT_NAMES, assignment.member, strict=True)
+        for table in [assignment.tables.get(name, ("", None, None))]
     ]
     return {
         "splits_from": assignment.source,
@@ -184,19 +156,20 @@ def _find_stops(assignment: Assignment | None, scan: Scan) -> list[str]:
 
 
 def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan) -> list[str]:
-    notes = []
-    if facts["pictures_in_several_splits"]:
-        notes.append(f"{facts['pictures_in_several_splits']} pictures are in more than one split (leakage)")
-    if facts["images_with_equal_pixels"]:
-        notes.append(f"{facts['images_with_equal_pixels']} images have the pixels of an earlier one")
-    if facts["records_with_other_wordings"]:
-        notes.append(f"{facts['records_with_other_wordings']} records word a question differently than the first")
+    notes = [
+        f"{facts[name]} {what}"
+        for name, what in (
+            ("pictures_in_several_splits", "pictures are in more than one split (leakage)"),
+            ("images_with_equal_pixels", "images have the pixels of an earlier one"),
+            ("records_with_other_wordings", "records word a question differently than the first"),
+        )
+        if facts[name]
+    ]
     if assignment is not None and scan.chain is not None and assignment.member[0].any():
         trained = (scan.table.labels[assignment.member[0]] >= 0).any(axis=0)
         untrained = [step.name for step, is_trained in zip(scan.chain.steps, trained, strict=True) if not is_trained]
         if untrained:
             notes.append(f"nobody answered {', '.join(untrained)} in the train split: not trained")
-    passed_over = sum(split["rows_that_name_nothing"] or 0 for split in facts["splits"])
-    if passed_over:
+    if passed_over := sum(split["rows_that_name_nothing"] or 0 for split in facts["splits"]):
         notes.append(f"{passed_over} rows of split tables name nothing (empty or merged cells) and are passed over")
     return notes

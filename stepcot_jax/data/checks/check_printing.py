@@ -1,5 +1,6 @@
 """Print the facts of a check as tables, or write them as JSON; text from data cannot control the terminal."""
 
+import itertools
 import json
 import sys
 import textwrap
@@ -10,28 +11,14 @@ from stepcot_jax.host.text import make_printable
 
 _WIDTH = 120
 _MOST_REASONS = 20
-_SUMMARY = {
-    "records": "records",
-    "cases": "cases",
-    "patients": "patients",
-    "set_aside": "set aside",
-    "records_with_other_options": "records with other options",
-    "records_with_other_wordings": "records with other wordings",
-    "records_that_repeat_an_image": "records that repeat an image",
-    "images_found": "images found",
-    "images_missing": "images missing",
-    "images_unreadable": "images unreadable",
-    "images_with_equal_pixels": "images with equal pixels",
-    "pictures_in_several_splits": "pictures in several splits",
-    "boxes": "boxes",
-    "images_with_boxes": "images with boxes",
-    "images_with_one_box_label": "images with one box label",
-    "patients_in_several_splits": "patients in several splits",
-    "cases_in_no_split": "cases in no split",
-}
+_SUMMARY = (
+    *("records", "cases", "patients", "set_aside", "records_with_other_options", "records_with_other_wordings"),
+    *("records_that_repeat_an_image", "images_found", "images_missing", "images_unreadable"),
+    *("images_with_equal_pixels", "pictures_in_several_splits", "boxes", "images_with_boxes"),
+    *("images_with_one_box_label", "patients_in_several_splits", "cases_in_no_split"),
+)
 
-Table = tuple[str, Sequence[str], list[list[str]]]
-"""Title, head and rows."""
+Table = tuple[str, Sequence[str], list[list[str]]]  # title, head and rows
 
 
 def write_facts(facts: dict[str, Any]) -> str:
@@ -62,7 +49,7 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
         (
             f"{facts['root']}: {facts['layout']} ({facts['file']})",
             ("", "number"),
-            [[name, _number(facts[key])] for key, name in _SUMMARY.items()],
+            [[key.replace("_", " "), _number(facts[key])] for key in _SUMMARY],
         ),
         (
             "Steps",
@@ -89,10 +76,7 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
             "Set aside",
             ("records", "reason", "examples"),
             [
-                *(
-                    [_number(reason["count"]), reason["reason"], ", ".join(_list_examples(reason))]
-                    for reason in reasons[:_MOST_REASONS]
-                ),
+                *([_number(each["count"]), each["reason"], _list_examples(each)] for each in reasons[:_MOST_REASONS]),
                 *([[_number(num_further), "further reasons", "all in --json"]] if num_further else ()),
             ],
         ),
@@ -118,38 +102,40 @@ def _number(value: int | None) -> str:
 
 
 def _list_answers(step: dict[str, Any]) -> str:
-    shares = {name: f" ({count / step['annotated']:.1%})" if count else "" for name, count in step["answers"].items()}
-    return ", ".join(f"{name} {count:,}{shares[name]}" for name, count in step["answers"].items())
+    total = step["annotated"]
+    shares = {name: f"{count:,} ({count / total:.1%})" if count else "0" for name, count in step["answers"].items()}
+    return ", ".join(f"{name} {share}" for name, share in shares.items())
 
 
-def _list_examples(reason: dict[str, Any]) -> list[str]:
-    return [f"{each['record']} ({each['image_path'][:60]})" for each in reason["examples"]]
+def _list_examples(reason: dict[str, Any]) -> str:
+    return ", ".join(f"{each['record']} ({each['image_path'][:60]})" for each in reason["examples"])
 
 
 def _align(table: Table) -> str:
     """Return a table as text; its last columns wrap if they do not fit."""
     title, head, rows = table
-    columns = list(zip(head, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     room = _WIDTH - sum(widths) - 2 * (len(widths) - 1)
     for place in reversed(range(1, len(widths))):
         if room < 0:
             width = max(30, widths[place] + room)
             room += max(0, widths[place] - width)
             widths[place] = min(widths[place], width)
-    numeric = [all(cell.replace(",", "").isdigit() or cell == "-" for cell in column[1:]) for column in columns]
-    lines = [title]
+    lines, numeric = [title], _find_numeric(rows)
     for row in (head, *rows):
         cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
-        for number in range(max(map(len, cells))):
-            parts = [
-                (part[number] if number < len(part) else "").rjust(width)
-                if is_number
-                else (part[number] if number < len(part) else "").ljust(width)
-                for part, width, is_number in zip(cells, widths, numeric, strict=True)
-            ]
-            lines.append("  " + "  ".join(parts).rstrip())
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            columns = zip(parts, widths, numeric, strict=True)
+            shown = [part.rjust(width) if is_number else part.ljust(width) for part, width, is_number in columns]
+            lines.append("  " + "  ".join(shown).rstrip())
     return "\n".join(lines)
+
+
+def _find_numeric(rows: list[list[str]]) -> list[bool]:
+    """Whether all cells of a column are numbers, for each column."""
+    return [
+        all(cell.replace(",", "").isdigit() or cell == "-" for cell in column) for column in zip(*rows, strict=True)
+    ]
 
 
 def _print_rich(tables: Sequence[Table], file: TextIO) -> None:
@@ -160,9 +146,8 @@ def _print_rich(tables: Sequence[Table], file: TextIO) -> None:
     console = Console(file=file)
     for title, head, rows in tables:
         shown = RichTable(title=Text(title), title_justify="left")
-        for place, name in enumerate(head):
-            numeric = all(row[place].replace(",", "").isdigit() or row[place] == "-" for row in rows)
-            shown.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        for name, is_number in zip(head, _find_numeric(rows), strict=True):
+            shown.add_column(name, justify="right" if is_number else "left", overflow="fold")
         for row in rows:
             shown.add_row(*map(Text, row))
         console.print(shown)

@@ -1,16 +1,26 @@
-"""Records of a data root for `data check`: scanned as a run scans them, with reasons grouped instead of listed."""
+"""Records and images of a data root for `data check`, read as a run reads them, with reasons grouped, not listed."""
 
-import dataclasses
+import hashlib
 import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
-from stepcot_jax.data.columns import TextColumn
+from stepcot_jax.data.columns import DigestColumn, TextColumn, find_first
+from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_files import FolderFiles, ImageFiles, Selection
+from stepcot_jax.data.images.image_shards import ShardFiles, has_shards, read_index
+from stepcot_jax.data.images.preprocessing import decode_image_bytes
 from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.records.record_reader import ImageLocator, MissingImage
 from stepcot_jax.data.records.record_scan import Scan
 from stepcot_jax.data.records.records import Collection
+from stepcot_jax.data.splits.splits import Problem
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.threads import map_in_threads
 
 _MOST_KINDS = 100
 _NUM_EXAMPLES = 3
@@ -23,21 +33,6 @@ _PARTICULAR = re.compile(
 )
 
 
-@dataclasses.dataclass
-class Reason:
-    """Records that are set aside for the same reason.
-
-    Attributes:
-      kind: the reason with "…" for the parts that differ between records.
-      count: number of records.
-      examples: the first few: record, image path, and the reason in full.
-    """
-
-    kind: str
-    count: int = 0
-    examples: list[tuple[int, str, str]] = dataclasses.field(default_factory=list)
-
-
 class Reasons:
     """Counts records set aside by reason; keeps their names, which split tables may use.
 
@@ -47,7 +42,7 @@ class Reasons:
     """
 
     def __init__(self) -> None:
-        self._reasons: dict[str, Reason] = {}
+        self._reasons: dict[str, Problem] = {}
         self.image_paths = TextColumn()
         self.patient_ids = TextColumn()
 
@@ -56,50 +51,91 @@ class Reasons:
         kind = _PARTICULAR.sub("…", item.reason)[:_NUM_SHOWN]
         if kind not in self._reasons and len(self._reasons) >= _MOST_KINDS:
             kind = "further reasons"
-        found = self._reasons.setdefault(kind, Reason(kind))
-        found.count += 1
-        if len(found.examples) < _NUM_EXAMPLES:
-            found.examples.append((item.record, item.image_path[:_NUM_SHOWN], item.reason[:_NUM_SHOWN]))
+        image_path, reason = item.image_path[:_NUM_SHOWN], item.reason[:_NUM_SHOWN]
+        example = {"record": item.record, "image_path": image_path, "reason": reason}
+        self._reasons.setdefault(kind, Problem(kind)).add(example, most=_NUM_EXAMPLES)
         self.image_paths.append(item.image_path)
         self.patient_ids.append(item.patient_id)
 
     def __len__(self) -> int:
         return len(self.image_paths)
 
-    def listed(self) -> list[Reason]:
-        """Return the reasons, the most frequent first."""
-        return sorted(self._reasons.values(), key=lambda reason: -reason.count)
+    def as_facts(self) -> list[dict[str, Any]]:
+        """Return each reason with "…" for the parts that differ, its count and examples; the most frequent first."""
+        return [
+            {"reason": reason.kind, "count": reason.count, "examples": reason.examples}
+            for reason in sorted(self._reasons.values(), key=lambda reason: -reason.count)
+        ]
 
 
 def scan_collection(collection: Collection, reasons: Reasons, *, require_images: bool) -> Scan:
-    """Return a collection of another layout as a scan; it shares the collection's table.
+    """Return a collection that was read without requiring images as a scan; it shares the collection's table.
 
-    Args:
-      collection: read with bad records set aside and without requiring images.
-      reasons: takes the records that take no part.
-      require_images: set cases without their image file aside.
+    `reasons` takes the records set aside and, with `require_images`, those without their image file.
     """
-    aside = {item.record for item in collection.set_aside}
-    numbers = [number for number in range(len(aside) + len(collection.cases)) if number not in aside]
     for item in collection.set_aside:
         reasons.append(item)
     scan = Scan(
         collection.root,
-        collection.root / collection.file,
+        collection.path,
         collection.cases,
-        numbers,
+        collection.record_numbers,
         reasons,
-        np.ones(len(numbers), bool),
+        np.ones(len(collection.cases), bool),
         collection.chain,
         num_wordings=(1,) * collection.chain.num_steps,
     )
     if require_images:
         locator = ImageLocator(collection.root, require_images=True)
-        for place in range(len(numbers)):
+        for place, image_path in enumerate(scan.table.image_paths):
             try:
-                locator.locate(scan.table.image_paths[place])
+                locator.locate(image_path)
             except BadInput as error:
                 scan.num_missing += isinstance(error, MissingImage)
                 scan.drop(place, str(error))
         scan.num_found = int(scan.good.sum())
     return scan
+
+
+def decode_pictures(
+    scan: Scan,
+    root: Path,
+    *,
+    max_pixels: int,
+    num_threads: int,
+    progress: Callable[[Iterable[Any], str], Iterable[Any]],
+) -> tuple[int, Int64[np.ndarray, " record"]]:
+    """Decode the image of every good record, from files or shards; set records aside where that fails.
+
+    Returns:
+      The number of images that cannot be decoded, and for each record the first one whose image has the same pixels,
+      often itself.
+    """
+    places = np.flatnonzero(scan.good)
+    paths, limit = scan.table.image_paths, most_bytes(max_pixels)
+    files: ImageFiles
+    if has_shards(root):
+        files = ShardFiles(scan.root, read_index(root), [paths[place] for place in places.tolist()], max_bytes=limit)
+    else:
+        files = Selection(FolderFiles(scan.root, paths, limit), places)
+
+    def digest(index: int) -> bytes | BadInput:
+        try:
+            pixels = decode_image_bytes(files.read(index), name=files.name(index), max_pixels=max_pixels)
+        except BadInput as error:
+            return error
+        content = hashlib.blake2b(str(pixels.shape).encode())
+        content.update(np.ascontiguousarray(pixels).data)
+        return content.digest()
+
+    column = DigestColumn()
+    watched = progress(range(len(places)), "reading the images")
+    for index, found in map_in_threads(digest, watched, num_threads=num_threads):
+        if isinstance(found, BadInput):
+            scan.drop(int(places[index]), str(found))
+        else:
+            column.append(found)
+    original = np.arange(len(scan.table))
+    readable = np.flatnonzero(scan.good)
+    original[readable] = readable[find_first(column.halves)]
+    return len(places) - len(readable), original

@@ -6,18 +6,18 @@ quote values, so they are kept out of exceptions, warnings and logs.
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import logging
 import math
 import re
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import UInt8
 
-from stepcot_jax.data.images.dicom_fields import EXTRA, SYNTAXES, Fields
+from stepcot_jax.data.images.dicom_fields import EXTRA, SYNTAXES, Fields, attempt
 from stepcot_jax.data.images.dicom_pixels import PixelFormat, decode_stored
 from stepcot_jax.data.images.dicom_tone import make_tone_table
 from stepcot_jax.host.errors import BadInput
@@ -42,7 +42,6 @@ _PARSED = (
 _SPACINGS: tuple[SpacingSource, ...] = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing")
 _QUOTING = r"(pydicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
 _IGNORED = ("ignore", None, Warning, re.compile(_QUOTING), 0)
-_Read = TypeVar("_Read")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +70,6 @@ def is_dicom(start: bytes) -> bool:
     return start[_PREAMBLE_BYTES : _PREAMBLE_BYTES + len(_MAGIC)] == _MAGIC
 
 
-def decode_dicom(content: bytes, *, name: str, max_pixels: int) -> UInt8[np.ndarray, "height width"]:
-    """Return the pixels of a DICOM file; see `read_dicom`."""
-    return read_dicom(content, name=name, max_pixels=max_pixels).pixels
-
-
 def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
     """Return the picture of a DICOM file as a workstation first shows it.
 
@@ -84,21 +78,16 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
     smallest to its largest value. MONOCHROME1 is inverted. Padding takes no part in the range and is black.
     RGB becomes grey with ITU-R 601 weights. Overlays and presentation states are not applied.
 
-    Args:
-      content: of the file.
-      name: of the file, for messages.
-      max_pixels: largest accepted rows times columns; checked before pixels are decoded.
-
     Raises:
-      BadInput: pydicom is missing, or the file is no picture, truncated, corrupt, too large or of another kind.
+      BadInput: pydicom is missing, or the file is no picture, truncated, corrupt, of another kind, or has more than
+        `max_pixels` pixels, which is checked before they are decoded; the message begins with `name`.
     """
     _silence_pydicom(name)
     fields = _read_fields(content, name=name)
     form = _read_format(fields, max_pixels=max_pixels)
     stored = decode_stored(fields, form)
     if form.num_samples == 1:
-        table = make_tone_table(fields, form, stored)
-        pixels = table[stored]
+        pixels = make_tone_table(fields, form, stored)[stored]
     else:
         # Pillow's integer weights, so that DICOM and PNG colour give the same grey.
         red, green, blue = (stored[..., channel].astype(np.uint32) for channel in range(3))
@@ -108,13 +97,8 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
 
 
 def _silence_pydicom(name: str) -> None:
-    found = False
-    with contextlib.suppress(ImportError):
-        import pydicom.pixels  # noqa: F401
-
-        found = True
-    if not found:
-        raise BadInput(f"{name}: reading a DICOM file requires pydicom: {EXTRA}")
+    otherwise = BadInput(f"{name}: reading a DICOM file requires pydicom: {EXTRA}")
+    attempt(lambda: importlib.import_module("pydicom.pixels"), otherwise)
     if _IGNORED not in warnings.filters:
         warnings.filterwarnings("ignore", module=_QUOTING)
     for logger_name in list(logging.root.manager.loggerDict):
@@ -126,21 +110,13 @@ def _drop(_: logging.LogRecord) -> bool:
     return False
 
 
-def _attempt(read: Callable[[], _Read], *, otherwise: str) -> _Read:
-    """Return what `read` returns; where it raises, raise `otherwise` without the original error and its text."""
-    with contextlib.suppress(Exception):
-        return read()
-    # Outside of an except block: the original error would come along as the context.
-    raise BadInput(otherwise)
-
-
 def _read_fields(content: bytes, *, name: str) -> Fields:
-    if not is_dicom(content[: _PREAMBLE_BYTES + len(_MAGIC)]):
+    if not is_dicom(content):
         raise BadInput(f"{name}: is not a DICOM file; {_EXPECTED}")
     file = io.BytesIO(content)
     file.seek(_PREAMBLE_BYTES + len(_MAGIC))
-    otherwise = f"{name}: cannot be read as DICOM; {_EXPECTED}"
-    syntax = _attempt(lambda: _read_syntax(file), otherwise=otherwise)
+    otherwise = BadInput(f"{name}: cannot be read as DICOM; {_EXPECTED}")
+    syntax = attempt(lambda: _read_syntax(file), otherwise)
     if syntax not in SYNTAXES:
         from pydicom.uid import UID_dictionary
 
@@ -148,22 +124,18 @@ def _read_fields(content: bytes, *, name: str) -> Fields:
         found = UID_dictionary[syntax][0] if syntax in UID_dictionary else "an unknown syntax"
         accepted = ", ".join(known.name for known in SYNTAXES.values())
         raise BadInput(f"{name}: TransferSyntaxUID: {found} is not one of {accepted}")
-    dataset = _attempt(lambda: _read_dataset(file, syntax), otherwise=otherwise)
-    return Fields(dataset, name=name, syntax=syntax)
+    return Fields(attempt(lambda: _read_dataset(file, syntax), otherwise), name=name, syntax=syntax)
 
 
 def _read_syntax(file: io.BytesIO) -> str:
     from pydicom.filereader import read_dataset
 
-    start = file.tell()
     meta = read_dataset(
         file,
         is_implicit_VR=False,
         is_little_endian=True,
         stop_when=lambda tag, _vr, _length: tag >> 16 != _FILE_META_GROUP,
     )
-    if file.tell() == start:
-        return ""
     return str(meta.get("TransferSyntaxUID", ""))
 
 
@@ -176,21 +148,18 @@ def _read_dataset(file: io.BytesIO, syntax: str) -> "Dataset":
     from pydicom.uid import UID
 
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
-    implicit, little_endian = SYNTAXES[syntax].implicit, SYNTAXES[syntax].little_endian
+    uid = UID(syntax)
+    implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
     dataset = read_dataset(file, implicit, little_endian, specific_tags=tags)
     dataset.set_original_encoding(implicit, little_endian)
     dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = UID(syntax)
+    dataset.file_meta.TransferSyntaxUID = uid
     return dataset
 
 
 def _read_format(fields: Fields, *, max_pixels: int) -> PixelFormat:
-    """Return the pixel format.
-
-    Raises:
-      BadInput: it is not accepted.
-    """
-    if not fields.has("PixelData"):
+    """Return the pixel format; `BadInput` if it is not accepted."""
+    if fields.value("PixelData") in (None, "", b""):
         raise fields.refuse(f"has no PixelData ({fields.kind}); {_EXPECTED}")
     num_frames = fields.integer("NumberOfFrames", default=1)
     if num_frames != 1:

@@ -6,8 +6,8 @@ Messages name an element that cannot be read and never quote its value.
 import contextlib
 import dataclasses
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,38 +17,35 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 EXTRA = "pip install 'stepcot-jax[dicom]'"
-"""Installs what reading DICOM needs."""
 
 _CODE = re.compile(r"[A-Z0-9 _]{1,16}")
+_Read = TypeVar("_Read")
 
 
 @dataclasses.dataclass(frozen=True)
 class Syntax:
-    """A transfer syntax: how elements are written and pixels are packed.
+    """A transfer syntax: how pixels are packed.
 
     Attributes:
       name: for messages.
       decoders: pydicom's decoder plugins, the preferred first; none for uncompressed pixels and RLE. GDCM's is left
         out: it ends the whole process on unexpected input.
       install: command that installs a decoder.
-      implicit: whether elements come without their type.
-      little_endian: byte order.
     """
 
     name: str
     decoders: tuple[str, ...] = ()
     install: str = EXTRA
-    implicit: bool = False
-    little_endian: bool = True
 
 
 RLE = "1.2.840.10008.1.2.5"
 _LIBJPEG = "pip install pylibjpeg-libjpeg (GPL)"
 
+# Accepted, by UID. Deflated is left out: it inflates to any size before its header can be read.
 SYNTAXES: dict[str, Syntax] = {
-    "1.2.840.10008.1.2": Syntax("Implicit VR Little Endian", implicit=True),
+    "1.2.840.10008.1.2": Syntax("Implicit VR Little Endian"),
     "1.2.840.10008.1.2.1": Syntax("Explicit VR Little Endian"),
-    "1.2.840.10008.1.2.2": Syntax("Explicit VR Big Endian", little_endian=False),
+    "1.2.840.10008.1.2.2": Syntax("Explicit VR Big Endian"),
     RLE: Syntax("RLE Lossless"),
     "1.2.840.10008.1.2.4.50": Syntax("JPEG Baseline", ("pillow", "pylibjpeg")),
     "1.2.840.10008.1.2.4.51": Syntax("JPEG Extended", ("pillow", "pylibjpeg")),
@@ -61,7 +58,14 @@ SYNTAXES: dict[str, Syntax] = {
     "1.2.840.10008.1.2.4.201": Syntax("High-Throughput JPEG 2000 Lossless", ("pylibjpeg",)),
     "1.2.840.10008.1.2.4.203": Syntax("High-Throughput JPEG 2000", ("pylibjpeg",)),
 }
-"""Accepted transfer syntaxes by UID. Deflated is left out: it inflates to any size before its header can be read."""
+
+
+def attempt(read: Callable[[], _Read], otherwise: BadInput) -> _Read:
+    """Return what `read` returns; where it raises, raise `otherwise` without the original error and its text."""
+    with contextlib.suppress(Exception):
+        return read()
+    # Outside of an except block: the original error quotes values and would come along as the context.
+    raise otherwise
 
 
 class Fields:
@@ -85,7 +89,9 @@ class Fields:
     @property
     def word(self) -> str:
         """NumPy's name for an unsigned 16-bit number in this file."""
-        return "<u2" if SYNTAXES[self.syntax].little_endian else ">u2"
+        from pydicom.uid import UID
+
+        return "<u2" if UID(self.syntax).is_little_endian else ">u2"
 
     @property
     def kind(self) -> str:
@@ -96,27 +102,13 @@ class Fields:
             return UID_dictionary[str(self.dataset.SOPClassUID)][0]
         return "of an unknown kind"
 
-    def has(self, keyword: str) -> bool:
-        """Whether the element exists and is not empty."""
-        return self.value(keyword) not in (None, "", b"")
-
     def value(self, keyword: str) -> Any:
-        """Return an element's value as pydicom gives it, None where it is missing.
-
-        Raises:
-          BadInput: it cannot be read.
-        """
-        with contextlib.suppress(Exception):
-            return self.dataset[keyword].value if keyword in self.dataset else None
-        # Outside of an except block: pydicom's error quotes the value and would come along as the context.
-        raise self.refuse(f"{keyword}: cannot be read; expected a value as in DICOM PS3.6")
+        """Return an element's value as pydicom gives it, None where it is missing; `BadInput` if unreadable."""
+        otherwise = self.refuse(f"{keyword}: cannot be read; expected a value as in DICOM PS3.6")
+        return attempt(lambda: self.dataset[keyword].value if keyword in self.dataset else None, otherwise)
 
     def numbers(self, keyword: str) -> tuple[float, ...]:
-        """Return an element's values as numbers; empty where it is missing or empty.
-
-        Raises:
-          BadInput: it cannot be read.
-        """
+        """Return an element's values as numbers, () where it is missing or empty; `BadInput` if unreadable."""
         value = self.value(keyword)
         if value is None or value == "":
             return ()
@@ -124,9 +116,8 @@ class Fields:
             # The type of some elements depends on others, and pydicom leaves it open where those are missing.
             value = np.frombuffer(value[: len(value) // 2 * 2], self.word).tolist()
         several = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
-        with contextlib.suppress(Exception):
-            return tuple(float(number) for number in several if number is not None and number != "")
-        raise self.refuse(f"{keyword}: is not a number")
+        otherwise = self.refuse(f"{keyword}: is not a number")
+        return attempt(lambda: tuple(float(each) for each in several if each is not None and each != ""), otherwise)
 
     def integer(self, keyword: str, *, default: int | None = None, least: int = 0, most: int = 2**31 - 1) -> int:
         """Return an element's only value as an integer.
@@ -143,14 +134,9 @@ class Fields:
         return int(numbers[0])
 
     def choice(self, keyword: str, accepted: Sequence[str], *, default: str = "") -> str:
-        """Return an element's value, one of `accepted`.
-
-        Raises:
-          BadInput: it is another one; it is not quoted.
-        """
+        """Return an element's value; `BadInput`, without quoting it, if it is not one of `accepted`."""
         found = self.value(keyword)
-        text = found.strip().upper() if isinstance(found, str) else default
-        text = text or default
+        text = (found.strip().upper() if isinstance(found, str) else "") or default
         if text not in accepted:
             raise self.refuse(f"{keyword}: is not one of {', '.join(accepted)}")
         return text
@@ -164,20 +150,15 @@ class Fields:
         return ""
 
     def item(self, keyword: str) -> "Fields | None":
-        """Return the first item of a sequence, None where there is none.
-
-        Raises:
-          BadInput: it cannot be read.
-        """
+        """Return the first item of a sequence, None where there is none; `BadInput` if unreadable."""
         value = self.value(keyword)
-        if value is None:
-            return None
-        item = None
-        with contextlib.suppress(Exception):
-            if not len(value):
-                return None
-            item = value[0]
-            item.get("LUTDescriptor")
-        if item is None:
-            raise self.refuse(f"{keyword}: cannot be read; expected a sequence as in DICOM PS3.3")
-        return Fields(item, name=f"{self.name}: {keyword}", syntax=self.syntax)
+
+        def parse_first() -> "Dataset | None":
+            item = next(iter(value or ()), None)
+            if item is not None:
+                item.get("LUTDescriptor")
+            return item
+
+        otherwise = self.refuse(f"{keyword}: cannot be read; expected a sequence as in DICOM PS3.3")
+        first = attempt(parse_first, otherwise)
+        return None if first is None else Fields(first, name=f"{self.name}: {keyword}", syntax=self.syntax)

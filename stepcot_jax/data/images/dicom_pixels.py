@@ -10,7 +10,7 @@ import struct
 import numpy as np
 from jaxtyping import UInt8, UInt16
 
-from stepcot_jax.data.images.dicom_fields import RLE, SYNTAXES, Fields
+from stepcot_jax.data.images.dicom_fields import RLE, SYNTAXES, Fields, attempt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +93,8 @@ def _decode_with_pydicom(fields: Fields, form: PixelFormat) -> np.ndarray:
 def _join_fragments(data: bytes, fields: Fields) -> bytes:
     from pydicom.encaps import generate_frames
 
-    with contextlib.suppress(Exception):
-        return next(generate_frames(data, number_of_frames=1))
-    raise fields.refuse("PixelData: cannot be read as fragments of one compressed picture")
+    otherwise = fields.refuse("PixelData: cannot be read as fragments of one compressed picture")
+    return attempt(lambda: next(generate_frames(data, number_of_frames=1)), otherwise)
 
 
 def _decode_rle(frame: bytes, fields: Fields, form: PixelFormat) -> np.ndarray:

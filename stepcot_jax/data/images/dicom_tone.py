@@ -22,10 +22,7 @@ def make_tone_table(
 ) -> UInt8[np.ndarray, "value"]:
     """Return the grey value for each stored value, indexed by its bits as an unsigned number.
 
-    Args:
-      fields: elements of the file.
-      form: of its pixels.
-      stored: its pixels, which give the range if the file has no window.
+    The pixels `stored` give the range if the file has no window.
 
     Raises:
       BadInput: an element has a value that is not accepted.
@@ -51,7 +48,7 @@ def _find_padding(fields: Fields, form: PixelFormat, values: Float64[np.ndarray,
         for keyword in ("PixelPaddingValue", "PixelPaddingRangeLimit")
         for number in fields.numbers(keyword)[:1]
     ]
-    if not bounds or not fields.numbers("PixelPaddingValue"):
+    if not fields.numbers("PixelPaddingValue"):
         return np.zeros(values.shape, bool)
     return (values >= min(bounds)) & (values <= max(bounds))
 
@@ -85,12 +82,10 @@ def _apply_window(
         return entries / most * 255.0
     if fields.numbers("WindowCenter") and fields.numbers("WindowWidth"):
         return _apply_pydicom_window(fields, physical)
-    if not occurring.any():
+    found = physical[occurring]
+    if not found.size or found.min() == found.max():
         return np.zeros(physical.shape)
-    smallest, largest = physical[occurring].min(), physical[occurring].max()
-    if largest == smallest:
-        return np.zeros(physical.shape)
-    return (physical - smallest) / (largest - smallest) * 255.0
+    return (physical - found.min()) / (found.max() - found.min()) * 255.0
 
 
 def _apply_pydicom_window(fields: Fields, physical: Float64[np.ndarray, "value"]) -> Float64[np.ndarray, "value"]:

@@ -9,22 +9,17 @@ import numpy as np
 from jaxtyping import Integer, UInt8
 from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin
 
+from stepcot_jax.data.images.dicom import is_dicom, read_dicom
 from stepcot_jax.host.errors import BadInput
 
-MAX_PIXELS = 50_000_000
-"""Default limit of width times height; the largest detectors write about 20 million pixels."""
-
-MAX_SIDE = 65_535
-"""Longest side in pixels (JPEG's own limit): the memory of resampling is proportional to it."""
-
+MAX_PIXELS = 50_000_000  # default limit of width times height; the largest detectors write about 20 million pixels
+MAX_SIDE = 65_535  # longest side in pixels (JPEG's own limit): the memory of resampling is proportional to it
 EXPECTED = "expected a PNG (8- or 16-bit grey, palette, RGB, RGBA), JPEG (grey, RGB, CMYK) or DICOM image"
-"""Accepted kinds of images, for messages."""
 
 _OPENERS: dict[bytes, Callable[[BinaryIO], ImageFile.ImageFile]] = {
     b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile,
     b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile,
 }
-_DICOM_PLACE, _DICOM_MAGIC = slice(128, 132), b"DICM"
 _TURNED = range(2, 9)  # values of the EXIF orientation
 _FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
 
@@ -32,28 +27,23 @@ _FULL_SCALES = tuple(2**bits - 1 for bits in (10, 12, 14, 16))
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
+def most_bytes(max_pixels: int) -> int:
+    """Return the size limit of a file: 8 bytes a pixel (16-bit RGBA, uncompressed), and 16 MiB for metadata."""
+    return 8 * max_pixels + 16 * 2**20
+
+
 def decode_picture(content: bytes, *, name: str, max_pixels: int) -> Image.Image:
-    """Decode a file's content to an upright picture; see `preprocessing.decode_image_bytes` for the rules.
-
-    Args:
-      content: of the file.
-      name: of the file, for messages.
-      max_pixels: largest accepted width times height.
-
-    Returns:
-      An image of mode "L" or "RGB".
+    """Decode a file's content to an upright picture of mode "L" or "RGB", as `decode_image_bytes` does.
 
     Raises:
-      BadInput: the content cannot be decoded.
+      BadInput: the content cannot be decoded, or has more than `max_pixels` pixels; names the file.
     """
     opener = next((opener for magic, opener in _OPENERS.items() if content.startswith(magic)), None)
     try:
         if opener is not None:
             return _open_and_load(opener(io.BytesIO(content)), name=name, max_pixels=max_pixels)
-        if content[_DICOM_PLACE] == _DICOM_MAGIC:
-            from stepcot_jax.data.images.dicom import decode_dicom  # needs an optional library
-
-            return Image.fromarray(decode_dicom(content, name=name, max_pixels=max_pixels))
+        if is_dicom(content):
+            return Image.fromarray(read_dicom(content, name=name, max_pixels=max_pixels).pixels)
     except BadInput:
         raise
     # Pillow's decoders raise a dozen types of error on broken files.

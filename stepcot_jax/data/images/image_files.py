@@ -1,29 +1,36 @@
-"""Sources of encoded images: one interface for folders, shards and any other source."""
+"""Sources of encoded images, one interface for folders, shards and others, and the check that all can be decoded."""
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from jaxtyping import UInt8
+
+from stepcot_jax.data.columns import TextColumn
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.images.preprocessing import Preprocessing, prepare_image
+from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.threads import map_in_threads
 
-_BYTES_A_PIXEL = 8
-_METADATA_BYTES = 16 * 2**20
+Pixels = UInt8[np.ndarray, "height width *channel"]
 
 
 @runtime_checkable
 class ImageFiles(Protocol):
-    """Encoded images by number; worker processes get a pickled copy."""
+    """Encoded images by number; worker processes get a pickled copy.
+
+    `digest(index)`, the SHA-256 of the content in hex, is optional: for sources that know it without reading.
+    """
 
     def read(self, index: int) -> bytes:
-        """Return the content of an image file.
-
-        Raises:
-          BadInput: it cannot be read, or has changed.
-        """
+        """Return the content of an image file; `BadInput` if it cannot be read or has changed."""
         ...
 
     def name(self, index: int) -> str:
@@ -31,20 +38,10 @@ class ImageFiles(Protocol):
         ...
 
 
-@runtime_checkable
-class DigestedFiles(Protocol):
-    """Encoded images with digests that need no reading."""
-
-    def digest(self, index: int) -> str:
-        """Return the SHA-256 of the content in hex."""
-        ...
-
-
 def digest_content(images: ImageFiles, index: int) -> str:
     """Return the SHA-256 of an image's content in hex."""
-    if isinstance(images, DigestedFiles):
-        return images.digest(index)
-    return hashlib.sha256(images.read(index)).hexdigest()
+    known: Callable[[int], str] | None = getattr(images, "digest", None)
+    return known(index) if known else hashlib.sha256(images.read(index)).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Selection:
     """
 
     images: ImageFiles
-    indices: Sequence[int]
+    indices: Sequence[int] | np.ndarray
 
     def name(self, index: int) -> str:
         """See `ImageFiles`."""
@@ -68,16 +65,8 @@ class Selection:
         return self.images.read(self.indices[index])
 
     def digest(self, index: int) -> str:
-        """See `DigestedFiles`."""
+        """See `digest_content`."""
         return digest_content(self.images, self.indices[index])
-
-
-def most_bytes(max_pixels: int) -> int:
-    """Return the size limit of a file with an image of at most `max_pixels`.
-
-    PNG and JPEG store at most 8 bytes per pixel (16-bit RGBA) uncompressed; 16 MiB are added for metadata.
-    """
-    return _BYTES_A_PIXEL * max_pixels + _METADATA_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +80,7 @@ class FolderFiles:
     """
 
     root: Path
-    paths: Sequence[str]
+    paths: Sequence[str] | TextColumn
     max_bytes: int
 
     def name(self, index: int) -> str:
@@ -99,17 +88,93 @@ class FolderFiles:
         return str(self.root / self.paths[index])
 
     def read(self, index: int) -> bytes:
-        """Return the content of an image file; every link in its path must lead below the root now.
+        """Return the content of an image file.
 
         Raises:
-          BadInput: the file is missing, too large, not an ordinary file, or outside the root.
+          BadInput: the file is missing, too large, not an ordinary file, or a link leads out of the root now.
         """
         try:
             # A new locator each time: an old one caches folders, which may have become links since.
             path = ImageLocator(self.root, require_images=True).locate(self.paths[index])
             return read_file(Path(path), max_bytes=self.max_bytes)
         except BadInput as error:
-            name = self.name(index)
-            raise BadInput(str(error) if name in str(error) else f"{name}: {error}") from None
+            raise BadInput(str(error) if self.name(index) in str(error) else f"{self.name(index)}: {error}") from None
         except OSError as error:
             raise BadInput(f"{self.name(index)}: cannot be read ({error.strerror})") from None
+
+
+def check_images(
+    collection: Collection,
+    *,
+    images: ImageFiles | None = None,
+    on_bad_record: OnBadRecord = "stop",
+    max_pixels: int = MAX_PIXELS,
+    preprocessing: Preprocessing | None = None,
+    visit: Callable[[int, Pixels], None] | None = None,
+    is_known: Callable[[Case, bytes], bool] | None = None,
+    progress: Callable[[Iterable[Case]], Iterable[Case]] | None = None,
+    num_threads: int = 2,
+) -> Collection:
+    """Decode every image that is not known yet and return the collection without the unreadable ones.
+
+    At most `num_threads` + 2 decoded images are in memory at a time, besides those that `visit` keeps.
+
+    Args:
+      collection: the records as `read_records` gives them.
+      images: the cases' images; None for the files below the collection's root.
+      on_bad_record: "stop" raises after the last image if any is unreadable, "skip" sets them aside.
+      max_pixels: largest accepted width times height of an image.
+      preprocessing: resizes images in the decoding threads, before they are visited.
+      visit: called in order, in the caller's thread, with each readable image's index among the returned cases and
+        its pixels: uint8 [height, width] if grey, else [height, width, 3]; of the encoder's size with `preprocessing`.
+      is_known: takes a case and the content of its image file; if true, the image is neither decoded nor visited.
+      progress: wraps the iterable of cases, as progress bars do.
+      num_threads: images decoded at the same time; >= 1.
+
+    Raises:
+      BadInput: an image is unreadable and `on_bad_record` is "stop", or none is readable; names file and record.
+    """
+    files = images or folder_files(collection, max_pixels=max_pixels)
+
+    def prepare(item: tuple[int, Case]) -> Pixels | BadInput | None:
+        index, case = item
+        try:
+            content, name = files.read(index), files.name(index)
+            if is_known is not None and is_known(case, content):
+                return None
+            if preprocessing is None:
+                return np.array(decode_picture(content, name=name, max_pixels=max_pixels))
+            return prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
+        except BadInput as error:
+            return error
+
+    reasons: dict[int, str] = {}
+    watched = collection.cases if progress is None else progress(collection.cases)
+    for (index, _), pixels in map_in_threads(prepare, enumerate(watched), num_threads=num_threads):
+        if isinstance(pixels, BadInput):
+            reasons[index] = str(pixels)
+        elif visit is not None and pixels is not None:
+            visit(index - len(reasons), pixels)
+    return set_aside_cases(collection, reasons, on_bad_record=on_bad_record)
+
+
+def set_aside_cases(collection: Collection, reasons: Mapping[int, str], *, on_bad_record: OnBadRecord) -> Collection:
+    """Return the collection with the cases that have a reason, by their index, moved to `set_aside`.
+
+    Raises:
+      BadInput: there is a reason and `on_bad_record` is "stop", or no case is left.
+    """
+    if not reasons:
+        return collection
+    numbers, paths, patients = collection.record_numbers, collection.cases.image_paths, collection.cases.patient_ids
+    cases = CaseTable(case for index, case in enumerate(collection.cases) if index not in reasons)
+    unusable = [SetAside(numbers[index], paths[index], reasons[index], patients[index]) for index in reasons]
+    if on_bad_record == "stop" or not cases:
+        raise BadInput(describe_bad_records(collection.path, unusable, num_good=len(cases)))
+    set_aside = sorted([*collection.set_aside, *unusable], key=lambda aside: aside.record)
+    return dataclasses.replace(collection, cases=cases, set_aside=tuple(set_aside))
+
+
+def folder_files(collection: Collection, *, max_pixels: int = MAX_PIXELS) -> FolderFiles:
+    """Return the cases' image files below the collection's root."""
+    return FolderFiles(collection.root, collection.cases.image_paths, most_bytes(max_pixels))

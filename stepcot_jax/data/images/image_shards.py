@@ -8,13 +8,14 @@ reads both.
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.images.image_check import set_aside_cases
+from stepcot_jax.data.images.image_decoding import most_bytes
+from stepcot_jax.data.images.image_files import ImageFiles, folder_files, set_aside_cases
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
@@ -55,11 +56,7 @@ class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shard_name(number: int) -> str:
-    """File name of a shard.
-
-    >>> shard_name(3)
-    'images-00003.array_record'
-    """
+    """Return the file name of a shard, such as "images-00003.array_record"."""
     return f"images-{number:05d}.array_record"
 
 
@@ -79,11 +76,10 @@ def read_index(root: Path) -> ShardIndex:
     index = read_json(path, ShardIndex, accepted=expected)
     if index.version != _VERSION:
         raise BadInput(f"{path}: version {index.version} is not {_VERSION}; write the shards anew")
-    seen: set[str] = set()
     for entry in index.shards:
         check_entry(entry, where=path)
-        seen.update(entry.paths)
-    if len(seen) != sum(len(entry.paths) for entry in index.shards):
+    paths = [image for entry in index.shards for image in entry.paths]
+    if len(set(paths)) != len(paths):
         raise BadInput(f"{path}: an image is listed twice; {expected}")
     for entry in index.shards:
         check_size(Path(root) / entry.file, entry.num_bytes)
@@ -91,11 +87,7 @@ def read_index(root: Path) -> ShardIndex:
 
 
 def check_entry(entry: ShardEntry, *, where: Path) -> None:
-    """Refuse an entry with a foreign file name, bad digests or lists of different lengths.
-
-    Raises:
-      BadInput: names `where`.
-    """
+    """Refuse an entry with a foreign file name, bad digests or lists of different lengths; names `where`."""
     if not _SHARD_NAME.fullmatch(entry.file):
         raise BadInput(f"{where}: {entry.file[:80]!r} is not a shard name such as {shard_name(0)}")
     lengths = {len(entry.paths), len(entry.sizes), len(entry.digests)}
@@ -104,11 +96,7 @@ def check_entry(entry: ShardEntry, *, where: Path) -> None:
 
 
 def check_size(path: Path, num_bytes: int) -> None:
-    """Refuse a shard that is missing or not of the size it was written with.
-
-    Raises:
-      BadInput: names the shard.
-    """
+    """Refuse a shard that is missing or not of the size it was written with; the message names it."""
     try:
         found = path.stat().st_size
     except OSError as error:
@@ -117,26 +105,31 @@ def check_size(path: Path, num_bytes: int) -> None:
         raise BadInput(f"{path}: {found} bytes instead of {num_bytes}; {_CHANGED}")
 
 
-def keep_sharded(collection: Collection, index: ShardIndex, *, on_bad_record: OnBadRecord) -> Collection:
-    """Return the collection without the records whose images are not in the shards.
-
-    Args:
-      collection: the records beside the shards.
-      index: of the shards.
-      on_bad_record: "stop" raises if there is such a record, "skip" sets it aside with its reason.
-
-    Raises:
-      BadInput: an image is not in the shards and `on_bad_record` is "stop", or none is.
-    """
+def find_missing(index: ShardIndex, paths: Iterable[str]) -> dict[int, str]:
+    """Return the places of the image paths that are not in the shards, each with its reason."""
     reasons = dict(index.set_aside)
     sharded = {path for entry in index.shards for path in entry.paths}
     absent = f"the image is not in the shards ({INDEX_NAME})"
-    missing = {
-        place: reasons.get(case.image_path, absent)
-        for place, case in enumerate(collection.cases)
-        if case.image_path not in sharded
-    }
-    return set_aside_cases(collection, missing, on_bad_record=on_bad_record)
+    return {place: reasons.get(path, absent) for place, path in enumerate(paths) if path not in sharded}
+
+
+def open_images(
+    collection: Collection, *, sharded: bool, on_bad_record: OnBadRecord, max_pixels: int
+) -> tuple[Collection, ImageFiles]:
+    """Open a collection's image files or, if `sharded`, the shards beside its records.
+
+    Records whose images are not in the shards are set aside. Files too large for `max_pixels` are not read.
+
+    Raises:
+      BadInput: the shards are unusable, an image is not in them and `on_bad_record` is "stop", or none is.
+    """
+    if not sharded:
+        return collection, folder_files(collection, max_pixels=max_pixels)
+    index = read_index(collection.root)
+    missing = find_missing(index, collection.cases.image_paths)
+    collection = set_aside_cases(collection, missing, on_bad_record=on_bad_record)
+    paths = tuple(collection.cases.image_paths)
+    return collection, ShardFiles(collection.root, index, paths, max_bytes=most_bytes(max_pixels))
 
 
 class ShardFiles:
@@ -163,72 +156,61 @@ class ShardFiles:
         unpack: Callable[[bytes], bytes] | None = None,
     ) -> None:
         places = {
-            path: (shard, record) for shard, entry in enumerate(index.shards) for record, path in enumerate(entry.paths)
+            path: (entry.file, record, size, digest)
+            for entry in index.shards
+            for record, (path, size, digest) in enumerate(zip(entry.paths, entry.sizes, entry.digests, strict=True))
         }
         for path in paths:
             if path not in places:
                 raise BadInput(f"{root / INDEX_NAME}: no image {path[:80]!r}")
         self._root, self._max_bytes, self._unpack, self._paths = root, max_bytes, unpack, tuple(paths)
         self._places = tuple(places[path] for path in paths)
-        self._sizes = tuple(index.shards[shard].sizes[record] for shard, record in self._places)
-        self._digests = tuple(index.shards[shard].digests[record] for shard, record in self._places)
-        self._files = tuple(entry.file for entry in index.shards)
-        self._open()
-
-    def _open(self) -> None:
-        self._readers: dict[int, Any] = {}
-        self._lock = threading.Lock()
+        self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_readers", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._open()
-
-    def __len__(self) -> int:
-        return len(self._paths)
+        self._readers: dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     def name(self, index: int) -> str:
         """Return the image's path and its shard."""
-        return f"{self._paths[index]} in {self._root / self._files[self._places[index][0]]}"
+        return f"{self._paths[index]} in {self._root / self._places[index][0]}"
 
     def digest(self, index: int) -> str:
         """Return the SHA-256 of the image's content in hex, from the index."""
-        return self._digests[index]
+        return self._places[index][3]
 
     def read(self, index: int) -> bytes:
-        """Return the content of an image file.
-
-        Raises:
-          BadInput: the file is too large, or the shard is unreadable or has changed.
-        """
-        if self._sizes[index] > self._max_bytes:
-            raise BadInput(f"{self.name(index)}: {self._sizes[index]} bytes, more than {self._max_bytes}")
-        shard, record = self._places[index]
+        """Return the content of an image file; `BadInput` if it is too large, or the shard unreadable or changed."""
+        file, record, size, digest = self._places[index]
+        if size > self._max_bytes:
+            raise BadInput(f"{self.name(index)}: {size} bytes, more than {self._max_bytes}")
         try:
-            content = self._reader(shard).read([record])[0]
+            content = self._reader(file).read([record])[0]
             if self._unpack is not None:
                 content = self._unpack(content)
         # ArrayRecord and tensorflow_datasets raise a dozen types on a damaged file.
         except Exception as error:
             raise BadInput(f"{self.name(index)}: cannot be read ({str(error)[:200]}); {_CHANGED}") from None
-        if hashlib.sha256(content).hexdigest() != self._digests[index]:
+        if hashlib.sha256(content).hexdigest() != digest:
             raise BadInput(f"{self.name(index)}: the image does not have its SHA-256; {_CHANGED}")
         return content
 
-    def _reader(self, shard: int) -> Any:
+    def _reader(self, file: str) -> Any:
         with self._lock:
-            reader = self._readers.pop(shard, None)
+            reader = self._readers.pop(file, None)
             if reader is None:
                 from array_record.python.array_record_module import ArrayRecordReader  # only shards need it
 
                 reader = ArrayRecordReader(
-                    str(self._root / self._files[shard]),
+                    str(self._root / file),
                     options=_READER_OPTIONS,
                     file_reader_buffer_size=_READER_BUFFER_BYTES,
                 )
-            self._readers[shard] = reader  # the least recently used comes first
+            self._readers[file] = reader  # the least recently used comes first
             if len(self._readers) > _MOST_OPEN:
                 # Not closed here: another thread may be reading from it. Dropping the last reference closes it.
                 del self._readers[next(iter(self._readers))]

@@ -46,18 +46,10 @@ class FilePixels:
     records: Sequence[int]
 
     def __call__(self, index: int) -> CompactPixels:
-        """Return the pixels of a case.
-
-        Raises:
-          BadInput: the image cannot be read or decoded; names record and file.
-        """
+        """Return the pixels of a case; a `BadInput` names record and file."""
         try:
-            return prepare_image(
-                self.images.read(index),
-                name=self.images.name(index),
-                preprocessing=self.preprocessing,
-                max_pixels=self.max_pixels,
-            )
+            content, name = self.images.read(index), self.images.name(index)
+            return prepare_image(content, name=name, preprocessing=self.preprocessing, max_pixels=self.max_pixels)
         except BadInput as error:
             raise BadInput(f"{self.file}, record {self.records[index]}: {error}") from None
 
@@ -94,27 +86,18 @@ class PixelCache:
     A pickled copy in a worker process caches nothing: the workers' caches would add up beyond the budget.
 
     Args:
-      read: case index -> uint8 [size, size, 3], or [size, size] if the channels are equal.
+      read: case index -> uint8 [size, size, 3], or [size, size] if the channels are equal; may be replaced.
       budget_bytes: limit of the cache; grey images count a third.
     """
 
     def __init__(self, read: Callable[[int], CompactPixels], budget_bytes: float) -> None:
-        self._read = read
+        self.read = read
         self._left = budget_bytes
         self._kept: dict[int, np.ndarray] = {}
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_read": self._read}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_read"], 0)
-
-    def with_reader(self, read: Callable[[int], CompactPixels]) -> "PixelCache":
-        """Return a cache with another reader that shares the pixels kept so far; use only the new one."""
-        other = PixelCache(read, self._left)
-        other._kept = self._kept
-        return other
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PixelCache, (self.read, 0)
 
     def put(self, index: int, pixels: CompactPixels) -> None:
         """Cache the pixels of a case if the budget allows."""
@@ -128,7 +111,7 @@ class PixelCache:
         """Return the pixels of a case, with one channel if all three are equal; read-only."""
         kept = self._kept.get(index)
         if kept is None:
-            kept = drop_equal_channels(self._read(index))
+            kept = drop_equal_channels(self.read(index))
             self.put(index, kept)
         return kept
 
@@ -165,15 +148,9 @@ LIGHT = Augmentation()
 def augment_image(
     pixels: CompactPixels, generator: np.random.Generator, augmentation: Augmentation = LIGHT
 ) -> CompactPixels:
-    """Return a changed copy of an image; pixels from beyond its edges are black.
+    """Return a changed copy of an image, uint8 [size, size] or [size, size, 3]; beyond its edges it is black.
 
-    Args:
-      pixels: uint8 [size, size] or [size, size, 3].
-      generator: draws the changes; the number of draws is constant.
-      augmentation: limits of the changes.
-
-    Returns:
-      An array like `pixels`.
+    The number of draws from the generator is constant.
     """
     turn, right, down, growth, brightness, contrast = generator.uniform(-1.0, 1.0, 6)
     slope = 1.0 + augmentation.contrast * contrast

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from stepcot_jax.data.images.image_decoding import EXPECTED, MAX_PIXELS, decode_picture
-from stepcot_jax.data.images.image_files import most_bytes
+from stepcot_jax.data.images.image_decoding import EXPECTED, MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 
@@ -48,21 +47,13 @@ class Preprocessing:
 
 
 def decode_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "height width 3"]:
-    """Decode an image file; see `decode_image_bytes`.
-
-    Args:
-      path: the file; refused before it is read if larger than any image of `max_pixels`.
-      max_pixels: largest accepted width times height.
-
-    Returns:
-      uint8 [height, width, 3].
+    """Decode an image file as `decode_image_bytes` does its content.
 
     Raises:
-      BadInput: the file is missing or cannot be decoded.
+      BadInput: the file is missing, cannot be decoded, or is larger than any image of `max_pixels`.
     """
-    path = Path(path)
     try:
-        content = read_file(path, max_bytes=most_bytes(max_pixels))
+        content = read_file(Path(path), max_bytes=most_bytes(max_pixels))
     except BadInput as error:
         raise BadInput(f"{error}; {EXPECTED}") from None
     except (OSError, ValueError) as error:
@@ -81,16 +72,9 @@ def decode_image_bytes(
     saw it; the authors' code does not apply it, and their images have none. An animated PNG gives its first picture.
     DICOM: see `dicom.read_dicom`.
 
-    Args:
-      content: of the file.
-      name: of the file, for messages.
-      max_pixels: largest accepted width times height; checked in the header, before decoding.
-
-    Returns:
-      uint8 [height, width, 3].
-
     Raises:
-      BadInput: the content is empty, truncated, corrupt, too large or of another kind.
+      BadInput: the content is empty, truncated, corrupt or of another kind, or its header, which is read first, has
+        more than `max_pixels` pixels; the message begins with `name`.
     """
     pixels = np.array(decode_picture(content, name=name, max_pixels=max_pixels))
     return repeat_grey(pixels) if pixels.ndim == 2 else pixels
@@ -103,21 +87,14 @@ def prepare_image(
 
     Same pixels as `resize_image(decode_image_bytes(...))`; a grey image stays grey for a third of the work.
 
-    Args:
-      content: of the file.
-      name: of the file, for messages.
-      preprocessing: size and fit.
-      max_pixels: largest accepted width times height.
-
     Returns:
       uint8 [size, size], or [size, size, 3] if the channels differ.
 
     Raises:
-      BadInput: the content cannot be decoded.
+      BadInput: see `decode_image_bytes`.
     """
-    return drop_equal_channels(
-        np.array(_resize(decode_picture(content, name=name, max_pixels=max_pixels), preprocessing))
-    )
+    picture = decode_picture(content, name=name, max_pixels=max_pixels)
+    return drop_equal_channels(np.array(_resize(picture, preprocessing)))
 
 
 def repeat_grey(pixels: UInt8[np.ndarray, "height width"]) -> UInt8[np.ndarray, "height width 3"]:
@@ -129,22 +106,15 @@ def drop_equal_channels(
     pixels: UInt8[np.ndarray, "height width *channel"],
 ) -> UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"]:
     """Return one channel if all three are equal, else the image unchanged."""
-    if pixels.ndim == 2:
+    if pixels.ndim == 2 or not all(np.array_equal(pixels[..., 0], pixels[..., channel]) for channel in (1, 2)):
         return pixels
-    first = pixels[..., 0]
-    if np.array_equal(first, pixels[..., 1]) and np.array_equal(first, pixels[..., 2]):
-        return np.ascontiguousarray(first)
-    return pixels
+    return np.ascontiguousarray(pixels[..., 0])
 
 
 def resize_image(
     pixels: UInt8[np.ndarray, "height width *channel"], preprocessing: Preprocessing
 ) -> UInt8[np.ndarray, "size size *channel"]:
-    """Resize a grey or RGB image to the encoder's size: bicubic, antialiased when shrinking.
-
-    Args:
-      pixels: uint8 [height, width] or [height, width, 3].
-      preprocessing: size and fit; see `Preprocessing`.
+    """Resize a grey or RGB image to the encoder's size and fit: bicubic, antialiased when shrinking.
 
     Returns:
       uint8 [size, size] or [size, size, 3]; a grey image has the values of each channel of its RGB image.
@@ -160,8 +130,8 @@ def _resize(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
         return _crop_centre(image, size=size)
     width, height = (max(1, round(side * size / max(image.size))) for side in image.size)
     padded = Image.new(image.mode, (size, size))
-    resized = image.resize((width, height), Image.Resampling.BICUBIC)
-    padded.paste(resized, ((size - width) // 2, (size - height) // 2))
+    corner = (size - width) // 2, (size - height) // 2
+    padded.paste(image.resize((width, height), Image.Resampling.BICUBIC), corner)
     return padded
 
 
@@ -180,15 +150,7 @@ def _crop_centre(image: Image.Image, *, size: int) -> Image.Image:
 
 
 def normalise(pixels: UInt8[np.ndarray, "... 3"], preprocessing: Preprocessing) -> Float32[np.ndarray, "... 3"]:
-    """Return (pixels / 255 - mean) / std.
-
-    Args:
-      pixels: uint8 [..., 3].
-      preprocessing: mean and standard deviation of each channel.
-
-    Returns:
-      float32 [..., 3].
-    """
+    """Return (pixels / 255 - mean) / std of uint8 [..., 3] as float32, with mean and std of each channel."""
     std = np.asarray(preprocessing.std)
     scale = (1.0 / (255.0 * std)).astype(np.float32)
     shift = (np.asarray(preprocessing.mean) / std).astype(np.float32)
@@ -196,14 +158,6 @@ def normalise(pixels: UInt8[np.ndarray, "... 3"], preprocessing: Preprocessing) 
 
 
 def normalise_grey(pixels: UInt8[np.ndarray, "..."], preprocessing: Preprocessing) -> Float32[np.ndarray, "... 3"]:
-    """Return `normalise` of grey images, bit for bit; each of the 256 grey values is computed once.
-
-    Args:
-      pixels: uint8 [...], the common value of red, green and blue.
-      preprocessing: mean and standard deviation of each channel.
-
-    Returns:
-      float32 [..., 3].
-    """
+    """Return `normalise` of grey images [...], bit for bit; each of the 256 grey values is computed once."""
     table = normalise(np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1), preprocessing)
     return np.take(table, pixels, axis=0)

@@ -15,17 +15,14 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.images.image_check import numbers_by_path
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture
-from stepcot_jax.data.images.image_files import ImageFiles
+from stepcot_jax.data.images.image_files import ImageFiles, set_aside_cases
 from stepcot_jax.data.images.image_shards import INDEX_NAME, ShardEntry, ShardIndex, check_entry, read_index, shard_name
 from stepcot_jax.data.records.cases import Case
-from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside, describe_bad_records
+from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_json, write_whole
 from stepcot_jax.host.threads import map_in_threads
-
-Progress = Callable[[Sequence[Case]], Iterable[Case]]
 
 _WRITER_OPTIONS = "group_size:1,uncompressed"  # one image a chunk, for random access; images are compressed already
 _LOCK_NAME = ".lock"
@@ -67,17 +64,14 @@ class ShardWriter:
     shard_bytes: int = 256 * 2**20
     num_threads: int = 2
 
-    def write(self, progress: Progress | None = None) -> tuple[ShardIndex, int]:
-        """Write the remaining shards; until `finish`, readers do not see them.
-
-        Args:
-          progress: wraps the remaining cases, as progress bars do.
+    def write(self, progress: Callable[[Sequence[Case]], Iterable[Case]]) -> tuple[ShardIndex, int]:
+        """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases.
 
         Returns:
           The index of all shards, and the number of images that an earlier start had written.
 
         Raises:
-          BadInput: an image cannot be decoded, or none can; the folder is not writable or has other shards.
+          BadInput: an image cannot be decoded; the folder is not writable or has other shards.
         """
         if (self.folder / INDEX_NAME).exists():
             index = read_index(self.folder)
@@ -87,15 +81,13 @@ class ShardWriter:
         num_found = sum(len(note.entry.paths) for note in notes if note.entry)
         first = sum(note.num_covered for note in notes)
         left = self.collection.cases[first:]
-        watched: Iterable[Case] = left if progress is None or not left else progress(left)
-        contents = map_in_threads(self._read, enumerate(watched, first), num_threads=self.num_threads)
+        items = enumerate(progress(left) if left else (), first)
+        contents = map_in_threads(self._read, items, num_threads=self.num_threads)
         with contextlib.closing(contents):  # type: ignore[type-var]
             for item, content in contents:
                 notes.append(self._write_shard(len(notes), itertools.chain([(item, content)], contents)))
         set_aside = tuple(aside for note in notes for aside in note.set_aside)
         shards = tuple(note.entry for note in notes if note.entry)
-        if not shards:
-            raise self._refusal(*set_aside[0], num_good=0)
         return ShardIndex(source=self.source, shards=shards, set_aside=set_aside), num_found
 
     def finish(self, index: ShardIndex) -> None:
@@ -126,11 +118,11 @@ class ShardWriter:
         try:
             with saying_what_fails(path):
                 writer: Any = ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
-                for (_, case), content in contents:
+                for (place, case), content in contents:
                     if isinstance(content, BadInput):
-                        set_aside.append((case.image_path, str(content)))
                         if self.on_bad_record == "stop":
-                            raise self._refusal(*set_aside[0], num_good=len(self.collection.cases) - 1)
+                            set_aside_cases(self.collection, {place: str(content)}, on_bad_record="stop")  # raises
+                        set_aside.append((case.image_path, str(content)))
                         continue
                     writer.write(content)
                     rows.append((case.image_path, len(content), hashlib.sha256(content).hexdigest()))
@@ -156,8 +148,13 @@ class ShardWriter:
             paths = [*(note.entry.paths if note.entry else ()), *(place for place, _ in note.set_aside)]
             if sorted(paths) != sorted(case.image_path for case in covered):
                 raise BadInput(f"{path}: lists other images than the records; use a new folder")
-            if note.entry and not _is_whole(self.folder, note.entry, path):
-                break  # this shard and the later ones are written again
+            if note.entry:
+                check_entry(note.entry, where=path)
+                found = None
+                with contextlib.suppress(OSError):
+                    found = digest_file(self.folder / note.entry.file)
+                if found != (note.entry.num_bytes, note.entry.sha256):
+                    break  # this shard and the later ones are written again
             notes.append(note)
             first += note.num_covered
         return notes
@@ -165,11 +162,6 @@ class ShardWriter:
     def _check_source(self, source: str) -> None:
         if source != self.source:
             raise BadInput(f"{self.folder}: has shards of other records; use a new folder or the same records")
-
-    def _refusal(self, image_path: str, reason: str, *, num_good: int) -> BadInput:
-        aside = SetAside(numbers_by_path(self.collection)[image_path], image_path, reason)
-        path = self.collection.root / self.collection.file
-        return BadInput(describe_bad_records(path, [aside], num_good=num_good))
 
 
 def _publish_shard(partial: Path, path: Path, rows: Sequence[tuple[str, int, str]]) -> ShardEntry:
@@ -180,38 +172,22 @@ def _publish_shard(partial: Path, path: Path, rows: Sequence[tuple[str, int, str
     return ShardEntry(file=path.name, num_bytes=num_bytes, sha256=sha256, paths=paths, sizes=sizes, digests=digests)
 
 
-def _is_whole(folder: Path, entry: ShardEntry, note: Path) -> bool:
-    check_entry(entry, where=note)
-    try:
-        return digest_file(folder / entry.file) == (entry.num_bytes, entry.sha256)
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
 def saying_what_fails(path: Path) -> Iterator[None]:
     """Turn write errors, such as a full disk or missing permission, into `BadInput`."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except RuntimeError as error:  # ArrayRecord raises nothing else
-        reason = str(error)[:200]
-    else:
-        return
-    raise BadInput(
-        f"{path}: cannot be written ({reason}); a writable folder with enough space is required; "
-        "the same command resumes behind the finished shards"
-    )
+    except (OSError, RuntimeError) as error:  # ArrayRecord raises RuntimeError
+        reason = getattr(error, "strerror", None) or str(error)[:200]
+        raise BadInput(
+            f"{path}: cannot be written ({reason}); a writable folder with enough space is required; "
+            "the same command resumes behind the finished shards"
+        ) from None
 
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Lock a folder against a second writing process; the lock ends with the process.
-
-    Raises:
-      BadInput: another process holds the lock.
-    """
+    """Lock a folder against a second writing process, which gets `BadInput`; the lock ends with the process."""
     with saying_what_fails(folder), (folder / _LOCK_NAME).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,8 +12,7 @@ from jaxtyping import Bool, UInt8
 
 from stepcot_jax.host.errors import BadInput
 
-MAX_RECORD_BYTES = 64_000_000
-"""Largest accepted element: ten times the largest report tried."""
+MAX_RECORD_BYTES = 64_000_000  # largest accepted element: ten times the largest report tried
 
 _WHITE = b" \t\n\r"
 _QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE = b'"\\,{}'
@@ -46,9 +45,6 @@ class ArraySplitter:
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the elements that end in this chunk, each valid JSON without surrounding white space.
 
-        Args:
-          chunk: the next bytes.
-
         Raises:
           BadInput: the bytes are not UTF-8, not JSON, not an array, or an element is too large.
         """
@@ -68,11 +64,7 @@ class ArraySplitter:
         return elements
 
     def close(self) -> None:
-        """Check that the array is complete.
-
-        Raises:
-          BadInput: there was no array, or it has not ended.
-        """
+        """Raise `BadInput` if there was no array, or it has not ended."""
         if self._half_character:
             raise _not_utf8(self._position - len(self._half_character))
         if self._has_ended:

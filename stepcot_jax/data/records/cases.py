@@ -11,12 +11,9 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int, Int8, Int64
 
-from stepcot_jax.data.columns import BytesColumn, CategoryColumn, DigestColumn, TextColumn, find_first
+from stepcot_jax.data.columns import CategoryColumn, DigestColumn, TextColumn, find_first
 
 OTHER_ORIGINS = "(further origins)"
-
-_MAX_ORIGINS = 1000
-_MAX_ORIGIN_CHARS = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +107,10 @@ class CaseTable(Sequence[Case]):
     def __init__(self, cases: Iterable[Case] = (), *, with_texts: bool = True) -> None:
         self.patient_ids, self.image_paths = TextColumn(), TextColumn()
         self.patients = DigestColumn()
-        limits: dict[str, Any] = {"max_names": _MAX_ORIGINS, "max_chars": _MAX_ORIGIN_CHARS, "other": OTHER_ORIGINS}
-        self.origins = CategoryColumn(**({} if with_texts else limits))
+        self.origins = CategoryColumn(other=None if with_texts else OTHER_ORIGINS)
         self._labels = array.array("b")
         self._num_boxes, self._num_box_labels = array.array("i"), array.array("i")
-        self._rest = BytesColumn() if with_texts else None
+        self._rest: list[bytes] | None = [] if with_texts else None
         for case in cases:
             self.append(case)
 
@@ -130,7 +126,7 @@ class CaseTable(Sequence[Case]):
         if self._rest is not None:
             boxes = [dataclasses.astuple(box) for box in case.boxes]
             rest = (case.report, case.reasoning, boxes, case.sex, case.age, case.view, case.provenance)
-            self._rest.append_bytes(msgspec.msgpack.encode(rest))
+            self._rest.append(msgspec.msgpack.encode(rest))
 
     def __len__(self) -> int:
         return len(self.patient_ids)
@@ -145,25 +141,15 @@ class CaseTable(Sequence[Case]):
         labels = tuple(self._labels[place * num_steps : (place + 1) * num_steps])
         if self._rest is None:
             return Case(*identity, "", labels, ())
-        report, reasoning, boxes, sex, age, view, provenance = msgspec.msgpack.decode(self._rest.get_bytes(place))
-        return Case(
-            *identity,
-            report,
-            labels,
-            tuple(reasoning),
-            tuple(Box(*box) for box in boxes),
-            sex,
-            age,
-            view,
-            tuple((name, value) for name, value in provenance),
-        )
+        report, reasoning, boxes, sex, age, view, provenance = msgspec.msgpack.decode(self._rest[place])
+        places = tuple(Box(*box) for box in boxes)
+        made = tuple((name, value) for name, value in provenance)
+        return Case(*identity, report, labels, tuple(reasoning), places, sex, age, view, made)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CaseTable | tuple | list):
             return NotImplemented
         return len(self) == len(other) and all(own == each for own, each in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"CaseTable({len(self)} cases)"
@@ -171,9 +157,8 @@ class CaseTable(Sequence[Case]):
     @property
     def labels(self) -> Int8[np.ndarray, "case step"]:
         """Labels, `chain.NOT_ANNOTATED` where nobody answered; the table cannot grow while this view exists."""
-        if not len(self):
-            return np.empty((0, 0), np.int8)
-        return np.frombuffer(self._labels, np.int8).reshape(len(self), -1)
+        num_steps = len(self._labels) // max(len(self), 1)
+        return np.frombuffer(self._labels, np.int8).reshape(len(self), num_steps)
 
     def with_labels(self, labels: Int[np.ndarray, "case step"]) -> "CaseTable":
         """Return the same cases with other labels; all other columns are shared."""

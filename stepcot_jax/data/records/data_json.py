@@ -7,7 +7,7 @@ entry a step: step, question, options, answer, reasoning (authors' dataset card)
 
 import codecs
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
@@ -85,30 +85,25 @@ _IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
 def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) -> Iterator[bytes]:
     """Yield the undecoded records of a `data.json`, so that one bad record leaves the others readable.
 
-    The file is read while the records are consumed; only a chunk of it is in memory.
-
-    Args:
-      path: the file; UTF-8, with or without a byte order mark.
-      visit: called after each chunk with the number of bytes read so far, for progress bars.
+    The file (UTF-8, with or without a byte order mark) is read while the records are consumed; only a chunk of it is
+    in memory. `visit` gets the number of bytes read after each chunk, for progress bars.
 
     Raises:
-      BadInput: the file cannot be read, is not UTF-8, not JSON, not an array, empty, or a record is too large; raised
-        when reading reaches the fault.
+      BadInput: when reading reaches a fault: unreadable, not UTF-8, not JSON, not an array, empty, a record too large.
     """
     expected = "expected a JSON array of records in UTF-8"
-    num_records, num_bytes = 0, 0
+    num_records = 0
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise BadInput("not a regular file")  # opening a pipe would block
         with path.open("rb") as file:
             splitter = ArraySplitter(start=_skip_byte_order_mark(file))
             while chunk := file.read(_CHUNK_BYTES):
-                num_bytes += len(chunk)
                 records = splitter.feed(chunk)
                 num_records += len(records)
                 yield from records
                 if visit is not None:
-                    visit(num_bytes)
+                    visit(file.tell())
             splitter.close()
     except BadInput as error:
         raise BadInput(f"{path}: {error}; {expected}") from None
@@ -128,11 +123,7 @@ def _skip_byte_order_mark(file: BinaryIO) -> int:
 
 
 def decode_record(raw: bytes) -> PublishedRecord:
-    """Decode one record.
-
-    Raises:
-      BadInput: a field is missing or has another type; the message begins with the field's JSON path.
-    """
+    """Decode one record; `BadInput`, which begins with the field's JSON path, if one is missing or of another type."""
     try:
         return _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -149,8 +140,3 @@ def identify(raw: bytes) -> tuple[str, str]:
         return "", ""
     patient = str(found.patient_id) if isinstance(found.patient_id, str | int) else ""
     return patient, found.image_path if isinstance(found.image_path, str) else ""
-
-
-def encode_records(records: Iterable[PublishedRecord]) -> bytes:
-    """Encode records as an indented `data.json`."""
-    return msgspec.json.format(msgspec.json.encode(list(records)), indent=1) + b"\n"

@@ -1,6 +1,5 @@
 """Turn one record of the published layout into a case: locate its image, order its steps, read its labels."""
 
-import dataclasses
 import os
 import re
 import stat
@@ -28,23 +27,6 @@ class MissingImage(BadInput):
     """A record's image file does not exist."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ReadRecord:
-    """A record that is valid by itself.
-
-    Attributes:
-      record: its position in `data.json`, from 0.
-      case: its content.
-      steps: the chain as this record writes it.
-      real_path: its image with every link resolved, which identifies the image.
-    """
-
-    record: int
-    case: Case
-    steps: tuple[Step, ...]
-    real_path: str
-
-
 def normalise_image_path(image_path: str) -> str:
     r"""Return an image path with "/" as separator and without "." parts.
 
@@ -56,25 +38,33 @@ def normalise_image_path(image_path: str) -> str:
     return str(PurePosixPath(image_path.replace("\\", "/")))
 
 
-class ImageLocator:
-    """Locates images below a data root and refuses paths that leave it.
+class _Cache(dict[Any, Any]):
+    """A dict bounded in size, also where nothing repeats."""
 
-    Args:
-      root: the data root; may itself be reached through a link.
-      require_images: refuse an image that does not exist.
+    def keep(self, key: Any, value: Any, *, num_chars: int = 0) -> None:
+        """Store a value unless its key is long."""
+        if num_chars <= _LONGEST_REMEMBERED:
+            if len(self) >= _MOST_REMEMBERED:
+                self.clear()
+            self[key] = value
+
+
+class ImageLocator:
+    """Locates images below a data root, which may be a link itself, and refuses paths that leave it.
+
+    With `require_images` it also refuses images that do not exist.
     """
 
     def __init__(self, root: Path, *, require_images: bool) -> None:
         self._root = os.path.realpath(root)
         self._require_images = require_images
-        self._folders: dict[str, str] = {}
+        self._folders = _Cache()
 
     def locate(self, image_path: str) -> str:
         """Return the image's path with every link resolved.
 
         Raises:
-          BadInput: the path is absolute, has "..", leaves the root through a link, is no valid path, or there is no
-            such file.
+          BadInput: the path is absolute, invalid, has "..", leaves the root through a link, or there is no such file.
         """
         found = repr(image_path[:_NUM_SHOWN])
         if not _PLAIN_PATH.fullmatch(image_path):
@@ -92,8 +82,7 @@ class ImageLocator:
         folder, name = os.path.split(normal_path)
         if folder not in self._folders:
             # Resolving the links of every image would take most of the time of reading the records.
-            _make_room(self._folders)
-            self._folders[folder] = os.path.realpath(os.path.join(self._root, folder))  # noqa: PTH118
+            self._folders.keep(folder, os.path.realpath(os.path.join(self._root, folder)))  # noqa: PTH118
         real_path = os.path.join(self._folders[folder], name)  # noqa: PTH118
         if os.path.islink(real_path):  # noqa: PTH114
             real_path = os.path.realpath(real_path)
@@ -121,16 +110,10 @@ class RecordReader:
     def __init__(self, root: Path, *, step_names: Sequence[str], require_images: bool) -> None:
         self._locator = ImageLocator(root, require_images=require_images)
         self._step_names = tuple(step_names)
-        self._steps: dict[Any, Step] = {}
-        self._orders: dict[tuple[str, ...], list[int]] = {}
-        self._labels: dict[Any, int] = {}
+        self._steps, self._orders, self._labels = _Cache(), _Cache(), _Cache()
 
-    def read(self, record: PublishedRecord, *, index: int) -> ReadRecord:
-        """Return the record's case and steps.
-
-        Args:
-          record: a record with the right fields and types.
-          index: its position in the file, from 0.
+    def read(self, record: PublishedRecord) -> tuple[Case, tuple[Step, ...], str]:
+        """Return a record as a case, its steps as it writes them, and its image with every link resolved.
 
         Raises:
           BadInput: a field is invalid; the message begins with the field.
@@ -161,13 +144,14 @@ class RecordReader:
             view=added.view,
             provenance=tuple(sorted(added.provenance.items())),
         )
-        return ReadRecord(index, case, tuple(steps), real_path)
+        return case, tuple(steps), real_path
 
     def _order(self, entries: Sequence[PublishedStep]) -> list[int]:
         """Return the position in `vqa_chain` of each step of the chain."""
         names = tuple([entry.step for entry in entries])
-        if names in self._orders:
-            return self._orders[names]
+        known: list[int] | None = self._orders.get(names)
+        if known is not None:
+            return known
         expected = [f"Step {number}" for number in range(1, len(self._step_names) + 1)]
         matches = [_STEP_LABEL.fullmatch(name.strip()) for name in names]
         numbers = [int(match[1]) if match else 0 for match in matches]
@@ -177,39 +161,27 @@ class RecordReader:
                 f"vqa_chain: {len(entries)} steps {found} are not the expected {len(expected)}, each once: {expected}"
             )
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
-        if sum(map(len, names)) <= _LONGEST_REMEMBERED:
-            _make_room(self._orders)
-            self._orders[names] = order
+        self._orders.keep(names, order, num_chars=sum(map(len, names)))
         return order
 
     def _read_step(self, entry: PublishedStep, *, position: int, place: int) -> Step:
         key = (position, entry.question, entry.options)
-        step = self._steps.get(key)
+        step: Step | None = self._steps.get(key)
         if step is None:
             try:
                 step = Step(self._step_names[position], entry.question, read_options(entry.options))
             except BadInput as error:
                 raise BadInput(f"vqa_chain[{place}].options: {error}") from error
-            if len(entry.question) + sum(map(len, entry.options)) <= _LONGEST_REMEMBERED:
-                _make_room(self._steps)
-                self._steps[key] = step
+            self._steps.keep(key, step, num_chars=len(entry.question) + sum(map(len, entry.options)))
         return step
 
     def _read_label(self, entry: PublishedStep, *, step: Step, place: int) -> int:
         key = (entry.options, entry.answer)
-        label = self._labels.get(key)
+        label: int | None = self._labels.get(key)
         if label is None:
             try:
                 label = step.read_answer(entry.answer)
             except BadInput as error:
                 raise BadInput(f"vqa_chain[{place}].answer: {error}") from error
-            if len(entry.answer or "") + sum(map(len, entry.options)) <= _LONGEST_REMEMBERED:
-                _make_room(self._labels)
-                self._labels[key] = label
+            self._labels.keep(key, label, num_chars=len(entry.answer or "") + sum(map(len, entry.options)))
         return label
-
-
-def _make_room(remembered: dict[Any, Any]) -> None:
-    """Bound a cache, also where nothing repeats."""
-    if len(remembered) >= _MOST_REMEMBERED:
-        remembered.clear()

@@ -16,7 +16,7 @@ from stepcot_jax.chain import Chain, Step, fold
 from stepcot_jax.data.columns import DigestColumn, find_first
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import CaseTable, SetAside
-from stepcot_jax.data.records.record_reader import MissingImage, ReadRecord, RecordReader
+from stepcot_jax.data.records.record_reader import MissingImage, RecordReader
 from stepcot_jax.host.errors import BadInput
 
 _MOST_KEPT = 100_000_000
@@ -73,8 +73,8 @@ class Scan:
     def drop(self, place: int, reason: str) -> None:
         """Set a valid record aside."""
         self.good[place] = False
-        case = self.table.image_paths[place], reason, self.table.patient_ids[place]
-        self.set_aside.append(SetAside(self.numbers[place], *case))
+        path, patient = self.table.image_paths[place], self.table.patient_ids[place]
+        self.set_aside.append(SetAside(self.numbers[place], path, reason, patient))
 
     def count_other_wordings(self) -> int:
         """Count the good records whose questions differ from those of the first."""
@@ -102,8 +102,8 @@ def scan_records(
       set_aside: takes the records that take no part: first those invalid by themselves, then the others.
       step_names: name of each step, in order.
       require_images: set records without their image file aside.
-      with_texts: see `CaseTable`.
-      visit: see `data_json.read_raw_records`.
+      with_texts: as in `CaseTable`.
+      visit: as in `data_json.read_raw_records`.
 
     Raises:
       BadInput: the file as a whole is unusable, or nearly every record has other options.
@@ -116,20 +116,20 @@ def scan_records(
     last_steps: tuple[Step, ...] = ()
     for index, raw in enumerate(data_json.read_raw_records(path, visit=visit)):
         try:
-            item = reader.read(data_json.decode_record(raw), index=index)
+            case, steps, real_path = reader.read(data_json.decode_record(raw))
         except BadInput as error:
             patient_id, image_path = data_json.identify(raw)
             set_aside.append(SetAside(index, image_path, str(error), patient_id))
             scan.num_missing += isinstance(error, MissingImage)
             continue
-        kinds.append(item)
-        images.append(item.real_path)
-        scan.table.append(item.case)
+        kinds.append(steps, index)
+        images.append(real_path)
+        scan.table.append(case)
         numbers.append(index)
-        scan.questions.append("\0".join([step.question for step in item.steps]))
-        if item.steps != last_steps:
-            last_steps = item.steps
-            for seen, step in zip(wordings, item.steps, strict=True):
+        scan.questions.append("\0".join([step.question for step in steps]))
+        if steps != last_steps:
+            last_steps = steps
+            for seen, step in zip(wordings, steps, strict=True):
                 if len(seen) < _MOST_WORDINGS:
                     seen.add(step.question)
     scan.good = np.ones(len(numbers), bool)
@@ -151,24 +151,21 @@ class _OptionKinds:
         self.steps: list[tuple[Step, ...]] = []
         self._num_kept = 0
 
-    def append(self, item: ReadRecord) -> None:
-        options = tuple([step.options for step in item.steps])
+    def append(self, steps: tuple[Step, ...], index: int) -> None:
+        options = tuple([step.options for step in steps])
         kind = self._kind_of.get(options)
-        self.kinds.append(self._add_kind(item, options) if kind is None else kind)
-
-    def _add_kind(self, item: ReadRecord, options: Options) -> int:
-        self._num_kept += _COST_OF_STEPS + sum(len(option) for each in options for option in each)
-        if self._num_kept > _MOST_KEPT:
-            raise BadInput(
-                f"{self._path}: the first {item.record} records have {len(self._kind_of)} different lists of options; "
-                "all records must have the same"
-            )
-        folded = _fold_options(item.steps)
-        if folded not in self._kind_of_folded:
-            self._kind_of_folded[folded] = len(self.steps)
-            self.steps.append(item.steps)
-        self._kind_of[options] = self._kind_of_folded[folded]
-        return self._kind_of[options]
+        if kind is None:
+            self._num_kept += _COST_OF_STEPS + sum(len(option) for each in options for option in each)
+            if self._num_kept > _MOST_KEPT:
+                raise BadInput(
+                    f"{self._path}: the first {index} records have {len(self._kind_of)} different lists of options; "
+                    "all records must have the same"
+                )
+            kind = self._kind_of_folded.setdefault(_fold_options(steps), len(self.steps))
+            self._kind_of[options] = kind
+            if kind == len(self.steps):
+                self.steps.append(steps)
+        self.kinds.append(kind)
 
 
 def _compare(scan: Scan, kinds: _OptionKinds, images: DigestColumn) -> None:
@@ -193,21 +190,17 @@ def _compare(scan: Scan, kinds: _OptionKinds, images: DigestColumn) -> None:
 
 def _describe_difference(scan: Scan, steps: Sequence[Step], usual: Sequence[Step]) -> str:
     """Return which options of a record differ from those of most records."""
-    for number, (found, expected) in enumerate(zip(steps, usual, strict=True), start=1):
-        if _fold_options([found]) != _fold_options([expected]):
-            return (
-                f"step {number} ({found.name}): options {_shown(found)} differ from {_shown(expected)} in record "
-                f"{scan.numbers[scan.reference]} ({_name(scan, scan.reference)}); all records must have the same"
-            )
-    raise AssertionError("records with equal options do not differ")
+    pairs = enumerate(zip(_fold_options(steps), _fold_options(usual), strict=True))
+    place = next(place for place, (found, expected) in pairs if found != expected)
+    found, expected = ([option[:_NUM_SHOWN] for option in chain[place].options] for chain in (steps, usual))
+    return (
+        f"step {place + 1} ({steps[place].name}): options {found} differ from {expected} in record "
+        f"{scan.numbers[scan.reference]} ({_name(scan, scan.reference)}); all records must have the same"
+    )
 
 
 def _fold_options(steps: Sequence[Step]) -> Options:
     return tuple(tuple(fold(option) for option in step.options) for step in steps)
-
-
-def _shown(step: Step) -> list[str]:
-    return [option[:_NUM_SHOWN] for option in step.options]
 
 
 def _name(scan: Scan, place: int) -> str:

@@ -10,25 +10,16 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from stepcot_jax.chain import PUBLISHED_STEPS, Chain
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case, CaseTable, SetAside, as_table
+from stepcot_jax.data.records.cases import Case, CaseTable, as_table
+from stepcot_jax.data.records.cases import SetAside as SetAside  # its users need nothing else of `cases`
 from stepcot_jax.data.records.data_json import NOTHING_ADDED, Addition, PublishedBox, PublishedRecord, PublishedStep
 from stepcot_jax.data.records.record_scan import scan_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
-
-__all__ = [
-    "PUBLISHED_STEP_NAMES",
-    "Collection",
-    "OnBadRecord",
-    "SetAside",
-    "describe_bad_records",
-    "read_records",
-    "write_quarantine",
-    "write_records",
-]
 
 OnBadRecord = Literal["stop", "skip"]
 
@@ -60,6 +51,17 @@ class Collection:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cases", as_table(self.cases))
+
+    @property
+    def path(self) -> Path:
+        """The file with the records."""
+        return self.root / self.file
+
+    @property
+    def record_numbers(self) -> list[int]:
+        """Position of each case among the records, those set aside included."""
+        aside = {item.record for item in self.set_aside}
+        return [number for number in range(len(self.cases) + len(aside)) if number not in aside]
 
 
 def read_records(
@@ -95,7 +97,7 @@ def read_records(
         _LOG.warning(message, scan.file, num_other, scan.numbers[scan.reference])
     table = scan.table
     if num_good < len(table):
-        table = CaseTable(table[place] for place in range(len(table)) if scan.good[place])
+        table = CaseTable(table[place] for place in np.flatnonzero(scan.good))
     return Collection(scan.root, scan.chain, table, tuple(set_aside))
 
 
@@ -111,10 +113,12 @@ def describe_bad_records(path: Path, set_aside: Sequence[SetAside], *, num_good:
 
 
 def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
-    """Write `root/data.json` in the published layout; `read_records` returns the same cases.
+    """Write `root/data.json` in the published layout; with the chain's `step_names`, `read_records` reads it back."""
+    write_whole(Path(root) / data_json.FILE_NAME, encode_records(chain, cases))
 
-    Step names are not part of the layout: reading needs them as `step_names`.
-    """
+
+def encode_records(chain: Chain, cases: Sequence[Case]) -> bytes:
+    """Return cases as an indented `data.json`."""
     records = [
         PublishedRecord(
             patient_id=case.patient_id,
@@ -137,7 +141,7 @@ def write_records(root: Path, *, chain: Chain, cases: Sequence[Case]) -> None:
         )
         for case in cases
     ]
-    write_whole(Path(root) / data_json.FILE_NAME, data_json.encode_records(records))
+    return msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n"
 
 
 def _addition(case: Case) -> Addition | None:

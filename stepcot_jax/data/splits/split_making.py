@@ -19,11 +19,8 @@ from stepcot_jax.host.errors import BadInput
 
 PUBLISHED_FRACTIONS = (0.7, 0.15, 0.15)
 
-Stratum = tuple[int, str]
-"""Diagnosis (the last step's label) and origin."""
-
-Level = tuple[str, int | str]
-"""What images are counted by: all, a diagnosis or an origin, with its value."""
+Stratum = tuple[int, str]  # diagnosis (the last step's label) and origin
+Level = tuple[str, int | str]  # what images are counted by: all, a diagnosis or an origin, with its value
 
 _EPSILON = 1e-6
 
@@ -41,11 +38,6 @@ class Group:
     patients: tuple[str, ...]
     cases: tuple[int, ...]
     stratum: Stratum
-
-    @property
-    def num_images(self) -> int:
-        """Number of images."""
-        return len(self.cases)
 
 
 def make_splits(
@@ -105,11 +97,12 @@ def make_splits(
 
 def _check_joined(groups: Sequence[Group], table: CaseTable, fractions: Sequence[float]) -> None:
     """Check that joined patients fit into the smallest split."""
-    largest = max((group for group in groups if len(group.patients) > 1), key=lambda own: own.num_images, default=None)
-    num_cases = sum(group.num_images for group in groups)
-    if largest is not None and largest.num_images > (most := min(fractions) * num_cases):
+    joined = [group for group in groups if len(group.patients) > 1]
+    largest = max(joined, key=lambda group: len(group.cases), default=None)
+    num_cases = sum(len(group.cases) for group in groups)
+    if largest is not None and len(largest.cases) > (most := min(fractions) * num_cases):
         raise BadInput(
-            f"near-duplicates join {len(largest.patients)} patients with {largest.num_images} images of {num_cases} "
+            f"near-duplicates join {len(largest.patients)} patients with {len(largest.cases)} images of {num_cases} "
             f"to one group (one is {table.image_paths[largest.cases[0]][:80]!r}); the smallest split holds "
             f"{int(most)}: a smaller radius joins fewer, 0 none"
         )
@@ -118,16 +111,7 @@ def _check_joined(groups: Sequence[Group], table: CaseTable, fractions: Sequence
 def form_groups(
     cases: Iterable[Case], joined: Any = (), *, chosen: Bool[np.ndarray, " case"] | None = None
 ) -> list[Group]:
-    """Group the patients; each patient is in one group.
-
-    Args:
-      cases: the cases, in any order: the same cases give the same groups.
-      joined: pairs of indices into `cases` whose patients stay together, directly or through others.
-      chosen: which cases take part; None for all.
-
-    Raises:
-      BadInput: a pair names no case.
-    """
+    """Group the patients; each is in one group. Arguments and errors are those of `make_splits`."""
     table = as_table(cases)
     diagnosis_of = table.labels[:, -1].tolist() if len(table) else []
     images = collections.defaultdict(list)
@@ -153,7 +137,7 @@ def shuffle_groups(groups: Iterable[Group], *, seed: int) -> list[Group]:
     def rank(group: Group) -> bytes:
         return hashlib.sha256(f"{seed}:{group.patients[0]}".encode("utf-8", "surrogatepass")).digest()
 
-    return sorted(groups, key=lambda group: (-group.num_images, rank(group)))
+    return sorted(groups, key=lambda group: (-len(group.cases), rank(group)))
 
 
 def _collect_strata(groups: Sequence[Group]) -> list[list[Group]]:
@@ -188,11 +172,16 @@ class _Dealer:
         other strata compensate for rounding in one.
         """
         own: list[float] = [0.0] * len(self._fractions)
-        for num_images, same_size in itertools.groupby(stratum, key=lambda group: group.num_images):
+        for num_images, same_size in itertools.groupby(stratum, key=lambda group: len(group.cases)):
             groups = list(same_size)
             own = [short + share * num_images * len(groups) for short, share in zip(own, self._fractions, strict=True)]
             counts = [self._count_levels(group) for group in groups]
-            self._claim_shares(counts)
+            totals: collections.Counter[Level] = collections.Counter()
+            for levels in counts:
+                totals.update(dict(levels))
+            for level, total in totals.items():
+                short = self._short[level]
+                short[:] = [each + share * total for each, share in zip(short, self._fractions, strict=True)]
             for group, levels in zip(groups, counts, strict=True):
                 rows = [(self._short[level], number) for level, number in levels]
                 split = _choose(rows, own, num_images=num_images)
@@ -203,19 +192,10 @@ class _Dealer:
 
     def _count_levels(self, group: Group) -> list[tuple[Level, int]]:
         """Count the group's images at each level, sorted since sums of floats depend on the order."""
-        counts: collections.Counter[Level] = collections.Counter({("all", ""): group.num_images})
+        counts: collections.Counter[Level] = collections.Counter({("all", ""): len(group.cases)})
         counts.update(("diagnosis", self._diagnoses[index]) for index in group.cases)
         counts.update(("origin", self._origins[index]) for index in group.cases)
         return sorted(counts.items())
-
-    def _claim_shares(self, counts: Sequence[list[tuple[Level, int]]]) -> None:
-        totals: collections.Counter[Level] = collections.Counter()
-        for levels in counts:
-            totals.update(dict(levels))
-        for level, total in totals.items():
-            self._short[level] = [
-                short + share * total for short, share in zip(self._short[level], self._fractions, strict=True)
-            ]
 
     def fill_empty(self, groups: Sequence[Group]) -> None:
         """Give each split one of the groups, if there are enough; the split with most gives its last."""
@@ -236,13 +216,7 @@ class _Dealer:
 
 
 def _choose(rows: Sequence[tuple[Sequence[float], int]], own: Sequence[float], *, num_images: int) -> int:
-    """Return the allowed split that lowers the sum over all levels of the squared shortages most.
-
-    Args:
-      rows: for each level of the group, what each split is short of there, and the group's images.
-      own: what each split is short of in the stratum.
-      num_images: of the group.
-    """
+    """Return the allowed split that lowers the sum over all levels of the squared shortages most."""
     splits = [split for split, short in enumerate(own) if short > num_images - _EPSILON]
     splits = splits or [split for split, short in enumerate(own) if short > _EPSILON]
     gains = [num_images * own[split] + sum([number * short[split] for short, number in rows]) for split in splits]

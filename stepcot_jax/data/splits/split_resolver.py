@@ -46,7 +46,7 @@ def read_splits(root: Path, cases: Iterable[Case], *, set_aside: Sequence[SetAsi
     if found is None:
         return None
     found.refuse(str(root))
-    return found.splits
+    return found.as_splits()
 
 
 def resolve_tables(
@@ -57,7 +57,7 @@ def resolve_tables(
     set_aside_paths: TextColumn,
     set_aside_patients: TextColumn,
 ) -> Assignment | None:
-    """Resolve every row of the three tables and list all problems.
+    """Return the splits of the three tables with all problems; None if there is none of the tables.
 
     Args:
       root: folder of the tables.
@@ -65,9 +65,6 @@ def resolve_tables(
       good: which of them take part; None for all.
       set_aside_paths: images of the records that were set aside, "" if unknown.
       set_aside_patients: patients of these records, "" if unknown.
-
-    Returns:
-      The splits with their problems; None if there is none of the three tables.
     """
     good = np.ones(len(table), bool) if good is None else good
     found = Assignment("tables", np.zeros((len(SPLIT_NAMES), len(table)), np.int32))
@@ -89,28 +86,21 @@ def resolve_tables(
 
 
 def find_tables(root: Path) -> dict[str, Path] | None:
-    """Return the table of each split below `root`; None if there is none of the three.
-
-    Raises:
-      BadInput: some tables exist and others are missing, or a split has two.
-    """
-    found = {
-        name: [path for path in (root / (name + suffix) for suffix in TABLE_SUFFIXES) if path.is_file()]
-        for name in SPLIT_NAMES
-    }
-    if not any(found.values()):
-        return None
-    for name, paths in found.items():
-        if len(paths) != 1:
-            present = [path.name for others in found.values() for path in others]
+    """Return the table of each split below `root`, None if there is none; `BadInput` if a split has none or two."""
+    paths = [root / (name + suffix) for name in SPLIT_NAMES for suffix in TABLE_SUFFIXES]
+    found = [path for path in paths if path.is_file()]
+    stems = [path.stem for path in found]
+    for name in SPLIT_NAMES if found else ():
+        if stems.count(name) != 1:
+            present = [path.name for path in found]
             raise BadInput(f"{root} has {present}; exactly one of {name}.xlsx and {name}.csv is required with them")
-    return {name: paths[0] for name, paths in found.items()}
+    return dict(zip(stems, found, strict=True)) or None
 
 
 def _claim(found: Assignment, split: int, path: Path, names: "_Names") -> None:
     """Enter the rows of a split's table."""
     name, own = SPLIT_NAMES[split], found.rows[split]
-    found.files[name] = path.name
+    found.tables[name] = path.name, None, None
     by_path = np.zeros(len(own), bool)
     num_rows, first_row, last_row = 0, 0, -1
     for row in read_split_table(path):
@@ -127,8 +117,7 @@ def _claim(found: Assignment, split: int, path: Path, names: "_Names") -> None:
         for place in places:
             own[place] = own[place] or row.number
         by_path[places] |= has_path
-    found.num_rows[name] = num_rows
-    found.num_passed_over[name] = last_row - first_row + 1 - num_rows if num_rows else 0
+    found.tables[name] = path.name, num_rows, last_row - first_row + 1 - num_rows if num_rows else 0
 
 
 class _Names:
@@ -170,8 +159,7 @@ class _Names:
         """Return the patients that a cell may mean: the one of this name, or else those of this number."""
         if self._by_patient.find(written) or self._patients_aside.find(written):
             return [written]
-        number = _NUMBER.fullmatch(written)
-        if not number:
+        if not (number := _NUMBER.fullmatch(written)):
             return []
         aside = [self._aside[place] for place in self._numbers_aside.find(number[1])]
         found = [self._table.patient_ids[place] for place in self._by_number.find(number[1])]

@@ -40,23 +40,18 @@ class SplitRow:
 
 
 def read_split_table(path: Path) -> Iterator[SplitRow]:
-    """Yield the rows of a table that name a patient or an image.
-
-    Args:
-      path: .xlsx (its first sheet) or .csv (UTF-8; comma, semicolon or tab).
+    """Yield the rows that name a patient or an image, from .xlsx (its first sheet) or .csv (comma, semicolon or tab).
 
     Raises:
       BadInput: the file cannot be read, or has neither of the two columns, or one of them twice.
     """
-    places: dict[str, int] = {}
+    places: list[int] = []
     try:
         for number, cells in _read_xlsx(path) if path.suffix == ".xlsx" else _read_csv(path):
-            if not any(cells):
-                continue
             if not places:
-                places = _find_columns(cells, path=path)
+                places = _find_columns(cells, path=path) if any(cells) else []
                 continue
-            texts = [cells[place] if 0 <= place < len(cells) else "" for place in places.values()]
+            texts = [cells[place] if 0 <= place < len(cells) else "" for place in places]
             if any(texts):
                 yield SplitRow(path.name, number, *texts)
     except BadInput:
@@ -70,7 +65,7 @@ def read_split_table(path: Path) -> Iterator[SplitRow]:
         raise BadInput(f"{path}: the table is empty; {_EXPECTED}")
 
 
-def _find_columns(header: list[str], *, path: Path) -> dict[str, int]:
+def _find_columns(header: list[str], *, path: Path) -> list[int]:
     """Return the position of each column, -1 if missing."""
     folded = ["_".join(name.casefold().replace("_", " ").split()) for name in header]
     shown = [name[:40] for name in header[:20]]
@@ -79,7 +74,7 @@ def _find_columns(header: list[str], *, path: Path) -> dict[str, int]:
             raise BadInput(f"{path}: column {column} is there more than once in {shown}; {_EXPECTED}")
     if not set(_COLUMNS) & set(folded):
         raise BadInput(f"{path}: columns {shown} name no case; {_EXPECTED}")
-    return {column: folded.index(column) if column in folded else -1 for column in _COLUMNS}
+    return [folded.index(column) if column in folded else -1 for column in _COLUMNS]
 
 
 def _read_xlsx(path: Path) -> Iterator[tuple[int, list[str]]]:

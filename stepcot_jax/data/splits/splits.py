@@ -4,8 +4,8 @@ A run refuses the first problem of a split; `data check` lists all.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -35,11 +35,17 @@ class Splits:
 
 @dataclasses.dataclass
 class Problem:
-    """Something wrong with splits: how often, and the first examples."""
+    """Something wrong with records or splits: how often, and the first examples."""
 
     kind: str
     count: int = 0
-    examples: list[str] = dataclasses.field(default_factory=list)
+    examples: list[Any] = dataclasses.field(default_factory=list)
+
+    def add(self, example: Any, *, most: int) -> None:
+        """Count an occurrence; keep it if there are fewer than `most` examples."""
+        self.count += 1
+        if len(self.examples) < most:
+            self.examples.append(example)
 
     def __str__(self) -> str:
         more = f" and {self.count - len(self.examples)} more" if self.count > len(self.examples) else ""
@@ -54,18 +60,15 @@ class Assignment:
     Attributes:
       source: "tables" or "made".
       rows: for each split and case the table row that names it, from 1; 0 where the split does not have the case.
-      files: the table of each split; empty without tables.
-      num_rows: rows of each table that name a patient or an image.
-      num_passed_over: empty rows between the first and the last of these.
+      tables: name of each split's table, the rows of it that name a patient or an image, and the empty rows between
+        them; empty without tables.
       problems: what stops a run, by kind, in the order found.
       shared: the first thousand patients that are in more than one split, with the names of the splits.
     """
 
     source: str
     rows: Int32[np.ndarray, "split case"]
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
-    num_rows: dict[str, int] = dataclasses.field(default_factory=dict)
-    num_passed_over: dict[str, int] = dataclasses.field(default_factory=dict)
+    tables: dict[str, tuple[str, int | None, int | None]] = dataclasses.field(default_factory=dict)
     problems: dict[str, Problem] = dataclasses.field(default_factory=dict)
     shared: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -82,33 +85,20 @@ class Assignment:
         """Whether a case is in a split."""
         return self.rows > 0
 
-    @property
-    def splits(self) -> Splits:
-        """The splits."""
+    def as_splits(self) -> Splits:
+        """Return the indices of each split."""
         return Splits(*(tuple(np.flatnonzero(own).tolist()) for own in self.rows))
 
     def add_problem(self, kind: str, example: str) -> None:
         """Add a problem; only the first examples of a kind are kept."""
-        problem = self.problems.setdefault(kind, Problem(kind))
-        problem.count += 1
-        if len(problem.examples) < _NUM_EXAMPLES:
-            problem.examples.append(example)
+        self.problems.setdefault(kind, Problem(kind)).add(example, most=_NUM_EXAMPLES)
 
     def count(self, kind: str) -> int:
         """Return how often a problem occurs."""
         return self.problems[kind].count if kind in self.problems else 0
 
-    def names_of(self, place: int) -> tuple[str, ...]:
-        """Return the splits that have a case."""
-        return tuple(itertools.compress(SPLIT_NAMES, self.rows[:, place].tolist()))
-
     def find_problems(self, table: CaseTable, good: Bool[np.ndarray, " case"] | None = None) -> None:
-        """Add empty splits, patients in several splits and, with `good`, cases in no split.
-
-        Args:
-          table: the cases.
-          good: which cases must be in a split; None if none must.
-        """
+        """Add empty splits, patients in several splits, and those of the `good` cases that are in no split."""
         member = self.member
         for name, own in zip(SPLIT_NAMES, member, strict=True):
             if not own.any():
@@ -118,42 +108,27 @@ class Assignment:
         for split, own in enumerate(member):
             inside[split, first[own]] = True
         for place in np.flatnonzero(inside.sum(axis=0) > 1).tolist():
-            patient = table.patient_ids[place]
-            names = list(itertools.compress(SPLIT_NAMES, inside[:, place].tolist()))
+            patient, splits = table.patient_ids[place], np.flatnonzero(inside[:, place])
+            names = [SPLIT_NAMES[split] for split in splits]
             if len(self.shared) < _MOST_NAMED:
                 self.shared[patient] = ", ".join(names)
-                if self.files:
-                    names = [self._first_row(name, first == place) for name in names]
+                if self.tables:
+                    rows = self.rows[:, first == place]
+                    lowest = [rows[split][rows[split] > 0].min() for split in splits]
+                    names = [f"{self.tables[name][0]} row {row}" for name, row in zip(names, lowest, strict=True)]
             self.add_problem("patients are in more than one split", f"{patient!r} ({', '.join(names)})")
         if good is not None:
             for place in np.flatnonzero(good & ~member.any(axis=0)).tolist():
                 self.add_problem("cases are in no split", repr(table.image_paths[place][:80]))
 
-    def _first_row(self, name: str, cases: Bool[np.ndarray, " case"]) -> str:
-        rows = self.rows[SPLIT_NAMES.index(name), cases]
-        return f"{self.files[name]} row {rows[rows > 0].min()}"
-
     def refuse(self, source: str) -> None:
-        """Raise the first problem.
-
-        Raises:
-          BadInput: there is a problem.
-        """
+        """Raise the first problem, if any, as `BadInput`."""
         for problem in self.problems.values():
             raise BadInput(f"{source}: {problem}")
 
 
 def check_splits(splits: Splits, cases: Iterable[Case], *, source: str) -> None:
-    """Refuse splits that share a patient (hence a case) or have no case.
-
-    Args:
-      splits: the splits.
-      cases: the cases that they index.
-      source: where they come from, for the message.
-
-    Raises:
-      BadInput: a split is empty, or patients are in more than one.
-    """
+    """Raise `BadInput`, which begins with `source`, if a split of `cases` is empty or shares a patient with another."""
     table = as_table(cases)
     assignment = Assignment.of(splits, len(table))
     assignment.find_problems(table)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
@@ -24,15 +24,7 @@ _NUM_SHOWN = 24
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """An answer in the picture.
-
-    Attributes:
-      name: of the answer.
-      count: its cases.
-      low: lower edge.
-      high: upper edge.
-      colour: of it and its bands to the next step.
-    """
+    """An answer in the picture, with its cases, edges, and the colour of it and its bands to the next step."""
 
     name: str
     count: int
@@ -42,14 +34,9 @@ class _Node:
 
 
 def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure | None:
-    """Draw the flow of answers from step to step.
+    """Draw the flow of answers from step to step; None for a chain of one step or without cases.
 
-    Args:
-      statistics: the counts.
-      without_usual: leave out the cases with the most frequent first answer, which dwarf the others.
-
-    Returns:
-      The picture; None for a chain of one step or without cases.
+    `without_usual` leaves out the cases with the most frequent first answer, which dwarf the others.
     """
     flows = statistics.rest_flows if without_usual else statistics.flows
     if not flows or not flows[0].sum():
@@ -61,7 +48,7 @@ def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure 
     counts = [flows[0].sum(axis=1), *(flow.sum(axis=0) for flow in flows)]
     columns = [_stack(statistics.answer_names(step), counts[step], num_cases) for step in range(num_steps)]
     for step, flow in enumerate(flows):
-        _draw_bands(axes, step, flow, columns[step], columns[step + 1], num_cases)
+        _draw_bands(axes, step, flow / num_cases, columns)
     for step, nodes in enumerate(columns):
         _draw_nodes(axes, step, nodes)
         name = _shorten(f"{step + 1}. {statistics.chain.steps[step].name}")
@@ -69,18 +56,12 @@ def draw_flow(statistics: Statistics, *, without_usual: bool = False) -> Figure 
     axes.set_xlim(-0.05, num_steps - 0.05)
     axes.set_ylim(min(nodes[-1].low for nodes in columns) - 0.03, 1.10)
     axes.set_axis_off()
-    axes.set_title(_describe(statistics, num_cases, without_usual=without_usual), fontsize=14)
+    shown = "cases"
+    if without_usual:
+        usual = _shorten(statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))])
+        shown = f'of {statistics.num_cases:,} cases, those without "{usual}" at the first step'
+    axes.set_title(f"Flow of answers from step to step: {num_cases:,} {shown}", fontsize=14)
     return figure
-
-
-def _describe(statistics: Statistics, num_cases: int, *, without_usual: bool) -> str:
-    if not without_usual:
-        return f"Flow of answers from step to step: {num_cases:,} cases"
-    usual = statistics.answer_names(0)[int(np.argmax(statistics.answers[0]))]
-    return (
-        f"Flow of answers from step to step: {num_cases:,} of {statistics.num_cases:,} cases, "
-        f'those without "{_shorten(usual)}" at the first step'
-    )
 
 
 def _shorten(text: str) -> str:
@@ -104,21 +85,16 @@ def _stack(names: Sequence[str], counts: Int64[np.ndarray, " answer"], num_cases
 
 
 def _draw_bands(
-    axes: Axes,
-    step: int,
-    flow: Int64[np.ndarray, "answer next_answer"],
-    nodes: Sequence[_Node],
-    next_nodes: Sequence[_Node],
-    num_cases: int,
+    axes: Axes, step: int, shares: Float64[np.ndarray, "answer next_answer"], columns: Sequence[Sequence[_Node]]
 ) -> None:
-    rows, columns = np.flatnonzero(flow.sum(axis=1)), np.flatnonzero(flow.sum(axis=0))
-    left = {int(place): node.high for place, node in zip(rows, nodes, strict=True)}
-    right = {int(place): node.high for place, node in zip(columns, next_nodes, strict=True)}
-    for row, node in zip(rows.tolist(), nodes, strict=True):
-        for column in columns.tolist():
-            height = float(flow[row, column]) / num_cases
-            if height:
-                axes.add_patch(_band(step, left[row], right[column], height, node.colour))
+    """Draw the bands from a step to the next; `shares` are of all cases."""
+    given, then = np.flatnonzero(shares.any(axis=1)).tolist(), np.flatnonzero(shares.any(axis=0)).tolist()
+    left = [node.high for node in columns[step]]
+    right = [node.high for node in columns[step + 1]]
+    for row, answer in enumerate(given):
+        for column, next_answer in enumerate(then):
+            if height := float(shares[answer, next_answer]):
+                axes.add_patch(_band(step, left[row], right[column], height, columns[step][row].colour))
                 left[row] -= height
                 right[column] -= height
 
@@ -126,17 +102,8 @@ def _draw_bands(
 def _band(step: int, left: float, right: float, height: float, colour: str) -> PathPatch:
     begin, end = step + _NODE_WIDTH, step + 1.0
     middle = (begin + end) / 2
-    corners = [
-        (begin, left),
-        (middle, left),
-        (middle, right),
-        (end, right),
-        (end, right - height),
-        (middle, right - height),
-        (middle, left - height),
-        (begin, left - height),
-        (begin, left),
-    ]
+    upper = [(begin, left), (middle, left), (middle, right), (end, right)]
+    corners = [*upper, *((x, y - height) for x, y in reversed(upper)), upper[0]]
     codes = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
     return PathPatch(Path(corners, codes), facecolor=colour, alpha=0.4, edgecolor=colour, linewidth=0.3)
 

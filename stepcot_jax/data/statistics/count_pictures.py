@@ -14,20 +14,21 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from stepcot_jax.data.statistics.answer_flow import draw_flow
 from stepcot_jax.data.statistics.counts import Statistics
 from stepcot_jax.host.text import make_printable
 
+# Okabe and Ito's colours, safe for colour-blind readers.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's colours, safe for colour-blind readers."""
 
 _GREY = "#9A9A9A"
 _GLYPH = re.compile(r"Glyph (\d+) ")
 _FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans", "Arial Unicode MS")
 _MOST_ORIGINS = 7
 _DPI = 150
+_WITH_SEPARATORS = "{x:,.0f}"
 
 
 def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str]:
@@ -91,12 +92,10 @@ def _title(statistics: Statistics, what: str) -> str:
 
 def _list_origins(statistics: Statistics) -> list[tuple[str, Sequence[int], str]]:
     """Return name, places and colour of the origins drawn; those beyond the seventh are merged."""
-    origins: list[tuple[str, Sequence[int], str]] = []
-    for place, name in enumerate(statistics.origins[:_MOST_ORIGINS]):
-        origins.append((wrap(name, 30), range(place, place + 1), PALETTE[place]))
-    if others := range(_MOST_ORIGINS, len(statistics.origins)):
-        origins.append((f"{len(others)} more", others, _GREY))
-    return origins
+    named = enumerate(statistics.origins[:_MOST_ORIGINS])
+    origins = [(wrap(name, 30), range(place, place + 1), PALETTE[place]) for place, name in named]
+    others = range(_MOST_ORIGINS, len(statistics.origins))
+    return [*origins, *([(f"{len(others)} more", others, _GREY)] if others else ())]
 
 
 def draw_origins_diagnoses(statistics: Statistics) -> Figure:
@@ -121,7 +120,7 @@ def draw_origins_diagnoses(statistics: Statistics) -> Figure:
         largest = max(int(counts[place][places].sum()) for _, places, _ in origins)
         right.text(largest * 1.15 + 1, row, f"{total:,} ({total / statistics.num_cases:.1%})", va="center", fontsize=9)
     right.set_xscale("log")
-    right.xaxis.set_major_formatter(FuncFormatter(_separate))
+    right.xaxis.set_major_formatter(_WITH_SEPARATORS)
     right.xaxis.set_minor_formatter(NullFormatter())
     right.set_xlim(0.8, max(10, int(counts.sum(axis=0).max())) * 6)
     right.set_yticks(range(len(shown)), [names[place] for place in shown])
@@ -139,12 +138,8 @@ def _draw_bars(axes: Axes, names: Sequence[str], values: Sequence[int], colours:
     axes.set_xlim(0, largest * 1.45)
     axes.set_yticks(range(len(names)), names)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(_separate))
+    axes.xaxis.set_major_formatter(_WITH_SEPARATORS)
     axes.invert_yaxis()
-
-
-def _separate(value: float, _: object) -> str:
-    return f"{value:,.0f}"
 
 
 def draw_answers_of_steps(statistics: Statistics) -> Figure:

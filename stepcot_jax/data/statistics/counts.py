@@ -7,6 +7,7 @@ integer columns have empty cells, which a data frame would turn into floats.
 import csv
 import dataclasses
 import io
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -63,14 +64,7 @@ class Statistics:
 
 
 def compute_statistics(cases: Iterable[Case], chain: Chain, splits: Splits, *, splits_source: str) -> Statistics:
-    """Count the cases.
-
-    Args:
-      cases: the cases; at least one.
-      chain: their steps.
-      splits: indices into the cases.
-      splits_source: where the splits come from, in words.
-    """
+    """Count cases (at least one) and their splits; `splits_source` says in words where the splits come from."""
     table = as_table(cases)
     labels = table.labels.astype(np.int64)
     sizes = [num_answers + 1 for num_answers in chain.answers_per_step]
@@ -116,57 +110,49 @@ def _cross(
     rows: Int64[np.ndarray, " case"], columns: Int64[np.ndarray, " case"], num_rows: int, num_columns: int
 ) -> Int64[np.ndarray, "row column"]:
     """Count the cases with each pair of values."""
-    pairs = np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns)
-    return pairs.reshape(num_rows, num_columns)
+    return np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns).reshape(num_rows, num_columns)
 
 
 def _count_flows(
     places: Int64[np.ndarray, "case step"], sizes: Sequence[int]
 ) -> tuple[Int64[np.ndarray, "answer next_answer"], ...]:
-    return tuple(
-        _cross(places[:, step], places[:, step + 1], sizes[step], sizes[step + 1]) for step in range(len(sizes) - 1)
-    )
+    steps = itertools.pairwise(zip(places.T, sizes, strict=True))
+    return tuple(_cross(given, then, size, next_size) for (given, size), (then, next_size) in steps)
 
 
 def write_tables(folder: Path, statistics: Statistics) -> list[str]:
     """Write all tables into a folder; return the names of the files."""
     tables: dict[str, Iterable[Row]] = {
-        "origins_diagnoses.csv": _origins_diagnoses(statistics),
+        "origins_diagnoses.csv": _with_totals(statistics, statistics.origins, statistics.diagnoses),
         "answers.csv": _answers(statistics),
         "reasoning_length.csv": _reasoning_length(statistics),
         "answer_flow.csv": _answer_flow(statistics),
         "splits.csv": list_splits(statistics),
     }
     for name, rows in tables.items():
-        _write_csv(folder / name, rows)
+        text = io.StringIO()
+        safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+        csv.writer(text, lineterminator="\n").writerows(safe)
+        write_whole(folder / name, text.getvalue().encode("utf-8", "backslashreplace"))
     write_whole(folder / "splits.md", _splits_in_markdown(statistics).encode())
     return [*tables, "splits.md"]
 
 
-def _write_csv(path: Path, rows: Iterable[Row]) -> None:
-    text = io.StringIO()
-    safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-    csv.writer(text, lineterminator="\n").writerows(safe)
-    write_whole(path, text.getvalue().encode("utf-8", "backslashreplace"))
-
-
-def _origins_diagnoses(statistics: Statistics) -> list[Row]:
-    names = statistics.answer_names(-1)
-    rows = [[name, *counts, sum(counts)] for name, counts in zip(names, statistics.diagnoses.tolist(), strict=True)]
-    totals = statistics.diagnoses.sum(axis=0).tolist()
-    return [["diagnosis", *statistics.origins, "total"], *rows, ["total", *totals, sum(totals)]]
+def _with_totals(statistics: Statistics, names: Sequence[str], counts: Int64[np.ndarray, "answer column"]) -> list[Row]:
+    """Return head, a row for each diagnosis, and the totals."""
+    diagnoses = statistics.answer_names(-1)
+    rows = [[name, *row, sum(row)] for name, row in zip(diagnoses, counts.tolist(), strict=True)]
+    totals = counts.sum(axis=0).tolist()
+    return [["diagnosis", *names, "total"], *rows, ["total", *totals, sum(totals)]]
 
 
 def _answers(statistics: Statistics) -> list[Row]:
     rows: list[Row] = [["step", "answer", "cases", "share_of_annotated"]]
     for number, (step, counts) in enumerate(zip(statistics.chain.steps, statistics.answers, strict=True)):
         *given, missing = counts.tolist()
-        *names, none = statistics.answer_names(number)
-        num_annotated = max(sum(given), 1)
-        rows += [
-            [step.name, name, count, round(count / num_annotated, 6)] for name, count in zip(names, given, strict=True)
-        ]
-        rows.append([step.name, none, missing, ""])
+        shares = [*(round(count / max(sum(given), 1), 6) for count in given), ""]
+        answers = zip(statistics.answer_names(number), [*given, missing], shares, strict=True)
+        rows += [[step.name, *answer] for answer in answers]
     return rows
 
 
@@ -174,11 +160,10 @@ def _reasoning_length(statistics: Statistics) -> list[Row]:
     rows: list[Row] = [["step", "origin", "reasonings", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
     for step, by_origin in zip(statistics.chain.steps, statistics.words, strict=True):
         for origin, words in zip(statistics.origins, by_origin, strict=True):
+            spread: list[float | str] = [""] * (1 + len(_PERCENTILES))
             if words.size:
-                spread = np.percentile(words, _PERCENTILES).tolist()
-                rows.append([step.name, origin, words.size, round(float(words.mean()), 3), *spread])
-            else:
-                rows.append([step.name, origin, 0, *[""] * (1 + len(_PERCENTILES))])
+                spread = [round(float(words.mean()), 3), *np.percentile(words, _PERCENTILES).tolist()]
+            rows.append([step.name, origin, words.size, *spread])
     return rows
 
 
@@ -186,20 +171,17 @@ def _answer_flow(statistics: Statistics) -> list[Row]:
     rows: list[Row] = [["step", "answer", "next_step", "next_answer", "cases"]]
     steps = statistics.chain.steps
     for number, counts in enumerate(statistics.flows):
-        for place, name in enumerate(statistics.answer_names(number)):
-            for next_place, next_name in enumerate(statistics.answer_names(number + 1)):
-                if count := int(counts[place, next_place]):
-                    rows.append([steps[number].name, name, steps[number + 1].name, next_name, count])
+        names, next_names = statistics.answer_names(number), statistics.answer_names(number + 1)
+        for row, column in np.argwhere(counts).tolist():
+            answers = steps[number].name, names[row], steps[number + 1].name, next_names[column]
+            rows.append([*answers, int(counts[row, column])])
     return rows
 
 
 def list_splits(statistics: Statistics) -> list[Row]:
     """Return head, a row for each diagnosis, and the totals; "(not annotated)" only if there are such cases."""
-    names = statistics.answer_names(-1)
-    rows = [[name, *counts, sum(counts)] for name, counts in zip(names, statistics.splits.tolist(), strict=True)]
-    totals = statistics.splits.sum(axis=0).tolist()
-    last = rows[-1:] if rows[-1][-1] else []
-    return [["diagnosis", *SPLIT_NAMES, "total"], *rows[:-1], *last, ["total", *totals, sum(totals)]]
+    rows = _with_totals(statistics, SPLIT_NAMES, statistics.splits)
+    return rows if rows[-2][-1] else [*rows[:-2], rows[-1]]
 
 
 def _splits_in_markdown(statistics: Statistics) -> str:

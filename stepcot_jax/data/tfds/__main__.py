@@ -3,10 +3,9 @@
 import argparse
 import pathlib
 
-from stepcot_jax.data.tfds.contents import QUARANTINE_NAME
 from stepcot_jax.data.tfds.examples import import_tfds
 from stepcot_jax.data.tfds.preparing import Reading
-from stepcot_jax.data.tfds.source import open_prepared
+from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
 from stepcot_jax.host.errors import run_tool
 
 
@@ -20,16 +19,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--near-duplicate-radius", type=int, default=0, help="in bits, for splits that are made; default 0, for none"
     )
-    options = parser.parse_args(arguments)
-    reading = Reading(
-        on_bad_record=options.on_bad_record,
-        split_seed=options.split_seed,
-        near_duplicate_radius=options.near_duplicate_radius,
-    )
+    options = vars(parser.parse_args(arguments))
+    root, data_dir = options.pop("root"), options.pop("data_dir")
     import_tfds()
     from stepcot_jax.data.tfds.builder import prepare  # imports tensorflow_datasets
 
-    folder = prepare(options.root, options.data_dir, reading)
+    folder = prepare(root, data_dir, Reading(**options))
     prepared = open_prepared(folder)
     counts = ", ".join(f"{len(indices)} {name}" for name, indices in prepared.splits.by_name().items())
     print(f"{len(prepared.collection.cases)} cases in {folder}: {counts} ({prepared.splits_source})")

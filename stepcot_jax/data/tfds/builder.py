@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.data.tfds.contents import QUARANTINE_NAME, VERSION, write_account, write_contents
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.data.tfds.examples import import_tfds, make_example, make_features
-from stepcot_jax.data.tfds.preparing import Gathered, Reading, gather, identify_source
-from stepcot_jax.data.tfds.source import check_prepared_from
+from stepcot_jax.data.tfds.preparing import Prepared, Reading, gather, identify_source
+from stepcot_jax.data.tfds.source import QUARANTINE_NAME, VERSION, Shard, check_prepared_from, write_contents
 from stepcot_jax.host.errors import BadInput, make_workdir
 
 tfds = import_tfds()
@@ -92,9 +92,6 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
     def download_and_prepare(self, **kwargs: Any) -> None:
         """Prepare the dataset unless it is prepared already.
 
-        Args:
-          kwargs: of the overridden method.
-
         Raises:
           BadInput: the folder cannot be used, or the target holds a dataset prepared from other data.
         """
@@ -108,17 +105,18 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         root = self._root or _find_manual_dir(dl_manager)
         self._gathered = gather(root, self._reading)
         source = identify_source(root, self._reading)
-        folder = Path(self.data_dir)  # a temporary one, renamed when this returns
-        write_account(folder, self._gathered)
         self._describe(self._gathered, source)
         super()._download_and_prepare(dl_manager, download_config)
-        lengths = {
-            name: [(Path(path).name, length) for path, length in zip(split.filepaths, split.shard_lengths, strict=True)]
-            for name, split in self.info.splits.items()
-        }
-        write_contents(folder, self._gathered, source=source, shard_lengths=lengths, images=self._images)
+        folder = Path(self.data_dir)  # a temporary one, renamed when this returns
+        shards = []
+        for split in (self.info.splits[name] for name in SPLIT_NAMES):
+            for path, length in zip(split.filepaths, split.shard_lengths, strict=True):
+                file = folder / Path(path).name
+                num_bytes = file.stat().st_size
+                shards.append(Shard(file=file.name, split=split.name, num_bytes=num_bytes, num_records=length))
+        write_contents(folder, self._gathered, source=source, shards=shards, images=self._images)
 
-    def _describe(self, gathered: Gathered, source: str) -> None:
+    def _describe(self, gathered: Prepared, source: str) -> None:
         """Set the metadata that tensorflow_datasets writes beside the shards."""
         collection = gathered.collection
         self.info.metadata.update(
@@ -157,15 +155,7 @@ def _find_manual_dir(dl_manager: Any) -> Path:
 
 
 def prepare(root: Path, data_dir: Path, reading: Reading | None = None) -> Path:
-    """Prepare a folder in the published layout, unless it is prepared already.
-
-    Args:
-      root: the folder.
-      data_dir: where datasets are kept; this one goes to `step_cot/1.0.0` below it.
-      reading: how the folder is read; None for the defaults.
-
-    Returns:
-      The folder of the prepared dataset.
+    """Prepare a folder in the published layout, unless it is prepared already; return `step_cot/1.0.0` in `data_dir`.
 
     Raises:
       BadInput: the folder cannot be used, or other data are prepared there.

@@ -1,5 +1,6 @@
 """Cases as tensorflow_datasets examples: their features and values."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -12,11 +13,7 @@ from stepcot_jax.host.errors import BadInput
 
 
 def import_tfds() -> Any:
-    """Return the module tensorflow_datasets.
-
-    Raises:
-      BadInput: it is not installed.
-    """
+    """Return the module tensorflow_datasets; `BadInput` if it is not installed."""
     try:
         import importlib_resources  # noqa: F401 - tensorflow_datasets needs it and does not say so
         import tensorflow_datasets
@@ -45,14 +42,7 @@ def make_features() -> Any:
             "labels": features.Tensor(shape=(None,), dtype=np.int32, doc="Label of each step; -100: not annotated."),
             "reasoning": features.Sequence(text(), doc="Reason given for each step's answer."),
             "boxes": features.Sequence(
-                {
-                    "label": text(),
-                    "x": np.float64,
-                    "y": np.float64,
-                    "width": np.float64,
-                    "height": np.float64,
-                    "sentence": text(),
-                },
+                {"label": text(), **dict.fromkeys(("x", "y", "width", "height"), np.float64), "sentence": text()},
                 doc="Where findings are, in pixels of the image.",
             ),
             "sex": text(doc="F, M, O or empty."),
@@ -71,38 +61,21 @@ def _image_features() -> Any:
 
 def read_image(example: bytes) -> bytes:
     """Return the content of the image file in a serialised example."""
-    content: bytes = _image_features().deserialize_example_np(example)["image"]
-    return content
+    return _image_features().deserialize_example_np(example)["image"]
 
 
 def make_example(case: Case, content: bytes) -> dict[str, Any]:
-    """Return the values of a case's features.
-
-    Args:
-      case: the case.
-      content: of its image file.
-    """
-    return {
+    """Return the values of a case's features; `content` is that of its image file."""
+    values = dataclasses.asdict(case)
+    boxes = [
+        {name: value if isinstance(value, str) else float(value) for name, value in box.items()}
+        for box in values["boxes"]
+    ]
+    return values | {
         "image": content,
-        "image_path": case.image_path,
-        "patient_id": case.patient_id,
-        "origin": case.origin,
-        "report": case.report,
         "labels": np.array(case.labels, np.int32),
         "reasoning": list(case.reasoning),
-        "boxes": [
-            {
-                "label": box.label,
-                "x": float(box.x),
-                "y": float(box.y),
-                "width": float(box.width),
-                "height": float(box.height),
-                "sentence": box.sentence,
-            }
-            for box in case.boxes
-        ],
-        "sex": case.sex,
+        "boxes": boxes,
         "age": math.nan if case.age is None else float(case.age),
-        "view": case.view,
         "provenance": json.dumps(dict(case.provenance), ensure_ascii=False),
     }

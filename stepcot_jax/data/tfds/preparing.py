@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepcot_jax.data.images.image_check import check_images, folder_files
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-from stepcot_jax.data.images.image_files import FolderFiles
+from stepcot_jax.data.images.image_files import ImageFiles, check_images, folder_files
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
@@ -46,23 +45,23 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gathered:
-    """Cases, splits and images to prepare.
+class Prepared:
+    """A dataset that is prepared or to be prepared.
 
     Attributes:
-      collection: the cases with readable images, and the records that were set aside.
+      collection: the cases with readable images in the order of `data.json`, and the records that were set aside.
       splits: indices into the cases.
       splits_source: where the splits come from, in words.
-      images: the image file of each case.
+      images: the encoded image of each case.
     """
 
     collection: Collection
     splits: Splits
     splits_source: str
-    images: FolderFiles
+    images: ImageFiles
 
 
-def gather(root: Path, reading: Reading) -> Gathered:
+def gather(root: Path, reading: Reading) -> Prepared:
     """Read the records of a folder, decode every image once, and read or make the splits.
 
     Raises:
@@ -85,15 +84,11 @@ def gather(root: Path, reading: Reading) -> Gathered:
         seed, fractions = reading.split_seed, reading.split_fractions
         splits = make_splits(collection.cases, seed=seed, fractions=fractions, joined=joined)
         source = f"made from seed {seed}, {fractions}, near-duplicate radius {reading.near_duplicate_radius}"
-    return Gathered(collection, splits, source, folder_files(collection, max_pixels=reading.max_pixels))
+    return Prepared(collection, splits, source, folder_files(collection, max_pixels=reading.max_pixels))
 
 
 def identify_source(root: Path, reading: Reading) -> str:
-    """Return the SHA-256 of the records, the split tables and the reading settings.
-
-    Raises:
-      BadInput: the records cannot be read.
-    """
+    """Return the SHA-256 of the records, the split tables and the reading settings; `BadInput` if unreadable."""
     digest = hashlib.sha256(msgspec.json.encode(reading))
     tables = find_tables(root) or {}
     for path in (root / FILE_NAME, *(tables[name] for name in sorted(tables))):
@@ -102,11 +97,7 @@ def identify_source(root: Path, reading: Reading) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hex.
-
-    Raises:
-      BadInput: it cannot be read.
-    """
+    """Return the SHA-256 of a file in hex; `BadInput` if it cannot be read."""
     try:
         return digest_file(path)[1]
     except OSError as error:

@@ -1,44 +1,163 @@
-"""Open a prepared dataset: cases, splits and encoded images by number."""
+"""Write and open a prepared dataset: the files beside its shards, its cases, splits and encoded images.
 
-import dataclasses
+tensorflow_datasets writes the shards and its own metadata. Beside them lie `data.json` with the cases in the published
+layout, so that reading labels needs no images; `quarantine.jsonl` with the records that were set aside; and
+`step_cot.json`, which says where each image is and gives its digest. That one is written last: without it, the
+preparation was not finished.
+"""
+
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
-from stepcot_jax.data.images.image_decoding import MAX_PIXELS
-from stepcot_jax.data.images.image_files import most_bytes
-from stepcot_jax.data.images.image_shards import ShardFiles
-from stepcot_jax.data.records.records import Collection
-from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.data.tfds.contents import CONTENTS_NAME, NAME, VERSION, read_collection, read_contents
+import msgspec
+
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
+from stepcot_jax.data.images.image_shards import ShardEntry, ShardFiles, ShardIndex, check_size
+from stepcot_jax.data.records.data_json import FILE_NAME
+from stepcot_jax.data.records.records import Collection, SetAside, read_records, write_quarantine, write_records
+from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.data.tfds.examples import import_tfds, read_image
-from stepcot_jax.data.tfds.preparing import Reading, identify_source
+from stepcot_jax.data.tfds.preparing import Prepared, Reading, digest_of_file, identify_source
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json, write_whole
+
+NAME = "step_cot"
+VERSION = "1.0.0"
+CONTENTS_NAME = "step_cot.json"
+QUARANTINE_NAME = "quarantine.jsonl"
+
+_EXPECTED = "expected what `stepcot_jax.data.tfds` prepared"
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A prepared dataset.
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """One ArrayRecord file; its records are the next ones of its split."""
 
-    Attributes:
-      folder: of the shards.
-      collection: the cases in the order of the published `data.json`, and the records that were set aside.
-      splits: indices into the cases.
-      splits_source: where the splits come from, in words.
-      images: the encoded image of each case.
+    file: str
+    split: str
+    num_bytes: int
+    num_records: int
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepared dataset apart from its images.
+
+    `source` is the result of `identify_source` for the folder it was prepared from, `records` the SHA-256 of the
+    `data.json` beside it. `sizes` and `digests` (SHA-256) describe each case's image file, in the order of that
+    `data.json`; `splits` has indices into the same order.
     """
 
-    folder: Path
-    collection: Collection
-    splits: Splits
+    version: str = VERSION
+    source: str
+    records: str
+    step_names: tuple[str, ...]
+    splits: dict[str, tuple[int, ...]]
     splits_source: str
-    images: ShardFiles
+    shards: tuple[Shard, ...]
+    sizes: tuple[int, ...]
+    digests: tuple[str, ...]
+    set_aside: tuple[SetAside, ...]
+
+    def index(self, paths: tuple[str, ...]) -> ShardIndex:
+        """Return the shards as `ShardFiles` takes them; `paths` has the image path of each case."""
+        # Shards follow each other as the splits do.
+        order = iter([case for name in SPLIT_NAMES for case in self.splits[name]])
+        entries = []
+        for shard in self.shards:
+            cases = list(itertools.islice(order, shard.num_records))
+            entries.append(
+                ShardEntry(
+                    file=shard.file,
+                    num_bytes=shard.num_bytes,
+                    sha256="",
+                    paths=tuple(paths[case] for case in cases),
+                    sizes=tuple(self.sizes[case] for case in cases),
+                    digests=tuple(self.digests[case] for case in cases),
+                )
+            )
+        return ShardIndex(source=self.source, shards=tuple(entries))
+
+
+def write_contents(
+    folder: Path, gathered: Prepared, *, source: str, shards: Sequence[Shard], images: dict[int, tuple[int, str]]
+) -> None:
+    """Write the files beside the shards, `step_cot.json` last.
+
+    Args:
+      folder: of the shards.
+      gathered: the cases and splits.
+      source: `identify_source` of the folder they come from.
+      shards: those of each split, in order.
+      images: size and SHA-256 of each case's image.
+
+    Raises:
+      BadInput: the shards do not hold as many records as the splits have cases.
+    """
+    collection, splits = gathered.collection, gathered.splits.by_name()
+    for name, indices in splits.items():
+        found = sum(shard.num_records for shard in shards if shard.split == name)
+        if found != len(indices):
+            raise BadInput(f"{folder}: {found} records of split {name} were written instead of {len(indices)}")
+    write_records(folder, chain=collection.chain, cases=collection.cases)
+    if collection.set_aside:
+        write_quarantine(folder / QUARANTINE_NAME, collection.set_aside)
+    order = [images[index] for index in range(len(collection.cases))]
+    contents = Contents(
+        source=source,
+        records=digest_of_file(folder / FILE_NAME),
+        step_names=tuple(step.name for step in collection.chain.steps),
+        splits=splits,
+        splits_source=gathered.splits_source,
+        shards=tuple(shards),
+        sizes=tuple(size for size, _ in order),
+        digests=tuple(digest for _, digest in order),
+        set_aside=collection.set_aside,
+    )
+    write_whole(folder / CONTENTS_NAME, msgspec.json.encode(contents))
+
+
+def read_contents(folder: Path) -> Contents:
+    """Read `step_cot.json` and check the sizes of the shards.
+
+    Raises:
+      BadInput: it is missing, damaged or of another version, or a shard is missing, truncated or too long.
+    """
+    path = folder / CONTENTS_NAME
+    contents = read_json(path, Contents, accepted=_EXPECTED)
+    if contents.version != VERSION:
+        raise BadInput(f"{path}: version {contents.version[:20]!r} is not {VERSION}; prepare the dataset anew")
+    num_cases = len(contents.digests)
+    lengths = dict.fromkeys(SPLIT_NAMES, 0)
+    for shard in contents.shards:
+        if Path(shard.file).name != shard.file or shard.split not in lengths or shard.num_records < 1:
+            raise BadInput(f"{path}: the entry of shard {shard.file[:80]!r} is invalid; {_EXPECTED}")
+        lengths[shard.split] += shard.num_records
+    members = [index for name in SPLIT_NAMES for index in contents.splits.get(name, ())]
+    is_whole = sorted(members) == list(range(num_cases)) and len(contents.sizes) == num_cases
+    if not is_whole or lengths != {name: len(indices) for name, indices in contents.splits.items()}:
+        raise BadInput(f"{path}: the numbers of splits, shards and images disagree; {_EXPECTED}")
+    for shard in contents.shards:
+        check_size(folder / shard.file, shard.num_bytes)
+    return contents
+
+
+def read_collection(folder: Path, contents: Contents) -> tuple[Collection, Splits]:
+    """Read the cases beside the shards, those set aside, and the splits; `BadInput` if the records have changed."""
+    path = folder / FILE_NAME
+    if digest_of_file(path) != contents.records:
+        raise BadInput(f"{path}: the records have changed since they were prepared; {_EXPECTED}, unaltered")
+    found = read_records(folder, step_names=contents.step_names, require_images=False)
+    if len(found.cases) != len(contents.digests):
+        raise BadInput(f"{path}: {len(found.cases)} cases instead of the {len(contents.digests)} prepared")
+    splits = Splits(**contents.splits)
+    check_splits(splits, found.cases, source=str(folder / CONTENTS_NAME))
+    return Collection(folder, found.chain, found.cases, contents.set_aside), splits
 
 
 def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
     """Open a prepared dataset.
 
-    Args:
-      folder: of the prepared dataset, or the `data_dir` that it is in.
-      max_pixels: largest accepted width times height of an image; a file too large for it is not read.
+    `folder` is that of the dataset, or the `data_dir` that it is in. A file too large for `max_pixels` is not read.
 
     Raises:
       BadInput: nothing is prepared there, or it is of another version, truncated, altered or incomplete.
@@ -47,17 +166,13 @@ def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
     place = find_prepared(folder)
     contents = read_contents(place)
     collection, splits = read_collection(place, contents)
-    paths = tuple(case.image_path for case in collection.cases)
+    paths = tuple(collection.cases.image_paths)
     images = ShardFiles(place, contents.index(paths), paths, max_bytes=most_bytes(max_pixels), unpack=read_image)
-    return Prepared(place, collection, splits, contents.splits_source, images)
+    return Prepared(collection, splits, contents.splits_source, images)
 
 
 def find_prepared(folder: Path) -> Path:
-    """Return the folder of the prepared dataset: `folder` itself, or the one of our version in a `data_dir`.
-
-    Raises:
-      BadInput: nothing is prepared there.
-    """
+    """Return the folder of the prepared dataset: `folder` itself, or the one of our version in a `data_dir`."""
     folder = Path(folder)
     for place in (folder, folder / VERSION, folder / NAME / VERSION):
         if (place / CONTENTS_NAME).is_file():
@@ -69,16 +184,7 @@ def find_prepared(folder: Path) -> Path:
 
 
 def check_prepared_from(folder: Path, root: Path, reading: Reading | None = None) -> None:
-    """Refuse a dataset that was prepared from other data than a folder's, or with other settings.
-
-    Args:
-      folder: as in `open_prepared`.
-      root: the folder in the published layout that it should come from.
-      reading: how it should have been read; None for the defaults.
-
-    Raises:
-      BadInput: it was prepared from something else; names both folders.
-    """
+    """Refuse a dataset that was prepared from other data than those of `root`, or read in another way; names both."""
     if read_contents(find_prepared(folder)).source != identify_source(Path(root), reading or Reading()):
         raise BadInput(
             f"{folder}: the dataset was prepared from other records, splits or settings than those of {root}; "

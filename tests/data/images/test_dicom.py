@@ -24,7 +24,7 @@ from pydicom.pixels import get_decoder, get_encoder
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 
-from stepcot_jax.data.images.dicom import decode_dicom, is_dicom, read_dicom
+from stepcot_jax.data.images.dicom import is_dicom, read_dicom
 from stepcot_jax.host.errors import BadInput
 
 MAX_PIXELS = 10_000
@@ -178,7 +178,7 @@ def pack(values):
 def test_rle_of_pydicom():
     dataset = make(GREY16)
     dataset.compress(uid.RLELossless, encoding_plugin="pydicom", generate_instance_uid=False)
-    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
     np.testing.assert_array_equal(result, show_range(GREY16))
 
 
@@ -187,7 +187,7 @@ def test_big_endian_bytes_in_words():
     dataset = make(GREY8[:4], syntax=uid.ExplicitVRBigEndian)
     dataset.PixelData = GREY8[:4].reshape(-1, 2)[:, ::-1].tobytes()
     dataset["PixelData"].VR = "OW"
-    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
     np.testing.assert_array_equal(result, show_range(GREY8[:4]))
 
 
@@ -222,7 +222,7 @@ def test_lossless_compression(syntax, pixels):
                 raise
             pytest.skip("needs an encoder")
         content = write(dataset)
-    result = decode_dicom(content, name="x", max_pixels=MAX_PIXELS)
+    result = read_dicom(content, name="x", max_pixels=MAX_PIXELS).pixels
     np.testing.assert_array_equal(result, show_range(pixels))
 
 
@@ -330,7 +330,7 @@ def test_window(function, centre, width, syntax):
         else:
             y = (x - (centre - 0.5)) / (width - 1) + 0.5
         expected[place] = y
-    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
     np.testing.assert_array_equal(result, round_half_up(expected))
     assert len(np.unique(result)) > (1 if width == 1 else 10)
 
@@ -351,7 +351,7 @@ def test_voi_lut(pixels, syntax):
     first = int(pixels.min()) + 300
     dataset = make(pixels, syntax=syntax, VOILUTSequence=lut(entries, first=first, bits=10), **STORED12)
     places = np.clip(pixels.astype(int) - first, 0, 1499)
-    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
     np.testing.assert_array_equal(result, round_half_up(entries[places] / 1023))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -369,7 +369,7 @@ def test_modality_lut_before_the_window(packed):
         WindowWidth="150",
     )
     physical = entries[np.clip(GREY8.astype(int) - 20, 0, 199)].astype(float)
-    result = decode_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS)
+    result = read_dicom(write(dataset), name="x", max_pixels=MAX_PIXELS).pixels
     np.testing.assert_array_equal(result, round_half_up((physical - 99.5) / 149 + 0.5))
     if not packed:
         np.testing.assert_array_equal(apply_modality_lut(GREY8, pydicom.dcmread(io.BytesIO(write(dataset)))), physical)
@@ -531,7 +531,7 @@ def test_rle_bomb_stays_small():
     frame = struct.pack("<16L", 1, 64, *[0] * 14) + segment
     content = write(make(np.zeros((90, 90), np.uint8), syntax=uid.RLELossless, data=encapsulate([frame])))
     tracemalloc.start()
-    np.testing.assert_array_equal(decode_dicom(content, name="x", max_pixels=MAX_PIXELS), np.zeros((90, 90)))
+    np.testing.assert_array_equal(read_dicom(content, name="x", max_pixels=MAX_PIXELS).pixels, np.zeros((90, 90)))
     assert tracemalloc.get_traced_memory()[1] < 8 * 10**6
     tracemalloc.stop()
     for frame, found in (
@@ -641,7 +641,7 @@ def test_any_damage(kind, length, changes):
 
 def assert_picture_or_error(content):
     try:
-        pixels = decode_dicom(content, name="x", max_pixels=MAX_PIXELS)
+        pixels = read_dicom(content, name="x", max_pixels=MAX_PIXELS).pixels
     except BadInput as error:
         assert_no_marker(error)
         return
@@ -653,11 +653,11 @@ def assert_picture_or_error(content):
 @pytest.mark.parametrize("kind", sorted(VALID))
 def test_every_truncation(kind):
     content = VALID[kind]
-    decode_dicom(content, name="x", max_pixels=MAX_PIXELS)
+    read_dicom(content, name="x", max_pixels=MAX_PIXELS)
     for length in range(0, len(content), 7):
         assert_picture_or_error(content[:length])
     with pytest.raises(BadInput):
-        decode_dicom(content[:-20], name="x", max_pixels=MAX_PIXELS)
+        read_dicom(content[:-20], name="x", max_pixels=MAX_PIXELS)
 
 
 def test_without_pydicom(tmp_path):
@@ -666,11 +666,11 @@ def test_without_pydicom(tmp_path):
     path.write_bytes(VALID["native"])
     script = (
         "import sys; sys.modules['pydicom'] = None\n"
-        "from stepcot_jax.data.images.dicom import decode_dicom, is_dicom\n"
+        "from stepcot_jax.data.images.dicom import is_dicom, read_dicom\n"
         "from stepcot_jax.host.errors import BadInput\n"
         "content = open(sys.argv[1], 'rb').read()\n"
         "assert is_dicom(content)\n"
-        "try: decode_dicom(content, name='scan.dcm', max_pixels=99)\n"
+        "try: read_dicom(content, name='scan.dcm', max_pixels=99)\n"
         "except BadInput as error: print(error, error.__context__)"
     )
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from stepcot_jax.data.images.image_check import check_images
+from stepcot_jax.data.images import image_decoding
+from stepcot_jax.data.images.image_files import check_images
 from stepcot_jax.data.images.preprocessing import (
     CLIP_MEAN,
     CLIP_STD,
@@ -337,11 +338,11 @@ def test_resizing_grey_is_resizing_each_of_three_equal_channels():
 def test_dicom_is_decoded_by_its_own_module(monkeypatch):
     calls = []
 
-    def decode_dicom(content, *, name, max_pixels):
+    def read_dicom(content, *, name, max_pixels):
         calls.append((content, name, max_pixels))
-        return GREY
+        return types.SimpleNamespace(pixels=GREY)
 
-    monkeypatch.setitem(sys.modules, "stepcot_jax.data.images.dicom", types.SimpleNamespace(decode_dicom=decode_dicom))
+    monkeypatch.setattr(image_decoding, "read_dicom", read_dicom)
     content = bytes(128) + b"DICM" + b"rest"
     assert_grey(decode_image_bytes(content, name="chest.dcm", max_pixels=77), GREY)
     assert calls == [(content, "chest.dcm", 77)]
