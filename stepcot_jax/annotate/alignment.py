@@ -91,15 +91,13 @@ def read_annotator(root: Path) -> Collection:
 
 def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:
     """Join images of one report with the same answers: they are one annotation."""
-    images: dict[object, list[str]] = {}
-    firsts: dict[object, tuple[Case, ...]] = {}
+    groups: dict[object, list[tuple[Case, ...]]] = {}
     for cases in matched:
         case = cases[0]
         name = dict(case.provenance).get("report", "") or case.report
         key = (case.patient_id, name, tuple(each.labels for each in cases)) if case.report else case.image_path
-        firsts.setdefault(key, cases)
-        images.setdefault(key, []).append(case.image_path)
-    return tuple(Unit(cases, tuple(images[key])) for key, cases in firsts.items())
+        groups.setdefault(key, []).append(cases)
+    return tuple(Unit(group[0], tuple(cases[0].image_path for cases in group)) for group in groups.values())
 
 
 def _name(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ emphysema, edema and acute fractures do count: alone, they are outside the taxon
 import re
 from collections.abc import Iterable
 
-from stepcot_jax.annotate.annotation import CONFLICTING_FINDINGS, NO_REPORT, OUTSIDE_TAXONOMY, CannotAnnotate
+from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
 from stepcot_jax.annotate.rules import terms
 from stepcot_jax.annotate.rules.assertions import Status
 from stepcot_jax.annotate.rules.mentions import Mention, Reading
@@ -83,18 +83,18 @@ def find_diagnosis(reading: Reading) -> Mention | None:
         taxonomy.
     """
     if not reading.sentences:
-        raise CannotAnnotate(NO_REPORT, "no sentence in findings or impression")
+        raise CannotAnnotate(Reason.NO_REPORT, "no sentence in findings or impression")
     chief = rank_first(mention for mention in reading.mentions if mention.sort == "diagnosis")
     if chief is not None:
         if is_contradicted(reading, chief.finding):
-            raise CannotAnnotate(CONFLICTING_FINDINGS, f"{chief.finding.lower()} is asserted and denied")
+            raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"{chief.finding.lower()} is asserted and denied")
         return chief
     other = [mention for mention in reading.mentions if mention.status > Status.PAST and not is_incidental(mention)]
     if other:
-        raise CannotAnnotate(OUTSIDE_TAXONOMY, ", ".join(sorted({mention.finding.lower() for mention in other})))
+        raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, ", ".join(sorted({mention.finding.lower() for mention in other})))
     denied = any(mention.status == Status.ABSENT for mention in reading.mentions)
     if not denied and not any(_NORMAL.search(sentence.line) for sentence in reading.sentences):
-        raise CannotAnnotate(OUTSIDE_TAXONOMY, "the report names no finding and does not say that all is normal")
+        raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, "the report names no finding and does not say that all is normal")
     return None
 
 
@@ -107,14 +107,8 @@ def rank_first(mentions: Iterable[Mention]) -> Mention | None:
 def _rank(mention: Mention) -> tuple[int, bool, bool, bool, int, int]:
     urgency = _ORDER.index(mention.finding) if mention.finding in _ORDER else len(_ORDER)
     leads = mention.concluded or mention.sentence.role == "impression"
-    return (
-        -mention.status,
-        mention.associated and not mention.concluded,
-        not leads,
-        mention.alternative,
-        urgency,
-        mention.number,
-    )
+    is_companion = mention.associated and not mention.concluded
+    return -mention.status, is_companion, not leads, mention.alternative, urgency, mention.number
 
 
 def is_incidental(mention: Mention) -> bool:

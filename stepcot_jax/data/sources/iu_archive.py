@@ -3,10 +3,10 @@
 Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
 """
 
-import contextlib
 import dataclasses
 import gzip
 import io
+import itertools
 import os
 import stat
 import tarfile
@@ -69,13 +69,10 @@ def iterate_files(source: Path) -> Iterator[ReportFile]:
 
 
 def _iterate_folder(folder: Path) -> Iterator[ReportFile]:
-    names: list[str] = []
     with os.scandir(folder) as entries:
-        for entry in entries:
-            _check_count(len(names) + 1, source=folder)
-            if _is_report_name(entry.name):
-                names.append(entry.name)
-    for name in sorted(names):
+        names = [entry.name for entry in itertools.islice(entries, MAX_REPORTS + 1)]
+    _check_count(len(names), source=folder)
+    for name in sorted(filter(_is_report_name, names)):
         yield _read_file(folder / name, name=name)
 
 
@@ -123,9 +120,10 @@ def _read_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, limited: "_Lim
         return ReportFile(name, None, "is a link, a device or a sparse file; expected an ordinary XML file")
     if entry.size > MAX_REPORT_BYTES:
         return ReportFile(name, None, f"has {entry.size} bytes, more than {MAX_REPORT_BYTES}")
-    with limited.allow(MAX_REPORT_BYTES):
-        file = archive.extractfile(entry)
-        content = file.read() if file else b""
+    limited.largest = MAX_REPORT_BYTES
+    file = archive.extractfile(entry)
+    content = file.read() if file else b""
+    limited.largest = _MAX_HEADER_BYTES
     if len(content) != entry.size:
         raise BadInput(f"{limited.source}: ends within {name[:_NUM_SHOWN]!r}; {_EXPECTED}")
     return _as_report(name, content)
@@ -149,22 +147,11 @@ def _check_count(num_entries: int, *, source: Path) -> None:
 
 
 class _LimitedReader(io.RawIOBase):
-    """A forward-only file that limits the bytes of one read and of the whole file."""
+    """A forward-only file that limits the bytes of one read, to `largest`, and of the whole file."""
 
     def __init__(self, file: BinaryIO, *, source: Path) -> None:
         self._file = file
-        self._largest = _MAX_HEADER_BYTES
-        self.source = source
-        self.last = b""
-
-    @contextlib.contextmanager
-    def allow(self, num_bytes: int) -> Iterator[None]:
-        """Raise the limit of one read within the context."""
-        self._largest = num_bytes
-        try:
-            yield
-        finally:
-            self._largest = _MAX_HEADER_BYTES
+        self.source, self.largest, self.last = source, _MAX_HEADER_BYTES, b""
 
     def read(self, size: int = -1) -> bytes:
         """Return at most `size` bytes and keep them as `last`.
@@ -172,7 +159,7 @@ class _LimitedReader(io.RawIOBase):
         Raises:
           BadInput: `size` is above the limit of one read.
         """
-        if not 0 <= size <= self._largest:
+        if not 0 <= size <= self.largest:
             raise BadInput(f"{self.source}: has a header of {size} bytes; {_EXPECTED}")
         self.last = self._file.read(size)
         return self.last

@@ -5,15 +5,16 @@ A data root is the archive `NLMCXR_reports.tgz`, a folder with it, or a folder w
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
+from stepcot_jax.data.sources import iu_coding
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.iu_archive import iterate_files
-from stepcot_jax.data.sources.iu_projections import LIST_NAME, ProjectionList, read_projection_list
+from stepcot_jax.data.sources.iu_projections import LIST_NAME, read_projection_list
 from stepcot_jax.data.sources.iu_report import IuImage, IuReport, read_report
 from stepcot_jax.data.sources.named_images import ImageFinder
 from stepcot_jax.host.errors import BadInput
@@ -57,7 +58,8 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
       BadInput: the source cannot be used, or has no report file; names it.
     """
     source = Path(source)
-    listed = _read_list(_locate_data(source))
+    path = _locate_data(source) / LIST_NAME
+    listed = read_projection_list(path) if path.is_file() else None
     seen: set[str] = set()
     record = -1
     for record, file in enumerate(iterate_files(_locate_reports(source))):
@@ -117,31 +119,17 @@ def _take_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageF
     except BadInput as error:
         intake.refuse(f"{report.uid}: {error}", image_path=image.file_name, patient_id=report.uid)
         return
-    intake.keep(_as_case(report, image, image_path=image_path), real_path=real_path, place=f"{report.uid} {image.id}")
-
-
-def _as_case(report: IuReport, image: IuImage, *, image_path: str) -> Case:
-    return Case(
+    views = set(re.findall(r"\b(PA|AP)\b", image.caption.upper()))
+    case = Case(
         patient_id=report.uid,
         image_path=image_path,
         origin=ORIGIN,
         report=report.text,
-        labels=_read_labels(report.mesh),
+        labels=iu_coding.read_coding(report.mesh),
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
-        view=_read_view(image.caption),
+        view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )
-
-
-def _read_labels(mesh: Sequence[str]) -> tuple[int, ...]:
-    from stepcot_jax.data.sources.iu_coding import read_coding
-
-    return read_coding(mesh)
-
-
-def _read_view(caption: str) -> str:
-    """Return PA or AP if the caption has exactly one of them, else ""."""
-    found = set(re.findall(r"\b(PA|AP)\b", caption.upper()))
-    return found.pop() if len(found) == 1 else ""
+    intake.keep(case, real_path=real_path, place=f"{report.uid} {image.id}")
 
 
 def _explain(report: IuReport, image: IuImage) -> str:
@@ -172,8 +160,3 @@ def _locate_reports(root: Path) -> Path:
 
 def _find_archives(folder: Path) -> list[Path]:
     return sorted(path for pattern in _ARCHIVE_PATTERNS for path in folder.glob(pattern) if path.is_file())
-
-
-def _read_list(data_root: Path) -> ProjectionList | None:
-    path = data_root / LIST_NAME
-    return read_projection_list(path) if path.is_file() else None

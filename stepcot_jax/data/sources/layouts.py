@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import data_json
@@ -83,36 +83,27 @@ def read_source(
         layout = detect_layout(root)
     elif layout not in LAYOUTS:
         raise BadInput(f"layout: {layout[:80]!r} is not one of {', '.join((AUTO, *LAYOUTS))}")
+    options: dict[str, Any] = {"on_bad_record": on_bad_record, "require_images": require_images}
     if layout == "published":
-        return read_records(root, step_names=step_names, on_bad_record=on_bad_record, require_images=require_images)
+        return read_records(root, step_names=step_names, **options)
     if layout == "csv":
         from stepcot_jax.data.sources.csv_table import read_csv_table
 
-        return read_csv_table(root, step_names=step_names, on_bad_record=on_bad_record, require_images=require_images)
-    _require_default_names(step_names, layout=layout)
-    if layout == "iu_xray":
-        from stepcot_jax.data.sources.iu_xray import read_iu_xray
-
-        return read_iu_xray(root, on_bad_record=on_bad_record, require_images=require_images)
-    if layout == "chestxray8":
-        from stepcot_jax.data.sources.chestxray8 import read_chestxray8
-
-        return read_chestxray8(
-            root,
-            on_bad_record=on_bad_record,
-            require_images=require_images,
-            single_label=single_label,
-            labels_from=labels_from,
-        )
-    from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
-
-    return read_padchest_gr(root, on_bad_record=on_bad_record, require_images=require_images, single_label=single_label)
-
-
-def _require_default_names(step_names: Sequence[str], *, layout: str) -> None:
+        return read_csv_table(root, step_names=step_names, **options)
     expected = [step.name for step in DEFAULT_CHAIN.steps]
     if list(step_names) != expected:
         raise BadInput(f"step_names {list(step_names)} do not match the layout {layout}: expected {expected}")
+    if layout == "iu_xray":
+        from stepcot_jax.data.sources.iu_xray import read_iu_xray
+
+        return read_iu_xray(root, **options)
+    if layout == "chestxray8":
+        from stepcot_jax.data.sources.chestxray8 import read_chestxray8
+
+        return read_chestxray8(root, single_label=single_label, labels_from=labels_from, **options)
+    from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
+
+    return read_padchest_gr(root, single_label=single_label, **options)
 
 
 def _expected() -> str:

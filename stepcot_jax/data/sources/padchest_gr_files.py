@@ -11,12 +11,12 @@ a label above it names: "laminar atelectasis" is below "atelectasis", "alveolar 
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.data.sources.delimited import fold_column, read_table
+from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding
 from stepcot_jax.host.errors import BadInput
 
@@ -26,7 +26,7 @@ MASTER_TABLE = "master_table*.csv"
 _SLACK = 1e-6
 _MAX_AGE = 150
 _SEXES = ("F", "M", "O")
-_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge", "split")
+_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge")
 
 Corners = tuple[float, float, float, float]
 
@@ -67,14 +67,12 @@ class StudyFacts:
       patient_id: as in the table.
       sex: "F", "M", "O" or "".
       age: in years; None if unknown or impossible.
-      split: "train", "validation" or "test" of the release, disjoint by patient; "" if unknown.
       row: number of the study's first row.
     """
 
     patient_id: str
     sex: str
     age: float | None
-    split: str
     row: int
 
 
@@ -112,7 +110,7 @@ def identify(raw: bytes) -> tuple[str, str]:
 
 
 def read_master_table(path: Path) -> dict[str, StudyFacts]:
-    """Return patient, sex, age and split of each study.
+    """Return patient, sex and age of each study.
 
     Raises:
       BadInput: the file is no table, a column is missing, or two rows of a study name different patients.
@@ -126,10 +124,12 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
     places = [folded.index(fold_column(name)) if fold_column(name) in folded else None for name in _COLUMNS]
     studies: dict[str, StudyFacts] = {}
     for row in rows:
-        study, patient, sex, age, split = (_cell(row.cells, place) for place in places)
+        study, patient, sex, age = (
+            row.cells[place] if place is not None and place < len(row.cells) else "" for place in places
+        )
         if not study or not patient:
             raise BadInput(f"{path}: row {row.number}: study and patient are required")
-        facts = StudyFacts(patient, sex if sex in _SEXES else "", _read_age(age), split, row.number)
+        facts = StudyFacts(patient, sex if sex in _SEXES else "", read_age(age, most=_MAX_AGE), row.number)
         known = studies.setdefault(study, facts)
         if known.patient_id != patient:
             raise BadInput(f"{path}: row {row.number}: the study has another patient than in row {known.row}")
@@ -139,18 +139,6 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
 def _is_box(corners: Corners) -> bool:
     left, upper, right, lower = corners
     return -_SLACK <= left < right <= 1 + _SLACK and -_SLACK <= upper < lower <= 1 + _SLACK
-
-
-def _cell(cells: Sequence[str], place: int | None) -> str:
-    return cells[place] if place is not None and place < len(cells) else ""
-
-
-def _read_age(written: str) -> float | None:
-    try:
-        age = float(written)
-    except ValueError:
-        return None
-    return age if 0 <= age <= _MAX_AGE else None
 
 
 _LABELS_OF_DIAGNOSES = {
@@ -184,17 +172,13 @@ _MORE_TRANSPARENT = (
 )
 
 
-def _table() -> dict[str, tuple[Finding, ...]]:
-    table: dict[str, tuple[Finding, ...]] = {label: (Finding(density="increased"),) for label in _DENSER}
-    table |= {label: (Finding(density="decreased"),) for label in _MORE_TRANSPARENT}
-    for diagnosis, labels in _LABELS_OF_DIAGNOSES.items():
-        for label in labels:
-            table[label] = (*table.get(label, ()), DIAGNOSES[diagnosis])
-    return table
-
-
-FINDINGS = _table()
-"""Findings of each label in lower case; any other label has none."""
+# Findings of each label in lower case; any other label has none.
+FINDINGS: dict[str, tuple[Finding, ...]] = {
+    **dict.fromkeys(_DENSER, (Finding(density="increased"),)),
+    **dict.fromkeys(_MORE_TRANSPARENT, (Finding(density="decreased"),)),
+}
+for _diagnosis, _labels in _LABELS_OF_DIAGNOSES.items():
+    FINDINGS |= {label: (*FINDINGS.get(label, ()), DIAGNOSES[_diagnosis]) for label in _labels}
 
 
 def find_findings(labels: Iterable[str]) -> tuple[Finding, ...]:
