@@ -29,14 +29,7 @@ _HERE = Path(__file__).parent
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two annotators on one step.
-
-    Attributes:
-      names: the annotators.
-      num_cases: reports that both answered.
-      agreement: share of them with equal answers, 0 to 1; NaN without reports.
-      kappa: Cohen's kappa; NaN if undefined.
-    """
+    """Two annotators on one step, as in `StepComparison`: the reports that both answered, and Cohen's kappa."""
 
     names: tuple[str, str]
     num_cases: int

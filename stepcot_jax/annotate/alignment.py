@@ -15,12 +15,7 @@ _NUM_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """One report as annotated by everyone.
-
-    Attributes:
-      cases: one per annotator, of the report's first image.
-      image_paths: all images of the report with the same answers.
-    """
+    """One report: a case per annotator, of its first image, and all images with the same answers."""
 
     cases: tuple[Case, ...]
     image_paths: tuple[str, ...]
@@ -49,11 +44,7 @@ class Aligned:
 
 
 def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Aligned:
-    """Match the records of several annotators by image.
-
-    Args:
-      paths: per annotator, the folder with `data.json`, or that file.
-      names: names of the annotators; by default those of the folders.
+    """Match the records of several annotators, in folders with `data.json`, by image; `names` default to the folders'.
 
     Raises:
       BadInput: a file cannot be used, chains or reports differ, or no record is common to all.

@@ -62,13 +62,7 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class Aside:
-    """A report, or a file that is none, set aside.
-
-    Attributes:
-      id: report or file, as far as known.
-      reason: why.
-      detail: details, without text of a report.
-    """
+    """A report, or a file that is none, set aside; `detail` has no text of the report."""
 
     id: str
     reason: Reason
@@ -76,12 +70,7 @@ class Aside:
 
 
 class CannotAnnotate(Exception):
-    """A report without a chain.
-
-    Attributes:
-      reason: why.
-      detail: details for the user, without text of the report.
-    """
+    """A report without a chain; `detail` has no text of the report."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -2,7 +2,6 @@
 
 import collections
 import csv
-import dataclasses
 import filecmp
 import io
 import os
@@ -74,7 +73,7 @@ class Result:
           BadInput: no report was kept; the other files say why.
         """
         funnel = self.funnel()
-        lines = msgspec.json.Encoder().encode_lines([dataclasses.asdict(aside) for aside in self.set_aside])
+        lines = msgspec.json.Encoder().encode_lines(self.set_aside)
         write_whole(folder / SET_ASIDE_NAME, lines)
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows([("stage", "what", "number"), *funnel])
@@ -120,12 +119,7 @@ def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
 
 
 def bring_images(cases: Sequence[Case], *, source: Path, folder: Path) -> int:
-    """Link the images of cases into `folder`, or copy them where hard links are not possible.
-
-    Args:
-      cases: with image paths relative to `source`.
-      source: folder of the images; nothing outside of it is linked.
-      folder: data root of the cases.
+    """Link images from `source`, never from outside of it, into `folder`, or copy them where links are not possible.
 
     Returns:
       The number of cases whose image was found.

@@ -71,13 +71,7 @@ class Plan:
 
 
 def annotate_source(source: Path, folder: Path, plan: Plan, terminal: Terminal) -> Result:
-    """Annotate every report of a source into a folder.
-
-    Args:
-      source: see `reports.read_reports`.
-      folder: receives records, reports set aside, funnel and ledgers.
-      plan: settings.
-      terminal: shows the progress.
+    """Annotate every report of a source into a folder of records, reports set aside, funnel and ledgers.
 
     Raises:
       BadInput: the source, the folder or a setting cannot be used, or no report was kept.

@@ -29,10 +29,7 @@ _EXPECTED = (
 
 
 def read_reports(source: Path) -> Iterator[Report | Aside]:
-    """Yield the reports of a source in order; repeated ids and images are refused.
-
-    Args:
-      source: the IU X-Ray archive or its folder, a folder in the published layout, or a CSV or JSON Lines file.
+    """Yield the reports of a source in order; repeated ids and images are set aside.
 
     Raises:
       BadInput: the source or a row of it cannot be used; names file, row and field.

@@ -44,15 +44,9 @@ _Verdict = tuple[int, str]
 
 
 def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
-    """Write a form to review the first annotator's answers, with those of the others for comparison.
+    """Write a form to review the first annotator's answers, with those of the others; return the number of cases.
 
-    Args:
-      path: a new file.
-      aligned: the annotators.
-      every: whether to include all cases instead of disagreements; always so for one annotator.
-
-    Returns:
-      The number of cases in the form.
+    It has the disagreements, or with `every` and for one annotator all cases.
 
     Raises:
       BadInput: the file exists or cannot be written, or there is nothing to review.
@@ -67,14 +61,9 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
 
 
 def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, folder: Path) -> ReviewCounts:
-    """Write the first annotator's records with the corrections of a filled form.
+    """Write the first annotator's records with the corrections of a filled form into a folder without records.
 
-    Args:
-      form: the filled form.
-      aligned: the annotators, as when the form was written.
-      every: as when the form was written.
-      reviewer: name of the reviewer, kept in the records.
-      folder: receives the records; must have none.
+    `aligned` and `every` are as when the form was written; the reviewer's name is kept in the records.
 
     Raises:
       BadInput: the form is incomplete or altered (names row and column), a corrected case contradicts itself, or the

@@ -22,12 +22,7 @@ _WINDOW = 4
 class Outcome:
     """The outcome of a report: its chain, or why it is set aside.
 
-    Attributes:
-      report: the report.
-      annotation: its chain; None if set aside.
-      provenance: how the chain was made.
-      aside: why it is set aside; None otherwise.
-      has_failed: whether a request was given up, so that another run may succeed.
+    With `has_failed` a request was given up, so that another run may succeed.
     """
 
     report: Report
@@ -42,11 +37,8 @@ async def process_reports(
 ) -> AsyncIterator[Outcome]:
     """Yield the outcome of each report, in order, holding only a few reports at a time.
 
-    Args:
-      reports: the reports.
-      process: returns a report's chain, or raises `CannotAnnotate` or `RequestFailed`.
-      budget: stopped when the run has to stop, so that requests in flight finish and no new one starts.
-      concurrency: number of reports in flight.
+    `process` returns a report's chain, or raises `CannotAnnotate` or `RequestFailed`. The budget is stopped when the
+    run has to stop, so that requests in flight finish and no new one starts.
 
     Raises:
       RunStopped: spending cap, full disk or unreachable endpoint.

@@ -6,12 +6,7 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 
 
 class Budget:
-    """Tokens of all models of a run, including those of earlier runs into the same folder.
-
-    Args:
-      cap: most tokens in total; None for no cap.
-      num_spent: tokens already spent.
-    """
+    """Tokens of all models of a run and of earlier runs into the same folder, at most `cap` (None: no cap)."""
 
     def __init__(self, cap: int | None, *, num_spent: int = 0) -> None:
         self.cap = cap
@@ -32,10 +27,7 @@ class Budget:
             self._changed.notify_all()
 
     async def reserve(self, num_tokens: int) -> None:
-        """Reserve tokens, waiting while requests in flight may still release enough.
-
-        Args:
-          num_tokens: upper bound of the cost of a request.
+        """Reserve the upper bound of a request's cost, waiting while requests in flight may still release enough.
 
         Raises:
           RunStopped: the rest of the cap does not suffice, or the run was stopped.

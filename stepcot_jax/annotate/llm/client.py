@@ -60,12 +60,7 @@ class _Lost(Exception):
 
 
 class Client:
-    """Sends concurrent requests to one endpoint.
-
-    Args:
-      endpoint: address and settings.
-      budget: tokens shared by all clients of a run.
-      schema: JSON schema of the answers.
+    """Sends concurrent requests to one endpoint, with a budget shared by all clients of a run.
 
     Attributes:
       answered_before: whether an earlier run received an answer of this model.
@@ -86,15 +81,12 @@ class Client:
         await self._openai.close()
 
     async def ask(self, messages: Sequence[Message], *, about: Mapping[str, str], record: Record) -> Entry:
-        """Ask until there is an answer.
+        """Ask until there is an answer, and return its entry, already recorded.
 
         Args:
           messages: the request.
           about: report, text and request of the entries.
           record: called with every entry that may have cost something, before its use.
-
-        Returns:
-          The final entry, already recorded.
 
         Raises:
           RequestFailed: the request was given up; others may succeed.

@@ -22,12 +22,7 @@ _SHORTEST_SECRET = 8
 
 
 class Unreadable(RuntimeError):
-    """A response that is longer than `max_response_bytes`, or compressed without being asked to.
-
-    Attributes:
-      status: HTTP status of the response.
-      is_too_large: whether the length was the reason.
-    """
+    """A response that is longer than `max_response_bytes`, or compressed without being asked to."""
 
     def __init__(self, message: str, *, status: int, is_too_large: bool) -> None:
         super().__init__(message)

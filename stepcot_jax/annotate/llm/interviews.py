@@ -24,14 +24,9 @@ _Value = TypeVar("_Value")
 
 
 class Interviewer:
-    """Asks one model the questions of one task, with a ledger.
+    """Asks one model the questions of one task, with a ledger, whose cost the budget is charged with.
 
-    Args:
-      endpoint: the model and its settings.
-      prompt: the task.
-      folder: folder of the ledgers.
-      budget: tokens shared by the run; charged with the cost of the ledger.
-      num_repairs: how often an unreadable answer is asked for again.
+    An unreadable answer is asked for again `num_repairs` times.
 
     Raises:
       BadInput: the key, the openai package or the ledger cannot be used.
@@ -113,17 +108,7 @@ async def examine(
     doubter: Interviewer | None = None,
     voters: Sequence[Interviewer] = (),
 ) -> Provenance:
-    """Ask the annotator for trust and further models for votes.
-
-    Args:
-      report: the report.
-      annotation: the chain read from it.
-      chain: the steps.
-      doubter: the annotator with the trust prompt; None to skip.
-      voters: further models with the vote prompt.
-
-    Returns:
-      Trust and votes for the record's provenance.
+    """Ask the annotator (`doubter`) for trust and further models for votes, and return both for the provenance.
 
     Raises:
       CannotAnnotate: the annotator does not trust its chain, or a voter does not call it correct.

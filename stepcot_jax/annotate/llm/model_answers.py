@@ -22,11 +22,7 @@ _NUM_SHOWN = 80
 
 
 class BadAnswer(ValueError):
-    """An answer that violates the schema; the message tells the model what to correct.
-
-    Attributes:
-      field: name of the field, free of the answer's content.
-    """
+    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer."""
 
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -57,12 +53,7 @@ def read_chain_answer(text: str, *, chain: Chain) -> Annotation:
 
 
 def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
-    """Read an answer to the trust question or a vote.
-
-    Args:
-      text: the answer.
-      field: "trust" or "vote".
-      accepted: valid values, in lower case.
+    """Read an answer to the trust question or a vote; `accepted` are the valid values, in lower case.
 
     Raises:
       BadAnswer: there is no such object, or its value is not accepted.

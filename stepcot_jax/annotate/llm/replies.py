@@ -1,5 +1,6 @@
 """What an endpoint sends back: an answer, its cost in tokens, and how long to wait."""
 
+import contextlib
 import email.utils
 import json
 import math
@@ -124,16 +125,15 @@ def read_wait(headers: Mapping[str, str]) -> float | None:
     2.5
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
-        try:
-            wait = float(value) * unit
-        except ValueError:
-            try:
-                wait = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-            except (ValueError, TypeError, OverflowError):
-                continue
-        if math.isfinite(wait):
-            return max(wait, 0.0)
+        with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
+            wait = _read_seconds(headers[name]) * unit
+            if math.isfinite(wait):
+                return max(wait, 0.0)
     return None
+
+
+def _read_seconds(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return email.utils.parsedate_to_datetime(value).timestamp() - time.time()

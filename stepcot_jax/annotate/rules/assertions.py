@@ -84,9 +84,8 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
     ),
     Status.PAST: (
         r"history of|h/o|hx of|s/p|status[- ]post|resolved|treated",
-        r"(?:prior|previous)(?! (?:\w+ ){0,2}"
-        r"(?:granulom\w*|XXXX|imag\w+|cxr|dated|scan|pa|ap|exam\w*|stud\w+|radiograph\w*|x-?\w+|ct|film\w*"
-        r"|report|chest|comparison))",
+        r"(?:prior|previous)(?! (?:\w+ ){0,2}(?:granulom\w*|XXXX|imag\w+|cxr|dated|scan|pa|ap|exam\w*|stud\w+"
+        r"|radiograph\w*|x-?\w+|ct|film\w*|report|chest|comparison))",
         r"previously (?:seen|noted|described|identified|demonstrated|visuali[sz]ed)",
     ),
     Status.LIKELY: (
@@ -166,8 +165,7 @@ _LIMITED = re.compile(
     re.IGNORECASE,
 )
 _ONE_PLACE = re.compile(
-    r"[\w-]+(?: \w+){0,2}? (?:elsewhere|(?:in|on|at|within) (?:the )?(?:left|right|upper|lower|remaining"
-    r"|remainder))\b",
+    r"[\w-]+(?: \w+){0,2}? (?:elsewhere|(?:in|on|at|within) (?:the )?(?:left|right|upper|lower|remaining|remainder))\b",
     re.I,
 )
 _STILL = re.compile(

@@ -31,9 +31,8 @@ URGENCY = (
 """Order of findings that otherwise rank equal: the most urgent first."""
 
 _DESCRIBED = re.compile(
-    r"\b(?:left|right|bilateral\w*|small|large|moderate|tiny|trace|mild|upper|lower|middle|mid|bas\w+|api\w+"
-    r"|lingul\w+|\d+(?:\.\d+)? ?(?:mm|cm)|calcified|stable"
-    r"|unchanged|persist\w+|increas\w+|decreas\w+|again|chronic)\b",
+    r"\b(?:left|right|bilateral\w*|small|large|moderate|tiny|trace|mild|upper|lower|middle|mid|bas\w+|api\w+|lingul\w+"
+    r"|\d+(?:\.\d+)? ?(?:mm|cm)|calcified|stable|unchanged|persist\w+|increas\w+|decreas\w+|again|chronic)\b",
     re.IGNORECASE,
 )
 _ORDER = (*URGENCY, terms.LESION, terms.OPACITY, terms.LUCENCY, terms.GRANULOMA, terms.CALCIFICATION, terms.SCAR)
@@ -47,10 +46,8 @@ low lung volumes, a raised diaphragm."""
 
 _NORMAL = re.compile(
     r"\b(?:normal\w*|unremarkable|(?:not|non)-? ?remarkable|clear\w*|negative|within (?:\w+ )?limits"
-    r"|no (?:\w+ ){0,4}?(?:abnormal\w*|disease|process"
-    r"|finding\w*)|well[- ]inflated|free of|intact|midline|(?:well[- ])?(?:expanded|aerated)|satisfactory"
-    r"|stable|unchanged|sharp|symmetric\w*"
-    r"|preserved|without|no)\b",
+    r"|no (?:\w+ ){0,4}?(?:abnormal\w*|disease|process|finding\w*)|well[- ]inflated|free of|intact|midline"
+    r"|(?:well[- ])?(?:expanded|aerated)|satisfactory|stable|unchanged|sharp|symmetric\w*|preserved|without|no)\b",
     re.IGNORECASE,
 )
 _ELSEWHERE = re.compile(
@@ -66,11 +63,10 @@ _IN_LUNG = re.compile(
     re.IGNORECASE,
 )
 _ARTIFACT = re.compile(
-    r"\b(?:artifact\w*|superimpos\w+ (?:structures?|shadows?|tissues?)|overlapping"
-    r"|overlying (?:\w+ )?(?:soft|breast|tissue)|summation|confluence of|nipples?|breast (?:tissue|shadows?)"
-    r"|(?:epi|peri)cardial fat|fat pads?"
-    r"|skin ?folds?|bone islands?|costochondral|companion shadows?|jewel\w+|necklaces?|piercings?"
-    r"|vascular shadows?|vessels? (?:seen )?on[- ]end|(?:ekg|ecg) leads?)\b",
+    r"\b(?:artifact\w*|superimpos\w+ (?:structures?|shadows?|tissues?)|overlapping|overlying (?:\w+ )?(?:soft|breast"
+    r"|tissue)|summation|confluence of|nipples?|breast (?:tissue|shadows?)|(?:epi|peri)cardial fat|fat pads?"
+    r"|skin ?folds?|bone islands?|costochondral|companion shadows?|jewel\w+|necklaces?|piercings?|vascular shadows?"
+    r"|vessels? (?:seen )?on[- ]end|(?:ekg|ecg) leads?)\b",
     re.IGNORECASE,
 )
 

@@ -57,9 +57,8 @@ TERMS: tuple[tuple[str, ...], ...] = (
     (EFFUSION, r"fluid (?:\w+ ){0,3}?(?:fissures?|costophrenic|pleural (?:space|cavit\w+))"),
     (
         EFFUSION,
-        r"(?:layering|loculated|small|minimal|tiny|trace|residual|fissural) "
-        r"(?:(?:amounts?|volume|of|left|right|bilateral|basal|free|loculated"
-        r"|layering) ){0,4}fluid(?! (?:overload|level))",
+        r"(?:layering|loculated|small|minimal|tiny|trace|residual|fissural) (?:(?:amounts?|volume|of|left|right"
+        r"|bilateral|basal|free|loculated|layering) ){0,4}fluid(?! (?:overload|level))",
     ),
     (EFFUSION, r"(?:thickening|scarring|blunting) (?:or|versus|and/or) (?:\w+ )?fluid"),
     (INFILTRATION, r"(?:nodular )?infil\w?t?rat(?:e|es|ion|ions|ive|s)"),

@@ -44,16 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ImageRecord:
-    """One image with its rows of both tables.
-
-    Attributes:
-      image: name of its file.
-      place: of the record, for messages.
-      labels: distinct classes.
-      boxes: its rows of the box list.
-      entry: its row of the table of labels; None if missing.
-      problem: why the record cannot be used; "" if it can.
-    """
+    """One image with its rows of both tables; `problem` says why it cannot be used, "" if it can."""
 
     image: str
     place: str
@@ -125,10 +116,9 @@ def read_chestxray8(
 
     Args:
       root: folder with `BBox_List_2017*.csv`, `Data_Entry_2017*.csv` or both.
-      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
-      require_images: whether an image without its file is bad.
-      single_label: whether to exclude images with several distinct labels; if not, their diagnosis is not
-        annotated.
+      on_bad_record: as in `layouts.read_source`.
+      require_images: as in `layouts.read_source`.
+      single_label: whether to exclude images with several distinct labels; if not, they have no diagnosis.
       labels_from: "boxes": the images of the box list with the labels of their boxes, as in the paper's test across
         datasets; "entries": those of the table of labels; "auto": "boxes" if there is a box list.
       image_folders: patterns of the folders with the images, below `root`.

@@ -29,14 +29,7 @@ CLASSES = (
 _CLASS_OF = {fold_column(name): name for name in (*CLASSES, NO_FINDING)} | {"infiltrate": "Infiltration"}
 
 _BOX_HEADER = ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")
-_ENTRY_HEADERS = (
-    ("Image Index",),
-    ("Finding Labels",),
-    ("Patient ID",),
-    ("Patient Age",),
-    ("Patient Gender", "Patient Sex"),
-    ("View Position",),
-)
+_ENTRY_HEADER = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "Patient Gender", "View Position")
 _PATIENT = re.compile("[0-9]{1,12}")
 _MAX_AGE = 120
 _SEXES = ("F", "M")
@@ -129,15 +122,12 @@ def read_entries(path: Path) -> list[Entry]:
     """
     header, rows = read_table(path, known_columns={"image index"})
     names = _split(header)
-    folded = [fold_column(name) for name in names]
-    places = [
-        next((folded.index(name) for name in map(fold_column, known) if name in folded), None)
-        for known in _ENTRY_HEADERS
-    ]
-    missing = [known[0] for known, place in zip(_ENTRY_HEADERS, places, strict=True) if place is None]
+    folded = [fold_column(name).replace("patient sex", "patient gender") for name in names]
+    missing = [name for name in _ENTRY_HEADER if fold_column(name) not in folded]
     if missing:
         raise BadInput(f"{path}: header {names[:20]} lacks {', '.join(missing)}")
-    return [_read_entry(row, places=places) for row in rows]  # type: ignore[arg-type]
+    places = [folded.index(fold_column(name)) for name in _ENTRY_HEADER]
+    return [_read_entry(row, places=places) for row in rows]
 
 
 def _split(header: Sequence[str]) -> list[str]:

@@ -48,7 +48,7 @@ def read_csv_table(
     Args:
       root: folder with `cases.csv`, or a table of any name.
       step_names: name of each step of the chain; the published names are accepted with any chain.
-      on_bad_record: "stop" raises if any row is bad, "skip" sets bad rows aside.
+      on_bad_record: as in `layouts.read_source`.
       require_images: whether a row without its image file is bad.
 
     Raises:

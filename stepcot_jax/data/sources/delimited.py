@@ -23,12 +23,7 @@ _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_B
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row of a table.
-
-    Attributes:
-      number: position in the file; the header is row 1, as in spreadsheets.
-      cells: its texts without surrounding spaces.
-    """
+    """One row of a table: its number, where the header is row 1, and its texts without surrounding spaces."""
 
     number: int
     cells: tuple[str, ...]

@@ -58,13 +58,7 @@ def answer_normal(reason: str) -> Answers:
 
 
 def answer_findings(findings: Iterable[Finding], *, diagnosis: str, reason: str) -> Answers:
-    """Return the answers of an image with abnormal findings.
-
-    Args:
-      findings: all of them.
-      diagnosis: one of the nine; "" if there are none or several.
-      reason: of every answer.
-    """
+    """Return the answers of an image with abnormal findings; `diagnosis` is "" if there are none or several."""
     densities = {finding.density for finding in findings} - {""}
     answers = [""] * DEFAULT_CHAIN.num_steps
     if densities:

@@ -33,13 +33,7 @@ _NUM_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class ReportFile:
-    """One report file.
-
-    Attributes:
-      name: its name, for messages only.
-      content: its bytes; None if it cannot be read.
-      reason: why it cannot be read; "" if it can.
-    """
+    """One report file; `content` is None if it cannot be read, and `reason` says why. The name is for messages only."""
 
     name: str
     content: bytes | None

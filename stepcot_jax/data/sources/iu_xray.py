@@ -51,9 +51,6 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
     An unusable file comes as a `SetAside` with its position among the files from 0 and its name in the reason.
     `iu_projections` decides the projections, with the list beside the reports if there is one.
 
-    Args:
-      source: a data root, as in the module docstring.
-
     Raises:
       BadInput: the source cannot be used, or has no report file; names it.
     """
@@ -86,7 +83,7 @@ def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_ima
 
     Args:
       root: a data root, as in the module docstring.
-      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
+      on_bad_record: as in `layouts.read_source`.
       require_images: whether a record without its image file is bad; if not, its image path is its name in the
         report, in the folder "images".
 

@@ -23,13 +23,7 @@ LAYOUTS: dict[str, str] = {
 
 
 def detect_layout(root: Path) -> str:
-    """Return the layout of a data root, recognised by its file names.
-
-    Args:
-      root: folder or file.
-
-    Returns:
-      A key of `LAYOUTS`.
+    """Return the layout of a data root (a key of `LAYOUTS`), recognised by its file names.
 
     Raises:
       BadInput: `root` does not exist, or has none or several of the layouts.

@@ -63,9 +63,6 @@ class ImageFinder:
         A file with another image suffix is found if no file has the same suffix. Without a file and with
         `require_images=False`, the path is the name in the folder "images".
 
-        Args:
-          name: of a file, without folders.
-
         Raises:
           BadInput: the name has folders, the image is missing or ambiguous, or it leads out of the root.
         """

@@ -55,8 +55,8 @@ def read_padchest_gr(
 
     Args:
       root: folder with the reports.
-      on_bad_record: "stop" raises if any study is bad, "skip" sets bad studies aside.
-      require_images: whether a study without its image file is bad.
+      on_bad_record: as in `layouts.read_source`.
+      require_images: as in `layouts.read_source`.
       single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
         Labels outside the diagnoses ("scoliosis") do not count.
       readers: boxes of the "first" reader or of "both".

@@ -13,6 +13,7 @@ a label above it names: "laminar atelectasis" is below "atelectasis", "alveolar 
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -50,25 +51,12 @@ class GroundedStudy(msgspec.Struct, frozen=True, rename={"study": "StudyID", "im
     findings: tuple[GroundedFinding, ...]
 
 
-class _Identity(msgspec.Struct, rename={"study": "StudyID", "image": "ImageID"}):
-    study: object = None
-    image: object = None
-
-
 _DECODER = msgspec.json.Decoder(GroundedStudy)
-_IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyFacts:
-    """A study in the master table.
-
-    Attributes:
-      patient_id: as in the table.
-      sex: "F", "M", "O" or "".
-      age: in years; None if unknown or impossible.
-      row: number of the study's first row.
-    """
+    """A study in the master table: sex "F", "M", "O" or "", age in years or None, and the number of its first row."""
 
     patient_id: str
     sex: str
@@ -102,11 +90,11 @@ def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
 def identify(raw: bytes) -> tuple[str, str]:
     """Return study and image of a bad record, each "" if it cannot be read."""
     try:
-        found = _IDENTITY_DECODER.decode(raw)
+        found = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return "", ""
-    study = str(found.study) if isinstance(found.study, str | int) else ""
-    return study, found.image if isinstance(found.image, str) else ""
+    study, image = found.get("StudyID"), found.get("ImageID")
+    return str(study) if isinstance(study, str | int) else "", image if isinstance(image, str) else ""
 
 
 def read_master_table(path: Path) -> dict[str, StudyFacts]:
@@ -121,12 +109,10 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
     if missing:
         shown = [name[:40] for name in header[:30]]
         raise BadInput(f"{path}: columns {shown} lack {', '.join(missing)}")
-    places = [folded.index(fold_column(name)) if fold_column(name) in folded else None for name in _COLUMNS]
     studies: dict[str, StudyFacts] = {}
     for row in rows:
-        study, patient, sex, age = (
-            row.cells[place] if place is not None and place < len(row.cells) else "" for place in places
-        )
+        named = dict(zip(folded, row.cells, strict=False))
+        study, patient, sex, age = (named.get(fold_column(name), "") for name in _COLUMNS)
         if not study or not patient:
             raise BadInput(f"{path}: row {row.number}: study and patient are required")
         facts = StudyFacts(patient, sex if sex in _SEXES else "", read_age(age, most=_MAX_AGE), row.number)
