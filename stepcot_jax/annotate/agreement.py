@@ -181,7 +181,17 @@ def write_agreement(folder: Path, aligned: Aligned, comparison: Sequence[StepCom
     }
     write_whole(folder / "agreement.json", json.dumps(figures, indent=1, ensure_ascii=False).encode() + b"\n")
     write_whole(folder / "agreement.md", as_markdown(comparison).encode())
-    write_whole(folder / PAGE_NAME, _render(aligned, comparison).encode())
+    page = render_page(
+        make_environment(_HERE).get_template("disagreements.html.j2"),
+        style=(_HERE / "disagreements.css").read_text(encoding="utf-8"),
+        title="Disagreements of annotators",
+        aligned=aligned,
+        comparison=comparison,
+        units=find_disagreements(aligned),
+        show_figure=show_figure,
+        show_answer=show_answer,
+    )
+    write_whole(folder / PAGE_NAME, page.encode())
 
 
 def find_disagreements(aligned: Aligned) -> list[Unit]:
@@ -192,16 +202,3 @@ def find_disagreements(aligned: Aligned) -> list[Unit]:
 def show_answer(step: Step, label: int) -> str:
     """Return an answer as shown to people."""
     return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label]
-
-
-def _render(aligned: Aligned, comparison: Sequence[StepComparison]) -> str:
-    return render_page(
-        make_environment(_HERE).get_template("disagreements.html.j2"),
-        style=(_HERE / "disagreements.css").read_text(encoding="utf-8"),
-        title="Disagreements of annotators",
-        aligned=aligned,
-        comparison=comparison,
-        units=find_disagreements(aligned),
-        show_figure=show_figure,
-        show_answer=show_answer,
-    )

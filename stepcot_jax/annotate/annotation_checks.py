@@ -49,14 +49,19 @@ def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) ->
     Raises:
       CannotAnnotate: names the first failed check, in the order of `Reason`.
     """
-    answers = _answers(annotation, chain)
-    check_consistency(annotation.labels, chain=chain)
+    labels = annotation.labels
+    if len(labels) != chain.num_steps:
+        raise CannotAnnotate(Reason.INVALID_STEP, f"{len(labels)} answers for {chain.num_steps} steps")
+    for step, label in zip(chain.steps, labels, strict=True):
+        if not 0 <= label < step.num_answers:
+            raise CannotAnnotate(Reason.INVALID_STEP, f"step {step.name!r}: {label} is not a label")
+    check_consistency(labels, chain=chain)
     words = _plain(report.text)
     for step, reasoning in zip(chain.steps, annotation.reasoning, strict=True):
         problem = _find_foreign_words(_plain(reasoning), words)
         if problem:
             raise CannotAnnotate(Reason.REASONING_NOT_IN_REPORT, f"step {step.name!r}: {problem}")
-    _check_diagnosis(report, answers[-1])
+    _check_diagnosis(report, fold(chain.steps[-1].options[labels[-1]]))
 
 
 def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
@@ -84,15 +89,6 @@ def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
     lucent = diagnosis == "pneumothorax"
     if (lucent and detection == _DENSE) or (diagnosis in _DENSE_DIAGNOSES and detection == _LUCENT):
         raise CannotAnnotate(Reason.INCONSISTENT_CHAIN, f"{detection!r} contradicts the diagnosis {diagnosis!r}")
-
-
-def _answers(annotation: Annotation, chain: Chain) -> list[str]:
-    if len(annotation.labels) != chain.num_steps:
-        raise CannotAnnotate(Reason.INVALID_STEP, f"{len(annotation.labels)} answers for {chain.num_steps} steps")
-    for step, label in zip(chain.steps, annotation.labels, strict=True):
-        if not 0 <= label < step.num_answers:
-            raise CannotAnnotate(Reason.INVALID_STEP, f"step {step.name!r}: {label} is not a label")
-    return [fold(step.options[label]) for step, label in zip(chain.steps, annotation.labels, strict=True)]
 
 
 def _find_foreign_words(reasoning: str, report: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from stepcot_jax.annotate.rules import descriptions, terms
 from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.descriptions import Describer
+from stepcot_jax.annotate.rules.descriptions import Describer, names_two_zones
 from stepcot_jax.annotate.rules.mentions import Mention, Reading
 from stepcot_jax.annotate.rules.sentences import Sentence
 from stepcot_jax.chain import NOT_APPLICABLE
@@ -97,7 +97,10 @@ class Lesion:
         num_named = collections.Counter(item.number for item in reading.mentions)
         alone = {number for number, count in num_named.items() if count == 1}
         sides = {side for item in own for side in _find_sides(_whole(item) if item.number in alone else _near(item)[0])}
-        self._is_in_two_places = len(sides) > 1 or any(map(_names_two_zones, own))
+        self._is_in_two_places = len(sides) > 1 or any(
+            names_two_zones(item.sentence.line, clause.first, clause.last, about=(phrase.first, phrase.last))
+            for item, (phrase, clause) in zip(own, map(_near, own), strict=True)
+        )
         self._places = [
             *(place for item in own for place in (*_near(item), *_relative_clause(item))),
             *(_whole(item) for item in own if item.number in alone),
@@ -201,12 +204,6 @@ def _find_site(mention: Mention) -> Site:
 def _find_sides(place: _Place) -> set[str]:
     searched = place.sentence.line, place.first, place.last
     return {side for side, words in (("left", _LEFT), ("right", _RIGHT)) if words.search(*searched)}
-
-
-def _names_two_zones(mention: Mention) -> bool:
-    phrase, clause = _near(mention)
-    about = (phrase.first, phrase.last)
-    return descriptions.names_two_zones(mention.sentence.line, clause.first, clause.last, about=about)
 
 
 def _near(mention: Mention) -> tuple[_Place, _Place]:

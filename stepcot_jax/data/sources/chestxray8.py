@@ -166,17 +166,19 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
         return False
     reason = f"NIH label: {', '.join(sorted(record.labels))}."
     if record.labels == (NO_FINDING,):
-        answers = answer_normal(reason)
+        labels, reasoning = answer_normal(reason)
     else:
         diagnosis = record.labels[0] if len(record.labels) == 1 else ""
-        answers = answer_findings((FINDINGS[label] for label in record.labels), diagnosis=diagnosis, reason=reason)
+        labels, reasoning = answer_findings(
+            (FINDINGS[label] for label in record.labels), diagnosis=diagnosis, reason=reason
+        )
     case = Case(
         patient_id=patient,
         image_path=image_path,
         origin=ORIGIN,
         report="",
-        labels=answers.labels,
-        reasoning=answers.reasoning,
+        labels=labels,
+        reasoning=reasoning,
         boxes=tuple(_scale(box, size) for box in record.boxes),
         sex=record.entry.sex if record.entry else "",
         age=record.entry.age if record.entry else None,

@@ -125,14 +125,14 @@ class _RowReader:
         age = read_age(texts.get("age", ""), most=_MAX_AGE)
         if texts.get("age") and age is None:
             raise BadInput(f"column age: is not a number of years from 0 to {_MAX_AGE} or empty")
-        answers = self._answer(row)
+        labels, reasoning = self._answer(row)
         case = Case(
             patient_id=texts.get(PATIENT_COLUMN, normalise_image_path(image)),
             image_path=normalise_image_path(image),
             origin=texts.get("origin", ""),
             report=texts.get("report", ""),
-            labels=answers.labels,
-            reasoning=answers.reasoning,
+            labels=labels,
+            reasoning=reasoning,
             sex=sex,
             age=age,
             view=texts.get("view", ""),
@@ -145,7 +145,7 @@ class _RowReader:
             for index, place in enumerate(self._columns.steps)
         )
         if not self._derives or labels[-1] == NOT_ANNOTATED:
-            return Answers(labels, ("",) * len(labels))
+            return labels, ("",) * len(labels)
         diagnosis = self._chain.steps[-1].options[labels[-1]]
         reason = f"Follows from the diagnosis {diagnosis}."
         if diagnosis == NORMAL:

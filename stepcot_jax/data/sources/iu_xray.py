@@ -59,17 +59,17 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
     listed = read_projection_list(path) if path.is_file() else None
     seen: set[str] = set()
     record = -1
-    for record, file in enumerate(iterate_files(_locate_reports(source))):
+    for record, (name, content) in enumerate(iterate_files(_locate_reports(source))):
         try:
-            if file.content is None:
-                raise BadInput(file.reason)
-            report = read_report(file.content, listed=listed)
+            if isinstance(content, str):
+                raise BadInput(content)
+            report = read_report(content, listed=listed)
             if report.uid in seen:
                 raise BadInput(f"uId: {report.uid!r} occurs twice; expected one file per report")
             seen.add(report.uid)
             yield report
         except BadInput as error:
-            yield SetAside(record, "", f"{file.name[-_NUM_SHOWN:]}: {error}")
+            yield SetAside(record, "", f"{name[-_NUM_SHOWN:]}: {error}")
     if record < 0:
         raise BadInput(f"{source}: has no .xml file; {_EXPECTED}")
 

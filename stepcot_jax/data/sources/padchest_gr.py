@@ -139,22 +139,24 @@ class _StudyReader:
         findings = find_findings(labels)
         diagnoses = list(dict.fromkeys(finding.diagnosis for finding in findings if finding.diagnosis))
         if not any(finding.abnormal for finding in study.findings):
-            answers = answer_normal("PadChest-GR: no abnormal finding.")
+            answers, reasoning = answer_normal("PadChest-GR: no abnormal finding.")
         elif reason := self._find_no_use(diagnoses):
             where = f"at `$[{index}].findings`"
             self.intake.leave_out(f"{reason} - {where}", image_path=image_path, patient_id=patient_id)
             return
         else:
             stated = f"PadChest-GR labels: {', '.join(labels)}."
-            answers = answer_findings(findings, diagnosis=diagnoses[0] if len(diagnoses) == 1 else "", reason=stated)
+            answers, reasoning = answer_findings(
+                findings, diagnosis=diagnoses[0] if len(diagnoses) == 1 else "", reason=stated
+            )
         known = self.facts.get(study_id)
         case = Case(
             patient_id=patient_id,
             image_path=image_path,
             origin=ORIGIN,
             report=" ".join(filter(None, map(_sentence, study.findings))),
-            labels=answers.labels,
-            reasoning=answers.reasoning,
+            labels=answers,
+            reasoning=reasoning,
             boxes=self._boxes(study, size=size),
             sex=known.sex if known else "",
             age=known.age if known else None,
