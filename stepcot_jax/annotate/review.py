@@ -16,7 +16,7 @@ from stepcot_jax.annotate.annotation import CannotAnnotate
 from stepcot_jax.annotate.annotation_checks import check_consistency
 from stepcot_jax.annotate.output import bring_images
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import NOT_ANNOTATED, Step
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
@@ -75,7 +75,6 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
         raise BadInput(f"{folder / data_json.FILE_NAME} exists; choose another folder")
     units = _choose(aligned, every=every)
     verdicts = _read_form(form, aligned, units)
-    _require_consistency(form, units, verdicts, aligned.chain)
     first = aligned.collections[0]
     by_image = {image: said for unit, said in zip(units, verdicts, strict=True) for image in unit.image_paths}
     cases = [
@@ -123,7 +122,7 @@ def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[list[s
 
 
 def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list[_Verdict]]:
-    """Return the verdicts of each case and step."""
+    """Return the verdicts of each case and step; a case that was not corrected may contradict itself."""
     names, rows = _name_columns(aligned), read_rows(path)
     header = next(rows, [])
     if len(header) != len(names) or not all(map(is_same_cell, header, names)):
@@ -132,9 +131,10 @@ def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list
     verdicts: list[list[_Verdict]] = []
     for unit, fixed in zip(units, _fixed_rows(aligned, units), strict=True):
         verdicts.append([])
-        for step, current, expected in zip(aligned.chain.steps, unit.cases[0].labels, fixed, strict=True):
-            row = next(rows, None)
-            where = f"{path}, case {expected[0]} ({expected[1][:_NUM_SHOWN]}), {expected[2]}"
+        before = unit.cases[0].labels
+        case = f"{path}, case {len(verdicts)} ({unit.image_paths[0][:_NUM_SHOWN]})"
+        for step, current, expected in zip(aligned.chain.steps, before, fixed, strict=True):
+            row, where = next(rows, None), f"{case}, {expected[2]}"
             if row is None:
                 raise BadInput(f"{where}: the row is missing; expected all rows of the form in order")
             if len(row) != len(header):
@@ -143,6 +143,12 @@ def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list
                 if not is_same_cell(found, cell):
                     raise BadInput(f"{where}, column {name!r} was altered; restore it")
             verdicts[-1].append(_read_verdict(row[-2], row[-1], step=step, current=current, where=where))
+        labels = tuple(label for label, _ in verdicts[-1])
+        try:
+            if labels != before:
+                check_consistency(labels, chain=aligned.chain)
+        except CannotAnnotate as error:
+            raise BadInput(f"{case}: {error.detail}; expected consistent answers") from None
     if next(rows, None) is not None:
         raise BadInput(f"{path} has rows after the last case; remove them")
     return verdicts
@@ -164,20 +170,6 @@ def _read_verdict(review: str, comment: str, *, step: Step, current: int, where:
     if label != current and not comment:
         raise BadInput(f"{where}, column 'comment' is required (why the answer changes)")
     return label, comment
-
-
-def _require_consistency(
-    form: Path, units: Sequence[Unit], verdicts: Sequence[Sequence[_Verdict]], chain: Chain
-) -> None:
-    """Refuse cases corrected into a contradiction; uncorrected cases stay as annotated."""
-    for number, (unit, said) in enumerate(zip(units, verdicts, strict=True), start=1):
-        labels = tuple(label for label, _ in said)
-        try:
-            if labels != unit.cases[0].labels:
-                check_consistency(labels, chain=chain)
-        except CannotAnnotate as error:
-            where = f"{form}, case {number} ({unit.image_paths[0][:_NUM_SHOWN]})"
-            raise BadInput(f"{where}: {error.detail}; expected consistent answers") from None
 
 
 def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:

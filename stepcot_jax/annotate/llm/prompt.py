@@ -175,11 +175,10 @@ def write_repair(problem: str) -> Message:
 
 
 def _list_questions(chain: Chain) -> str:
-    lines = []
-    for number, step in enumerate(chain.steps, start=1):
-        lines.append(f"Step {number}, {step.name}: {step.question}")
-        lines.append(f"   Options: {'; '.join(step.lettered_options)}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"Step {number}, {step.name}: {step.question}\n   Options: {'; '.join(step.lettered_options)}"
+        for number, step in enumerate(chain.steps, start=1)
+    )
 
 
 def _answer_schema(name: str, options: Iterable[str | None]) -> dict[str, Any]:

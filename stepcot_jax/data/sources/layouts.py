@@ -1,6 +1,6 @@
 """Dataset layouts: detect the layout of a data root and read it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,13 @@ LAYOUTS: dict[str, str] = {
 }
 """Name of each layout and the files that it is recognised by."""
 
+_PATTERNS = {
+    "published": (data_json.FILE_NAME,),
+    "chestxray8": ("BBox_List_2017*.csv", "Data_Entry_2017*.csv"),
+    "padchest_gr": ("grounded_reports*.json",),
+    "csv": (TABLE_NAME,),
+}
+
 
 def detect_layout(root: Path) -> str:
     """Return the layout of a data root (a key of `LAYOUTS`), recognised by its file names.
@@ -35,7 +42,7 @@ def detect_layout(root: Path) -> str:
         raise BadInput(f"{str(root)[:200]!r}: is not a path ({error}); {_expected()}") from None
     if not exists:
         raise BadInput(f"{root}: does not exist; {_expected()}")
-    found = [layout for layout, has_layout in _RECOGNISERS.items() if has_layout(root)]
+    found = [layout for layout in LAYOUTS if _has_layout(root, layout)]
     if not found:
         raise BadInput(f"{root}: has no known layout; {_expected()}")
     if len(found) > 1:
@@ -104,24 +111,11 @@ def _expected() -> str:
     return "expected " + "; ".join(f"{description} ({name})" for name, description in LAYOUTS.items())
 
 
-def _has(*patterns: str) -> Callable[[Path], bool]:
-    return lambda root: root.is_dir() and any(next(root.glob(pattern), None) for pattern in patterns)
+def _has_layout(root: Path, layout: str) -> bool:
+    if layout == "iu_xray":
+        from stepcot_jax.data.sources.iu_xray import is_iu_xray
 
-
-def _is_table(root: Path) -> bool:
-    return (root / TABLE_NAME).is_file() if root.is_dir() else root.suffix.lower() == ".csv"
-
-
-def _is_iu_xray(root: Path) -> bool:
-    from stepcot_jax.data.sources.iu_xray import is_iu_xray
-
-    return is_iu_xray(root)
-
-
-_RECOGNISERS: dict[str, Callable[[Path], bool]] = {
-    "published": _has(data_json.FILE_NAME),
-    "chestxray8": _has("BBox_List_2017*.csv", "Data_Entry_2017*.csv"),
-    "padchest_gr": _has("grounded_reports*.json"),
-    "iu_xray": _is_iu_xray,
-    "csv": _is_table,
-}
+        return is_iu_xray(root)
+    if not root.is_dir():
+        return layout == "csv" and root.suffix.lower() == ".csv"
+    return any(next(root.glob(pattern), None) for pattern in _PATTERNS[layout])
