@@ -10,10 +10,13 @@ import argparse
 import dataclasses
 import pathlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
 from stepcot_jax.host.errors import BadInput, run_tool
+
+if TYPE_CHECKING:
+    from stepcot_jax.annotate.alignment import Aligned
 
 _VOTER_FIELDS = ("base-url", "key-variable")
 
@@ -52,13 +55,10 @@ def annotate(options: argparse.Namespace) -> None:
     print(f"{len(result.cases)} records in {options.out}")
 
 
-def agree(options: argparse.Namespace) -> None:
+def agree(options: argparse.Namespace, aligned: "Aligned") -> None:
     """Compare annotators."""
-    from stepcot_jax.annotate.agreement import as_markdown, compare
-    from stepcot_jax.annotate.alignment import align
-    from stepcot_jax.annotate.disagreements import write_agreement
+    from stepcot_jax.annotate.agreement import as_markdown, compare, write_agreement
 
-    aligned = align(options.annotators, names=options.names)
     comparison = compare(aligned)
     print(as_markdown(comparison), end="")
     for name, num_missing in zip(aligned.names, aligned.num_missing, strict=True):
@@ -69,21 +69,18 @@ def agree(options: argparse.Namespace) -> None:
         print(f"side by side: {options.out / 'disagreements.html'}")
 
 
-def write_form(options: argparse.Namespace) -> None:
+def write_form(options: argparse.Namespace, aligned: "Aligned") -> None:
     """Write a form for a reviewer."""
-    from stepcot_jax.annotate.alignment import align
     from stepcot_jax.annotate.review import write_review
 
-    num_cases = write_review(options.out, align(options.annotators, names=options.names), every=options.all)
+    num_cases = write_review(options.out, aligned, every=options.all)
     print(f"{num_cases} cases to review in {options.out}")
 
 
-def read_form(options: argparse.Namespace) -> None:
+def read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
     """Apply a reviewer's corrections."""
-    from stepcot_jax.annotate.alignment import align
     from stepcot_jax.annotate.review import apply_review
 
-    aligned = align(options.annotators, names=options.names)
     counts = apply_review(options.form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out)
     print(f"{counts.cases} cases reviewed, {counts.answers} answers corrected in {counts.corrected} of them")
     print(f"{len(aligned.collections[0].cases)} records in {options.out}")
@@ -92,18 +89,22 @@ def read_form(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    commands = {"agree": _agree_parser, "review-out": _review_out_parser, "review-in": _review_in_parser}
+    commands = {"agree": agree, "review-out": write_form, "review-in": read_form}
     # `annotate REPORTS` has no subcommand name; pass a file called "agree" as "./agree".
-    parser = commands[arguments[0]]() if arguments and arguments[0] in commands else _annotate_parser()
-    options = parser.parse_args(arguments[1:] if arguments and arguments[0] in commands else arguments)
-    options.run(options)
+    if arguments and arguments[0] in commands:
+        options = _comparison_parser(arguments[0]).parse_args(arguments[1:])
+        from stepcot_jax.annotate.alignment import align
+
+        commands[arguments[0]](options, align(options.annotators, names=options.names))
+    else:
+        annotate(_annotate_parser().parse_args(arguments))
 
 
 def _annotate_parser() -> argparse.ArgumentParser:
     prog = "python -m stepcot_jax.annotate"
     also = "Also: agree A B ..., review-out A [B ...], review-in FORM A [B ...]; each has a --help."
     parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
-    path, whole, number = pathlib.Path, int, float
+    path = pathlib.Path
     parser.add_argument("reports", type=path, metavar="REPORTS", help="IU X-Ray, published layout, .csv or .jsonl")
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the result and the ledgers")
     parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
@@ -114,14 +115,14 @@ def _annotate_parser() -> argparse.ArgumentParser:
     model.add_argument("--model", metavar="NAME", help="name at the endpoint")
     model.add_argument("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help=f"default {DEFAULT_BASE_URL}")
     model.add_argument("--key-variable", default=DEFAULT_KEY_VARIABLE, metavar="NAME", help="environment variable")
-    model.add_argument("--max-tokens", type=whole, metavar="N", help="spending cap of all ledgers in DIR together")
-    model.add_argument("--max-answer-tokens", type=whole, default=2048, metavar="N", help="of one answer, default 2048")
-    model.add_argument("--concurrency", type=whole, default=4, metavar="N", help="reports at once, default 4")
-    model.add_argument("--timeout", type=number, default=120.0, metavar="SECONDS", help="of a request, default 120")
-    model.add_argument("--attempts", type=whole, default=8, metavar="N", help="until a request is given up, default 8")
-    model.add_argument("--repairs", type=whole, default=2, metavar="N", help="of an unreadable answer, default 2")
-    model.add_argument("--temperature", type=number, default=0.0, help="default 0")
-    model.add_argument("--seed", type=whole, default=0, help="default 0")
+    model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
+    model.add_argument("--max-answer-tokens", type=int, default=2048, metavar="N", help="of one answer, default 2048")
+    model.add_argument("--concurrency", type=int, default=4, metavar="N", help="reports at once, default 4")
+    model.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="of a request, default 120")
+    model.add_argument("--attempts", type=int, default=8, metavar="N", help="until a request is given up, default 8")
+    model.add_argument("--repairs", type=int, default=2, metavar="N", help="of an unreadable answer, default 2")
+    model.add_argument("--temperature", type=float, default=0.0, help="default 0")
+    model.add_argument("--seed", type=int, default=0, help="default 0")
     omit = "decoding setting that an endpoint refuses; may be repeated"
     model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
     model.add_argument("--trust", action="store_true", help="keep only chains that the annotator trusts when asked")
@@ -129,56 +130,43 @@ def _annotate_parser() -> argparse.ArgumentParser:
     model.add_argument("--voter", action="append", default=[], metavar="NAME", help=voter)
     failure = "for reports whose request was given up, default stop"
     model.add_argument("--on-failure", choices=("stop", "set-aside"), default="stop", help=failure)
-    parser.set_defaults(run=annotate)
     return parser
 
 
-def _agree_parser() -> argparse.ArgumentParser:
-    parser = _parser("agree", "Compare annotators on the same reports, step by step.")
-    _add_annotators(parser, "+")
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="agreement.json, .md and disagreements.html")
-    parser.set_defaults(run=agree)
-    return parser
-
-
-def _review_out_parser() -> argparse.ArgumentParser:
-    parser = _parser("review-out", "Write a form (CSV) in which a reviewer confirms or corrects the first annotator.")
-    _add_annotators(parser, "+")
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="FORM.csv", help="a new file")
-    parser.set_defaults(run=write_form)
-    return parser
-
-
-def _review_in_parser() -> argparse.ArgumentParser:
-    parser = _parser("review-in", "Apply a filled form; the records say who changed what.")
-    parser.add_argument("form", type=pathlib.Path, metavar="FORM.csv")
-    _add_annotators(parser, "+")
-    parser.add_argument("--reviewer", required=True, metavar="NAME", help="kept in the records")
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="a folder without data.json")
-    parser.set_defaults(run=read_form)
-    return parser
-
-
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"python -m stepcot_jax.annotate {command}", description=description)
-
-
-def _add_annotators(parser: argparse.ArgumentParser, count: str) -> None:
-    one = "folder with data.json, or such a file"
-    parser.add_argument("annotators", type=pathlib.Path, nargs=count, metavar="A", help=one)
+def _comparison_parser(command: str) -> argparse.ArgumentParser:
+    description, metavar, written = {
+        "agree": (
+            "Compare annotators on the same reports, step by step.",
+            "DIR",
+            "agreement.json, .md and disagreements.html",
+        ),
+        "review-out": (
+            "Write a form (CSV) in which a reviewer confirms or corrects the first annotator.",
+            "FORM.csv",
+            "a new file",
+        ),
+        "review-in": ("Apply a filled form; the records say who changed what.", "DIR", "a folder without data.json"),
+    }[command]
+    path, is_review = pathlib.Path, command != "agree"
+    parser = argparse.ArgumentParser(prog=f"python -m stepcot_jax.annotate {command}", description=description)
+    if command == "review-in":
+        parser.add_argument("form", type=path, metavar="FORM.csv")
+        parser.add_argument("--reviewer", required=True, metavar="NAME", help="kept in the records")
+    parser.add_argument("annotators", type=path, nargs="+", metavar="A", help="folder with data.json, or such a file")
     parser.add_argument("--names", nargs="+", metavar="NAME", help="of the annotators; default the folders' names")
-    if "agree" not in parser.prog:
-        every = "all cases, not only disagreements"
-        parser.add_argument("--all", action="store_true", help=every)
+    if is_review:
+        parser.add_argument("--all", action="store_true", help="all cases, not only disagreements")
+    parser.add_argument("--out", type=path, required=is_review, metavar=metavar, help=written)
+    return parser
 
 
 def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_variable: str) -> Endpoint:
-    settings: dict[str, Any] = dict.fromkeys(options.omit)
+    omitted: dict[str, Any] = dict.fromkeys(options.omit)
     return Endpoint(
         model,
         base_url,
         key_variable,
-        **{"temperature": options.temperature, "seed": options.seed, **settings},
+        **{"temperature": options.temperature, "seed": options.seed, **omitted},
         max_answer_tokens=options.max_answer_tokens,
         timeout=options.timeout,
         num_attempts=options.attempts,
@@ -187,13 +175,11 @@ def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_v
 
 def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     model, *changes = text.split(",")
-    fields = dict[str, str]()
-    for change in changes:
-        name, is_set, value = change.partition("=")
-        if name not in _VOTER_FIELDS or not is_set:
-            expected = f"expected NAME[,{'=...][,'.join(_VOTER_FIELDS)}=...]"
-            raise BadInput(f"--voter {model[:80]!r}: {change[:80]!r} is not a setting; {expected}")
-        fields[name] = value
+    fields = dict(change.partition("=")[::2] for change in changes)
+    unknown = [each for each in changes if "=" not in each or each.partition("=")[0] not in _VOTER_FIELDS]
+    if unknown:
+        expected = f"expected NAME[,{'=...][,'.join(_VOTER_FIELDS)}=...]"
+        raise BadInput(f"--voter {model[:80]!r}: {unknown[0][:80]!r} is not a setting; {expected}")
     base_url = fields.get("base-url", options.base_url)
     try:
         voter = _make_endpoint(options, model, base_url, fields.get("key-variable", ""))

@@ -6,28 +6,30 @@ agreement, and undefined if only one answer occurs.
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
 import numpy as np
 from jaxtyping import Float64, Int, Real
 
-from stepcot_jax.annotate.alignment import Aligned
-from stepcot_jax.chain import NOT_ANNOTATED
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.annotate.alignment import Aligned, Unit
+from stepcot_jax.chain import NOT_ANNOTATED, Step
+from stepcot_jax.host.errors import BadInput, make_workdir
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.pages import make_environment, render_page
 from stepcot_jax.host.text import escape_markdown
+
+PAGE_NAME = "disagreements.html"
+
+_HERE = Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two annotators on one step.
-
-    Attributes:
-      names: the annotators.
-      num_cases: reports that both answered.
-      agreement: share of them with equal answers, 0 to 1; NaN without reports.
-      kappa: Cohen's kappa; NaN if undefined.
-    """
+    """Two annotators on one step, as in `StepComparison`: the reports that both answered, and Cohen's kappa."""
 
     names: tuple[str, str]
     num_cases: int
@@ -85,7 +87,7 @@ def cohen_kappa(confusion: Real[np.ndarray, "*resample answer answer"]) -> Float
     total = found.sum(axis=(-2, -1))
     with np.errstate(invalid="ignore"):  # 0 / 0: nothing to agree about
         expected = (found.sum(axis=-2) * found.sum(axis=-1)).sum(axis=-1) / total**2
-        return _correct_for_chance(np.trace(found, axis1=-2, axis2=-1) / total, expected)
+        return (np.trace(found, axis1=-2, axis2=-1) / total - expected) / (1 - expected)
 
 
 def fleiss_kappa(
@@ -114,7 +116,8 @@ def fleiss_kappa(
     total = weights.sum(axis=-1)
     with np.errstate(invalid="ignore"):  # 0 / 0: nothing to agree about
         shares = weights @ counts / (total * number)[..., None]
-        return _correct_for_chance(weights @ within / total, (shares**2).sum(axis=-1))
+        expected = (shares**2).sum(axis=-1)
+        return (weights @ within / total - expected) / (1 - expected)
 
 
 def as_markdown(comparison: Sequence[StepComparison]) -> str:
@@ -163,7 +166,39 @@ def _compare_pair(labels: Int[np.ndarray, "case 2"], num_answers: int, names: tu
     return Pair(names, len(answered), agreement, float(cohen_kappa(confusion)))
 
 
-def _correct_for_chance(
-    observed: Float64[np.ndarray, "*resample"], expected: Float64[np.ndarray, "*resample"]
-) -> Float64[np.ndarray, "*resample"]:
-    return (observed - expected) / (1 - expected)
+def write_agreement(folder: Path, aligned: Aligned, comparison: Sequence[StepComparison]) -> None:
+    """Write `agreement.json`, `agreement.md` and the page.
+
+    Raises:
+      BadInput: the folder cannot be written to.
+    """
+    make_workdir(folder)
+    figures = {
+        "annotators": list(aligned.names),
+        "num_reports": len(aligned.units),
+        "num_missing": dict(zip(aligned.names, aligned.num_missing, strict=True)),
+        "steps": json.loads(msgspec.json.encode(comparison)),  # NaN becomes null
+    }
+    write_whole(folder / "agreement.json", json.dumps(figures, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_whole(folder / "agreement.md", as_markdown(comparison).encode())
+    page = render_page(
+        make_environment(_HERE).get_template("disagreements.html.j2"),
+        style=(_HERE / "disagreements.css").read_text(encoding="utf-8"),
+        title="Disagreements of annotators",
+        aligned=aligned,
+        comparison=comparison,
+        units=find_disagreements(aligned),
+        show_figure=show_figure,
+        show_answer=show_answer,
+    )
+    write_whole(folder / PAGE_NAME, page.encode())
+
+
+def find_disagreements(aligned: Aligned) -> list[Unit]:
+    """Return the reports on which annotators differ in at least one step."""
+    return [unit for unit in aligned.units if len({case.labels for case in unit.cases}) > 1]
+
+
+def show_answer(step: Step, label: int) -> str:
+    """Return an answer as shown to people."""
+    return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label]

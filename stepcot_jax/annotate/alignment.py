@@ -15,12 +15,7 @@ _NUM_SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """One report as annotated by everyone.
-
-    Attributes:
-      cases: one per annotator, of the report's first image.
-      image_paths: all images of the report with the same answers.
-    """
+    """One report: a case per annotator, of its first image, and all images with the same answers."""
 
     cases: tuple[Case, ...]
     image_paths: tuple[str, ...]
@@ -49,11 +44,7 @@ class Aligned:
 
 
 def align(paths: Sequence[Path], *, names: Sequence[str] | None = None) -> Aligned:
-    """Match the records of several annotators by image.
-
-    Args:
-      paths: per annotator, the folder with `data.json`, or that file.
-      names: names of the annotators; by default those of the folders.
+    """Match the records of several annotators, in folders with `data.json`, by image; `names` default to the folders'.
 
     Raises:
       BadInput: a file cannot be used, chains or reports differ, or no record is common to all.
@@ -91,15 +82,13 @@ def read_annotator(root: Path) -> Collection:
 
 def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:
     """Join images of one report with the same answers: they are one annotation."""
-    images: dict[object, list[str]] = {}
-    firsts: dict[object, tuple[Case, ...]] = {}
+    groups: dict[object, list[tuple[Case, ...]]] = {}
     for cases in matched:
         case = cases[0]
         name = dict(case.provenance).get("report", "") or case.report
         key = (case.patient_id, name, tuple(each.labels for each in cases)) if case.report else case.image_path
-        firsts.setdefault(key, cases)
-        images.setdefault(key, []).append(case.image_path)
-    return tuple(Unit(cases, tuple(images[key])) for key, cases in firsts.items())
+        groups.setdefault(key, []).append(cases)
+    return tuple(Unit(group[0], tuple(cases[0].image_path for cases in group)) for group in groups.values())
 
 
 def _name(roots: Sequence[Path], names: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,31 +1,31 @@
 """The types shared by all annotators: reports, annotations and the reasons for having none."""
 
 import dataclasses
+import enum
 
-NO_REPORT = "no report"
-NO_FRONTAL_IMAGE = "no frontal image"
-OUTSIDE_TAXONOMY = "diagnosis outside the taxonomy"
-INVALID_STEP = "invalid or missing step"
-INCONSISTENT_CHAIN = "chain inconsistent with itself"
-REASONING_NOT_IN_REPORT = "reasoning cites words not in the report"
-CONFLICTING_FINDINGS = "conflicting findings"
-NO_ANSWER = "no answer of the annotator"
-NOT_TRUSTED = "annotator does not trust its chain"
-VOTED_DOWN = "vote not unanimous"
 
-REASONS: dict[str, str] = {
-    NO_REPORT: "the report is empty, or has neither findings nor impression",
-    NO_FRONTAL_IMAGE: "the report names no frontal image",
-    OUTSIDE_TAXONOMY: "the report has findings, and none of them is one of the chain's diagnoses",
-    INVALID_STEP: "a step has no answer, or one that is none of its options",
-    INCONSISTENT_CHAIN: "an answer of a step excludes that of another, such as no abnormality beside a mass",
-    REASONING_NOT_IN_REPORT: "a reasoning quotes words, or names numbers or sides, that the report does not have",
-    CONFLICTING_FINDINGS: "the report denies the diagnosis, whether or not it asserts it elsewhere",
-    NO_ANSWER: "the annotator gave no chain that can be read, after all retries",
-    NOT_TRUSTED: "asked whether it trusts its own chain, the annotator did not answer yes",
-    VOTED_DOWN: "a further model did not vote that the chain is correct",
-}
-"""Every reason for setting a report aside -> its meaning, in the order of the funnel."""
+class Reason(enum.StrEnum):
+    """Why a report is set aside, in the order of the funnel."""
+
+    UNREADABLE = "report that cannot be read"
+    REPEATED = "report or image that came before"
+    NO_REPORT = "no report"
+    """The report is empty, or has neither findings nor impression."""
+    NO_FRONTAL_IMAGE = "no frontal image"
+    OUTSIDE_TAXONOMY = "diagnosis outside the taxonomy"
+    INVALID_STEP = "invalid or missing step"
+    INCONSISTENT_CHAIN = "chain inconsistent with itself"
+    """An answer of a step excludes that of another, such as no abnormality beside a mass."""
+    REASONING_NOT_IN_REPORT = "reasoning cites words not in the report"
+    CONFLICTING_FINDINGS = "conflicting findings"
+    """The report denies the diagnosis, whether or not it asserts it elsewhere."""
+    NO_ANSWER = "no answer of the annotator"
+    NOT_TRUSTED = "annotator does not trust its chain"
+    VOTED_DOWN = "vote not unanimous"
+
+
+Provenance = tuple[tuple[str, str], ...]
+"""How a chain was made: names and values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,22 +59,20 @@ class Annotation:
     labels: tuple[int, ...]
     reasoning: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.labels) != len(self.reasoning):
-            raise ValueError(f"{len(self.labels)} labels do not match {len(self.reasoning)} reasonings")
+
+@dataclasses.dataclass(frozen=True)
+class Aside:
+    """A report, or a file that is none, set aside; `detail` has no text of the report."""
+
+    id: str
+    reason: Reason
+    detail: str
 
 
 class CannotAnnotate(Exception):
-    """A report without a chain.
+    """A report without a chain; `detail` has no text of the report."""
 
-    Attributes:
-      reason: one of `REASONS`.
-      detail: details for the user, without text of the report.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        if reason not in REASONS:
-            raise ValueError(f"reason {reason!r} is not one of {', '.join(REASONS)}")
+    def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail

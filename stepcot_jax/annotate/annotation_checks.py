@@ -1,4 +1,4 @@
-"""Checks of reports and annotations for any annotator; each failure has one of the named `REASONS`.
+"""Checks of reports and annotations for any annotator; each failure has a named `Reason`.
 
 The checks work for any chain: a rule about an answer applies if the chain offers that answer.
 """
@@ -6,17 +6,7 @@ The checks work for any chain: a rule about an answer applies if the chain offer
 import re
 from collections.abc import Sequence
 
-from stepcot_jax.annotate.annotation import (
-    CONFLICTING_FINDINGS,
-    INCONSISTENT_CHAIN,
-    INVALID_STEP,
-    NO_FRONTAL_IMAGE,
-    NO_REPORT,
-    REASONING_NOT_IN_REPORT,
-    Annotation,
-    CannotAnnotate,
-    Report,
-)
+from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.rules.assertions import Status
 from stepcot_jax.annotate.rules.diagnosis import URGENCY, is_contradicted
 from stepcot_jax.annotate.rules.mentions import read_report
@@ -48,38 +38,34 @@ def check_report(report: Report) -> None:
       CannotAnnotate: `NO_REPORT` or `NO_FRONTAL_IMAGE`.
     """
     if not split_sentences(report.text):
-        raise CannotAnnotate(NO_REPORT, "no sentence in findings or impression")
+        raise CannotAnnotate(Reason.NO_REPORT, "no sentence in findings or impression")
     if not report.images:
-        raise CannotAnnotate(NO_FRONTAL_IMAGE, "the source names none")
+        raise CannotAnnotate(Reason.NO_FRONTAL_IMAGE, "the source names none")
 
 
 def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) -> None:
     """Require an annotation that is complete, consistent and supported by its report.
 
-    Args:
-      report: the report.
-      annotation: the chain read from it.
-      chain: the steps.
-
     Raises:
-      CannotAnnotate: names the first failed check, in the order of `REASONS`.
+      CannotAnnotate: names the first failed check, in the order of `Reason`.
     """
-    answers = _answers(annotation, chain)
-    check_consistency(annotation.labels, chain=chain)
+    labels = annotation.labels
+    if len(labels) != chain.num_steps:
+        raise CannotAnnotate(Reason.INVALID_STEP, f"{len(labels)} answers for {chain.num_steps} steps")
+    for step, label in zip(chain.steps, labels, strict=True):
+        if not 0 <= label < step.num_answers:
+            raise CannotAnnotate(Reason.INVALID_STEP, f"step {step.name!r}: {label} is not a label")
+    check_consistency(labels, chain=chain)
     words = _plain(report.text)
     for step, reasoning in zip(chain.steps, annotation.reasoning, strict=True):
         problem = _find_foreign_words(_plain(reasoning), words)
         if problem:
-            raise CannotAnnotate(REASONING_NOT_IN_REPORT, f"step {step.name!r}: {problem}")
-    _check_diagnosis(report, answers[-1])
+            raise CannotAnnotate(Reason.REASONING_NOT_IN_REPORT, f"step {step.name!r}: {problem}")
+    _check_diagnosis(report, fold(chain.steps[-1].options[labels[-1]]))
 
 
 def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
-    """Require answers that do not contradict each other; steps not annotated are ignored.
-
-    Args:
-      labels: one per step, valid or `chain.NOT_ANNOTATED`.
-      chain: the steps.
+    """Require labels, one per step, that do not contradict each other; steps not annotated are ignored.
 
     Raises:
       CannotAnnotate: `INCONSISTENT_CHAIN`; names the answers.
@@ -93,25 +79,16 @@ def check_consistency(labels: Sequence[int], *, chain: Chain) -> None:
     offers_normal = _NORMAL in map(fold, chain.steps[-1].options)
     is_known = bool(detection and diagnosis)
     if is_known and offers_none and offers_normal and (detection == _NONE) != (diagnosis == _NORMAL):
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"{detection!r} contradicts the diagnosis {diagnosis!r}")
+        raise CannotAnnotate(Reason.INCONSISTENT_CHAIN, f"{detection!r} contradicts the diagnosis {diagnosis!r}")
     if detection == _NONE or diagnosis == _NORMAL:
         for step, answer in zip(chain.steps[1:-1], between, strict=True):
             if fold(NOT_APPLICABLE) in map(fold, step.options) and answer not in ("", fold(NOT_APPLICABLE)):
-                raise CannotAnnotate(INCONSISTENT_CHAIN, f"step {step.name!r}: {answer!r} in a normal chest")
+                raise CannotAnnotate(Reason.INCONSISTENT_CHAIN, f"step {step.name!r}: {answer!r} in a normal chest")
     if _SAME_FINDING.get(diagnosis) in between:
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"{diagnosis!r} is the diagnosis and its own effect")
+        raise CannotAnnotate(Reason.INCONSISTENT_CHAIN, f"{diagnosis!r} is the diagnosis and its own effect")
     lucent = diagnosis == "pneumothorax"
     if (lucent and detection == _DENSE) or (diagnosis in _DENSE_DIAGNOSES and detection == _LUCENT):
-        raise CannotAnnotate(INCONSISTENT_CHAIN, f"{detection!r} contradicts the diagnosis {diagnosis!r}")
-
-
-def _answers(annotation: Annotation, chain: Chain) -> list[str]:
-    if len(annotation.labels) != chain.num_steps:
-        raise CannotAnnotate(INVALID_STEP, f"{len(annotation.labels)} answers for {chain.num_steps} steps")
-    for step, label in zip(chain.steps, annotation.labels, strict=True):
-        if not 0 <= label < step.num_answers:
-            raise CannotAnnotate(INVALID_STEP, f"step {step.name!r}: {label} is not a label")
-    return [fold(step.options[label]) for step, label in zip(chain.steps, annotation.labels, strict=True)]
+        raise CannotAnnotate(Reason.INCONSISTENT_CHAIN, f"{detection!r} contradicts the diagnosis {diagnosis!r}")
 
 
 def _find_foreign_words(reasoning: str, report: str) -> str:
@@ -137,9 +114,9 @@ def _check_diagnosis(report: Report, diagnosis: str) -> None:
     reading = read_report(report.text)
     named = [mention for mention in reading.mentions if mention.finding == finding]
     if is_contradicted(reading, finding):
-        raise CannotAnnotate(CONFLICTING_FINDINGS, f"the report asserts and denies {diagnosis}")
+        raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"the report asserts and denies {diagnosis}")
     if any(mention.denied_wholly for mention in named) and all(mention.status == Status.ABSENT for mention in named):
-        raise CannotAnnotate(CONFLICTING_FINDINGS, f"the report denies {diagnosis}")
+        raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"the report denies {diagnosis}")
 
 
 def _plain(text: str) -> str:

@@ -26,7 +26,7 @@ from jaxtyping import Int
 from stepcot_jax.annotate.agreement import cohen_kappa
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Report
 from stepcot_jax.annotate.rules.annotator import annotate_report, describe_report
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Step
 from stepcot_jax.data.records.records import SetAside
 from stepcot_jax.data.sources.iu_coding import read_coding
 from stepcot_jax.data.sources.iu_xray import ORIGIN, read_reports
@@ -69,37 +69,25 @@ def half_of(report_id: str) -> Half:
 def measure(
     reports: Iterable[Coded], *, annotate: Callable[[Report], Annotation] = annotate_report
 ) -> tuple[StepAgreement, ...]:
-    """Measure an annotator's agreement with the coding; one entry per step.
-
-    Args:
-      reports: reports and the major headings of their coding.
-      annotate: the annotator.
-    """
-    pairs: list[list[tuple[int, int]]] = [[] for _ in DEFAULT_CHAIN.steps]
+    """Measure an annotator's agreement with the coding of reports; one entry per step."""
+    confusions = [np.zeros((step.num_answers + 1,) * 2, int) for step in DEFAULT_CHAIN.steps]
     for report, mesh in reports:
         coded = read_coding(mesh)
-        given = _labels(report, annotate)
+        try:
+            given = annotate(report).labels
+        except CannotAnnotate:
+            given = (NOT_ANNOTATED,) * DEFAULT_CHAIN.num_steps
         for number, (expected, found) in enumerate(zip(coded, given, strict=True)):
             if expected != NOT_ANNOTATED and (coded[-1] != 0 or number == len(coded) - 1):
-                pairs[number].append((expected, found))
-    return tuple(_agreement(number, found) for number, found in enumerate(pairs))
+                confusions[number][expected, -1 if found == NOT_ANNOTATED else found] += 1
+    return tuple(map(_agreement, DEFAULT_CHAIN.steps, confusions))
 
 
-def _labels(report: Report, annotate: Callable[[Report], Annotation]) -> tuple[int, ...]:
-    try:
-        return annotate(report).labels
-    except CannotAnnotate:
-        return (NOT_ANNOTATED,) * DEFAULT_CHAIN.num_steps
-
-
-def _agreement(number: int, pairs: Sequence[tuple[int, int]]) -> StepAgreement:
-    step = DEFAULT_CHAIN.steps[number]
-    answers = (*step.options, SET_ASIDE)
-    confusion = np.zeros((len(answers), len(answers)), dtype=int)
-    for coded, given in pairs:
-        confusion[coded, len(answers) - 1 if given == NOT_ANNOTATED else given] += 1
-    accuracy = np.trace(confusion).item() / len(pairs) if pairs else float("nan")
-    return StepAgreement(step.name, len(pairs), accuracy, cohen_kappa(confusion).item(), answers, confusion)
+def _agreement(step: Step, confusion: Int[np.ndarray, "coded given"]) -> StepAgreement:
+    num_reports = confusion.sum().item()
+    accuracy = np.trace(confusion).item() / num_reports if num_reports else float("nan")
+    kappa = cohen_kappa(confusion).item()
+    return StepAgreement(step.name, num_reports, accuracy, kappa, (*step.options, SET_ASIDE), confusion)
 
 
 def read_coded_reports(source: Path) -> Iterator[Coded]:

@@ -2,7 +2,6 @@
 
 import collections
 import csv
-import dataclasses
 import filecmp
 import io
 import os
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.annotate.annotation import REASONS, Annotation, Report
-from stepcot_jax.annotate.reports import REPEATED, UNREADABLE, Refused
-from stepcot_jax.annotate.scheduling import Outcome, Provenance
+from stepcot_jax.annotate.annotation import Annotation, Aside, Provenance, Reason, Report
+from stepcot_jax.annotate.scheduling import Outcome
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case
@@ -29,54 +27,42 @@ FUNNEL_NAME = "funnel.csv"
 LEDGER_FOLDER = "ledger"
 
 _TAKEN = (data_json.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", LEDGER_FOLDER, LOCK_NAME)
-_ORDER = (UNREADABLE, REPEATED, *REASONS)
-
-
-@dataclasses.dataclass(frozen=True)
-class Aside:
-    """A report set aside: id, named reason and details."""
-
-    id: str
-    reason: str
-    detail: str
 
 
 class Result:
     """Collects the outcomes of all reports and writes them.
 
     Attributes:
-      num_collected: reports so far.
       num_kept: reports with records.
       cases: records, one per frontal image.
       set_aside: reports without records.
-      failed: outcomes with a request given up.
+      failed: those of them with a request given up.
     """
 
     def __init__(self) -> None:
-        self.num_collected = 0
         self.num_kept = 0
         self.cases: list[Case] = []
         self.set_aside: list[Aside] = []
-        self.failed: list[Outcome] = []
+        self.failed: list[Aside] = []
 
-    def take(self, item: Outcome | Refused) -> None:
+    @property
+    def num_collected(self) -> int:
+        """Number of reports so far."""
+        return self.num_kept + len(self.set_aside)
+
+    def take(self, outcome: Outcome) -> None:
         """Add one report."""
-        self.num_collected += 1
-        if isinstance(item, Refused):
-            self.set_aside.append(Aside(item.id, item.reason, item.detail))
-            return
-        if item.has_failed:
-            self.failed.append(item)
-        if item.annotation is None:
-            self.set_aside.append(Aside(item.report.id, item.reason, item.detail))
-        else:
+        if outcome.annotation is not None:
             self.num_kept += 1
-            self.cases += make_cases(item.report, item.annotation, item.provenance)
+            self.cases += _make_cases(outcome.report, outcome.annotation, outcome.provenance)
+        if outcome.aside is not None:
+            self.set_aside.append(outcome.aside)
+            self.failed += [outcome.aside] if outcome.has_failed else []
 
     def funnel(self) -> list[tuple[str, str, int]]:
         """Return stage, reason and count, as in the paper's Figure 5: collected, set aside by reason, kept."""
         counts = collections.Counter(aside.reason for aside in self.set_aside)
-        filtered = [("set aside", reason, counts[reason]) for reason in _ORDER if counts[reason]]
+        filtered = [("set aside", reason, counts[reason]) for reason in Reason if counts[reason]]
         ends = [("kept", "reports", self.num_kept), ("written", "records, one a frontal image", len(self.cases))]
         return [("collected", "reports", self.num_collected), *filtered, *ends]
 
@@ -86,10 +72,8 @@ class Result:
         Raises:
           BadInput: no report was kept; the other files say why.
         """
-        if self.num_collected != self.num_kept + len(self.set_aside) or {a.reason for a in self.set_aside} - {*_ORDER}:
-            raise AssertionError(f"{self.num_collected} reports became {self.num_kept} and {len(self.set_aside)}")
         funnel = self.funnel()
-        lines = msgspec.json.Encoder().encode_lines([dataclasses.asdict(aside) for aside in self.set_aside])
+        lines = msgspec.json.Encoder().encode_lines(self.set_aside)
         write_whole(folder / SET_ASIDE_NAME, lines)
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows([("stage", "what", "number"), *funnel])
@@ -101,8 +85,7 @@ class Result:
         write_records(folder, chain=chain, cases=self.cases)
 
 
-def make_cases(report: Report, annotation: Annotation, provenance: Provenance) -> list[Case]:
-    """Return one case per frontal image of a report."""
+def _make_cases(report: Report, annotation: Annotation, provenance: Provenance) -> list[Case]:
     named = dict(provenance)
     if report.id not in (report.patient_id, *report.images):
         named["report"] = report.id
@@ -136,12 +119,7 @@ def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
 
 
 def bring_images(cases: Sequence[Case], *, source: Path, folder: Path) -> int:
-    """Link the images of cases into `folder`, or copy them where hard links are not possible.
-
-    Args:
-      cases: with image paths relative to `source`.
-      source: folder of the images; nothing outside of it is linked.
-      folder: data root of the cases.
+    """Link images from `source`, never from outside of it, into `folder`, or copy them where links are not possible.
 
     Returns:
       The number of cases whose image was found.

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.annotate.annotation import Report
+from stepcot_jax.annotate.annotation import Aside, Reason, Report
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
 from stepcot_jax.host.errors import BadInput
-
-UNREADABLE = "report that cannot be read"
-REPEATED = "report or image that came before"
 
 _TABLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _COLUMNS = ("id", "report", "image", "patient_id", "origin")  # the last two are optional
@@ -31,43 +28,21 @@ _EXPECTED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """An item of a source that is no report to annotate.
-
-    Attributes:
-      id: report or file, as far as known.
-      reason: `UNREADABLE` or `REPEATED`.
-      detail: details, without text of a report.
-    """
-
-    id: str
-    reason: str
-    detail: str
-
-
-def read_reports(source: Path) -> Iterator[Report | Refused]:
-    """Yield the reports of a source in order; repeated ids and images are refused.
-
-    Args:
-      source: the IU X-Ray archive or its folder, a folder in the published layout, or a CSV or JSON Lines file.
+def read_reports(source: Path) -> Iterator[Report | Aside]:
+    """Yield the reports of a source in order; repeated ids and images are set aside.
 
     Raises:
       BadInput: the source or a row of it cannot be used; names file, row and field.
     """
-    ids: set[str] = set()
-    images: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for item in _choose_reader(Path(source)):
         if isinstance(item, Report):
-            if item.id in ids:
-                yield Refused(item.id, REPEATED, f"the id {item.id[:_NUM_SHOWN]!r} came before")
+            names = [("id", item.id), *(("image", image) for image in item.images)]
+            again = next((name for place, name in enumerate(names) if name in seen or name in names[:place]), None)
+            if again is not None:
+                yield Aside(item.id, Reason.REPEATED, f"the {again[0]} {again[1][:_NUM_SHOWN]!r} came before")
                 continue
-            again = next((image for image in item.images if image in images), None)
-            if again is not None or len(set(item.images)) < len(item.images):
-                yield Refused(item.id, REPEATED, f"the image {(again or item.images[0])[:_NUM_SHOWN]!r} came before")
-                continue
-            ids.add(item.id)
-            images.update(item.images)
+            seen.update(names)
         yield item
 
 
@@ -76,7 +51,7 @@ def locate_images(source: Path) -> Path:
     return source if source.is_dir() else source.parent
 
 
-def _choose_reader(source: Path) -> Iterator[Report | Refused]:
+def _choose_reader(source: Path) -> Iterator[Report | Aside]:
     from stepcot_jax.data.sources.iu_xray import is_iu_xray
 
     if not source.exists():
@@ -92,7 +67,7 @@ def _choose_reader(source: Path) -> Iterator[Report | Refused]:
     raise BadInput(f"{source} has no known layout; {_EXPECTED}")
 
 
-def _read_iu_xray(source: Path) -> Iterator[Report | Refused]:
+def _read_iu_xray(source: Path) -> Iterator[Report | Aside]:
     """Read the collection; each patient has one report and shares its name."""
     from stepcot_jax.data.records.records import SetAside
     from stepcot_jax.data.sources import iu_xray
@@ -100,12 +75,12 @@ def _read_iu_xray(source: Path) -> Iterator[Report | Refused]:
     finder = iu_xray.ImageFinder(locate_images(source), folders=("NLMCXR_png", "images"), require_images=False)
     for found in iu_xray.read_reports(source):
         if isinstance(found, SetAside):
-            yield Refused(f"file {found.record}", UNREADABLE, found.reason)
+            yield Aside(f"file {found.record}", Reason.UNREADABLE, found.reason)
             continue
         try:
             images = tuple(finder.find(image.file_name)[0] for image in found.frontal_images)
         except BadInput as error:
-            yield Refused(found.uid, UNREADABLE, str(error))
+            yield Aside(found.uid, Reason.UNREADABLE, str(error))
             continue
         yield Report(found.uid, found.uid, found.text, images, iu_xray.ORIGIN)
 
@@ -168,26 +143,23 @@ def _read_csv(path: Path) -> Iterator[tuple[str, _Row]]:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:
-    decoder = msgspec.json.Decoder(_Row)
-    number = 0
+    where = str(path)
     try:
         with path.open("rb") as file:
-            while line := file.readline(_MAX_TEXT):
-                number += 1
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_TEXT), b""), start=1):
                 where = f"{path}, line {number}"
                 if len(line) == _MAX_TEXT:
                     raise BadInput(f"{where} exceeds {_MAX_TEXT} bytes; expected one report per line")
-                if number == 1:
-                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                        raise BadInput(f"{path} is UTF-16 text; expected UTF-8")
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip():
-                    yield where, decoder.decode(line)
+                if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    raise BadInput(f"{path} is UTF-16 text; expected UTF-8")
+                content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if content.strip():
+                    yield where, msgspec.json.decode(content, type=_Row)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{where}: {error}; expected a JSON object of {', '.join(_COLUMNS)}") from None
-    if not number:
+    if where == str(path):
         raise BadInput(f"{path} is empty; {_EXPECTED}")
 
 

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from stepcot_jax.annotate.agreement import find_disagreements, show_answer
 from stepcot_jax.annotate.alignment import Aligned, Unit
 from stepcot_jax.annotate.annotation import CannotAnnotate
 from stepcot_jax.annotate.annotation_checks import check_consistency
-from stepcot_jax.annotate.disagreements import find_disagreements, show_answer
 from stepcot_jax.annotate.output import bring_images
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.chain import NOT_ANNOTATED, Step
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
@@ -25,7 +25,7 @@ from stepcot_jax.host.files import write_whole
 
 CONFIRMED = "ok"
 
-_TO_FILL = ("review", "comment")
+_TO_FILL = ["review", "comment"]
 _REVIEW = re.compile(r"review (\d{1,6}) by")
 _NUM_SHOWN = 60
 
@@ -39,24 +39,14 @@ class ReviewCounts:
     corrected: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Verdict:
-    """The right label of one answer, None if confirmed, and the comment."""
-
-    label: int | None
-    comment: str
+_Verdict = tuple[int, str]
+"""The right label of one answer, and the comment."""
 
 
 def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
-    """Write a form to review the first annotator's answers, with those of the others for comparison.
+    """Write a form to review the first annotator's answers, with those of the others; return the number of cases.
 
-    Args:
-      path: a new file.
-      aligned: the annotators.
-      every: whether to include all cases instead of disagreements; always so for one annotator.
-
-    Returns:
-      The number of cases in the form.
+    It has the disagreements, or with `every` and for one annotator all cases.
 
     Raises:
       BadInput: the file exists or cannot be written, or there is nothing to review.
@@ -64,21 +54,16 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
     if path.exists():
         raise BadInput(f"{path} exists; a filled form must not be overwritten")
     units = _choose(aligned, every=every)
-    rows = ([*row, *("" for _ in _TO_FILL)] for row in _fixed_rows(aligned, units))
+    rows = ([*row, "", ""] for unit in _fixed_rows(aligned, units) for row in unit)
     make_workdir(path.parent)
-    write_whole(path, encode_rows([[*_fixed_names(aligned), *_TO_FILL], *rows]))
+    write_whole(path, encode_rows([_name_columns(aligned), *rows]))
     return len(units)
 
 
 def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, folder: Path) -> ReviewCounts:
-    """Write the first annotator's records with the corrections of a filled form.
+    """Write the first annotator's records with the corrections of a filled form into a folder without records.
 
-    Args:
-      form: the filled form.
-      aligned: the annotators, as when the form was written.
-      every: as when the form was written.
-      reviewer: name of the reviewer, kept in the records.
-      folder: receives the records; must have none.
+    `aligned` and `every` are as when the form was written; the reviewer's name is kept in the records.
 
     Raises:
       BadInput: the form is incomplete or altered (names row and column), a corrected case contradicts itself, or the
@@ -90,22 +75,20 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
         raise BadInput(f"{folder / data_json.FILE_NAME} exists; choose another folder")
     units = _choose(aligned, every=every)
     verdicts = _read_form(form, aligned, units)
-    num_steps = aligned.chain.num_steps
-    by_image: dict[str, Sequence[_Verdict]] = {}
-    for place, unit in enumerate(units):
-        for image in unit.image_paths:
-            by_image[image] = verdicts[place * num_steps : (place + 1) * num_steps]
     first = aligned.collections[0]
+    by_image = {image: said for unit, said in zip(units, verdicts, strict=True) for image in unit.image_paths}
     cases = [
         _correct(case, by_image[case.image_path], first.chain.steps, reviewer) if case.image_path in by_image else case
         for case in first.cases
     ]
-    _require_consistency(form, units, verdicts, aligned.chain)
     make_workdir(folder)
     bring_images(cases, source=first.root, folder=folder)
     write_records(folder, chain=first.chain, cases=cases)
-    changed = [number // num_steps for number, verdict in enumerate(verdicts) if verdict.label is not None]
-    return ReviewCounts(len(units), len(changed), len(set(changed)))
+    changed = [
+        sum(label != now for (label, _), now in zip(said, unit.cases[0].labels, strict=True))
+        for unit, said in zip(units, verdicts, strict=True)
+    ]
+    return ReviewCounts(len(units), sum(changed), sum(map(bool, changed)))
 
 
 def _choose(aligned: Aligned, *, every: bool) -> Sequence[Unit]:
@@ -115,15 +98,16 @@ def _choose(aligned: Aligned, *, every: bool) -> Sequence[Unit]:
     return units
 
 
-def _fixed_names(aligned: Aligned) -> list[str]:
+def _name_columns(aligned: Aligned) -> list[str]:
     answers = [f"answer of {name}" for name in aligned.names]
-    return ["case", "image", "step", "question", "options", "report", "reasoning", *answers]
+    return ["case", "image", "step", "question", "options", "report", "reasoning", *answers, *_TO_FILL]
 
 
-def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[str]]:
+def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[list[str]]]:
+    """Yield the rows of each case, without the cells to fill."""
     for number, unit in enumerate(units, start=1):
-        for place, step in enumerate(aligned.chain.steps):
-            yield [
+        yield [
+            [
                 str(number),
                 unit.image_paths[0],
                 f"Step {place + 1}",
@@ -133,69 +117,59 @@ def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[str]]:
                 unit.cases[0].reasoning[place],
                 *(show_answer(step, case.labels[place]) for case in unit.cases),
             ]
+            for place, step in enumerate(aligned.chain.steps)
+        ]
 
 
-def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[_Verdict]:
-    names = _fixed_names(aligned)
-    rows = read_rows(path)
+def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list[_Verdict]]:
+    """Return the verdicts of each case and step; a case that was not corrected may contradict itself."""
+    names, rows = _name_columns(aligned), read_rows(path)
     header = next(rows, [])
-    if len(header) != len(names) + 2 or not all(map(is_same_cell, header, [*names, *_TO_FILL])):
-        raise BadInput(
-            f"{path}, line 1: the columns {[name[:_NUM_SHOWN] for name in header][:20]} are not those of the form: "
-            f"{[*names, *_TO_FILL]}"
-        )
-    verdicts = []
-    steps = aligned.chain.steps
-    for number, expected in enumerate(_fixed_rows(aligned, units)):
-        row = next(rows, None)
-        where = f"{path}, case {expected[0]} ({expected[1][:_NUM_SHOWN]}), {expected[2]}"
-        if row is None:
-            raise BadInput(f"{where}: the row is missing; expected all rows of the form in order")
-        if len(row) != len(header):
-            raise BadInput(f"{where}: {len(row)} cells; expected {len(header)}")
-        for name, found, cell in zip(names, row, expected, strict=False):
-            if not is_same_cell(found, cell):
-                raise BadInput(f"{where}, column {name!r} was altered; restore it")
-        current = units[number // len(steps)].cases[0].labels[number % len(steps)]
-        verdicts.append(_read_verdict(row[-2], row[-1], step=steps[number % len(steps)], current=current, where=where))
-    if any(any(cell.strip() for cell in row) for row in rows):
+    if len(header) != len(names) or not all(map(is_same_cell, header, names)):
+        shown = [name[:_NUM_SHOWN] for name in header][:20]
+        raise BadInput(f"{path}, line 1: the columns {shown} are not those of the form: {names}")
+    verdicts: list[list[_Verdict]] = []
+    for unit, fixed in zip(units, _fixed_rows(aligned, units), strict=True):
+        verdicts.append([])
+        before = unit.cases[0].labels
+        case = f"{path}, case {len(verdicts)} ({unit.image_paths[0][:_NUM_SHOWN]})"
+        for step, current, expected in zip(aligned.chain.steps, before, fixed, strict=True):
+            row, where = next(rows, None), f"{case}, {expected[2]}"
+            if row is None:
+                raise BadInput(f"{where}: the row is missing; expected all rows of the form in order")
+            if len(row) != len(header):
+                raise BadInput(f"{where}: {len(row)} cells; expected {len(header)}")
+            for name, found, cell in zip(names, row, expected, strict=False):
+                if not is_same_cell(found, cell):
+                    raise BadInput(f"{where}, column {name!r} was altered; restore it")
+            verdicts[-1].append(_read_verdict(row[-2], row[-1], step=step, current=current, where=where))
+        labels = tuple(label for label, _ in verdicts[-1])
+        try:
+            if labels != before:
+                check_consistency(labels, chain=aligned.chain)
+        except CannotAnnotate as error:
+            raise BadInput(f"{case}: {error.detail}; expected consistent answers") from None
+    if next(rows, None) is not None:
         raise BadInput(f"{path} has rows after the last case; remove them")
     return verdicts
 
 
 def _read_verdict(review: str, comment: str, *, step: Step, current: int, where: str) -> _Verdict:
-    comment = " ".join(comment.split())
-    if review.strip().casefold() == CONFIRMED:
-        return _Verdict(None, comment)
+    review, comment = review.strip(), " ".join(comment.split())
+    if review.casefold() == CONFIRMED:
+        return current, comment
     try:
-        label = step.read_answer(review.strip())
+        label = step.read_answer(review)
     except BadInput:
         label = NOT_ANNOTATED
     if label == NOT_ANNOTATED:
         accepted = ", ".join([repr(CONFIRMED), *step.lettered_options])
-        if not review.strip():
+        if not review:
             raise BadInput(f"{where}, column 'review' is required (one of {accepted})")
-        raise BadInput(f"{where}, column 'review': {review.strip()[:_NUM_SHOWN]!r} is not one of {accepted}")
-    if label == current:
-        return _Verdict(None, comment)
-    if not comment:
+        raise BadInput(f"{where}, column 'review': {review[:_NUM_SHOWN]!r} is not one of {accepted}")
+    if label != current and not comment:
         raise BadInput(f"{where}, column 'comment' is required (why the answer changes)")
-    return _Verdict(label, comment)
-
-
-def _require_consistency(form: Path, units: Sequence[Unit], verdicts: Sequence[_Verdict], chain: Chain) -> None:
-    """Refuse cases corrected into a contradiction; uncorrected cases stay as annotated."""
-    for place, unit in enumerate(units):
-        said = verdicts[place * chain.num_steps : (place + 1) * chain.num_steps]
-        if all(verdict.label is None for verdict in said):
-            continue
-        before = unit.cases[0].labels
-        labels = [old if new.label is None else new.label for old, new in zip(before, said, strict=True)]
-        try:
-            check_consistency(labels, chain=chain)
-        except CannotAnnotate as error:
-            where = f"{form}, case {place + 1} ({unit.image_paths[0][:_NUM_SHOWN]})"
-            raise BadInput(f"{where}: {error.detail}; expected consistent answers") from None
+    return label, comment
 
 
 def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:
@@ -204,14 +178,13 @@ def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], re
     numbers = [int(match[1]) for name in said if (match := _REVIEW.fullmatch(name))]
     review = f"review {max(numbers, default=0) + 1}"
     added = {f"{review} by": reviewer, f"{review} date": datetime.datetime.now(datetime.UTC).date().isoformat()}
-    labels, reasoning = list(case.labels), list(case.reasoning)
-    for place, (step, verdict) in enumerate(zip(steps, verdicts, strict=True)):
+    reasoning = list(case.reasoning)
+    for place, (step, now, (label, comment)) in enumerate(zip(steps, case.labels, verdicts, strict=True)):
         name = f"{review} step {place + 1}"
-        if verdict.label is not None:
-            added[name] = f"{step.written(case.labels[place])} -> {step.written(verdict.label)}"
-            added[f"{name} was"] = case.reasoning[place]
-            labels[place], reasoning[place] = verdict.label, verdict.comment
-        elif verdict.comment:
-            added[f"{name} comment"] = verdict.comment
-    provenance = tuple(sorted({**said, **added}.items()))
-    return dataclasses.replace(case, labels=tuple(labels), reasoning=tuple(reasoning), provenance=provenance)
+        if label != now:
+            added |= {name: f"{step.written(now)} -> {step.written(label)}", f"{name} was": reasoning[place]}
+            reasoning[place] = comment
+        elif comment:
+            added[f"{name} comment"] = comment
+    labels, provenance = tuple(label for label, _ in verdicts), tuple(sorted({**said, **added}.items()))
+    return dataclasses.replace(case, labels=labels, reasoning=tuple(reasoning), provenance=provenance)

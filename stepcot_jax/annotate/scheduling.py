@@ -5,12 +5,11 @@ import collections
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from stepcot_jax.annotate.annotation import NO_ANSWER, Annotation, CannotAnnotate, Report
+from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Provenance, Reason, Report
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.client import RequestFailed, RequestRefused
 from stepcot_jax.host.errors import BadInput, RunStopped
 
-Provenance = tuple[tuple[str, str], ...]
 Process = Callable[[Report], Awaitable[tuple[Annotation, Provenance]]]
 
 MOST_FAILURES_IN_A_ROW = 3
@@ -21,22 +20,15 @@ _WINDOW = 4
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The outcome of a report.
+    """The outcome of a report: its chain, or why it is set aside.
 
-    Attributes:
-      report: the report.
-      annotation: its chain; None if set aside.
-      reason: one of `annotation.REASONS` if set aside, else "".
-      detail: details of the reason, without text of the report.
-      provenance: how the chain was made.
-      has_failed: whether a request was given up, so that another run may succeed.
+    With `has_failed` a request was given up, so that another run may succeed.
     """
 
     report: Report
-    annotation: Annotation | None
-    reason: str = ""
-    detail: str = ""
+    annotation: Annotation | None = None
     provenance: Provenance = ()
+    aside: Aside | None = None
     has_failed: bool = False
 
 
@@ -45,22 +37,43 @@ async def process_reports(
 ) -> AsyncIterator[Outcome]:
     """Yield the outcome of each report, in order, holding only a few reports at a time.
 
-    Args:
-      reports: the reports.
-      process: returns a report's chain, or raises `CannotAnnotate` or `RequestFailed`.
-      budget: stopped when the run has to stop, so that requests in flight finish and no new one starts.
-      concurrency: number of reports in flight.
+    `process` returns a report's chain, or raises `CannotAnnotate` or `RequestFailed`. The budget is stopped when the
+    run has to stop, so that requests in flight finish and no new one starts.
 
     Raises:
       RunStopped: spending cap, full disk or unreachable endpoint.
       BadInput: no request can succeed with this key, address or model.
     """
-    slots = asyncio.Semaphore(concurrency)
-    streak = _Streak()
+    slots, streak = asyncio.Semaphore(concurrency), 0
     pending: collections.deque[asyncio.Task[Outcome]] = collections.deque()
+
+    async def process_one(report: Report) -> Outcome:
+        nonlocal streak
+        async with slots:
+            try:
+                annotation, provenance = await process(report)
+            except CannotAnnotate as error:
+                streak = 0
+                return Outcome(report, aside=Aside(report.id, error.reason, error.detail))
+            except RequestFailed as error:
+                streak += not isinstance(error, RequestRefused)
+                if isinstance(error, RequestRefused) or streak < MOST_FAILURES_IN_A_ROW:
+                    aside = Aside(report.id, Reason.NO_ANSWER, str(error))
+                    return Outcome(report, aside=aside, has_failed=True)
+                why = f"{streak} requests in a row were given up, the last with: {error}"
+                stop = RunStopped(f"{why}; every answer is in the ledger, rerun the command to resume")
+                await budget.stop(stop)
+                raise stop from None
+            except (RunStopped, BadInput) as error:
+                # Before the slot is released to the next report, whose request would fail too.
+                await budget.stop(error)
+                raise
+            streak = 0
+            return Outcome(report, annotation, provenance)
+
     try:
         for report in reports:
-            pending.append(asyncio.create_task(_process_one(report, process, slots, streak, budget)))
+            pending.append(asyncio.create_task(process_one(report)))
             while len(pending) >= _WINDOW * concurrency or (pending and pending[0].done()):
                 yield await _first(pending)
             await asyncio.sleep(0)
@@ -76,22 +89,6 @@ async def process_reports(
             task.cancel()
 
 
-class _Streak:
-    """Counts consecutive requests that were given up; an answer resets `length`."""
-
-    length = 0
-
-    def grow(self, error: RequestFailed) -> RunStopped | None:
-        """Count one more; return the error that stops the run if there are too many."""
-        self.length += 1
-        if self.length < MOST_FAILURES_IN_A_ROW:
-            return None
-        return RunStopped(
-            f"{self.length} requests in a row were given up, the last with: {error}; "
-            "every answer is in the ledger, rerun the command to resume"
-        )
-
-
 async def _first(pending: collections.deque[asyncio.Task[Outcome]]) -> Outcome:
     """Return the first task's outcome; raise at once what stops any other task."""
     while not pending[0].done():
@@ -100,26 +97,3 @@ async def _first(pending: collections.deque[asyncio.Task[Outcome]]) -> Outcome:
             if task.done():
                 task.result()
     return pending.popleft().result()
-
-
-async def _process_one(
-    report: Report, process: Process, slots: asyncio.Semaphore, streak: _Streak, budget: Budget
-) -> Outcome:
-    async with slots:
-        try:
-            annotation, provenance = await process(report)
-        except CannotAnnotate as error:
-            streak.length = 0
-            return Outcome(report, None, error.reason, error.detail)
-        except RequestFailed as error:
-            stop = None if isinstance(error, RequestRefused) else streak.grow(error)
-            if stop is None:
-                return Outcome(report, None, NO_ANSWER, str(error), has_failed=True)
-            await budget.stop(stop)
-            raise stop from None
-        except (RunStopped, BadInput) as error:
-            # Before the slot is released to the next report, whose request would fail too.
-            await budget.stop(error)
-            raise
-        streak.length = 0
-        return Outcome(report, annotation, provenance=provenance)

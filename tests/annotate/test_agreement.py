@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from stepcot_jax.annotate.agreement import as_markdown, cohen_kappa, compare, fleiss_kappa
+from stepcot_jax.annotate.agreement import (
+    PAGE_NAME,
+    as_markdown,
+    cohen_kappa,
+    compare,
+    find_disagreements,
+    fleiss_kappa,
+    write_agreement,
+)
 from stepcot_jax.annotate.alignment import align
-from stepcot_jax.annotate.disagreements import PAGE_NAME, find_disagreements, write_agreement
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records

@@ -4,17 +4,7 @@ import dataclasses
 
 import pytest
 
-from stepcot_jax.annotate.annotation import (
-    CONFLICTING_FINDINGS,
-    INCONSISTENT_CHAIN,
-    INVALID_STEP,
-    NO_FRONTAL_IMAGE,
-    NO_REPORT,
-    REASONING_NOT_IN_REPORT,
-    Annotation,
-    CannotAnnotate,
-    Report,
-)
+from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.annotation_checks import check_annotation, check_consistency, check_report
 from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
@@ -56,10 +46,10 @@ def test_a_report_needs_text_and_an_image():
     for text in ("", "  ", "INDICATION: pneumonia.", "FINDINGS: ."):
         with pytest.raises(CannotAnnotate) as caught:
             check_report(dataclasses.replace(REPORT, text=text))
-        assert caught.value.reason == NO_REPORT
+        assert caught.value.reason == Reason.NO_REPORT
     with pytest.raises(CannotAnnotate) as caught:
         check_report(dataclasses.replace(REPORT, images=()))
-    assert caught.value.reason == NO_FRONTAL_IMAGE
+    assert caught.value.reason == Reason.NO_FRONTAL_IMAGE
 
 
 def test_good_annotations_pass():
@@ -70,11 +60,11 @@ def test_good_annotations_pass():
 
 @pytest.mark.parametrize("label", [NOT_ANNOTATED, -1, 4])
 def test_a_step_without_a_valid_answer(label):
-    assert reason(with_label(1, label)) == INVALID_STEP
+    assert reason(with_label(1, label)) == Reason.INVALID_STEP
 
 
 def test_a_chain_of_another_length():
-    assert reason(Annotation((1,), ("",))) == INVALID_STEP
+    assert reason(Annotation((1,), ("",))) == Reason.INVALID_STEP
 
 
 @pytest.mark.parametrize(
@@ -91,7 +81,7 @@ def test_a_chain_of_another_length():
     ],
 )
 def test_chains_that_contradict_themselves(annotation):
-    assert reason(annotation) == INCONSISTENT_CHAIN
+    assert reason(annotation) == Reason.INCONSISTENT_CHAIN
 
 
 def test_effects_of_another_diagnosis_are_no_contradiction():
@@ -106,15 +96,15 @@ def test_effects_of_another_diagnosis_are_no_contradiction():
         ('The report says "nodule  in the RIGHT\napex."', None),
         ("It says \u201cnodule in the right apex\u201d.", None),
         ('"A 2.5 cm nodule ... right apex" is an opacity.', None),
-        ('The report says "nodule in the left apex".', REASONING_NOT_IN_REPORT),
-        ('"A 2.5 cm nodule ... left apex" is an opacity.', REASONING_NOT_IN_REPORT),
+        ('The report says "nodule in the left apex".', Reason.REASONING_NOT_IN_REPORT),
+        ('"A 2.5 cm nodule ... left apex" is an opacity.', Reason.REASONING_NOT_IN_REPORT),
         ("The nodule of 2.5 cm is dense.", None),
-        ("The nodule of 3.5 cm is dense.", REASONING_NOT_IN_REPORT),
-        ("The nodule of 5 cm is dense.", REASONING_NOT_IN_REPORT),
+        ("The nodule of 3.5 cm is dense.", Reason.REASONING_NOT_IN_REPORT),
+        ("The nodule of 5 cm is dense.", Reason.REASONING_NOT_IN_REPORT),
         ("By steps 1 and 4 it is a nodule; step 5 agrees.", None),
         ("It lies on the right.", None),
-        ("It lies on the left.", REASONING_NOT_IN_REPORT),
-        ("It lies in the LUL.", REASONING_NOT_IN_REPORT),
+        ("It lies on the left.", Reason.REASONING_NOT_IN_REPORT),
+        ("It lies in the LUL.", Reason.REASONING_NOT_IN_REPORT),
         ("The opacity is dense.", None),
         ("", None),
     ],
@@ -132,10 +122,10 @@ def test_both_sides_are_each_side():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("FINDINGS: No nodule.", CONFLICTING_FINDINGS),
-        ("FINDINGS: There is a nodule. No nodules.", CONFLICTING_FINDINGS),
+        ("FINDINGS: No nodule.", Reason.CONFLICTING_FINDINGS),
+        ("FINDINGS: There is a nodule. No nodules.", Reason.CONFLICTING_FINDINGS),
         ("FINDINGS: No nodule. IMPRESSION: Nodule.", None),
-        ("FINDINGS: Nodule. IMPRESSION: No nodule.", CONFLICTING_FINDINGS),
+        ("FINDINGS: Nodule. IMPRESSION: No nodule.", Reason.CONFLICTING_FINDINGS),
         ("FINDINGS: There is a nodule. No other nodules.", None),
         ("FINDINGS: No large nodule.", None),
         ("FINDINGS: An opacity.", None),
@@ -156,5 +146,5 @@ def test_messages_hold_no_words_of_the_report():
 def test_other_chains_are_checked_as_far_as_they_offer_the_answers():
     chain = Chain((Step("View", "Which?", ("PA", "AP")), Step("Quality", "How?", ("Good", "Bad", "N/A"))))
     assert reason(Annotation((0, 1), ("", "")), chain=chain) is None
-    assert reason(Annotation((0, 3), ("", "")), chain=chain) == INVALID_STEP
+    assert reason(Annotation((0, 3), ("", "")), chain=chain) == Reason.INVALID_STEP
     assert reason(Annotation((0,), ("",)), chain=Chain(chain.steps[:1])) is None

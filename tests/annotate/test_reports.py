@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.annotation import Report
-from stepcot_jax.annotate.reports import REPEATED, UNREADABLE, Refused, read_reports
+from stepcot_jax.annotate.annotation import Aside, Reason, Report
+from stepcot_jax.annotate.reports import read_reports
 from stepcot_jax.host.errors import BadInput
 
 
@@ -41,7 +41,7 @@ def test_csv(tmp_path):
         Report("r1", "p1", 'FINDINGS: Clear,\r\n"quite".\r\nIMPRESSION: Normal.', ("images/a.png",), ""),
         Report("r2", "p2", "", (), ""),
         Report("r3", "p3", "Clear.", ("b1.png", "b2.png"), ""),
-        Refused("r3", REPEATED, "the id 'r3' came before"),
+        Aside("r3", Reason.REPEATED, "the id 'r3' came before"),
     ]
 
 
@@ -63,7 +63,7 @@ def test_json_lines(tmp_path):
         Report("7", "7", "Größe", ("a.png",), ""),
         Report("b", "b", "", (), "here"),
         Report("c", "9", "", ("c.png", "d.png"), ""),
-        Refused("d", REPEATED, "the image 'c.png' came before"),
+        Aside("d", Reason.REPEATED, "the image 'c.png' came before"),
     ]
 
 
@@ -152,7 +152,7 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, name):
     except BadInput as error:
         found, message = [], str(error)
     assert str(path) in message
-    assert all(isinstance(item, Report | Refused) for item in found)
+    assert all(isinstance(item, Report | Aside) for item in found)
 
 
 def test_rows_are_read_one_at_a_time(tmp_path):
@@ -170,7 +170,7 @@ def test_the_archive(shared):
     assert any(len(report.images) > 1 for report in reports)
     assert all(image.startswith("images/CXR") for report in reports for image in report.images)
     assert sum("FINDINGS:" in report.text for report in reports) > 1000
-    assert all(item.reason in (UNREADABLE, REPEATED) for item in items if isinstance(item, Refused))
+    assert all(item.reason in (Reason.UNREADABLE, Reason.REPEATED) for item in items if isinstance(item, Aside))
     assert [report.id for report in reports][:2] == ["CXR100", "CXR1000"]
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stepcot_jax.annotate.annotation import NOT_TRUSTED, Annotation, CannotAnnotate, Report
+from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.client import RequestFailed, RequestRefused
 from stepcot_jax.annotate.scheduling import MOST_FAILURES_IN_A_ROW, process_reports
@@ -57,17 +57,17 @@ def test_outcomes_come_in_the_order_of_the_reports_and_few_reports_are_held():
 def test_reports_that_cannot_be_annotated_are_outcomes_too():
     async def process(report):
         if report.id == "1":
-            raise CannotAnnotate(NOT_TRUSTED, "m: no")
+            raise CannotAnnotate(Reason.NOT_TRUSTED, "m: no")
         if report.id == "2":
             raise RequestFailed("found HTTP 500, 8 times")
         return ANNOTATION, ()
 
     outcomes = run(4, process)
-    assert [(each.reason, each.detail, each.has_failed) for each in outcomes] == [
-        ("", "", False),
-        (NOT_TRUSTED, "m: no", False),
-        ("no answer of the annotator", "found HTTP 500, 8 times", True),
-        ("", "", False),
+    assert [(each.aside, each.has_failed) for each in outcomes] == [
+        (None, False),
+        (Aside("1", Reason.NOT_TRUSTED, "m: no"), False),
+        (Aside("2", Reason.NO_ANSWER, "found HTTP 500, 8 times"), True),
+        (None, False),
     ]
     assert [outcome.annotation for outcome in outcomes] == [ANNOTATION, None, None, ANNOTATION]
 

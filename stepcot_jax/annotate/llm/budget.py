@@ -1,20 +1,12 @@
 """The spending cap: each request reserves its upper bound first, so that spending never exceeds the cap."""
 
 import asyncio
-from pathlib import Path
-
-import msgspec
 
 from stepcot_jax.host.errors import BadInput, RunStopped
 
 
 class Budget:
-    """Tokens of all models of a run, including those of earlier runs into the same folder.
-
-    Args:
-      cap: most tokens in total; None for no cap.
-      num_spent: tokens already spent.
-    """
+    """Tokens of all models of a run and of earlier runs into the same folder, at most `cap` (None: no cap)."""
 
     def __init__(self, cap: int | None, *, num_spent: int = 0) -> None:
         self.cap = cap
@@ -35,10 +27,7 @@ class Budget:
             self._changed.notify_all()
 
     async def reserve(self, num_tokens: int) -> None:
-        """Reserve tokens, waiting while requests in flight may still release enough.
-
-        Args:
-          num_tokens: upper bound of the cost of a request.
+        """Reserve the upper bound of a request's cost, waiting while requests in flight may still release enough.
 
         Raises:
           RunStopped: the rest of the cap does not suffice, or the run was stopped.
@@ -62,33 +51,3 @@ class Budget:
             self._num_reserved -= reserved
             self.num_spent += num_spent
             self._changed.notify_all()
-
-
-class _Cost(msgspec.Struct):
-    """The cost in a line of a ledger; the header has none."""
-
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
-
-
-def count_spent(ledger: Path) -> int:
-    """Return the tokens spent on a ledger of another model, prompt or setting.
-
-    Raises:
-      BadInput: the ledger cannot be read, or is damaged before its last line, so that its cost is unknown.
-    """
-    num_tokens, torn = 0, 0
-    try:
-        with ledger.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if torn:
-                    raise BadInput(f"{ledger}, line {torn} is not a ledger entry; --max-tokens needs an intact ledger")
-                try:
-                    cost = msgspec.json.decode(line, type=_Cost)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    torn = number
-                    continue
-                num_tokens += cost.prompt_tokens + cost.answer_tokens
-    except OSError as error:
-        raise BadInput(f"{ledger} cannot be read ({error.strerror}); --max-tokens needs an intact ledger") from None
-    return num_tokens

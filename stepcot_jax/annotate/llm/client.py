@@ -1,7 +1,7 @@
 """Ask an endpoint: retries, shared back-off, spending cap and a record of every attempt that may cost something."""
 
 import asyncio
-import dataclasses
+import datetime
 import json
 import random
 import re
@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.endpoint import Endpoint, Unreadable, connect, hide_key, read_key
 from stepcot_jax.annotate.llm.prompt import Message
-from stepcot_jax.annotate.llm.replies import Reply, bound_prompt_tokens, read_reply, read_wait
+from stepcot_jax.annotate.llm.replies import Entry, bound_prompt_tokens, read_reply, read_wait
 from stepcot_jax.host.errors import BadInput, RunStopped
 
 FORMS = ("json_schema", "json_object", "plain")
@@ -24,6 +26,9 @@ _WAIT_STEP = 0.5
 _SETTINGS = ("temperature", "seed")
 _REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
 _FORM_WORDS = ("response_format", "json_schema", "json_object", "guided", "structured")
+
+
+Record = Callable[[Entry], None]
 
 
 class RequestFailed(RuntimeError):
@@ -47,15 +52,15 @@ class _OtherForm(Exception):
 
 
 class _Lost(Exception):
-    """A request was sent and possibly charged, but its answer is lost."""
+    """A request was sent and possibly charged, but its answer is lost; `is_final` if a retry is pointless."""
+
+    def __init__(self, why: str, *, is_final: bool = False) -> None:
+        super().__init__(why)
+        self.is_final = is_final
 
 
 class Client:
-    """Sends concurrent requests to one endpoint.
-
-    Args:
-      endpoint: address and settings.
-      budget: tokens shared by all clients of a run.
+    """Sends concurrent requests to one endpoint, with a budget shared by all clients of a run.
 
     Attributes:
       answered_before: whether an earlier run received an answer of this model.
@@ -64,32 +69,24 @@ class Client:
       BadInput: there is no key, or the openai package is not installed.
     """
 
-    def __init__(self, endpoint: Endpoint, budget: Budget) -> None:
-        self._endpoint, self._budget = endpoint, budget
+    def __init__(self, endpoint: Endpoint, budget: Budget, schema: Mapping[str, Any]) -> None:
+        self._endpoint, self._budget, self._schema = endpoint, budget, schema
         self._key = read_key(endpoint)
         self._openai = connect(endpoint, self._key)
-        self._form = 0
-        self._tokens_name = "max_tokens"
-        self._not_before = 0.0
-        self._has_answered = False
-        self.answered_before = False
+        self._form, self._tokens_name, self._not_before = 0, "max_tokens", 0.0
+        self._has_answered = self.answered_before = False
 
     async def close(self) -> None:
         """Close the connections."""
         await self._openai.close()
 
-    async def ask(
-        self, messages: Sequence[Message], *, schema: Mapping[str, Any], record: Callable[[Reply], None]
-    ) -> Reply:
-        """Ask until there is an answer.
+    async def ask(self, messages: Sequence[Message], *, about: Mapping[str, str], record: Record) -> Entry:
+        """Ask until there is an answer, and return its entry, already recorded.
 
         Args:
           messages: the request.
-          schema: JSON schema of the answer.
-          record: called with every reply that may have cost something, before its use.
-
-        Returns:
-          The final reply, already recorded.
+          about: report, text and request of the entries.
+          record: called with every entry that may have cost something, before its use.
 
         Raises:
           RequestFailed: the request was given up; others may succeed.
@@ -101,7 +98,7 @@ class Client:
         while True:
             await self._wait_for_turn()
             try:
-                return await self._attempt(messages, schema=schema, record=record)
+                return await self._attempt(messages, about, record)
             except _OtherForm:
                 continue
             except _Again as error:
@@ -110,35 +107,39 @@ class Client:
                 self._postpone(error.wait, attempt)
             attempt += 1
 
-    async def _attempt(
-        self, messages: Sequence[Message], *, schema: Mapping[str, Any], record: Callable[[Reply], None]
-    ) -> Reply:
-        prompt_bound = bound_prompt_tokens(messages, schema)
-        reserved, spent = prompt_bound + self._endpoint.max_answer_tokens, 0
+    async def _attempt(self, messages: Sequence[Message], about: Mapping[str, str], record: Record) -> Entry:
+        bounds = (bound_prompt_tokens(messages, self._schema), self._endpoint.max_answer_tokens)
+        reserved, spent = sum(bounds), 0
         await self._budget.reserve(reserved)
         try:
-            started = time.monotonic()
-            form = FORMS[self._form]
-            lost = Reply(None, "", False, "", "", form, prompt_bound, self._endpoint.max_answer_tokens, False, 0.0)
+            started, form = time.monotonic(), FORMS[self._form]
+            entry = Entry(
+                **about,
+                answer=None,
+                is_final=False,
+                form=form,
+                prompt_tokens=bounds[0],
+                answer_tokens=bounds[1],
+                is_counted=False,
+                seconds=0.0,
+                time="",
+            )
             try:
-                content = await self._send(messages, schema=schema, form=form)
-                reply = read_reply(content, lost=lost, key=self._key)
-            except Unreadable as error:
-                # A retry of too long an answer would be as long again, at the same price.
-                reply = dataclasses.replace(lost, problem=str(error), is_final=error.is_too_large)
+                entry = read_reply(await self._send(messages, form), lost=entry, key=self._key)
             except _Lost as error:
-                reply = dataclasses.replace(lost, problem=str(error))
-            reply = dataclasses.replace(reply, seconds=round(time.monotonic() - started, 3))
-            spent = reply.num_tokens
-            record(reply)
-            if not reply.is_final:
-                raise _Again(reply.problem)
+                entry = msgspec.structs.replace(entry, problem=str(error), is_final=error.is_final)
+            seconds, now = round(time.monotonic() - started, 3), datetime.datetime.now(datetime.UTC)
+            entry = msgspec.structs.replace(entry, seconds=seconds, time=now.isoformat(timespec="seconds"))
+            spent = entry.num_tokens
+            record(entry)
+            if not entry.is_final:
+                raise _Again(entry.problem)
             self._has_answered = True
-            return reply
+            return entry
         finally:
             await self._budget.settle(reserved, num_spent=spent)
 
-    async def _send(self, messages: Sequence[Message], *, schema: Mapping[str, Any], form: str) -> bytes:
+    async def _send(self, messages: Sequence[Message], form: str) -> bytes:
         """Send one HTTP request and return the body of a response of status 200."""
         import httpx2
         import openai
@@ -147,7 +148,7 @@ class Client:
         settings: dict[str, Any] = {tokens_name: self._endpoint.max_answer_tokens}
         settings |= {name: value for name, value in self._endpoint.decoding if name in _SETTINGS}
         if form == "json_schema":
-            json_schema = {"name": "answer", "strict": True, "schema": dict(schema)}
+            json_schema = {"name": "answer", "strict": True, "schema": dict(self._schema)}
             settings["response_format"] = {"type": form, "json_schema": json_schema}
         elif form == "json_object":
             settings["response_format"] = {"type": form}
@@ -164,8 +165,11 @@ class Client:
         except (openai.APIConnectionError, Unreadable) as error:
             # The package wraps errors while it reads an answer, but not while it reads an error response.
             cause = error if isinstance(error, Unreadable) else error.__cause__
+            if isinstance(cause, Unreadable) and cause.status == 200:
+                # A retry of too long an answer would be as long again, at the same price.
+                raise _Lost(str(cause), is_final=cause.is_too_large) from None
             if isinstance(cause, Unreadable):
-                raise (cause if cause.status == 200 else _Again(f"{cause} with HTTP {cause.status}")) from None
+                raise _Again(f"{cause} with HTTP {cause.status}") from None
             if isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
                 raise _Again(f"{self._endpoint.base_url} cannot be reached ({type(cause).__name__})") from None
             raise _Lost(f"the connection was cut ({type(cause).__name__})") from None
@@ -195,7 +199,8 @@ class Client:
             return _Again(said, wait=read_wait(error.response.headers))
         if status == 401 or (status == 403 and not self._has_answered):
             # Answers to other requests tell a refused report from a refused key.
-            expected = f"expected a valid key {self._endpoint.where_key_is}"
+            variable = self._endpoint.key_variable or "a variable named by key-variable="
+            expected = f"expected a valid key in {variable}"
             if status == 403 and self.answered_before:
                 return RequestFailed(f"{said}; {expected}, or a report that the endpoint accepts")
             return BadInput(f"{where}: {said}; {expected}")

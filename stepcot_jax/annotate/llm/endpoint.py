@@ -16,23 +16,13 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 
 _PORTS = {"http": 80, "https": 443}
-_FLAGS = {
-    "max_answer_tokens": "--max-answer-tokens",
-    "timeout": "--timeout",
-    "max_response_bytes": "max_response_bytes",
-    "num_attempts": "--attempts",
-}
+_FLAGS = {"max_answer_tokens": "--max-answer-tokens", "timeout": "--timeout", "num_attempts": "--attempts"}
 _NO_KEY = "none"
 _SHORTEST_SECRET = 8
 
 
 class Unreadable(RuntimeError):
-    """A response that is longer than `max_response_bytes`, or compressed without being asked to.
-
-    Attributes:
-      status: HTTP status of the response.
-      is_too_large: whether the length was the reason.
-    """
+    """A response that is longer than `max_response_bytes`, or compressed without being asked to."""
 
     def __init__(self, message: str, *, status: int, is_too_large: bool) -> None:
         super().__init__(message)
@@ -84,11 +74,6 @@ class Endpoint:
         """Scheme, host and port: who receives the requests."""
         parts = urllib.parse.urlsplit(self.base_url)
         return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
-
-    @property
-    def where_key_is(self) -> str:
-        """Where the user sets the key, for messages."""
-        return f"in {self.key_variable}" if self.key_variable else "in a variable named by key-variable="
 
     @property
     def decoding(self) -> tuple[tuple[str, float | int], ...]:

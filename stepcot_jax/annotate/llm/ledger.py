@@ -4,18 +4,18 @@ A ledger is a JSON Lines file: a header with task, prompt, model and decoding se
 request. One process at a time writes to it; opening it cuts off a last line that a kill left incomplete.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from stepcot_jax.annotate.llm.prompt import Message
+from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
 from stepcot_jax.host.locks import lock_file
 
@@ -23,69 +23,6 @@ FORMAT = "stepcot_jax ledger 1"
 SUFFIX = ".jsonl"
 
 _MAX_LINE_BYTES = 1 << 26
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request and its outcome.
-
-    Attributes:
-      report: id of the report.
-      text: SHA-256 of the report's text.
-      request: SHA-256 of the messages, which differs between a question and its repairs.
-      time: when the answer arrived, ISO 8601 with time zone.
-      others: as in `Reply`, with `answer` for its `text`.
-    """
-
-    report: str
-    text: str
-    request: str
-    answer: str | None
-    problem: str = ""
-    is_final: bool = True
-    finish: str = ""
-    served_model: str = ""
-    form: str
-    prompt_tokens: int
-    answer_tokens: int
-    is_counted: bool = True
-    seconds: float
-    time: str
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of prompt and answer."""
-        return self.prompt_tokens + self.answer_tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class Identity:
-    """What all answers of a ledger share.
-
-    Attributes:
-      task: "annotate", "trust" or "vote".
-      prompt_version: version of the template.
-      prompt_digest: SHA-256 of template, chain and schema.
-      model: name as requested.
-      decoding: decoding settings.
-    """
-
-    task: str
-    prompt_version: str
-    prompt_digest: str
-    model: str
-    decoding: tuple[tuple[str, float | int], ...]
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """The first line of the file."""
-        return {"format": FORMAT, **dataclasses.asdict(self), "decoding": dict(self.decoding)}
-
-    @property
-    def file_name(self) -> str:
-        """A file name unique to this identity."""
-        digest = hashlib.sha256(json.dumps(self.header, sort_keys=True).encode()).hexdigest()
-        model = re.sub(r"[^A-Za-z0-9.-]+", "_", self.model).strip("._")[:60]
-        return f"{self.task}-{model}-{digest[:12]}{SUFFIX}"
 
 
 def digest_text(text: str) -> str:
@@ -103,15 +40,19 @@ class Ledger:
 
     Args:
       folder: folder of the ledgers; created if missing.
-      identity: prompt, model and settings; each identity has its own file.
+      identity: what all answers share, as the file's header: task, prompt_version, prompt_digest, model and decoding.
+        Each identity has its own file.
 
     Raises:
       BadInput: another process has it open, or it is damaged before its last line.
     """
 
-    def __init__(self, folder: Path, identity: Identity) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         make_workdir(folder)
-        self.path = folder / identity.file_name
+        header = {"format": FORMAT, **identity}
+        digest = digest_text(json.dumps(header, sort_keys=True))
+        model = re.sub(r"[^A-Za-z0-9.-]+", "_", identity["model"]).strip("._")[:60]
+        self.path = folder / f"{identity['task']}-{model}-{digest[:12]}{SUFFIX}"
         self.num_tokens = 0
         self._places: dict[tuple[str, str], tuple[int, int]] = {}
         try:
@@ -120,9 +61,9 @@ class Ledger:
             raise BadInput(f"{self.path} cannot be opened ({error.strerror})") from None
         try:
             lock_file(self._file, self.path)
-            self._size = self._read(identity)
+            self._size = self._read(header)
             if not self._size:
-                self._write(json.dumps(identity.header, ensure_ascii=False).encode() + b"\n")
+                self._write(json.dumps(header, ensure_ascii=False).encode() + b"\n")
                 _sync_folder(folder)
         except BaseException:
             os.close(self._file)
@@ -134,9 +75,7 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file and release its lock."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        os.close(self._file)
 
     def find(self, report: str, request: str) -> Entry | None:
         """Return the final entry of a request about a report, or None."""
@@ -151,8 +90,7 @@ class Ledger:
         Raises:
           RunStopped: the disk refuses it; no part of the entry remains.
         """
-        line = msgspec.json.encode(entry) + b"\n"
-        start = self._size
+        line, start = msgspec.json.encode(entry) + b"\n", self._size
         self._write(line)
         self._count(entry, start, len(line))
 
@@ -170,40 +108,55 @@ class Ledger:
             ) from None
         self._size += len(line)
 
-    def _read(self, identity: Identity) -> int:
+    def _read(self, header: Mapping[str, Any]) -> int:
         """Index the lines of an existing file, cut off an incomplete last line, and return the size."""
-        position, number = 0, 0
+        end = 0
         with os.fdopen(os.dup(self._file), "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            while line := file.readline(_MAX_LINE_BYTES):
-                try:
-                    self._take(line, identity, is_header=number == 0, position=position)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                    # Each line is synced before the next, so only the last can be incomplete.
-                    if position + len(line) == size:
-                        os.ftruncate(self._file, position)
-                        os.fsync(self._file)
-                        return position
-                    raise BadInput(
-                        f"{self.path}, line {number + 1} is not a ledger entry ({str(error)[:80]}); restore the file "
-                        "or move it away"
-                    ) from None
-                position, number = position + len(line), number + 1
-        return position
-
-    def _take(self, line: bytes, identity: Identity, *, is_header: bool, position: int) -> None:
-        if not line.endswith(b"\n"):
-            raise msgspec.DecodeError("without an end of line")
-        if not is_header:
-            self._count(msgspec.json.decode(line, type=Entry), position, len(line))
-        elif msgspec.json.decode(line) != identity.header:
-            raise BadInput(f"{self.path}, line 1 belongs to another prompt, model or setting")
+            for found, position, length in _scan(file, self.path):
+                if isinstance(found, Entry):
+                    self._count(found, position, length)
+                elif found != header:
+                    raise BadInput(f"{self.path}, line 1 belongs to another prompt, model or setting")
+                end = position + length
+        if end < os.fstat(self._file).st_size:
+            os.ftruncate(self._file, end)
+            os.fsync(self._file)
+        return end
 
     def _count(self, entry: Entry, position: int, length: int) -> None:
         self.num_tokens += entry.num_tokens
         if entry.is_final:
             self._places[entry.report, entry.request] = (position, length)
+
+
+def count_spent(path: Path) -> int:
+    """Return the tokens spent on a ledger of another model, prompt or setting.
+
+    Raises:
+      BadInput: the ledger cannot be read, or is damaged before its last line, so that its cost is unknown.
+    """
+    try:
+        with path.open("rb") as file:
+            return sum(found.num_tokens for found, _, _ in _scan(file, path) if isinstance(found, Entry))
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}); --max-tokens needs an intact ledger") from None
+
+
+def _scan(file: BinaryIO, path: Path) -> Iterator[tuple[Entry | dict[str, Any], int, int]]:
+    """Yield the header and each entry with position and length in bytes, up to an incomplete last line."""
+    size, position = file.seek(0, os.SEEK_END), file.seek(0)
+    for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
+        try:
+            if not line.endswith(b"\n"):
+                raise msgspec.DecodeError("without an end of line")
+            yield msgspec.json.decode(line, type=dict if number == 1 else Entry), position, len(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            # Each line is synced before the next, so only the last can be incomplete.
+            if position + len(line) == size:
+                return
+            problem = f"line {number} is not a ledger entry ({str(error)[:80]}); restore the file or move it away"
+            raise BadInput(f"{path}, {problem}") from None
+        position += len(line)
 
 
 def _sync_folder(folder: Path) -> None:

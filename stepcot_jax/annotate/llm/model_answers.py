@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepcot_jax.annotate.annotation import Annotation
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
 MAX_REASONING = 4000
@@ -22,11 +22,7 @@ _NUM_SHOWN = 80
 
 
 class BadAnswer(ValueError):
-    """An answer that violates the schema; the message tells the model what to correct.
-
-    Attributes:
-      field: name of the field, free of the answer's content.
-    """
+    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer."""
 
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -45,27 +41,19 @@ def read_chain_answer(text: str, *, chain: Chain) -> Annotation:
     for name, step in zip(names, chain.steps, strict=True):
         entry = found[name]
         if not isinstance(entry, dict) or set(entry) != {"reasoning", "answer"}:
-            raise BadAnswer(field=name, message=f"found {_shown(entry)}, accepted is an object of reasoning and answer")
+            raise BadAnswer(f"found {_shown(entry)}, accepted is an object of reasoning and answer", field=name)
         if not isinstance(entry["reasoning"], str) or not entry["reasoning"].strip():
-            raise BadAnswer(
-                field=f"{name}.reasoning", message=f"found {_shown(entry['reasoning'])}, accepted is a text"
-            )
+            raise BadAnswer(f"found {_shown(entry['reasoning'])}, accepted is a text", field=f"{name}.reasoning")
         if len(entry["reasoning"]) > MAX_REASONING:
-            raise BadAnswer(
-                f"{name}.reasoning: found {len(entry['reasoning'])} characters, accepted are 1 to 3 sentences"
-            )
-        labels.append(_read_label(entry["answer"], name=name, accepted=step.lettered_options, read=step.read_answer))
+            found_length = f"{name}.reasoning: found {len(entry['reasoning'])} characters"
+            raise BadAnswer(f"{found_length}, accepted are 1 to 3 sentences")
+        labels.append(_read_label(entry["answer"], name=name, step=step))
         reasoning.append(entry["reasoning"].strip())
     return Annotation(tuple(labels), tuple(reasoning))
 
 
 def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
-    """Read an answer to the trust question or a vote.
-
-    Args:
-      text: the answer.
-      field: "trust" or "vote".
-      accepted: valid values, in lower case.
+    """Read an answer to the trust question or a vote; `accepted` are the valid values, in lower case.
 
     Raises:
       BadAnswer: there is no such object, or its value is not accepted.
@@ -77,7 +65,7 @@ def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
     value = found[field]
     folded = fold(value) if isinstance(value, str) else ""
     if folded not in accepted:
-        raise BadAnswer(field=field, message=f"found {_shown(value)}, accepted is one of {', '.join(accepted)}")
+        raise BadAnswer(f"found {_shown(value)}, accepted is one of {', '.join(accepted)}", field=field)
     return folded
 
 
@@ -90,32 +78,31 @@ def write_chain_answer(annotation: Annotation, *, chain: Chain) -> dict[str, dic
     }
 
 
-def _read_label(answer: Any, *, name: str, accepted: Sequence[str], read: Any) -> int:
+def _read_label(answer: Any, *, name: str, step: Step) -> int:
     try:
-        label = read(answer) if isinstance(answer, str) else NOT_ANNOTATED
+        label = step.read_answer(answer) if isinstance(answer, str) else NOT_ANNOTATED
     except BadInput:
         label = NOT_ANNOTATED
     if label == NOT_ANNOTATED:
-        raise BadAnswer(
-            field=f"{name}.answer", message=f"found {_shown(answer)}, accepted is one of {', '.join(accepted)}"
-        )
+        accepted = f"accepted is one of {', '.join(step.lettered_options)}"
+        raise BadAnswer(f"found {_shown(answer)}, {accepted}", field=f"{name}.answer")
     return label
 
 
 def _find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the one JSON object of a text with exactly these names."""
-    found: list[dict[str, Any]] = []
     other = "no JSON object"
+    found: list[dict[str, Any]] = []
     for candidate in _objects(_THOUGHTS.sub("", text)):
-        if set(candidate) == set(names):
-            found.append(candidate)
+        missing = [name for name in names if name not in candidate]
+        more = [str(name)[:_NUM_SHOWN] for name in candidate if name not in names]
+        if missing:
+            other = f"an object with the names {missing} missing"
+        elif more:
+            other = f"an object with more names: {more[:8]}"
         else:
-            missing = [name for name in names if name not in candidate]
-            more = [str(name)[:_NUM_SHOWN] for name in candidate if name not in names]
-            other = (
-                f"an object with the names {missing} missing" if missing else f"an object with more names: {more[:8]}"
-            )
-    if len(found) == 1 or (found and all(each == found[0] for each in found)):
+            found.append(candidate)
+    if found and all(each == found[0] for each in found):
         return found[0]
     what = f"{len(found)} objects that differ" if found else other
     raise BadAnswer(f"found {what}, accepted is one JSON object with the names {', '.join(names)}")

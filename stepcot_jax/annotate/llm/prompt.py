@@ -10,10 +10,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepcot_jax.chain import NOT_APPLICABLE, Chain, Step, fold
+from stepcot_jax.chain import NOT_APPLICABLE, Chain, fold
 
 PROMPT_VERSION = "1"
 """Incremented with every change of a text below; ledgers keep the answers of each version apart."""
@@ -142,34 +142,31 @@ def _escape_marked(match: re.Match[str]) -> str:
 def write_annotation_prompt(chain: Chain) -> Prompt:
     """Return the annotation task; its data is {"report": text}."""
     can_be_absent = any(fold(step.options[-1]) == fold(NOT_APPLICABLE) for step in chain.steps)
-    example = {
-        f"step_{number}": {"reasoning": "...", "answer": step.written(0)}
-        for number, step in enumerate(chain.steps, start=1)
-    }
+    absent = f', or "{NOT_APPLICABLE}" where it is offered and the question does not apply' if can_be_absent else ""
+    steps = {f"step_{number}": step for number, step in enumerate(chain.steps, start=1)}
+    example = {name: {"reasoning": "...", "answer": step.written(0)} for name, step in steps.items()}
     system = _ANNOTATE.format(
         count=chain.num_steps,
         questions=_list_questions(chain),
-        not_applicable=f', or "{NOT_APPLICABLE}" where it is offered and the question does not apply'
-        if can_be_absent
-        else "",
+        not_applicable=absent,
         example=json.dumps(example, ensure_ascii=False),
     )
-    entries = {f"step_{number}": _step_schema(step) for number, step in enumerate(chain.steps, start=1)}
-    return Prompt("annotate", system, _BEFORE, _AFTER, "", _object_schema(entries))
+    schemas = {
+        name: _answer_schema("answer", map(step.written, range(step.num_answers))) for name, step in steps.items()
+    }
+    return Prompt("annotate", system, _BEFORE, _AFTER, "", _object_schema(schemas))
 
 
 def write_trust_prompt(chain: Chain) -> Prompt:
     """Return the trust task: the annotation task with the question whether the model trusts its answer."""
     asked = write_annotation_prompt(chain)
-    schema = _object_schema({"reasoning": {"type": "string"}, "trust": {"type": "string", "enum": list(TRUST)}})
-    return dataclasses.replace(asked, task="trust", follow_up=_TRUST_QUESTION, schema=schema)
+    return dataclasses.replace(asked, task="trust", follow_up=_TRUST_QUESTION, schema=_answer_schema("trust", TRUST))
 
 
 def write_vote_prompt(chain: Chain) -> Prompt:
     """Return the vote task; its data is {"report": text, "chain": the answer as an object}."""
     system = _VOTE.format(count=chain.num_steps, questions=_list_questions(chain))
-    schema = _object_schema({"reasoning": {"type": "string"}, "vote": {"type": "string", "enum": list(VOTES)}})
-    return Prompt("vote", system, _VOTE_BEFORE, _VOTE_AFTER, "", schema)
+    return Prompt("vote", system, _VOTE_BEFORE, _VOTE_AFTER, "", _answer_schema("vote", VOTES))
 
 
 def write_repair(problem: str) -> Message:
@@ -178,24 +175,18 @@ def write_repair(problem: str) -> Message:
 
 
 def _list_questions(chain: Chain) -> str:
-    lines = []
-    for number, step in enumerate(chain.steps, start=1):
-        lines.append(f"Step {number}, {step.name}: {step.question}")
-        lines.append(f"   Options: {'; '.join(step.lettered_options)}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"Step {number}, {step.name}: {step.question}\n   Options: {'; '.join(step.lettered_options)}"
+        for number, step in enumerate(chain.steps, start=1)
+    )
 
 
-def _step_schema(step: Step) -> dict[str, Any]:
+def _answer_schema(name: str, options: Iterable[str | None]) -> dict[str, Any]:
     # Reasoning comes first, so that the model writes it before the answer.
-    answers = [step.written(label) for label in range(step.num_answers)]
-    return _object_schema({"reasoning": {"type": "string"}, "answer": {"type": "string", "enum": answers}})
+    return _object_schema({"reasoning": {"type": "string"}, name: {"type": "string", "enum": list(options)}})
 
 
 def _object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     # Strict structured output requires both.
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    required = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": dict(properties), **required}

@@ -1,6 +1,6 @@
 """What an endpoint sends back: an answer, its cost in tokens, and how long to wait."""
 
-import dataclasses
+import contextlib
 import email.utils
 import json
 import math
@@ -16,11 +16,13 @@ from stepcot_jax.annotate.llm.prompt import Message
 _TOKENS_OF_A_MESSAGE = 32
 
 
-@dataclasses.dataclass(frozen=True)
-class Reply:
-    """The outcome of one request.
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request and its outcome: a line of the ledger.
 
     Attributes:
+      report: id of the report.
+      text: SHA-256 of the report's text.
+      request: SHA-256 of the messages, which differs between a question and its repairs.
       answer: text of the answer; None for none.
       problem: why there is no answer; "" otherwise.
       is_final: whether a retry is pointless (an answer, or one that is too large).
@@ -31,18 +33,23 @@ class Reply:
       answer_tokens: tokens of the answer.
       is_counted: whether the endpoint counted the tokens; otherwise they are upper bounds.
       seconds: duration of the request.
+      time: when the answer arrived, ISO 8601 with time zone.
     """
 
+    report: str
+    text: str
+    request: str
     answer: str | None
-    problem: str
-    is_final: bool
-    finish: str
-    served_model: str
+    problem: str = ""
+    is_final: bool = True
+    finish: str = ""
+    served_model: str = ""
     form: str
     prompt_tokens: int
     answer_tokens: int
-    is_counted: bool
+    is_counted: bool = True
     seconds: float
+    time: str
 
     @property
     def num_tokens(self) -> int:
@@ -70,38 +77,34 @@ class _Completion(msgspec.Struct):
     usage: object = None
 
 
-def read_reply(content: bytes, *, lost: Reply, key: str) -> Reply:
+def read_reply(content: bytes, *, lost: Entry, key: str) -> Entry:
     """Parse a response's body.
 
     The openai package builds its own types without validation, so a wrong type would surface later.
 
     Args:
       content: the body.
-      lost: the reply if the body holds no answer; its counts are upper bounds.
+      lost: the entry if the body holds no answer; its counts are upper bounds.
       key: the endpoint's key, masked wherever the body repeats it.
     """
     try:
         found = msgspec.json.decode(content, type=_Completion)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return dataclasses.replace(lost, problem="the response is not a chat completion")
+        return msgspec.structs.replace(lost, problem="the response is not a chat completion")
     choice = found.choices[0]
     answer = hide_key(choice.message.content or "", key)
-    prompt_tokens, answer_tokens = lost.prompt_tokens, min(_num_bytes(answer) + 1, lost.answer_tokens)
-    is_counted = True
     try:
         usage = msgspec.convert(found.usage, _Usage)
-        prompt_tokens, answer_tokens = usage.prompt_tokens, usage.completion_tokens
+        counts = {"prompt_tokens": usage.prompt_tokens, "answer_tokens": usage.completion_tokens, "is_counted": True}
     except msgspec.ValidationError:
-        is_counted = False
-    return dataclasses.replace(
+        counts = {"answer_tokens": min(_num_bytes(answer) + 1, lost.answer_tokens)}
+    return msgspec.structs.replace(
         lost,
         answer=answer,
         is_final=True,
         finish=hide_key(choice.finish_reason or "", key)[:40],
         served_model=hide_key(found.model or "", key)[:120],
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        is_counted=is_counted,
+        **counts,
     )
 
 
@@ -122,16 +125,15 @@ def read_wait(headers: Mapping[str, str]) -> float | None:
     2.5
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
-        try:
-            wait = float(value) * unit
-        except ValueError:
-            try:
-                wait = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-            except (ValueError, TypeError, OverflowError):
-                continue
-        if math.isfinite(wait):
-            return max(wait, 0.0)
+        with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
+            wait = _read_seconds(headers[name]) * unit
+            if math.isfinite(wait):
+                return max(wait, 0.0)
     return None
+
+
+def _read_seconds(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return email.utils.parsedate_to_datetime(value).timestamp() - time.time()

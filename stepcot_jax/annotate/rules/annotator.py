@@ -84,13 +84,11 @@ def _answers(reading: Reading, chief: Mention | None) -> list[Answer | None]:
 
 
 def _normal_answers(reading: Reading) -> list[Answer | None]:
-    of_lungs = [
-        item.sentence.text for item in reading.mentions if item.status == Status.ABSENT and item.sort == "lesion"
-    ]
-    clear = [sentence.text for sentence in reading.sentences if "lung" in sentence.line.lower()]
-    concluding = [sentence.text for sentence in reading.sentences if sentence.role == "impression"]
-    last = (concluding or [reading.sentences[-1].text])[0]
-    first = (clear or of_lungs or [last])[0]
+    denied = (item for item in reading.mentions if item.status == Status.ABSENT and item.sort == "lesion")
+    clear = (sentence for sentence in reading.sentences if "lung" in sentence.line.lower())
+    concluding = (sentence for sentence in reading.sentences if sentence.role == "impression")
+    last = next(concluding, reading.sentences[-1]).text
+    first = [*(sentence.text for sentence in clear), *(item.sentence.text for item in denied), last][0]
     none = Answer(NOT_APPLICABLE, first)
     return [Answer(descriptions.NO_ABNORMALITY, first), *[none] * 5, Answer(terms.NORMAL, last)]
 

@@ -4,9 +4,10 @@ NegEx-style cues: a cue before a finding reaches forward to the next barrier ("b
 after it reaches back to the previous barrier. Of several cues that reach a finding, the lowest `Status` decides.
 """
 
-import dataclasses
 import enum
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 
 class Status(enum.IntEnum):
@@ -83,9 +84,8 @@ _BEFORE: dict[Status, tuple[str, ...]] = {
     ),
     Status.PAST: (
         r"history of|h/o|hx of|s/p|status[- ]post|resolved|treated",
-        r"(?:prior|previous)(?! (?:\w+ ){0,2}"
-        r"(?:granulom\w*|XXXX|imag\w+|cxr|dated|scan|pa|ap|exam\w*|stud\w+|radiograph\w*|x-?\w+|ct|film\w*"
-        r"|report|chest|comparison))",
+        r"(?:prior|previous)(?! (?:\w+ ){0,2}(?:granulom\w*|XXXX|imag\w+|cxr|dated|scan|pa|ap|exam\w*|stud\w+"
+        r"|radiograph\w*|x-?\w+|ct|film\w*|report|chest|comparison))",
         r"previously (?:seen|noted|described|identified|demonstrated|visuali[sz]ed)",
     ),
     Status.LIKELY: (
@@ -165,8 +165,7 @@ _LIMITED = re.compile(
     re.IGNORECASE,
 )
 _ONE_PLACE = re.compile(
-    r"[\w-]+(?: \w+){0,2}? (?:elsewhere|(?:in|on|at|within) (?:the )?(?:left|right|upper|lower|remaining"
-    r"|remainder))\b",
+    r"[\w-]+(?: \w+){0,2}? (?:elsewhere|(?:in|on|at|within) (?:the )?(?:left|right|upper|lower|remaining|remainder))\b",
     re.I,
 )
 _STILL = re.compile(
@@ -175,13 +174,11 @@ _STILL = re.compile(
     re.IGNORECASE,
 )
 
-
 # "Status post bypass with cardiomegaly": a cue for the past does not reach beyond "with".
 _PAST_REACH = re.compile(r"(?:[ -](?!(?:with|and)\b)[\w-]+){0,6}")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reach:
+class _Reach(NamedTuple):
     status: Status
     start: int
     end: int
@@ -215,9 +212,8 @@ class Assertions:
 
     def denies_all(self, start: int) -> bool:
         """Whether the finding at `start` is denied altogether, not only as a large, focal or new one."""
-        denials = [
-            reach for reach in self._reaches if reach.status == Status.ABSENT and reach.start <= start < reach.end
-        ]
+        reaching = (reach for reach in self._reaches if reach.start <= start < reach.end)
+        denials = (reach for reach in reaching if reach.status == Status.ABSENT)
         nearest = max(denials, key=lambda reach: reach.start, default=None)
         if nearest is None or _LIMITED.search(self._sentence, nearest.start, start):
             return False
@@ -231,20 +227,15 @@ class Assertions:
         last = min((begin for begin, _ in between if begin > start), default=len(self._sentence))
         return first, last
 
-    def _forward(self) -> list[_Reach]:
-        found = []
+    def _forward(self) -> Iterator[_Reach]:
         for match in _CUE_BEFORE.finditer(self._sentence):
-            end = min((begin for begin, _ in self._barriers if begin >= match.end()), default=len(self._sentence))
             status = Status[match.lastgroup or ""]
-            if status == Status.PAST:
-                words = _PAST_REACH.match(self._sentence, match.end(), end)
-                end = words.end() if words else end
-            found.append(_Reach(status, match.start(), end))
-        return found
+            end = min((begin for begin, _ in self._barriers if begin >= match.end()), default=len(self._sentence))
+            if status == Status.PAST and (words := _PAST_REACH.match(self._sentence, match.end(), end)):
+                end = words.end()
+            yield _Reach(status, match.start(), end)
 
-    def _backward(self) -> list[_Reach]:
-        found = []
+    def _backward(self) -> Iterator[_Reach]:
         for match in _CUE_BEHIND.finditer(self._sentence):
             start = max((end for _, end in self._barriers if end <= match.start()), default=0)
-            found.append(_Reach(Status[match.lastgroup or ""], start, match.end()))
-        return found
+            yield _Reach(Status[match.lastgroup or ""], start, match.end())

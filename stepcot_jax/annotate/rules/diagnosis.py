@@ -13,7 +13,7 @@ emphysema, edema and acute fractures do count: alone, they are outside the taxon
 import re
 from collections.abc import Iterable
 
-from stepcot_jax.annotate.annotation import CONFLICTING_FINDINGS, NO_REPORT, OUTSIDE_TAXONOMY, CannotAnnotate
+from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
 from stepcot_jax.annotate.rules import terms
 from stepcot_jax.annotate.rules.assertions import Status
 from stepcot_jax.annotate.rules.mentions import Mention, Reading
@@ -31,9 +31,8 @@ URGENCY = (
 """Order of findings that otherwise rank equal: the most urgent first."""
 
 _DESCRIBED = re.compile(
-    r"\b(?:left|right|bilateral\w*|small|large|moderate|tiny|trace|mild|upper|lower|middle|mid|bas\w+|api\w+"
-    r"|lingul\w+|\d+(?:\.\d+)? ?(?:mm|cm)|calcified|stable"
-    r"|unchanged|persist\w+|increas\w+|decreas\w+|again|chronic)\b",
+    r"\b(?:left|right|bilateral\w*|small|large|moderate|tiny|trace|mild|upper|lower|middle|mid|bas\w+|api\w+|lingul\w+"
+    r"|\d+(?:\.\d+)? ?(?:mm|cm)|calcified|stable|unchanged|persist\w+|increas\w+|decreas\w+|again|chronic)\b",
     re.IGNORECASE,
 )
 _ORDER = (*URGENCY, terms.LESION, terms.OPACITY, terms.LUCENCY, terms.GRANULOMA, terms.CALCIFICATION, terms.SCAR)
@@ -47,10 +46,8 @@ low lung volumes, a raised diaphragm."""
 
 _NORMAL = re.compile(
     r"\b(?:normal\w*|unremarkable|(?:not|non)-? ?remarkable|clear\w*|negative|within (?:\w+ )?limits"
-    r"|no (?:\w+ ){0,4}?(?:abnormal\w*|disease|process"
-    r"|finding\w*)|well[- ]inflated|free of|intact|midline|(?:well[- ])?(?:expanded|aerated)|satisfactory"
-    r"|stable|unchanged|sharp|symmetric\w*"
-    r"|preserved|without|no)\b",
+    r"|no (?:\w+ ){0,4}?(?:abnormal\w*|disease|process|finding\w*)|well[- ]inflated|free of|intact|midline"
+    r"|(?:well[- ])?(?:expanded|aerated)|satisfactory|stable|unchanged|sharp|symmetric\w*|preserved|without|no)\b",
     re.IGNORECASE,
 )
 _ELSEWHERE = re.compile(
@@ -66,11 +63,10 @@ _IN_LUNG = re.compile(
     re.IGNORECASE,
 )
 _ARTIFACT = re.compile(
-    r"\b(?:artifact\w*|superimpos\w+ (?:structures?|shadows?|tissues?)|overlapping"
-    r"|overlying (?:\w+ )?(?:soft|breast|tissue)|summation|confluence of|nipples?|breast (?:tissue|shadows?)"
-    r"|(?:epi|peri)cardial fat|fat pads?"
-    r"|skin ?folds?|bone islands?|costochondral|companion shadows?|jewel\w+|necklaces?|piercings?"
-    r"|vascular shadows?|vessels? (?:seen )?on[- ]end|(?:ekg|ecg) leads?)\b",
+    r"\b(?:artifact\w*|superimpos\w+ (?:structures?|shadows?|tissues?)|overlapping|overlying (?:\w+ )?(?:soft|breast"
+    r"|tissue)|summation|confluence of|nipples?|breast (?:tissue|shadows?)|(?:epi|peri)cardial fat|fat pads?"
+    r"|skin ?folds?|bone islands?|costochondral|companion shadows?|jewel\w+|necklaces?|piercings?|vascular shadows?"
+    r"|vessels? (?:seen )?on[- ]end|(?:ekg|ecg) leads?)\b",
     re.IGNORECASE,
 )
 
@@ -83,18 +79,18 @@ def find_diagnosis(reading: Reading) -> Mention | None:
         taxonomy.
     """
     if not reading.sentences:
-        raise CannotAnnotate(NO_REPORT, "no sentence in findings or impression")
+        raise CannotAnnotate(Reason.NO_REPORT, "no sentence in findings or impression")
     chief = rank_first(mention for mention in reading.mentions if mention.sort == "diagnosis")
     if chief is not None:
         if is_contradicted(reading, chief.finding):
-            raise CannotAnnotate(CONFLICTING_FINDINGS, f"{chief.finding.lower()} is asserted and denied")
+            raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"{chief.finding.lower()} is asserted and denied")
         return chief
     other = [mention for mention in reading.mentions if mention.status > Status.PAST and not is_incidental(mention)]
     if other:
-        raise CannotAnnotate(OUTSIDE_TAXONOMY, ", ".join(sorted({mention.finding.lower() for mention in other})))
+        raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, ", ".join(sorted({mention.finding.lower() for mention in other})))
     denied = any(mention.status == Status.ABSENT for mention in reading.mentions)
     if not denied and not any(_NORMAL.search(sentence.line) for sentence in reading.sentences):
-        raise CannotAnnotate(OUTSIDE_TAXONOMY, "the report names no finding and does not say that all is normal")
+        raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, "the report names no finding and does not say that all is normal")
     return None
 
 
@@ -107,14 +103,8 @@ def rank_first(mentions: Iterable[Mention]) -> Mention | None:
 def _rank(mention: Mention) -> tuple[int, bool, bool, bool, int, int]:
     urgency = _ORDER.index(mention.finding) if mention.finding in _ORDER else len(_ORDER)
     leads = mention.concluded or mention.sentence.role == "impression"
-    return (
-        -mention.status,
-        mention.associated and not mention.concluded,
-        not leads,
-        mention.alternative,
-        urgency,
-        mention.number,
-    )
+    is_companion = mention.associated and not mention.concluded
+    return -mention.status, is_companion, not leads, mention.alternative, urgency, mention.number
 
 
 def is_incidental(mention: Mention) -> bool:

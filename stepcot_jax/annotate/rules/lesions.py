@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from stepcot_jax.annotate.rules import descriptions, terms
 from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.descriptions import Describer
+from stepcot_jax.annotate.rules.descriptions import Describer, names_two_zones
 from stepcot_jax.annotate.rules.mentions import Mention, Reading
 from stepcot_jax.annotate.rules.sentences import Sentence
 from stepcot_jax.chain import NOT_APPLICABLE
@@ -38,7 +38,6 @@ IMPLIED_LOCATION = {
 }
 """Location where the report names none and the finding is not diffuse; N/A for other findings."""
 
-
 _PHRASE = re.compile(r"[,;:]|\band\b|\bwith\b|\bwithout\b|\bas well as\b|\bversus\b|\bor\b", re.IGNORECASE)
 
 _LEFT = re.compile(r"\b(?:left|lingul\w+|LUL|LLL)\b", re.IGNORECASE)
@@ -56,8 +55,8 @@ _RELATIVE = re.compile(
     re.IGNORECASE,
 )
 
-Site = tuple[str | None, frozenset[str]]
-"""Zone and sides, as far as named."""
+Site = tuple[frozenset[str], frozenset[str]]
+"""Zone and sides, each empty if not named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +81,7 @@ class _Place:
 
 
 class Lesion:
-    """The lesion of one finding, with the places of the report that describe it.
-
-    Args:
-      reading: the report.
-      chief: the finding.
-    """
+    """The lesion of one finding, with the places of the report that describe it."""
 
     def __init__(self, reading: Reading, chief: Mention) -> None:
         self._chief = chief
@@ -95,13 +89,18 @@ class Lesion:
         own = [item for item in reading.mentions if item.finding == chief.finding and item.status >= least]
         own.sort(key=lambda item: (item is not chief, item.number != chief.number))
         own = own[:_MOST_MENTIONS]
-        self.linked = _linked(reading, chief)
+        # The opacities that the report calls consistent with the finding.
+        near = (chief.number - 1, chief.number) if chief.concluded else ()
+        self.linked = [item for item in _opacities(reading) if item.number in near]
         explained = self.linked or _explained(reading, chief)[:_MOST_MENTIONS]
         # All words of a sentence that names no other finding describe this one.
         num_named = collections.Counter(item.number for item in reading.mentions)
         alone = {number for number, count in num_named.items() if count == 1}
         sides = {side for item in own for side in _find_sides(_whole(item) if item.number in alone else _near(item)[0])}
-        self._is_in_two_places = len(sides) > 1 or any(map(_names_two_zones, own))
+        self._is_in_two_places = len(sides) > 1 or any(
+            names_two_zones(item.sentence.line, clause.first, clause.last, about=(phrase.first, phrase.last))
+            for item, (phrase, clause) in zip(own, map(_near, own), strict=True)
+        )
         self._places = [
             *(place for item in own for place in (*_near(item), *_relative_clause(item))),
             *(_whole(item) for item in own if item.number in alone),
@@ -176,13 +175,6 @@ class Lesion:
         return Answer(text, self._chief.sentence.text)
 
 
-def _linked(reading: Reading, chief: Mention) -> list[Mention]:
-    """Return the opacities that the report calls consistent with the finding."""
-    if not chief.concluded:
-        return []
-    return [item for item in _opacities(reading) if item.number in (chief.number - 1, chief.number)]
-
-
 def _explained(reading: Reading, chief: Mention) -> list[Mention]:
     """Return the mentions that most likely describe the same lesion as the finding.
 
@@ -191,7 +183,8 @@ def _explained(reading: Reading, chief: Mention) -> list[Mention]:
     site = _find_site(chief)
     if chief.sort == "lesion":
         lesions = [item for item in reading.mentions if item.sort == "lesion" and item.present]
-        return [item for item in lesions if _may_share(_find_site(item), site)]
+        pairs = ((item, zip(_find_site(item), site, strict=True)) for item in lesions)
+        return [item for item, pair in pairs if all(not one or not two or one & two for one, two in pair)]
     calcified = [item for item in reading.mentions if item.finding in _CALCIFIED and item.present]
     is_placed_nodule = chief.finding == terms.NODULE and site[0]
     of_nodule = [item for item in calcified if _find_site(item) == site] if is_placed_nodule else []
@@ -202,24 +195,15 @@ def _opacities(reading: Reading) -> Iterator[Mention]:
     return (item for item in reading.mentions if item.finding in (terms.OPACITY, terms.LUCENCY) and item.present)
 
 
-def _may_share(one: Site, two: Site) -> bool:
-    return (not one[0] or not two[0] or one[0] == two[0]) and (not one[1] or not two[1] or bool(one[1] & two[1]))
-
-
 def _find_site(mention: Mention) -> Site:
     phrase, clause = _near(mention)
-    return clause.strongest(descriptions.LOCATION), frozenset(_find_sides(phrase))
+    zone = clause.strongest(descriptions.LOCATION)
+    return frozenset({zone} if zone else ()), frozenset(_find_sides(phrase))
 
 
 def _find_sides(place: _Place) -> set[str]:
     searched = place.sentence.line, place.first, place.last
     return {side for side, words in (("left", _LEFT), ("right", _RIGHT)) if words.search(*searched)}
-
-
-def _names_two_zones(mention: Mention) -> bool:
-    phrase, clause = _near(mention)
-    about = (phrase.first, phrase.last)
-    return descriptions.names_two_zones(mention.sentence.line, clause.first, clause.last, about=about)
 
 
 def _near(mention: Mention) -> tuple[_Place, _Place]:

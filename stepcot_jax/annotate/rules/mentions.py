@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from typing import Literal
 
 from stepcot_jax.annotate.rules.assertions import Assertions, Status
 from stepcot_jax.annotate.rules.sentences import Sentence, split_sentences
-from stepcot_jax.annotate.rules.terms import PNEUMOTHORAX, TERMS, Sort
+from stepcot_jax.annotate.rules.terms import LESIONS, NO_FINDING, PNEUMOTHORAX, TERMS
+from stepcot_jax.chain import DIAGNOSIS_OPTIONS
 
 _ASSOCIATED = re.compile(
     r"\b(?:associated|accompan\w+|also|adjacent|reactive|compressive|secondary(?! to)|underlying)\b", re.I
@@ -20,18 +22,8 @@ _LIST = re.compile(
 )
 _OR = re.compile(r"\s*(?:,\s*)?(?:or|versus|vs\.?|over|and/or|/|less likely)\s*(?:[\w-]+\s+){0,3}", re.I)
 _NAMES = re.compile(
-    "|".join(rf"(?P<t{number}>\b(?:{term.words})\b)" for number, term in enumerate(TERMS)), re.IGNORECASE
+    "|".join(rf"(?P<t{number}>\b(?:{'|'.join(words)})\b)" for number, (_, *words) in enumerate(TERMS)), re.IGNORECASE
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Naming:
-    """A name of a finding: characters `start` to `end` of a sentence."""
-
-    finding: str
-    sort: Sort
-    start: int
-    end: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +32,6 @@ class Mention:
 
     Attributes:
       finding: its name in `terms`.
-      sort: "diagnosis", "lesion" or "other".
       status: assertion status.
       sentence: the sentence.
       number: index of the sentence in the report.
@@ -54,7 +45,6 @@ class Mention:
     """
 
     finding: str
-    sort: Sort
     status: Status
     sentence: Sentence
     number: int
@@ -65,6 +55,13 @@ class Mention:
     alternative: bool
     concluded: bool
     denied_wholly: bool
+
+    @property
+    def sort(self) -> Literal["diagnosis", "lesion", "other"]:
+        """A diagnosis of the chain, another lesion, or another abnormality."""
+        if self.finding in DIAGNOSIS_OPTIONS:
+            return "diagnosis"
+        return "lesion" if self.finding in LESIONS else "other"
 
     @property
     def present(self) -> bool:
@@ -91,63 +88,53 @@ def read_report(text: str) -> Reading:
     return Reading(sentences, tuple(mentions))
 
 
-def find_terms(sentence: str) -> list[Naming]:
-    """Return the names of findings in a sentence, in order, asserted or denied."""
-    found = []
-    for match in _NAMES.finditer(sentence):
-        term = TERMS[int(match.lastgroup[1:])]  # type: ignore[index]
-        if term.sort != "none":
-            found.append(Naming(term.finding, term.sort, match.start(), match.end()))
-    return found
+def find_terms(sentence: str) -> list[tuple[str, int, int]]:
+    """Return finding, start and end of each name of a finding in a sentence, in order, asserted or denied."""
+    named = ((TERMS[int((match.lastgroup or "")[1:])][0], *match.span()) for match in _NAMES.finditer(sentence))
+    return [found for found in named if found[0] != NO_FINDING]
 
 
 def _mentions(sentence: Sentence, number: int) -> list[Mention]:
-    named = find_terms(sentence.line)
+    line = sentence.line
+    named = find_terms(line)
     if not named:
         return []
-    assertions = Assertions(sentence.line)
-    routine = _is_routine(sentence.line, named)
-    found = []
-    for naming in named:
-        first, last = assertions.clause(naming.start)
-        status = Status.ABSENT if routine else assertions.status(naming.start, naming.end)
-        leading = sentence.line[max(0, naming.start - _LONGEST_CONCLUSION) : naming.start]
+    assertions = Assertions(line)
+    routine = _is_routine(line, named)
+    mentions: list[Mention] = []
+    for finding, start, end in named:
+        clause = assertions.clause(start)
+        status = Status.ABSENT if routine else assertions.status(start, end)
+        leading = line[max(0, start - _LONGEST_CONCLUSION) : start]
         concluded = status >= Status.LIKELY and _CONCLUDES.search(leading) is not None
-        found.append(
+        # After "or" or "versus" a finding is the less likely alternative of the diagnosis before it.
+        diagnosed = max((item.end for item in mentions if item.end <= start and item.sort == "diagnosis"), default=None)
+        mentions.append(
             Mention(
-                finding=naming.finding,
-                sort=naming.sort,
+                finding=finding,
                 status=Status.STATED if concluded else status,
                 sentence=sentence,
                 number=number,
-                start=naming.start,
-                end=naming.end,
-                clause=(first, last),
-                associated=_ASSOCIATED.search(sentence.line, first, last) is not None,
-                alternative=_is_alternative(sentence.line, naming, named),
+                start=start,
+                end=end,
+                clause=clause,
+                associated=_ASSOCIATED.search(line, *clause) is not None,
+                alternative=diagnosed is not None and _OR.fullmatch(line, diagnosed, start) is not None,
                 concluded=concluded,
-                denied_wholly=assertions.denies_all(naming.start),
+                denied_wholly=assertions.denies_all(start),
             )
         )
-    return found
+    return mentions
 
 
-def _is_routine(text: str, named: list[Naming]) -> bool:
+def _is_routine(text: str, named: list[tuple[str, int, int]]) -> bool:
     """Whether a sentence is a bare list such as "Pleural effusion or pneumothorax.", which continues a denial.
 
     The two findings cannot be alternative readings of one shadow.
     """
-    findings = {naming.finding for naming in named}
+    findings = {finding for finding, _, _ in named}
     if PNEUMOTHORAX not in findings or len(findings) < 2:
         return False
-    between, end = [], 0
-    for naming in named:
-        between.append(text[end : naming.start])
-        end = naming.end
-    return _LIST.fullmatch(" ".join([*between, text[end:]])) is not None
-
-
-def _is_alternative(text: str, naming: Naming, named: list[Naming]) -> bool:
-    """Whether a finding follows "or" or "versus" as the less likely alternative of the diagnosis before it."""
-    ends = [other.end for other in named if other.end <= naming.start and other.sort == "diagnosis"]
-    return bool(ends) and _OR.fullmatch(text, max(ends), naming.start) is not None
+    ends, starts = [0, *(end for _, _, end in named)], [*(start for _, start, _ in named), len(text)]
+    between = (text[end:start] for end, start in zip(ends, starts, strict=True))
+    return _LIST.fullmatch(" ".join(between)) is not None

@@ -11,45 +11,23 @@ from typing import Literal
 
 Role = Literal["findings", "impression", "context"]
 
-HEADINGS: dict[str, Role] = {
-    "findings": "findings",
-    "finding": "findings",
-    "report": "findings",
-    "description": "findings",
-    "chest": "findings",
-    "chest x-ray": "findings",
-    "impression": "impression",
-    "impressions": "impression",
-    "conclusion": "impression",
-    "conclusions": "impression",
-    "opinion": "impression",
-    "summary": "impression",
-    "interpretation": "impression",
-    "indication": "context",
-    "indications": "context",
-    "reason for exam": "context",
-    "reason for examination": "context",
-    "comparison": "context",
-    "comparisons": "context",
-    "history": "context",
-    "clinical history": "context",
-    "clinical information": "context",
-    "clinical indication": "context",
-    "technique": "context",
-    "procedure": "context",
-    "examination": "context",
-    "exam": "context",
-    "study": "context",
-    "views": "context",
-    "recommendation": "context",
-    "recommendations": "context",
+HEADINGS: dict[Role, tuple[str, ...]] = {
+    "findings": ("findings", "finding", "report", "description", "chest", "chest x-ray"),
+    "impression": (
+        *("impression", "impressions", "conclusion", "conclusions", "opinion", "summary", "interpretation"),
+    ),
+    "context": (
+        *("indication", "indications", "reason for exam", "reason for examination", "comparison", "comparisons"),
+        *("history", "clinical history", "clinical information", "clinical indication", "technique", "procedure"),
+        *("examination", "exam", "study", "views", "recommendation", "recommendations"),
+    ),
 }
-"""Lower-case section headings -> role of the section."""
+"""Role of a section -> its headings, in lower case."""
 
+_ROLES = {name: role for role, names in HEADINGS.items() for name in names}
 # Headings are upper case anywhere, or any case at the start of a line; "; impression: mass" is no heading.
-_NAMES = "|".join(sorted((re.escape(name) for name in HEADINGS), key=len, reverse=True))
+_NAMES = "|".join(sorted((re.escape(name) for name in _ROLES), key=len, reverse=True))
 _HEADING = re.compile(rf"(?:(?<![^\s.;])(?P<capitals>{_NAMES.upper()})|^[ \t]*(?P<line>(?i:{_NAMES})))[ \t]*:", re.M)
-
 
 # A full stop ends a sentence before a capital, a list number, a de-identified word or the end of the text; not after
 # an abbreviation, within a number such as 2.0 cm, or in the "1." that opens a list item.
@@ -106,15 +84,11 @@ def find_sections(text: str) -> list[tuple[Role, int, int]]:
     >>> [role for role, *_ in find_sections("INDICATION: cough. FINDINGS: Clear lungs.")]
     ['context', 'findings']
     """
-    sections: list[tuple[Role, int, int]] = []
-    role: Role = "findings"
-    start = 0
-    for heading in _HEADING.finditer(text):
-        sections.append((role, start, heading.start()))
-        role = HEADINGS[(heading["capitals"] or heading["line"]).lower()]
-        start = heading.end()
-    sections.append((role, start, len(text)))
-    return [(role, start, end) for role, start, end in sections if text[start:end].strip()]
+    headings = list(_HEADING.finditer(text))
+    roles: list[Role] = ["findings", *(_ROLES[(match["capitals"] or match["line"]).lower()] for match in headings)]
+    starts = [0, *(match.end() for match in headings)]
+    ends = [*(match.start() for match in headings), len(text)]
+    return [found for found in zip(roles, starts, ends, strict=True) if text[found[1] : found[2]].strip()]
 
 
 def split_sentences(text: str) -> tuple[Sentence, ...]:
@@ -149,16 +123,14 @@ def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
     last, before = (match[0].lower(), match.start()) if match else ("", stop)
     if last in _ABBREVIATIONS:
         return not text[stop + 1 : end].strip()
-    opens_item = last.isdigit() and not text[start:before].strip()
-    return not opens_item
+    return not last.isdigit() or bool(text[start:before].strip())
 
 
 def _trimmed(text: str, start: int, end: int) -> list[tuple[int, int]]:
     """Return the range without list number and surrounding white space, cut if too long; empty without a word."""
     item = _ITEM.match(text, start, end)
     start = item.end() if item else start
-    while end > start and text[end - 1].isspace():
-        end -= 1
+    end = start + len(text[start:end].rstrip())
     spans = []
     while end - start > _LONGEST_SENTENCE:
         cut = text.rfind(" ", start + 1, start + _LONGEST_SENTENCE)

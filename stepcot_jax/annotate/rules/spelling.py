@@ -1,9 +1,8 @@
 """Misspellings of the names of findings: one letter omitted, doubled, or swapped with the next ("efusion").
 
-Only long words are covered, because their misspellings are not other words.
+Only for words of six letters or more, whose misspellings are not other words.
 """
 
-_SHORTEST = 6
 _NUM_KEPT = 2
 """Leading letters that stay intact: errors there are rare and lead to other words ("infusion")."""
 
@@ -14,8 +13,6 @@ def find_slips(word: str) -> frozenset[str]:
     >>> sorted(find_slips("nodule"))[:4]
     ['noddule', 'nodle', 'nodlue', 'nodue']
     """
-    if len(word) < _SHORTEST or not word.isalpha():
-        raise ValueError(f"{word!r} must have at least {_SHORTEST} letters")
     slips = set()
     for place in range(_NUM_KEPT, len(word)):
         before, letter, after = word[:place], word[place], word[place + 1 :]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,13 +16,12 @@ from stepcot_jax.data.sources.chestxray8_tables import (
     RELEASED_SIDE,
     Entry,
     ListedBox,
-    find_table,
     read_box_list,
     read_entries,
 )
-from stepcot_jax.data.sources.findings import DIAGNOSES, Answers, Finding, answer_findings, answer_normal
+from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.named_images import ImageFinder, read_image_size
+from stepcot_jax.data.sources.named_images import ImageFinder, find_file, read_image_size
 from stepcot_jax.host.errors import BadInput
 
 LabelsFrom = Literal["auto", "boxes", "entries"]
@@ -45,21 +44,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ImageRecord:
-    """One image with its rows of both tables.
-
-    Attributes:
-      image: name of its file.
-      place: of the record, for messages.
-      labels: distinct classes.
-      boxes: its rows of the box list.
-      entry: its row of the table of labels; None if missing.
-      problem: why the record cannot be used; "" if it can.
-    """
+    """One image with its rows of both tables; `problem` says why it cannot be used, "" if it can."""
 
     image: str
     place: str
     labels: tuple[str, ...]
-    boxes: tuple[ListedBox, ...]
+    boxes: Sequence[ListedBox]
     entry: Entry | None
     problem: str
 
@@ -71,10 +61,9 @@ class ImageRecord:
         return self.image.partition("_")[0] or self.image
 
 
-def list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> list[ImageRecord]:
-    """Return the images of the box list, in its order, with the labels of their boxes."""
+def _list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
+    """Yield the images of the box list, in its order, with the labels of their boxes."""
     entry_of = {entry.image: entry for entry in entries}
-    records = []
     for listed in _group(boxes).values():
         image, place = listed[0].image, f"row {listed[0].number}"
         entry = entry_of.get(image)
@@ -82,36 +71,32 @@ def list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> lis
         if entry and entry.problem and not problem:
             problem = f"{place}: in the table of labels: {entry.problem}"
         labels = tuple(dict.fromkeys(box.label for box in listed))
-        records.append(ImageRecord(image, place, labels, listed, entry, problem))
-    return records
+        yield ImageRecord(image, place, labels, listed, entry, problem)
 
 
-def list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> list[ImageRecord]:
-    """Return the rows of the table of labels, in its order, then the images that only the box list has."""
+def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
+    """Yield the rows of the table of labels, in its order, then the images that only the box list has."""
     boxes_of = _group(boxes)
     first: dict[str, int] = {}
-    records = []
     for entry in entries:
-        listed = boxes_of.get(entry.image, ()) if entry.image else ()
+        listed = boxes_of.get(entry.image, []) if entry.image else []
         problem = entry.problem or next((f"in the box list: {box.problem}" for box in listed if box.problem), "")
         known = first.setdefault(entry.image, entry.number)
         if known != entry.number and not problem:
             problem = f"row {entry.number}: has the same image as row {known}; expected one row per image"
-        records.append(ImageRecord(entry.image, f"row {entry.number}", entry.labels, listed, entry, problem))
-    for image, listed in boxes_of.items():
-        if image not in first:
-            place = f"row {listed[0].number} of the box list"
-            problem = listed[0].problem or f"{place}: the image is not in the table of labels"
-            records.append(ImageRecord(listed[0].image, place, (), listed, None, problem))
-    return records
+        yield ImageRecord(entry.image, f"row {entry.number}", entry.labels, listed, entry, problem)
+    for listed in (listed for image, listed in boxes_of.items() if image not in first):
+        place = f"row {listed[0].number} of the box list"
+        problem = listed[0].problem or f"{place}: the image is not in the table of labels"
+        yield ImageRecord(listed[0].image, place, (), listed, None, problem)
 
 
-def _group(boxes: Iterable[ListedBox]) -> dict[str, tuple[ListedBox, ...]]:
+def _group(boxes: Iterable[ListedBox]) -> dict[str, list[ListedBox]]:
     """Group the boxes by image; a row without an image's name is a group of its own."""
     groups: dict[str, list[ListedBox]] = {}
     for box in boxes:
         groups.setdefault(box.image or f"\0{box.number}", []).append(box)
-    return {image: tuple(listed) for image, listed in groups.items()}
+    return groups
 
 
 def read_chestxray8(
@@ -131,10 +116,9 @@ def read_chestxray8(
 
     Args:
       root: folder with `BBox_List_2017*.csv`, `Data_Entry_2017*.csv` or both.
-      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
-      require_images: whether an image without its file is bad.
-      single_label: whether to exclude images with several distinct labels; if not, their diagnosis is not
-        annotated.
+      on_bad_record: as in `layouts.read_source`.
+      require_images: as in `layouts.read_source`.
+      single_label: whether to exclude images with several distinct labels; if not, they have no diagnosis.
       labels_from: "boxes": the images of the box list with the labels of their boxes, as in the paper's test across
         datasets; "entries": those of the table of labels; "auto": "boxes" if there is a box list.
       image_folders: patterns of the folders with the images, below `root`.
@@ -145,19 +129,17 @@ def read_chestxray8(
     root = Path(root)
     if labels_from not in ("auto", "boxes", "entries"):
         raise BadInput(f"labels_from: {labels_from!r} is not 'auto', 'boxes' or 'entries'")
-    box_list, entry_table = find_table(root, BOX_LIST), find_table(root, ENTRY_TABLE)
+    box_list, entry_table = find_file(root, BOX_LIST), find_file(root, ENTRY_TABLE)
     from_boxes = labels_from == "boxes" or (labels_from == "auto" and box_list is not None)
     source = box_list if from_boxes else entry_table
     if source is None:
         raise BadInput(f"{root}: has no {BOX_LIST if from_boxes else ENTRY_TABLE}")
     boxes = read_box_list(box_list) if box_list else []
     entries = read_entries(entry_table) if entry_table else []
-    records = list_box_images(boxes, entries) if from_boxes else list_entries(boxes, entries)
+    records = list((_list_box_images if from_boxes else _list_entries)(boxes, entries))
     finder = ImageFinder(root, folders=image_folders, require_images=require_images)
     intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
-    num_unscaled = 0
-    for record in records:
-        num_unscaled += _take(record, finder=finder, intake=intake, single_label=single_label)
+    num_unscaled = sum(_take(record, finder=finder, intake=intake, single_label=single_label) for record in records)
     if num_unscaled:
         message = "%s: %d images with boxes have no file: their boxes are in pixels of the released %d x %d image"
         _LOG.warning(message, source, num_unscaled, RELEASED_SIDE, RELEASED_SIDE)
@@ -182,14 +164,21 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
     if reason:
         intake.leave_out(f"{record.place}: {reason}", image_path=image_path, patient_id=patient)
         return False
-    answers = _answer(record.labels)
+    reason = f"NIH label: {', '.join(sorted(record.labels))}."
+    if record.labels == (NO_FINDING,):
+        labels, reasoning = answer_normal(reason)
+    else:
+        diagnosis = record.labels[0] if len(record.labels) == 1 else ""
+        labels, reasoning = answer_findings(
+            (FINDINGS[label] for label in record.labels), diagnosis=diagnosis, reason=reason
+        )
     case = Case(
         patient_id=patient,
         image_path=image_path,
         origin=ORIGIN,
         report="",
-        labels=answers.labels,
-        reasoning=answers.reasoning,
+        labels=labels,
+        reasoning=reasoning,
         boxes=tuple(_scale(box, size) for box in record.boxes),
         sex=record.entry.sex if record.entry else "",
         age=record.entry.age if record.entry else None,
@@ -207,14 +196,6 @@ def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:
     return ""
 
 
-def _answer(labels: Sequence[str]) -> Answers:
-    reason = f"NIH label: {', '.join(sorted(labels))}."
-    if labels == (NO_FINDING,):
-        return answer_normal(reason)
-    diagnosis = labels[0] if len(labels) == 1 else ""
-    return answer_findings((FINDINGS[label] for label in labels), diagnosis=diagnosis, reason=reason)
-
-
 def _scale(box: ListedBox, size: tuple[int, int]) -> Box:
     across, down = size[0] / RELEASED_SIDE, size[1] / RELEASED_SIDE
     return Box(box.label, box.x * across, box.y * down, box.width * across, box.height * down)
@@ -228,12 +209,9 @@ def _warn_of_entries(
         _LOG.warning("%s: %d rows have an impossible age, taken as unknown", path, num_ageless)
     if not from_boxes or path is None:
         return
+    other = "%s: %d images of the box list have other labels here: the labels of their boxes are used"
+    missing = "%s: %d images of the box list are missing here: their sex, age and view are unknown"
     num_other = sum(record.entry is not None and set(record.labels) != set(record.entry.labels) for record in records)
-    if num_other:
-        message = "%s: %d images of the box list have other labels here: the labels of their boxes are used"
-        _LOG.warning(message, path, num_other)
-    num_unnamed = sum(record.entry is None for record in records)
-    if num_unnamed:
-        _LOG.warning(
-            "%s: %d images of the box list are missing here: their sex, age and view are unknown", path, num_unnamed
-        )
+    for message, number in ((other, num_other), (missing, sum(record.entry is None for record in records))):
+        if number:
+            _LOG.warning(message, path, number)

@@ -8,10 +8,11 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from stepcot_jax.data.sources.delimited import Row, fold_column, read_table
+from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
+from stepcot_jax.data.sources.named_images import find_file
 from stepcot_jax.host.errors import BadInput
 
 BOX_LIST = "BBox_List_2017*.csv"
@@ -28,14 +29,7 @@ CLASSES = (
 _CLASS_OF = {fold_column(name): name for name in (*CLASSES, NO_FINDING)} | {"infiltrate": "Infiltration"}
 
 _BOX_HEADER = ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")
-_ENTRY_HEADERS = (
-    ("Image Index",),
-    ("Finding Labels",),
-    ("Patient ID",),
-    ("Patient Age",),
-    ("Patient Gender", "Patient Sex"),
-    ("View Position",),
-)
+_ENTRY_HEADER = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "Patient Gender", "View Position")
 _PATIENT = re.compile("[0-9]{1,12}")
 _MAX_AGE = 120
 _SEXES = ("F", "M")
@@ -96,30 +90,15 @@ def count_boxes(root: Path) -> BoxListCounts:
     Raises:
       BadInput: the box list is missing or unreadable, or a row is bad; names the row.
     """
-    path = find_table(root, BOX_LIST)
+    path = find_file(root, BOX_LIST)
     if path is None:
         raise BadInput(f"{root}: has no {BOX_LIST}")
-    labels = collections.defaultdict(set)
-    num_boxes = 0
-    for box in read_box_list(path):
+    boxes, labels = read_box_list(path), collections.defaultdict(set)
+    for box in boxes:
         if box.problem:
             raise BadInput(f"{path}: {box.problem}")
-        num_boxes += 1
         labels[box.image].add(box.label)
-    return BoxListCounts(num_boxes, len(labels), sum(len(found) == 1 for found in labels.values()))
-
-
-def find_table(root: Path, pattern: str) -> Path | None:
-    """Return the file of a pattern, None if there is none.
-
-    Raises:
-      BadInput: there are several.
-    """
-    found = sorted(Path(root).glob(pattern))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:5])
-        raise BadInput(f"{root}: several files {pattern} ({names}); expected one")
-    return found[0] if found else None
+    return BoxListCounts(len(boxes), len(labels), sum(len(found) == 1 for found in labels.values()))
 
 
 def read_box_list(path: Path) -> list[ListedBox]:
@@ -128,9 +107,10 @@ def read_box_list(path: Path) -> list[ListedBox]:
     Raises:
       BadInput: the file is no table or its header is not that of the box list.
     """
-    header, rows = _read(path, num_columns=len(_BOX_HEADER))
-    if [fold_column(name) for name in header[:6]] != [fold_column(name) for name in _BOX_HEADER]:
-        raise BadInput(f"{path}: header {_shown(header)} is not {','.join(_BOX_HEADER)}")
+    header, rows = read_table(path, known_columns={"image index"})
+    names = _split(header)
+    if [fold_column(name) for name in names[:6]] != [fold_column(name) for name in _BOX_HEADER]:
+        raise BadInput(f"{path}: header {names[:20]} is not {','.join(_BOX_HEADER)}")
     return [_read_box(row) for row in rows]
 
 
@@ -140,99 +120,68 @@ def read_entries(path: Path) -> list[Entry]:
     Raises:
       BadInput: the file is no table, or a column of labels, patient, age, sex or view is missing.
     """
-    header, rows = _read(path, num_columns=len(_ENTRY_HEADERS))
-    folded = [fold_column(name) for name in header]
-    places = [_place(folded, names) for names in _ENTRY_HEADERS]
-    missing = [names[0] for names, place in zip(_ENTRY_HEADERS, places, strict=True) if place is None]
-    if missing:
-        raise BadInput(f"{path}: header {_shown(header)} lacks {', '.join(missing)}")
-    return [_read_entry(row, places=places) for row in rows]  # type: ignore[arg-type]
-
-
-def _read(path: Path, *, num_columns: int) -> tuple[tuple[str, ...], Iterator[Row]]:
     header, rows = read_table(path, known_columns={"image index"})
+    names = _split(header)
+    folded = [fold_column(name).replace("patient sex", "patient gender") for name in names]
+    missing = [name for name in _ENTRY_HEADER if fold_column(name) not in folded]
+    if missing:
+        raise BadInput(f"{path}: header {names[:20]} lacks {', '.join(missing)}")
+    places = [folded.index(fold_column(name)) for name in _ENTRY_HEADER]
+    return [_read_entry(row, places=places) for row in rows]
+
+
+def _split(header: Sequence[str]) -> list[str]:
     # Quoted headers are one cell where the released one is split at its commas.
-    split = tuple(name.strip() for name in ",".join(header).split(","))
-    return split, (_pad(row, num_columns) for row in rows)
-
-
-def _pad(row: Row, num_columns: int) -> Row:
-    cells = (*row.cells, *("",) * (num_columns - len(row.cells)))
-    return dataclasses.replace(row, cells=cells)
-
-
-def _place(folded: Sequence[str], names: Sequence[str]) -> int | None:
-    return next((folded.index(fold_column(name)) for name in names if fold_column(name) in folded), None)
+    return [name.strip()[:_NUM_SHOWN] for name in ",".join(header).split(",")]
 
 
 def _read_box(row: Row) -> ListedBox:
-    image, label, *numbers = row.cells[:6]
-    where = f"row {row.number}"
-    if not image:
-        return ListedBox(row.number, "", problem=f"{where}: the image index is empty")
-    if any(row.cells[6:]):
-        return ListedBox(row.number, image, problem=f"{where}: has more than {len(_BOX_HEADER)} columns")
+    image, label, *numbers = (*row.cells, *[""] * 6)[:6]
     name = _CLASS_OF.get(fold_column(label), "")
-    if not name or name == NO_FINDING:
-        return ListedBox(row.number, image, problem=f"{where}: {_unknown(label)}")
     try:
-        x, y, width, height = (float(number) for number in numbers)
+        x, y, width, height = map(float, numbers)
     except ValueError:
         x = y = width = height = math.nan
-    is_inside = x >= 0 and y >= 0 and x + width <= RELEASED_SIDE and y + height <= RELEASED_SIDE
-    if not (is_inside and width > 0 and height > 0):
+    problem = ""
+    if not image:
+        problem = "the image index is empty"
+    elif any(row.cells[6:]):
+        problem = f"has more than {len(_BOX_HEADER)} columns"
+    elif name in ("", NO_FINDING):
+        problem = _unknown(label)
+    elif not (
+        x >= 0 and y >= 0 and x + width <= RELEASED_SIDE and y + height <= RELEASED_SIDE and min(width, height) > 0
+    ):
         written = [number[:_NUM_SHOWN] for number in numbers]
-        inside = f"x, y, width, height inside {RELEASED_SIDE} x {RELEASED_SIDE} pixels"
-        return ListedBox(row.number, image, name, problem=f"{where}: box {written} is not {inside}")
-    return ListedBox(row.number, image, name, x, y, width, height)
+        problem = f"box {written} is not x, y, width, height inside {RELEASED_SIDE} x {RELEASED_SIDE} pixels"
+    return ListedBox(row.number, image, name, x, y, width, height, problem and f"row {row.number}: {problem}")
 
 
 def _read_entry(row: Row, *, places: Sequence[int]) -> Entry:
     image, written, patient, age, sex, view = (row.cells[place] if place < len(row.cells) else "" for place in places)
-    where = f"row {row.number}"
-    if not image:
-        return Entry(row.number, "", problem=f"{where}: the image index is empty")
-    labels = dict.fromkeys(_CLASS_OF.get(fold_column(label), "") for label in written.split("|"))
-    if "" in labels:
-        unknown = next(label for label in written.split("|") if fold_column(label) not in _CLASS_OF)
-        return Entry(row.number, image, problem=f"{where}: {_unknown(unknown)}")
-    if NO_FINDING in labels and len(labels) > 1:
-        return Entry(row.number, image, problem=f"{where}: {NO_FINDING} and other labels exclude each other")
+    labels = {_CLASS_OF.get(fold_column(label), ""): label for label in written.split("|")}
     stem = image.partition("_")[0]
-    if not _PATIENT.fullmatch(patient) or (_PATIENT.fullmatch(stem) and int(stem) != int(patient)):
-        return Entry(
-            row.number, image, problem=f"{where}: the patient is not the number that the image's name begins with"
-        )
+    problem = ""
+    if not image:
+        problem = "the image index is empty"
+    elif "" in labels:
+        problem = _unknown(labels[""])
+    elif NO_FINDING in labels and len(labels) > 1:
+        problem = f"{NO_FINDING} and other labels exclude each other"
+    elif not _PATIENT.fullmatch(patient) or (_PATIENT.fullmatch(stem) and int(stem) != int(patient)):
+        problem = "the patient is not the number that the image's name begins with"
+    if problem:
+        return Entry(row.number, image, problem=f"row {row.number}: {problem}")
     return Entry(
         number=row.number,
         image=image,
         labels=tuple(labels),
         patient_id=f"{int(patient):08d}",
         sex=sex if sex in _SEXES else "",
-        age=_read_age(age),
+        age=read_age(age, most=_MAX_AGE),
         view=view,
     )
 
 
-def _read_age(written: str) -> float | None:
-    """Return the age in years from "58", or from "058Y", "011M", "003D" as in the first release."""
-    unit = {"Y": 1.0, "M": 12.0, "D": 365.25}.get(written[-1:].upper())
-    age = _number(written[:-1] if unit else written)
-    age = None if age is None else age / (unit or 1.0)
-    return age if age is not None and 0 <= age <= _MAX_AGE else None
-
-
-def _number(written: str) -> float | None:
-    try:
-        number = float(written)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _unknown(label: str) -> str:
     return f"label {label[:_NUM_SHOWN]!r} is not one of {', '.join((*CLASSES, NO_FINDING))}"
-
-
-def _shown(header: Sequence[str]) -> list[str]:
-    return [name[:_NUM_SHOWN] for name in header[:20]]

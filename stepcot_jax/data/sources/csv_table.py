@@ -3,8 +3,8 @@
 Every cell is text: a cell that a spreadsheet would run as a formula is read literally.
 """
 
+import functools
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from stepcot_jax.data.sources.csv_columns import (
     known_columns,
     read_chain,
 )
-from stepcot_jax.data.sources.delimited import Row, read_table
+from stepcot_jax.data.sources.delimited import Row, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.host.errors import BadInput
@@ -48,7 +48,7 @@ def read_csv_table(
     Args:
       root: folder with `cases.csv`, or a table of any name.
       step_names: name of each step of the chain; the published names are accepted with any chain.
-      on_bad_record: "stop" raises if any row is bad, "skip" sets bad rows aside.
+      on_bad_record: as in `layouts.read_source`.
       require_images: whether a row without its image file is bad.
 
     Raises:
@@ -91,15 +91,13 @@ class _RowReader:
         self._locator = ImageLocator(folder, require_images=require_images)
         self._columns = columns
         self._chain = chain
-        self._labels: dict[tuple[int, str], int] = {}
-        alone = all(place is None for place in columns.steps[:-1])
-        self._derives = alone and chain == DEFAULT_CHAIN
+        self._read_label = functools.cache(self._parse_label)
+        self._derives = chain == DEFAULT_CHAIN and all(place is None for place in columns.steps[:-1])
 
     def identify(self, row: Row) -> tuple[str, str]:
         """Return image and patient of a bad row, each "" where the row is too short."""
-        patient = self._columns.texts.get(PATIENT_COLUMN, len(row.cells))
-        texts = [row.cells[place] if place < len(row.cells) else "" for place in (self._columns.image, patient)]
-        return texts[0], texts[1]
+        cells = dict(enumerate(row.cells))
+        return cells.get(self._columns.image, ""), cells.get(self._columns.texts.get(PATIENT_COLUMN, -1), "")
 
     def read(self, row: Row) -> tuple[Case, str]:
         """Return the case of a row, and the real path of its image.
@@ -124,16 +122,19 @@ class _RowReader:
         sex = _SEXES.get(texts.get("sex", "").casefold())
         if sex is None:
             raise BadInput("column sex: is not F, M, O or empty")
-        answers = self._answer(row)
+        age = read_age(texts.get("age", ""), most=_MAX_AGE)
+        if texts.get("age") and age is None:
+            raise BadInput(f"column age: is not a number of years from 0 to {_MAX_AGE} or empty")
+        labels, reasoning = self._answer(row)
         case = Case(
             patient_id=texts.get(PATIENT_COLUMN, normalise_image_path(image)),
             image_path=normalise_image_path(image),
             origin=texts.get("origin", ""),
             report=texts.get("report", ""),
-            labels=answers.labels,
-            reasoning=answers.reasoning,
+            labels=labels,
+            reasoning=reasoning,
             sex=sex,
-            age=_read_age(texts.get("age", "")),
+            age=age,
             view=texts.get("view", ""),
         )
         return case, real_path
@@ -144,31 +145,15 @@ class _RowReader:
             for index, place in enumerate(self._columns.steps)
         )
         if not self._derives or labels[-1] == NOT_ANNOTATED:
-            return Answers(labels, ("",) * len(labels))
+            return labels, ("",) * len(labels)
         diagnosis = self._chain.steps[-1].options[labels[-1]]
         reason = f"Follows from the diagnosis {diagnosis}."
         if diagnosis == NORMAL:
             return answer_normal(reason)
         return answer_findings([DIAGNOSES[diagnosis]], diagnosis=diagnosis, reason=reason)
 
-    def _read_label(self, index: int, written: str) -> int:
-        key = (index, written)
-        if key not in self._labels:
-            try:
-                self._labels[key] = self._chain.steps[index].read_answer(written)
-            except BadInput as error:
-                raise BadInput(f"column {self._chain.steps[index].name}: {error}") from error
-        return self._labels[key]
-
-
-def _read_age(written: str) -> float | None:
-    """Return the age in years: a number, or one followed by "Y" as in DICOM."""
-    if not written:
-        return None
-    try:
-        age = float(written[:-1] if written[-1] in "Yy" else written)
-    except ValueError:
-        age = math.nan
-    if not 0 <= age <= _MAX_AGE:
-        raise BadInput(f"column age: is not a number of years from 0 to {_MAX_AGE} or empty")
-    return age
+    def _parse_label(self, index: int, written: str) -> int:
+        try:
+            return self._chain.steps[index].read_answer(written)
+        except BadInput as error:
+            raise BadInput(f"column {self._chain.steps[index].name}: {error}") from error

@@ -23,12 +23,7 @@ _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_B
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row of a table.
-
-    Attributes:
-      number: position in the file; the header is row 1, as in spreadsheets.
-      cells: its texts without surrounding spaces.
-    """
+    """One row of a table: its number, where the header is row 1, and its texts without surrounding spaces."""
 
     number: int
     cells: tuple[str, ...]
@@ -41,6 +36,20 @@ def fold_column(name: str) -> str:
     True
     """
     return " ".join(name.replace("_", " ").replace("-", " ").split()).casefold()
+
+
+def read_age(written: str, *, most: float) -> float | None:
+    """Return the age in years from "58", or from "058Y", "011M", "003D" as in DICOM; None if it is none, up to `most`.
+
+    >>> read_age("006M", most=120)
+    0.5
+    """
+    unit = {"Y": 1.0, "M": 12.0, "D": 365.25}.get(written[-1:].upper())
+    try:
+        age = float(written[:-1] if unit else written) / (unit or 1.0)
+    except ValueError:
+        return None
+    return age if 0 <= age <= most else None
 
 
 def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str, ...], Iterator[Row]]:
@@ -56,23 +65,24 @@ def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str
     Raises:
       BadInput: the file is not such a table; the iterator raises at the bad row.
     """
-    rows = _read_rows(path, known_columns=known_columns)
+    rows = read_rows(path, known_columns=known_columns)
     header = next(rows, None)
     if header is None:
         raise BadInput(f"{path}: is empty; {_EXPECTED}")
     return header.cells, rows
 
 
-def _read_rows(path: Path, *, known_columns: Collection[str]) -> Iterator[Row]:
+def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str = _EXPECTED) -> Iterator[Row]:
+    """Yield the header and the rows that are not empty, as `read_table`; `expected` ends the messages."""
     # The limit is global: never lower it under another reader.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
     number, line = 0, 0
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise BadInput(f"{path}: is not an ordinary file; {_EXPECTED}")  # opening a pipe would block
+            raise BadInput(f"{path}: is not an ordinary file; {expected}")  # opening a pipe would block
         with path.open("rb") as file:
             if file.read(4).startswith(_OTHER_ENCODINGS):
-                raise BadInput(f"{path}: is UTF-16 or UTF-32 text; {_EXPECTED}")
+                raise BadInput(f"{path}: is UTF-16 or UTF-32 text; {expected}")
         with path.open(encoding="utf-8-sig", newline="") as file:
             delimiter, num_skipped = _find_delimiter(file, known_columns=known_columns)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -82,11 +92,11 @@ def _read_rows(path: Path, *, known_columns: Collection[str]) -> Iterator[Row]:
                 if any(texts):
                     yield Row(number, texts)
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: is not UTF-8 after row {number}; {_EXPECTED}") from error
+        raise BadInput(f"{path}: is not UTF-8 after row {number}; {expected}") from error
     except csv.Error as error:
-        raise BadInput(f"{path}: the row at line {line + 1} is malformed ({error}); {_EXPECTED}") from error
+        raise BadInput(f"{path}: the row at line {line + 1} is malformed ({error}); {expected}") from error
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {_EXPECTED}") from error
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from error
 
 
 def _find_delimiter(file: TextIO, *, known_columns: Collection[str]) -> tuple[str, int]:

@@ -42,13 +42,8 @@ DIAGNOSES: dict[str, Finding] = {
 }
 """The eight abnormal diagnoses as findings."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Answers:
-    """Labels of `DEFAULT_CHAIN` and the reason for each that is annotated."""
-
-    labels: tuple[int, ...]
-    reasoning: tuple[str, ...]
+Answers = tuple[tuple[int, ...], tuple[str, ...]]
+"""Labels of `DEFAULT_CHAIN`, and the reason for each that is annotated."""
 
 
 def answer_normal(reason: str) -> Answers:
@@ -58,13 +53,7 @@ def answer_normal(reason: str) -> Answers:
 
 
 def answer_findings(findings: Iterable[Finding], *, diagnosis: str, reason: str) -> Answers:
-    """Return the answers of an image with abnormal findings.
-
-    Args:
-      findings: all of them.
-      diagnosis: one of the nine; "" if there are none or several.
-      reason: of every answer.
-    """
+    """Return the answers of an image with abnormal findings; `diagnosis` is "" if there are none or several."""
     densities = {finding.density for finding in findings} - {""}
     answers = [""] * DEFAULT_CHAIN.num_steps
     if densities:
@@ -79,4 +68,4 @@ def _answer(answers: Sequence[str], reason: str) -> Answers:
         step.options.index(answer) if answer else NOT_ANNOTATED
         for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)
     )
-    return Answers(labels, tuple(reason if answer else "" for answer in answers))
+    return labels, tuple(reason if answer else "" for answer in answers)

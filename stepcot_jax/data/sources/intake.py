@@ -44,7 +44,7 @@ class Intake:
             self._cases.append(case)
 
     def refuse(self, reason: str, *, image_path: str = "", patient_id: str = "") -> None:
-        """Takes a record as a bad one."""
+        """Add a bad record."""
         self._bad.append(SetAside(self._number(), image_path, reason, patient_id))
 
     def leave_out(self, reason: str, *, image_path: str, patient_id: str) -> None:

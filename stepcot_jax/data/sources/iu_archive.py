@@ -3,10 +3,9 @@
 Nothing is written to disk. Names of archive entries appear only in messages, so they cannot lead out of a folder.
 """
 
-import contextlib
-import dataclasses
 import gzip
 import io
+import itertools
 import os
 import stat
 import tarfile
@@ -31,25 +30,14 @@ _EXPECTED = "expected the collection's archive (.tgz, .tar.gz, .tar) or a folder
 _NUM_SHOWN = 80
 
 
-@dataclasses.dataclass(frozen=True)
-class ReportFile:
-    """One report file.
-
-    Attributes:
-      name: its name, for messages only.
-      content: its bytes; None if it cannot be read.
-      reason: why it cannot be read; "" if it can.
-    """
-
-    name: str
-    content: bytes | None
-    reason: str = ""
+ReportFile = tuple[str, bytes | str]
+"""Name of a report file, for messages only, and its content, or as text why it cannot be read."""
 
 
 def iterate_files(source: Path) -> Iterator[ReportFile]:
     """Yield the XML files of an archive (in its order) or of a folder (by name), one at a time.
 
-    A link, a device or a file above `MAX_REPORT_BYTES` comes without content and with the reason. Folders and files
+    A link, a device or a file above `MAX_REPORT_BYTES` comes with the reason instead of its content. Folders and files
     without the suffix .xml are skipped.
 
     Raises:
@@ -69,27 +57,24 @@ def iterate_files(source: Path) -> Iterator[ReportFile]:
 
 
 def _iterate_folder(folder: Path) -> Iterator[ReportFile]:
-    names: list[str] = []
     with os.scandir(folder) as entries:
-        for entry in entries:
-            _check_count(len(names) + 1, source=folder)
-            if _is_report_name(entry.name):
-                names.append(entry.name)
-    for name in sorted(names):
-        yield _read_file(folder / name, name=name)
+        names = [entry.name for entry in itertools.islice(entries, MAX_REPORTS + 1)]
+    _check_count(len(names), source=folder)
+    for name in sorted(filter(_is_report_name, names)):
+        yield name, _read_file(folder / name)
 
 
-def _read_file(path: Path, *, name: str) -> ReportFile:
+def _read_file(path: Path) -> bytes | str:
     # O_NOFOLLOW and O_NONBLOCK: neither follow a link out of the folder nor block on a pipe.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with os.fdopen(os.open(path, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return ReportFile(name, None, "is not an ordinary file; expected an XML file")
-            return _as_report(name, file.read(MAX_REPORT_BYTES + 1))
+                return "is not an ordinary file; expected an XML file"
+            content = file.read(MAX_REPORT_BYTES + 1)
     except OSError as error:
-        reason = f"is a link or cannot be read ({error.strerror}); expected an XML file"
-        return ReportFile(name, None, reason)
+        return f"is a link or cannot be read ({error.strerror}); expected an XML file"
+    return content if len(content) <= MAX_REPORT_BYTES else f"has more than {MAX_REPORT_BYTES} bytes"
 
 
 def _iterate_archive(source: Path) -> Iterator[ReportFile]:
@@ -108,7 +93,7 @@ def _iterate_archive(source: Path) -> Iterator[ReportFile]:
                 archive.members = []  # type: ignore[attr-defined]
                 archive.pax_headers = {}
                 if _is_report_name(entry.name) and not entry.isdir():
-                    yield _read_entry(archive, entry, limited)
+                    yield entry.name, _read_entry(archive, entry, limited)
             # tarfile takes a broken header for the end of the archive.
             if limited.last.strip(b"\0") or 0 < len(limited.last) < tarfile.BLOCKSIZE:
                 raise BadInput(f"{source}: breaks off after {num_entries} entries; {_EXPECTED}")
@@ -117,24 +102,18 @@ def _iterate_archive(source: Path) -> Iterator[ReportFile]:
                 limited.seek(limited.tell())
 
 
-def _read_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, limited: "_LimitedReader") -> ReportFile:
-    name = entry.name
+def _read_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, limited: "_LimitedReader") -> bytes | str:
     if not entry.isreg() or entry.issparse():
-        return ReportFile(name, None, "is a link, a device or a sparse file; expected an ordinary XML file")
+        return "is a link, a device or a sparse file; expected an ordinary XML file"
     if entry.size > MAX_REPORT_BYTES:
-        return ReportFile(name, None, f"has {entry.size} bytes, more than {MAX_REPORT_BYTES}")
-    with limited.allow(MAX_REPORT_BYTES):
-        file = archive.extractfile(entry)
-        content = file.read() if file else b""
+        return f"has {entry.size} bytes, more than {MAX_REPORT_BYTES}"
+    limited.largest = MAX_REPORT_BYTES
+    file = archive.extractfile(entry)
+    content = file.read() if file else b""
+    limited.largest = _MAX_HEADER_BYTES
     if len(content) != entry.size:
-        raise BadInput(f"{limited.source}: ends within {name[:_NUM_SHOWN]!r}; {_EXPECTED}")
-    return _as_report(name, content)
-
-
-def _as_report(name: str, content: bytes) -> ReportFile:
-    if len(content) > MAX_REPORT_BYTES:
-        return ReportFile(name, None, f"has more than {MAX_REPORT_BYTES} bytes")
-    return ReportFile(name, content)
+        raise BadInput(f"{limited.source}: ends within {entry.name[:_NUM_SHOWN]!r}; {_EXPECTED}")
+    return content
 
 
 def _is_report_name(name: str) -> bool:
@@ -149,22 +128,11 @@ def _check_count(num_entries: int, *, source: Path) -> None:
 
 
 class _LimitedReader(io.RawIOBase):
-    """A forward-only file that limits the bytes of one read and of the whole file."""
+    """A forward-only file that limits the bytes of one read, to `largest`, and of the whole file."""
 
     def __init__(self, file: BinaryIO, *, source: Path) -> None:
         self._file = file
-        self._largest = _MAX_HEADER_BYTES
-        self.source = source
-        self.last = b""
-
-    @contextlib.contextmanager
-    def allow(self, num_bytes: int) -> Iterator[None]:
-        """Raise the limit of one read within the context."""
-        self._largest = num_bytes
-        try:
-            yield
-        finally:
-            self._largest = _MAX_HEADER_BYTES
+        self.source, self.largest, self.last = source, _MAX_HEADER_BYTES, b""
 
     def read(self, size: int = -1) -> bytes:
         """Return at most `size` bytes and keep them as `last`.
@@ -172,7 +140,7 @@ class _LimitedReader(io.RawIOBase):
         Raises:
           BadInput: `size` is above the limit of one read.
         """
-        if not 0 <= size <= self._largest:
+        if not 0 <= size <= self.largest:
             raise BadInput(f"{self.source}: has a header of {size} bytes; {_EXPECTED}")
         self.last = self._file.read(size)
         return self.last

@@ -31,6 +31,11 @@ from collections.abc import Collection, Sequence
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, NOT_APPLICABLE, fold
 
+
+def _by_word(words: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    return {word: answer for answer, named in words.items() for word in named}
+
+
 DIAGNOSES: dict[str, tuple[str, ...]] = {
     "normal": ("Normal",),
     "nodule": ("Nodule",),
@@ -59,46 +64,30 @@ OUTSIDE_LUNG = frozenset(
 )
 """Qualifiers that place a calcification, a lucency or a density outside lung and pleura."""
 
-LOCATIONS: dict[str, str] = {
-    "apex": "Upper lung zone",
-    "upper lobe": "Upper lung zone",
-    "azygos lobe": "Upper lung zone",
-    "middle lobe": "Middle lung zone",
-    "lingula": "Middle lung zone",
-    "base": "Lower lung zone",
-    "lower lobe": "Lower lung zone",
-    "retrocardiac": "Lower lung zone",
-    "hilum": "Hilar/Mediastinal",
-    "mediastinum": "Hilar/Mediastinal",
-    "paratracheal": "Hilar/Mediastinal",
-    "pleura": "Pleura/Chest wall",
-    "pleural sinus": "Pleura/Chest wall",
-    "costophrenic angle": "Pleura/Chest wall",
-    "sulcus": "Pleura/Chest wall",
-}
+LOCATIONS = _by_word(
+    {
+        "Upper lung zone": ("apex", "upper lobe", "azygos lobe"),
+        "Middle lung zone": ("middle lobe", "lingula"),
+        "Lower lung zone": ("base", "lower lobe", "retrocardiac"),
+        "Hilar/Mediastinal": ("hilum", "mediastinum", "paratracheal"),
+        "Pleura/Chest wall": ("pleura", "pleural sinus", "costophrenic angle", "sulcus"),
+    }
+)
 SIDES = frozenset({"left", "right"})
 ONE_SIDED = frozenset({"lingula", "middle lobe"})
 FOCAL = frozenset({"focal"})
 MULTIFOCAL = frozenset({"bilateral", "multiple", "scattered", "multilobar"})
 DIFFUSE = frozenset({"diffuse"})
-PATTERNS: dict[str, str] = {
-    "cavitation": "Cavity",
-    "consolidation": "Consolidation",
-    "airspace disease": "Consolidation",
-    "pulmonary alveoli": "Consolidation",
-    "interstitial": "Reticular",
-    "reticular": "Reticular",
-    "streaky": "Linear",
-    "round": "Nodular",
-    "nodule": "Nodular",
-    "mass": "Nodular",
-}
-MORPHOLOGIES: dict[str, str] = {
-    "calcinosis": "Calcified",
-    "calcified granuloma": "Calcified",
-    "patchy": "Ill-defined",
-    "irregular": "Ill-defined",
-}
+PATTERNS = _by_word(
+    {
+        "Cavity": ("cavitation",),
+        "Consolidation": ("consolidation", "airspace disease", "pulmonary alveoli"),
+        "Reticular": ("interstitial", "reticular"),
+        "Linear": ("streaky",),
+        "Nodular": ("round", "nodule", "mass"),
+    }
+)
+MORPHOLOGIES = _by_word({"Calcified": ("calcinosis", "calcified granuloma"), "Ill-defined": ("patchy", "irregular")})
 SECONDARY: dict[tuple[str, str], str] = {
     ("volume loss", ""): "Volume loss",
     ("diaphragm", "elevated"): "Volume loss",
@@ -120,13 +109,9 @@ _Heading = tuple[str, ...]
 
 
 def read_coding(mesh: Sequence[str]) -> tuple[int, ...]:
-    """Return the labels of the seven steps of `DEFAULT_CHAIN` that a report's coding implies.
+    """Return the labels of the steps of `DEFAULT_CHAIN` that the major headings of a report imply.
 
-    Args:
-      mesh: the major headings of a report.
-
-    Returns:
-      One label per step, `NOT_ANNOTATED` where the coding implies no answer or several.
+    A label is `NOT_ANNOTATED` where they imply no answer or several.
 
     >>> read_coding(["Nodule/lung/upper lobe/right", "Calcinosis/lung/upper lobe/right"])
     (1, 0, 2, 0, 3, 6, 1)

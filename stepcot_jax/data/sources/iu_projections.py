@@ -14,13 +14,12 @@ images that it decides, 51.3 % are frontal; `indiana_projections.csv` is reporte
 (51.1 %).
 """
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.host.errors import BadInput
 
 Projection = Literal["frontal", "lateral", "undecided"]
@@ -59,6 +58,7 @@ _DECIDED = 1.4
 
 ProjectionList: TypeAlias = Mapping[str, Projection]
 
+_COLUMNS = ("filename", "projection")
 _MAX_LIST_BYTES = 10_000_000
 _NUM_SHOWN = 80
 _EXPECTED = "expected the columns uid, filename and projection (Frontal or Lateral)"
@@ -79,33 +79,25 @@ def decide_projections(
     >>> decide_projections([{"EdgeHistogram": "f0p0k518"}, {"EdgeHistogram": "f0p0k338"}])
     (('lateral', 'descriptors'), ('frontal', 'descriptors'))
     """
-    evidence = [_weigh(words) for words in descriptors]
-    decided = _decide_pair(evidence) if len(evidence) == 2 else [_decide(value) for value in evidence]
+    evidence = [
+        sum(weights.get(words.get(descriptor, ""), 0.0) for descriptor, weights in EVIDENCE.items())
+        for words in descriptors
+    ]
+    if len(evidence) == 2:
+        difference = evidence[0] - evidence[1]
+        decided_by: DecidedBy = "descriptors" if abs(difference) >= _DECIDED else "order"
+        decided = [_judge(difference + FIRST_OF_TWO, decided_by), _judge(-difference - FIRST_OF_TWO, decided_by)]
+    else:
+        decided = [_judge(each, "descriptors") for each in evidence]
     if not listed:
         return tuple(decided)
     return tuple((known, "list") if known else found for known, found in zip(listed, decided, strict=True))
 
 
-def _weigh(words: Mapping[str, str]) -> float:
-    return sum(weights.get(words.get(descriptor, ""), 0.0) for descriptor, weights in EVIDENCE.items())
-
-
-def _decide_pair(evidence: Sequence[float]) -> list[tuple[Projection, DecidedBy]]:
-    difference = evidence[0] - evidence[1]
-    decided_by: DecidedBy = "descriptors" if abs(difference) >= _DECIDED else "order"
-    first, second = _judge(difference + FIRST_OF_TWO), _judge(-difference - FIRST_OF_TWO)
-    return [(side, "" if side == "undecided" else decided_by) for side in (first, second)]
-
-
-def _decide(evidence: float) -> tuple[Projection, DecidedBy]:
-    projection = _judge(evidence)
-    return projection, "" if projection == "undecided" else "descriptors"
-
-
-def _judge(log_odds: float) -> Projection:
-    if log_odds >= _DECIDED:
-        return "frontal"
-    return "lateral" if log_odds <= -_DECIDED else "undecided"
+def _judge(log_odds: float, decided_by: DecidedBy) -> tuple[Projection, DecidedBy]:
+    if abs(log_odds) < _DECIDED:
+        return "undecided", ""
+    return "frontal" if log_odds > 0 else "lateral", decided_by
 
 
 def read_projection_list(path: Path) -> ProjectionList:
@@ -113,30 +105,21 @@ def read_projection_list(path: Path) -> ProjectionList:
 
     Raises:
       BadInput: the file cannot be read, a column is missing, a projection is neither Frontal nor Lateral, or an
-        image has two projections; names the line.
+        image has two projections; names the row.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_LIST_BYTES + 1)
-        if len(content) > _MAX_LIST_BYTES:
-            raise BadInput(f"{path}: has more than {_MAX_LIST_BYTES} bytes; {_EXPECTED}")
-        rows = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
-        return _collect(rows, path=path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path}: cannot be read ({error}); {_EXPECTED}") from None
-
-
-def _collect(rows: csv.DictReader, *, path: Path) -> ProjectionList:
-    missing = {"filename", "projection"} - set(rows.fieldnames or ())
+    if path.stat().st_size > _MAX_LIST_BYTES:
+        raise BadInput(f"{path}: has more than {_MAX_LIST_BYTES} bytes; {_EXPECTED}")
+    header, rows = read_table(path, known_columns=_COLUMNS)
+    missing = [name for name in _COLUMNS if name not in header]
     if missing:
-        raise BadInput(f"{path}: no column {' and '.join(sorted(missing))}; {_EXPECTED}")
+        raise BadInput(f"{path}: no column {' and '.join(missing)}; {_EXPECTED}")
     projections: dict[str, Projection] = {}
     for row in rows:
-        where = f"{path}: line {rows.line_num}"
-        projection = (row["projection"] or "").strip().lower()
+        where, named = f"{path}: row {row.number}", dict(zip(header, row.cells, strict=False))
+        projection = named.get("projection", "").lower()
         if projection not in ("frontal", "lateral"):
             raise BadInput(f"{where}: projection {projection[:_NUM_SHOWN]!r}; {_EXPECTED}")
-        image = name_image((row["filename"] or "").strip())
+        image = name_image(named.get("filename", ""))
         if projections.setdefault(image, projection) != projection:  # type: ignore[arg-type]
             raise BadInput(f"{where}: {image[:_NUM_SHOWN]!r} already has another projection; {_EXPECTED}")
     return projections

@@ -3,9 +3,10 @@
 `XXXX` in a text marks words removed to protect the patient; texts are kept unchanged.
 """
 
+import collections
 import dataclasses
+import itertools
 import re
-from collections.abc import Sequence
 from xml.parsers import expat
 
 from stepcot_jax.data.sources.iu_projections import (
@@ -19,7 +20,7 @@ from stepcot_jax.data.sources.iu_projections import (
 from stepcot_jax.host.errors import BadInput
 
 _SECTIONS = ("COMPARISON", "INDICATION", "FINDINGS", "IMPRESSION")
-_TEXTS = {"AbstractText", "major", "caption", "url", "figureId", *EVIDENCE}
+_TEXTS = {"AbstractText", "major", "caption", "url", *EVIDENCE}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MAX_DEPTH = 50
 _NUM_SHOWN = 80
@@ -33,7 +34,6 @@ class IuImage:
     Attributes:
       id: its name without ending, such as "CXR1000_IM-0003-1001".
       caption: of the examination; nearly always the same for all images of a report.
-      figure: its place in the report, such as "F1"; "" if it has none.
       file_name: its file in the archive, such as "CXR1000_IM-0003-1001.jpg".
       projection: "frontal", "lateral" or "undecided".
       decided_by: "list", "descriptors" or "order" (see `iu_projections`); "" if undecided.
@@ -41,7 +41,6 @@ class IuImage:
 
     id: str
     caption: str
-    figure: str
     file_name: str
     projection: Projection
     decided_by: DecidedBy
@@ -118,19 +117,18 @@ class _Collector:
 
     def __init__(self) -> None:
         self.uid = ""
-        self.sections: dict[str, list[str]] = {}
+        self.sections: dict[str, list[str]] = collections.defaultdict(list)
         self.mesh: list[str] = []
         self.images: list[dict[str, str]] = []
-        self._path: list[str] = []
+        self._depth = self._text_depth = 0
         self._label = ""
         self._text: list[str] | None = None
-        self._text_depth = 0
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        if not self._path and name != "eCitation":
+        if not self._depth and name != "eCitation":
             raise BadInput(f"is <{name[:_NUM_SHOWN]}>; {_EXPECTED}")
-        self._path.append(name)
-        if len(self._path) > _MAX_DEPTH:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
             raise BadInput(f"nests elements more than {_MAX_DEPTH} deep; {_EXPECTED}")
         if name == "uId":
             self.uid = attributes.get("id", "").strip()
@@ -139,67 +137,44 @@ class _Collector:
         elif name == "AbstractText":
             self._label = attributes.get("Label", "").strip().upper()
         if name in _TEXTS and self._text is None:
-            self._text, self._text_depth = [], len(self._path)
+            self._text, self._text_depth = [], self._depth
 
     def read_text(self, text: str) -> None:
         if self._text is not None:
             self._text.append(text)
 
     def end(self, name: str) -> None:
-        if self._text is not None and len(self._path) == self._text_depth:
+        if self._text is not None and self._depth == self._text_depth:
             text, self._text = "".join(self._text).strip(), None
-            if text:
-                self._keep(name, text)
-        self._path.pop()
-
-    def _keep(self, name: str, text: str) -> None:
-        if name == "AbstractText":
-            self.sections.setdefault(self._label, []).append(text)
-        elif name == "major":
-            self.mesh.append(text)
-        elif self.images:
-            self.images[-1].setdefault(name, text)
+            if text and name == "AbstractText":
+                self.sections[self._label].append(text)
+            elif text and name == "major":
+                self.mesh.append(text)
+            elif text and self.images:
+                self.images[-1].setdefault(name, text)
+        self._depth -= 1
 
 
 def _as_report(collector: _Collector, *, listed: ProjectionList | None) -> IuReport:
-    _require_name("uId", collector.uid)
-    for image in collector.images:
-        _require_name("id of a parentImage", image["id"])
+    for field, name in (("uId", collector.uid), *(("id of a parentImage", image["id"]) for image in collector.images)):
+        if not _NAME.fullmatch(name):
+            raise BadInput(f"{field}: {name[:_NUM_SHOWN]!r} must have only letters, digits, '.', '_' and '-'")
     unknown = collector.sections.keys() - set(_SECTIONS)
     if unknown:
         found = sorted(label[:_NUM_SHOWN] for label in unknown)
         raise BadInput(f"AbstractText with label {found} is not one of {', '.join(_SECTIONS)}")
+    known = [listed.get(name_image(image["id"])) for image in collector.images] if listed is not None else ()
+    projections = decide_projections(collector.images, listed=known)
     return IuReport(
         uid=collector.uid,
         findings=" ".join(collector.sections.get("FINDINGS", ())),
         impression=" ".join(collector.sections.get("IMPRESSION", ())),
         mesh=tuple(collector.mesh),
-        images=_as_images(collector.images, listed=listed),
+        images=tuple(itertools.starmap(_as_image, zip(collector.images, projections, strict=True))),
     )
 
 
-def _require_name(field: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise BadInput(f"{field}: {name[:_NUM_SHOWN]!r} must have only letters, digits, '.', '_' and '-'")
-
-
-def _as_images(found: Sequence[dict[str, str]], *, listed: ProjectionList | None) -> tuple[IuImage, ...]:
-    projections = decide_projections(
-        found, listed=[listed.get(name_image(image["id"])) for image in found] if listed is not None else ()
-    )
-    return tuple(
-        IuImage(
-            id=image["id"],
-            caption=image.get("caption", ""),
-            figure=image.get("figureId", ""),
-            file_name=_as_file_name(image),
-            projection=projection,
-            decided_by=decided_by,
-        )
-        for image, (projection, decided_by) in zip(found, projections, strict=True)
-    )
-
-
-def _as_file_name(image: dict[str, str]) -> str:
+def _as_image(image: dict[str, str], decided: tuple[Projection, DecidedBy]) -> IuImage:
     last = image.get("url", "").rpartition("/")[2]
-    return last if _NAME.fullmatch(last) else f"{image['id']}.jpg"
+    file_name = last if _NAME.fullmatch(last) else f"{image['id']}.jpg"
+    return IuImage(image["id"], image.get("caption", ""), file_name, *decided)

@@ -5,15 +5,16 @@ A data root is the archive `NLMCXR_reports.tgz`, a folder with it, or a folder w
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord, SetAside
+from stepcot_jax.data.sources import iu_coding
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.iu_archive import iterate_files
-from stepcot_jax.data.sources.iu_projections import LIST_NAME, ProjectionList, read_projection_list
+from stepcot_jax.data.sources.iu_projections import LIST_NAME, read_projection_list
 from stepcot_jax.data.sources.iu_report import IuImage, IuReport, read_report
 from stepcot_jax.data.sources.named_images import ImageFinder
 from stepcot_jax.host.errors import BadInput
@@ -50,27 +51,25 @@ def read_reports(source: Path) -> Iterator[IuReport | SetAside]:
     An unusable file comes as a `SetAside` with its position among the files from 0 and its name in the reason.
     `iu_projections` decides the projections, with the list beside the reports if there is one.
 
-    Args:
-      source: a data root, as in the module docstring.
-
     Raises:
       BadInput: the source cannot be used, or has no report file; names it.
     """
     source = Path(source)
-    listed = _read_list(_locate_data(source))
+    path = _locate_data(source) / LIST_NAME
+    listed = read_projection_list(path) if path.is_file() else None
     seen: set[str] = set()
     record = -1
-    for record, file in enumerate(iterate_files(_locate_reports(source))):
+    for record, (name, content) in enumerate(iterate_files(_locate_reports(source))):
         try:
-            if file.content is None:
-                raise BadInput(file.reason)
-            report = read_report(file.content, listed=listed)
+            if isinstance(content, str):
+                raise BadInput(content)
+            report = read_report(content, listed=listed)
             if report.uid in seen:
                 raise BadInput(f"uId: {report.uid!r} occurs twice; expected one file per report")
             seen.add(report.uid)
             yield report
         except BadInput as error:
-            yield SetAside(record, "", f"{file.name[-_NUM_SHOWN:]}: {error}")
+            yield SetAside(record, "", f"{name[-_NUM_SHOWN:]}: {error}")
     if record < 0:
         raise BadInput(f"{source}: has no .xml file; {_EXPECTED}")
 
@@ -84,7 +83,7 @@ def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_ima
 
     Args:
       root: a data root, as in the module docstring.
-      on_bad_record: "stop" raises if any record is bad, "skip" sets bad records aside.
+      on_bad_record: as in `layouts.read_source`.
       require_images: whether a record without its image file is bad; if not, its image path is its name in the
         report, in the folder "images".
 
@@ -117,31 +116,17 @@ def _take_image(intake: Intake, report: IuReport, image: IuImage, finder: ImageF
     except BadInput as error:
         intake.refuse(f"{report.uid}: {error}", image_path=image.file_name, patient_id=report.uid)
         return
-    intake.keep(_as_case(report, image, image_path=image_path), real_path=real_path, place=f"{report.uid} {image.id}")
-
-
-def _as_case(report: IuReport, image: IuImage, *, image_path: str) -> Case:
-    return Case(
+    views = set(re.findall(r"\b(PA|AP)\b", image.caption.upper()))
+    case = Case(
         patient_id=report.uid,
         image_path=image_path,
         origin=ORIGIN,
         report=report.text,
-        labels=_read_labels(report.mesh),
+        labels=iu_coding.read_coding(report.mesh),
         reasoning=("",) * DEFAULT_CHAIN.num_steps,
-        view=_read_view(image.caption),
+        view=views.pop() if len(views) == 1 else "",  # a caption may name both
     )
-
-
-def _read_labels(mesh: Sequence[str]) -> tuple[int, ...]:
-    from stepcot_jax.data.sources.iu_coding import read_coding
-
-    return read_coding(mesh)
-
-
-def _read_view(caption: str) -> str:
-    """Return PA or AP if the caption has exactly one of them, else ""."""
-    found = set(re.findall(r"\b(PA|AP)\b", caption.upper()))
-    return found.pop() if len(found) == 1 else ""
+    intake.keep(case, real_path=real_path, place=f"{report.uid} {image.id}")
 
 
 def _explain(report: IuReport, image: IuImage) -> str:
@@ -172,8 +157,3 @@ def _locate_reports(root: Path) -> Path:
 
 def _find_archives(folder: Path) -> list[Path]:
     return sorted(path for pattern in _ARCHIVE_PATTERNS for path in folder.glob(pattern) if path.is_file())
-
-
-def _read_list(data_root: Path) -> ProjectionList | None:
-    path = data_root / LIST_NAME
-    return read_projection_list(path) if path.is_file() else None

@@ -1,8 +1,8 @@
 """Dataset layouts: detect the layout of a data root and read it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import data_json
@@ -21,15 +21,16 @@ LAYOUTS: dict[str, str] = {
 }
 """Name of each layout and the files that it is recognised by."""
 
+_PATTERNS = {
+    "published": (data_json.FILE_NAME,),
+    "chestxray8": ("BBox_List_2017*.csv", "Data_Entry_2017*.csv"),
+    "padchest_gr": ("grounded_reports*.json",),
+    "csv": (TABLE_NAME,),
+}
+
 
 def detect_layout(root: Path) -> str:
-    """Return the layout of a data root, recognised by its file names.
-
-    Args:
-      root: folder or file.
-
-    Returns:
-      A key of `LAYOUTS`.
+    """Return the layout of a data root (a key of `LAYOUTS`), recognised by its file names.
 
     Raises:
       BadInput: `root` does not exist, or has none or several of the layouts.
@@ -41,7 +42,7 @@ def detect_layout(root: Path) -> str:
         raise BadInput(f"{str(root)[:200]!r}: is not a path ({error}); {_expected()}") from None
     if not exists:
         raise BadInput(f"{root}: does not exist; {_expected()}")
-    found = [layout for layout, has_layout in _RECOGNISERS.items() if has_layout(root)]
+    found = [layout for layout in LAYOUTS if _has_layout(root, layout)]
     if not found:
         raise BadInput(f"{root}: has no known layout; {_expected()}")
     if len(found) > 1:
@@ -83,60 +84,38 @@ def read_source(
         layout = detect_layout(root)
     elif layout not in LAYOUTS:
         raise BadInput(f"layout: {layout[:80]!r} is not one of {', '.join((AUTO, *LAYOUTS))}")
+    options: dict[str, Any] = {"on_bad_record": on_bad_record, "require_images": require_images}
     if layout == "published":
-        return read_records(root, step_names=step_names, on_bad_record=on_bad_record, require_images=require_images)
+        return read_records(root, step_names=step_names, **options)
     if layout == "csv":
         from stepcot_jax.data.sources.csv_table import read_csv_table
 
-        return read_csv_table(root, step_names=step_names, on_bad_record=on_bad_record, require_images=require_images)
-    _require_default_names(step_names, layout=layout)
-    if layout == "iu_xray":
-        from stepcot_jax.data.sources.iu_xray import read_iu_xray
-
-        return read_iu_xray(root, on_bad_record=on_bad_record, require_images=require_images)
-    if layout == "chestxray8":
-        from stepcot_jax.data.sources.chestxray8 import read_chestxray8
-
-        return read_chestxray8(
-            root,
-            on_bad_record=on_bad_record,
-            require_images=require_images,
-            single_label=single_label,
-            labels_from=labels_from,
-        )
-    from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
-
-    return read_padchest_gr(root, on_bad_record=on_bad_record, require_images=require_images, single_label=single_label)
-
-
-def _require_default_names(step_names: Sequence[str], *, layout: str) -> None:
+        return read_csv_table(root, step_names=step_names, **options)
     expected = [step.name for step in DEFAULT_CHAIN.steps]
     if list(step_names) != expected:
         raise BadInput(f"step_names {list(step_names)} do not match the layout {layout}: expected {expected}")
+    if layout == "iu_xray":
+        from stepcot_jax.data.sources.iu_xray import read_iu_xray
+
+        return read_iu_xray(root, **options)
+    if layout == "chestxray8":
+        from stepcot_jax.data.sources.chestxray8 import read_chestxray8
+
+        return read_chestxray8(root, single_label=single_label, labels_from=labels_from, **options)
+    from stepcot_jax.data.sources.padchest_gr import read_padchest_gr
+
+    return read_padchest_gr(root, single_label=single_label, **options)
 
 
 def _expected() -> str:
     return "expected " + "; ".join(f"{description} ({name})" for name, description in LAYOUTS.items())
 
 
-def _has(*patterns: str) -> Callable[[Path], bool]:
-    return lambda root: root.is_dir() and any(next(root.glob(pattern), None) for pattern in patterns)
+def _has_layout(root: Path, layout: str) -> bool:
+    if layout == "iu_xray":
+        from stepcot_jax.data.sources.iu_xray import is_iu_xray
 
-
-def _is_table(root: Path) -> bool:
-    return (root / TABLE_NAME).is_file() if root.is_dir() else root.suffix.lower() == ".csv"
-
-
-def _is_iu_xray(root: Path) -> bool:
-    from stepcot_jax.data.sources.iu_xray import is_iu_xray
-
-    return is_iu_xray(root)
-
-
-_RECOGNISERS: dict[str, Callable[[Path], bool]] = {
-    "published": _has(data_json.FILE_NAME),
-    "chestxray8": _has("BBox_List_2017*.csv", "Data_Entry_2017*.csv"),
-    "padchest_gr": _has("grounded_reports*.json"),
-    "iu_xray": _is_iu_xray,
-    "csv": _is_table,
-}
+        return is_iu_xray(root)
+    if not root.is_dir():
+        return layout == "csv" and root.suffix.lower() == ".csv"
+    return any(next(root.glob(pattern), None) for pattern in _PATTERNS[layout])

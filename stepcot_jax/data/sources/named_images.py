@@ -1,4 +1,4 @@
-"""Find a collection's image files by name and read their size without decoding them."""
+"""Find a collection's files by name and read the size of images without decoding them."""
 
 import collections
 import os
@@ -20,6 +20,19 @@ _NOT_A_NAME = frozenset("/\\\0")
 _NUM_SHOWN = 80
 
 
+def find_file(root: Path, *patterns: str) -> Path | None:
+    """Return the one file of a data root that matches a pattern, None if there is none.
+
+    Raises:
+      BadInput: there are several.
+    """
+    found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.is_file()]
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(root)) for path in found[:5])
+        raise BadInput(f"{root}: several files {patterns[0]} ({names}); expected one")
+    return found[0] if found else None
+
+
 class ImageFinder:
     """Finds the image of a name in the folders where a collection keeps its images.
 
@@ -35,19 +48,20 @@ class ImageFinder:
         self._require_images = require_images
         self._found: dict[str, list[str]] = collections.defaultdict(list)
         for folder in _list_folders(root, folders):
-            for name in _list_names(root / folder):
-                stem, suffix = os.path.splitext(name)  # noqa: PTH122
+            try:
+                names = sorted(os.listdir(root / folder))  # noqa: PTH208
+            except OSError as error:
+                problem = f"cannot be read ({error.strerror}); expected a folder with images"
+                raise BadInput(f"{root / folder}: {problem}") from error
+            for stem, suffix in map(os.path.splitext, names):
                 if suffix.lower() in SUFFIXES:
-                    self._found[stem].append(name if folder == "." else f"{folder}/{name}")
+                    self._found[stem].append(stem + suffix if folder == "." else f"{folder}/{stem}{suffix}")
 
     def find(self, name: str) -> tuple[str, str]:
         """Return the image's path below the root, and its real path with every link resolved.
 
         A file with another image suffix is found if no file has the same suffix. Without a file and with
         `require_images=False`, the path is the name in the folder "images".
-
-        Args:
-          name: of a file, without folders.
 
         Raises:
           BadInput: the name has folders, the image is missing or ambiguous, or it leads out of the root.
@@ -69,24 +83,13 @@ class ImageFinder:
 
 
 def _list_folders(root: Path, patterns: Iterable[str]) -> list[str]:
-    folders: dict[str, None] = {}
+    folders: list[str] = []
     for pattern in patterns:
-        if pattern == ".":
-            folders["."] = None
-            continue
         if ".." in Path(pattern).parts or Path(pattern).is_absolute() or not pattern.strip():
             raise BadInput(f"image folder {pattern!r} is not below the data root, or has '..'")
-        for folder in sorted(root.glob(pattern)):
-            if folder.is_dir():
-                folders[folder.relative_to(root).as_posix()] = None
-    return list(folders)
-
-
-def _list_names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))  # noqa: PTH208
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be read ({error.strerror}); expected a folder with images") from error
+        found = [root] if pattern == "." else filter(Path.is_dir, sorted(root.glob(pattern)))
+        folders += [folder.relative_to(root).as_posix() for folder in found]
+    return list(dict.fromkeys(folders))
 
 
 def read_image_size(path: Path) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Intake
-from stepcot_jax.data.sources.named_images import ImageFinder, read_image_size
+from stepcot_jax.data.sources.named_images import ImageFinder, find_file, read_image_size
 from stepcot_jax.data.sources.padchest_gr_files import (
     MASTER_TABLE,
     REPORTS,
@@ -31,12 +31,7 @@ Readers = Literal["first", "both"]
 
 ORIGIN = "PadChest-GR"
 IMAGE_FOLDERS = (
-    ".",
-    "images",
-    "images_grounding",
-    "PadChest_GR",
-    "Padchest_GR_files",
-    "Padchest_GR_files/PadChest_GR",
+    *(".", "images", "images_grounding", "PadChest_GR", "Padchest_GR_files", "Padchest_GR_files/PadChest_GR"),
 )
 
 _LOG = logging.getLogger(__name__)
@@ -60,8 +55,8 @@ def read_padchest_gr(
 
     Args:
       root: folder with the reports.
-      on_bad_record: "stop" raises if any study is bad, "skip" sets bad studies aside.
-      require_images: whether a study without its image file is bad.
+      on_bad_record: as in `layouts.read_source`.
+      require_images: as in `layouts.read_source`.
       single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
         Labels outside the diagnoses ("scoliosis") do not count.
       readers: boxes of the "first" reader or of "both".
@@ -73,7 +68,7 @@ def read_padchest_gr(
     root = Path(root)
     if readers not in ("first", "both"):
         raise BadInput(f"readers: {readers!r} is not 'first' or 'both'")
-    path = _find_file(root, (REPORTS,))
+    path = find_file(root, REPORTS)
     if path is None:
         raise BadInput(f"{root}: has no {REPORTS}")
     reader = _StudyReader(
@@ -81,30 +76,26 @@ def read_padchest_gr(
         facts=_read_facts(root, path=path),
         readers=readers,
         single_label=single_label,
+        intake=Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record),
     )
-    intake = Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record)
     for index, raw in enumerate(data_json.read_raw_records(path)):
         try:
-            reader.read(decode_study(raw, index=index), index=index, intake=intake)
+            reader.read(decode_study(raw, index=index), index=index)
         except BadInput as error:
             study, image = identify(raw)
-            intake.refuse(str(error), image_path=image, patient_id=reader.find_patient(study))
-    collection = intake.finish(DEFAULT_CHAIN)
-    reader.warn(path)
+            reader.intake.refuse(str(error), image_path=image, patient_id=reader.find_patient(study))
+    collection = reader.intake.finish(DEFAULT_CHAIN)
+    boxless = "%s: %d studies with boxes have no image file: their boxes are ignored"
+    second = "%s: %d boxes of a second reader are ignored"
+    for message, number in ((boxless, reader.num_boxless), (second, reader.num_second)):
+        if number:
+            _LOG.warning(message, path, number)
     return collection
-
-
-def _find_file(root: Path, patterns: Sequence[str]) -> Path | None:
-    found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.is_file()]
-    if len(found) > 1:
-        names = ", ".join(str(path.relative_to(root)) for path in found[:5])
-        raise BadInput(f"{root}: several files {patterns[0]} ({names}); expected one")
-    return found[0] if found else None
 
 
 def _read_facts(root: Path, *, path: Path) -> Mapping[str, StudyFacts]:
     # Unpacking the released archive makes a folder named like the table in it.
-    table = _find_file(root, (MASTER_TABLE, f"{MASTER_TABLE}/{MASTER_TABLE}"))
+    table = find_file(root, MASTER_TABLE, f"{MASTER_TABLE}/{MASTER_TABLE}")
     if table is not None:
         return read_master_table(table)
     _LOG.warning("%s: no %s: each study counts as a patient of its own", path, MASTER_TABLE)
@@ -119,13 +110,14 @@ class _StudyReader:
     facts: Mapping[str, StudyFacts]
     readers: Readers
     single_label: bool
+    intake: Intake
     num_boxless: int = 0
     num_second: int = 0
 
     def find_patient(self, study: str) -> str:
         return self.facts[study].patient_id if study in self.facts else study
 
-    def read(self, study: GroundedStudy, *, index: int, intake: Intake) -> None:
+    def read(self, study: GroundedStudy, *, index: int) -> None:
         """Add one study to the intake.
 
         Raises:
@@ -145,39 +137,31 @@ class _StudyReader:
         patient_id = self.find_patient(study_id)
         labels = _list_labels(study)
         findings = find_findings(labels)
-        diagnoses = tuple(dict.fromkeys(finding.diagnosis for finding in findings if finding.diagnosis))
-        is_normal = not any(finding.abnormal for finding in study.findings)
-        reason = "" if is_normal else self._find_no_use(diagnoses)
-        if reason:
-            intake.leave_out(f"{reason} - at `$[{index}].findings`", image_path=image_path, patient_id=patient_id)
+        diagnoses = list(dict.fromkeys(finding.diagnosis for finding in findings if finding.diagnosis))
+        if not any(finding.abnormal for finding in study.findings):
+            answers, reasoning = answer_normal("PadChest-GR: no abnormal finding.")
+        elif reason := self._find_no_use(diagnoses):
+            where = f"at `$[{index}].findings`"
+            self.intake.leave_out(f"{reason} - {where}", image_path=image_path, patient_id=patient_id)
             return
-        stated = f"PadChest-GR labels: {', '.join(labels)}."
-        if is_normal:
-            answers = answer_normal("PadChest-GR: no abnormal finding.")
         else:
-            one = diagnoses[0] if len(diagnoses) == 1 else ""
-            answers = answer_findings(findings, diagnosis=one, reason=stated)
+            stated = f"PadChest-GR labels: {', '.join(labels)}."
+            answers, reasoning = answer_findings(
+                findings, diagnosis=diagnoses[0] if len(diagnoses) == 1 else "", reason=stated
+            )
         known = self.facts.get(study_id)
         case = Case(
             patient_id=patient_id,
             image_path=image_path,
             origin=ORIGIN,
             report=" ".join(filter(None, map(_sentence, study.findings))),
-            labels=answers.labels,
-            reasoning=answers.reasoning,
+            labels=answers,
+            reasoning=reasoning,
             boxes=self._boxes(study, size=size),
             sex=known.sex if known else "",
             age=known.age if known else None,
         )
-        intake.keep(case, real_path=real_path, place=f"record {index}")
-
-    def warn(self, path: Path) -> None:
-        if self.num_boxless:
-            _LOG.warning(
-                "%s: %d studies with boxes have no image file: their boxes are ignored", path, self.num_boxless
-            )
-        if self.num_second:
-            _LOG.warning("%s: %d boxes of a second reader are ignored", path, self.num_second)
+        self.intake.keep(case, real_path=real_path, place=f"record {index}")
 
     def _find_no_use(self, diagnoses: Sequence[str]) -> str:
         if not diagnoses:
@@ -191,8 +175,8 @@ class _StudyReader:
         for finding in study.findings:
             second = finding.extra_boxes or ()
             self.num_second += len(second) if self.readers == "first" else 0
-            chosen += [(finding, box) for box in (finding.boxes or ())]
-            chosen += [(finding, box) for box in second] if self.readers == "both" else []
+            boxes = (*(finding.boxes or ()), *(second if self.readers == "both" else ()))
+            chosen += [(finding, box) for box in boxes]
         if size is None:
             self.num_boxless += bool(chosen)
             return ()

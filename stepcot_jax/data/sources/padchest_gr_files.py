@@ -11,12 +11,13 @@ a label above it names: "laminar atelectasis" is below "atelectasis", "alveolar 
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.sources.delimited import fold_column, read_table
+from stepcot_jax.data.sources.delimited import fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding
 from stepcot_jax.host.errors import BadInput
 
@@ -26,7 +27,7 @@ MASTER_TABLE = "master_table*.csv"
 _SLACK = 1e-6
 _MAX_AGE = 150
 _SEXES = ("F", "M", "O")
-_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge", "split")
+_COLUMNS = ("StudyID", "PatientID", "PatientSex_DICOM", "PatientAge")
 
 Corners = tuple[float, float, float, float]
 
@@ -50,31 +51,16 @@ class GroundedStudy(msgspec.Struct, frozen=True, rename={"study": "StudyID", "im
     findings: tuple[GroundedFinding, ...]
 
 
-class _Identity(msgspec.Struct, rename={"study": "StudyID", "image": "ImageID"}):
-    study: object = None
-    image: object = None
-
-
 _DECODER = msgspec.json.Decoder(GroundedStudy)
-_IDENTITY_DECODER = msgspec.json.Decoder(_Identity)
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyFacts:
-    """A study in the master table.
-
-    Attributes:
-      patient_id: as in the table.
-      sex: "F", "M", "O" or "".
-      age: in years; None if unknown or impossible.
-      split: "train", "validation" or "test" of the release, disjoint by patient; "" if unknown.
-      row: number of the study's first row.
-    """
+    """A study in the master table: sex "F", "M", "O" or "", age in years or None, and the number of its first row."""
 
     patient_id: str
     sex: str
     age: float | None
-    split: str
     row: int
 
 
@@ -104,15 +90,15 @@ def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
 def identify(raw: bytes) -> tuple[str, str]:
     """Return study and image of a bad record, each "" if it cannot be read."""
     try:
-        found = _IDENTITY_DECODER.decode(raw)
+        found = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return "", ""
-    study = str(found.study) if isinstance(found.study, str | int) else ""
-    return study, found.image if isinstance(found.image, str) else ""
+    study, image = found.get("StudyID"), found.get("ImageID")
+    return str(study) if isinstance(study, str | int) else "", image if isinstance(image, str) else ""
 
 
 def read_master_table(path: Path) -> dict[str, StudyFacts]:
-    """Return patient, sex, age and split of each study.
+    """Return patient, sex and age of each study.
 
     Raises:
       BadInput: the file is no table, a column is missing, or two rows of a study name different patients.
@@ -123,13 +109,13 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
     if missing:
         shown = [name[:40] for name in header[:30]]
         raise BadInput(f"{path}: columns {shown} lack {', '.join(missing)}")
-    places = [folded.index(fold_column(name)) if fold_column(name) in folded else None for name in _COLUMNS]
     studies: dict[str, StudyFacts] = {}
     for row in rows:
-        study, patient, sex, age, split = (_cell(row.cells, place) for place in places)
+        named = dict(zip(folded, row.cells, strict=False))
+        study, patient, sex, age = (named.get(fold_column(name), "") for name in _COLUMNS)
         if not study or not patient:
             raise BadInput(f"{path}: row {row.number}: study and patient are required")
-        facts = StudyFacts(patient, sex if sex in _SEXES else "", _read_age(age), split, row.number)
+        facts = StudyFacts(patient, sex if sex in _SEXES else "", read_age(age, most=_MAX_AGE), row.number)
         known = studies.setdefault(study, facts)
         if known.patient_id != patient:
             raise BadInput(f"{path}: row {row.number}: the study has another patient than in row {known.row}")
@@ -139,18 +125,6 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
 def _is_box(corners: Corners) -> bool:
     left, upper, right, lower = corners
     return -_SLACK <= left < right <= 1 + _SLACK and -_SLACK <= upper < lower <= 1 + _SLACK
-
-
-def _cell(cells: Sequence[str], place: int | None) -> str:
-    return cells[place] if place is not None and place < len(cells) else ""
-
-
-def _read_age(written: str) -> float | None:
-    try:
-        age = float(written)
-    except ValueError:
-        return None
-    return age if 0 <= age <= _MAX_AGE else None
 
 
 _LABELS_OF_DIAGNOSES = {
@@ -184,17 +158,13 @@ _MORE_TRANSPARENT = (
 )
 
 
-def _table() -> dict[str, tuple[Finding, ...]]:
-    table: dict[str, tuple[Finding, ...]] = {label: (Finding(density="increased"),) for label in _DENSER}
-    table |= {label: (Finding(density="decreased"),) for label in _MORE_TRANSPARENT}
-    for diagnosis, labels in _LABELS_OF_DIAGNOSES.items():
-        for label in labels:
-            table[label] = (*table.get(label, ()), DIAGNOSES[diagnosis])
-    return table
-
-
-FINDINGS = _table()
-"""Findings of each label in lower case; any other label has none."""
+# Findings of each label in lower case; any other label has none.
+FINDINGS: dict[str, tuple[Finding, ...]] = {
+    **dict.fromkeys(_DENSER, (Finding(density="increased"),)),
+    **dict.fromkeys(_MORE_TRANSPARENT, (Finding(density="decreased"),)),
+}
+for _diagnosis, _labels in _LABELS_OF_DIAGNOSES.items():
+    FINDINGS |= {label: (*FINDINGS.get(label, ()), DIAGNOSES[_diagnosis]) for label in _labels}
 
 
 def find_findings(labels: Iterable[str]) -> tuple[Finding, ...]:

@@ -21,6 +21,7 @@ pytest.importorskip("openai", reason="the extra annotate")
 
 PROMPT = write_annotation_prompt(DEFAULT_CHAIN)
 MESSAGES = PROMPT.messages({"report": "Mrs Example: clear lungs."})
+ABOUT = {"report": "r1", "text": "digest", "request": "digest"}
 KEY = "sk-marker-0123456789"
 
 
@@ -35,9 +36,9 @@ def ask(server, *, num_requests=1, budget=None, **settings):
     recorded = []
 
     async def run():
-        client = Client(Endpoint("some-model", server.base_url, **settings), budget or Budget(None))
+        client = Client(Endpoint("some-model", server.base_url, **settings), budget or Budget(None), PROMPT.schema)
         try:
-            requests = [client.ask(MESSAGES, schema=PROMPT.schema, record=recorded.append) for _ in range(num_requests)]
+            requests = [client.ask(MESSAGES, about=ABOUT, record=recorded.append) for _ in range(num_requests)]
             return await asyncio.gather(*requests, return_exceptions=True)
         finally:
             await client.close()
@@ -307,11 +308,11 @@ def test_a_403_is_about_the_key_until_there_was_an_answer():
     refusal = ("status", (403, {"error": {"code": "blocked"}}, {}))
 
     async def run(server, *, answered_before):
-        client = Client(Endpoint("m", server.base_url, first_wait=0.01), Budget(None))
+        client = Client(Endpoint("m", server.base_url, first_wait=0.01), Budget(None), PROMPT.schema)
         client.answered_before = answered_before
         outcomes = []
         for _ in range(3):
-            request = client.ask(MESSAGES, schema=PROMPT.schema, record=lambda reply: None)
+            request = client.ask(MESSAGES, about=ABOUT, record=lambda reply: None)
             outcomes += await asyncio.gather(request, return_exceptions=True)
         await client.close()
         return [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)]

@@ -1,7 +1,6 @@
 """The ledger: what is written is found again, whatever happened in between."""
 
 import contextlib
-import dataclasses
 import os
 import subprocess
 import sys
@@ -10,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.llm.ledger import Entry, Identity, Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.llm.ledger import Ledger, digest_messages, digest_text
+from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
 
-IDENTITY = Identity("annotate", "1", "abc", "some/model:7b", (("seed", 0), ("temperature", 0.0)))
+IDENTITY = {
+    "task": "annotate",
+    "prompt_version": "1",
+    "prompt_digest": "abc",
+    "model": "some/model:7b",
+    "decoding": {"seed": 0, "temperature": 0.0},
+}
 
 
 def entry(name, **changes):
@@ -93,13 +99,13 @@ def test_damage_before_the_last_line_is_refused_by_line(tmp_path):
 
 def test_other_prompts_models_and_settings_are_kept_apart(tmp_path):
     others = [
-        dataclasses.replace(IDENTITY, **change)
+        IDENTITY | change
         for change in (
             {"task": "vote"},
             {"prompt_version": "2"},
             {"prompt_digest": "abd"},
             {"model": "some_model:7b"},
-            {"decoding": (("seed", 1), ("temperature", 0.0))},
+            {"decoding": {"seed": 1, "temperature": 0.0}},
         )
     ]
     for identity in (IDENTITY, *others):
@@ -110,23 +116,23 @@ def test_other_prompts_models_and_settings_are_kept_apart(tmp_path):
 
 
 def test_a_file_of_another_identity_under_this_name_is_refused(tmp_path):
-    other = dataclasses.replace(IDENTITY, prompt_version="2")
-    with contextlib.closing(Ledger(tmp_path, other)) as ledger:
+    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
         ledger.append(entry("a"))
-    ledger.path.rename(tmp_path / IDENTITY.file_name)
+    content = ledger.path.read_bytes()
+    ledger.path.write_bytes(content.replace(b'"prompt_version": "1"', b'"prompt_version": "2"'))
     with pytest.raises(BadInput, match="another prompt"):
         Ledger(tmp_path, IDENTITY)
 
 
 @pytest.mark.parametrize("model", ["../../etc/passwd", "a" * 500, "", "ä/ö", ".."])
 def test_a_models_name_cannot_lead_out_of_the_folder(tmp_path, model):
-    with contextlib.closing(Ledger(tmp_path / "in", dataclasses.replace(IDENTITY, model=model))) as ledger:
+    with contextlib.closing(Ledger(tmp_path / "in", IDENTITY | {"model": model})) as ledger:
         assert ledger.path.resolve().parent == (tmp_path / "in").resolve()
 
 
 def test_two_processes_are_refused(tmp_path):
     script = (
-        "import sys, pathlib; from stepcot_jax.annotate.llm.ledger import Identity, Ledger\n"
+        "import sys, pathlib; from stepcot_jax.annotate.llm.ledger import Ledger\n"
         f"Ledger(pathlib.Path(sys.argv[1]), {IDENTITY!r})"
     )
     with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:

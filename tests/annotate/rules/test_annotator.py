@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.annotation import (
-    CONFLICTING_FINDINGS,
-    NO_REPORT,
-    OUTSIDE_TAXONOMY,
-    CannotAnnotate,
-    Report,
-)
+from stepcot_jax.annotate.annotation import CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.rules.annotator import annotate_report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.data.phantom.phantom import draw_case
@@ -140,18 +134,18 @@ def test_which_finding_is_the_diagnosis(text, expected):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", NO_REPORT),
-        ("INDICATION: pneumonia.", NO_REPORT),
-        ("FINDINGS: . IMPRESSION: ", NO_REPORT),
-        ("FINDINGS: Calcified granuloma in the left apex. Lungs otherwise clear.", OUTSIDE_TAXONOMY),
-        ("FINDINGS: Clear lungs. Calcified granuloma in the left lung, cholecystectomy.", OUTSIDE_TAXONOMY),
-        ("FINDINGS: Clear lungs. Changes of a left lobectomy.", OUTSIDE_TAXONOMY),
-        ("FINDINGS: Clear lungs. Free air beneath the diaphragm.", OUTSIDE_TAXONOMY),
-        ("FINDINGS: Hyperexpanded clear lungs.", OUTSIDE_TAXONOMY),
-        ("FINDINGS: Acute fracture of the clavicle. Clear lungs.", OUTSIDE_TAXONOMY),
-        ("FINDINGS: Comparison XXXX.", OUTSIDE_TAXONOMY),
-        ("FINDINGS: There is an effusion. No effusion.", CONFLICTING_FINDINGS),
-        ("FINDINGS: Small left effusion. IMPRESSION: No effusion.", CONFLICTING_FINDINGS),
+        ("", Reason.NO_REPORT),
+        ("INDICATION: pneumonia.", Reason.NO_REPORT),
+        ("FINDINGS: . IMPRESSION: ", Reason.NO_REPORT),
+        ("FINDINGS: Calcified granuloma in the left apex. Lungs otherwise clear.", Reason.OUTSIDE_TAXONOMY),
+        ("FINDINGS: Clear lungs. Calcified granuloma in the left lung, cholecystectomy.", Reason.OUTSIDE_TAXONOMY),
+        ("FINDINGS: Clear lungs. Changes of a left lobectomy.", Reason.OUTSIDE_TAXONOMY),
+        ("FINDINGS: Clear lungs. Free air beneath the diaphragm.", Reason.OUTSIDE_TAXONOMY),
+        ("FINDINGS: Hyperexpanded clear lungs.", Reason.OUTSIDE_TAXONOMY),
+        ("FINDINGS: Acute fracture of the clavicle. Clear lungs.", Reason.OUTSIDE_TAXONOMY),
+        ("FINDINGS: Comparison XXXX.", Reason.OUTSIDE_TAXONOMY),
+        ("FINDINGS: There is an effusion. No effusion.", Reason.CONFLICTING_FINDINGS),
+        ("FINDINGS: Small left effusion. IMPRESSION: No effusion.", Reason.CONFLICTING_FINDINGS),
     ],
 )
 def test_what_is_set_aside_and_why(text, reason):

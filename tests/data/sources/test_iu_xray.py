@@ -7,10 +7,8 @@ import hashlib
 import io
 import os
 import re
-import sys
 import tarfile
 import tracemalloc
-import types
 
 import pytest
 from hypothesis import given
@@ -19,7 +17,7 @@ from PIL import Image
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import SetAside
-from stepcot_jax.data.sources import iu_archive
+from stepcot_jax.data.sources import iu_archive, iu_coding
 from stepcot_jax.data.sources.iu_archive import iterate_files
 from stepcot_jax.data.sources.iu_projections import decide_projections, name_image, read_projection_list
 from stepcot_jax.data.sources.iu_report import read_report
@@ -69,9 +67,7 @@ def write_tar(path, entries, mode="w:gz"):
 @pytest.fixture
 def coding(monkeypatch):
     """A coding that gives as its labels how many codes there were; the real one has tests of its own."""
-    module = types.ModuleType("iu_coding")
-    module.read_coding = lambda mesh: (len(mesh) - 1, *[NOT_ANNOTATED] * 6)
-    monkeypatch.setitem(sys.modules, "stepcot_jax.data.sources.iu_coding", module)
+    monkeypatch.setattr(iu_coding, "read_coding", lambda mesh: (len(mesh) - 1, *[NOT_ANNOTATED] * 6))
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +179,7 @@ def test_report(tmp_path):
     assert (report.uid, report.mesh) == ("CXR1", ("Opacity/lung",))
     assert (report.findings, report.impression) == ("Clear lungs.", "Normal.")
     assert report.text == "FINDINGS: Clear lungs. IMPRESSION: Normal."
-    assert [(image.figure, image.projection) for image in report.images] == [("F1", "lateral"), ("F2", "frontal")]
+    assert [image.projection for image in report.images] == ["lateral", "frontal"]
     assert [image.id for image in report.frontal_images] == ["CXR1_IM-0001-2001"]
     assert report.images[0].caption == "PA and lateral."
 
@@ -277,11 +273,11 @@ def test_projection_list(tmp_path):
     ("content", "found"),
     [
         (b"uid,filename\n", "no column projection"),
-        (b"", "no column filename and projection"),
-        (b"filename,projection\nx,oblique\n", "line 2: projection 'oblique'"),
-        (b"filename,projection\nx\n", "line 2: projection ''"),
-        (b"filename,projection\nx,Frontal\nx.png,Lateral\n", "line 3: 'x' already"),
-        (b"\xff\xfe", "cannot be read"),
+        (b"", "is empty"),
+        (b"filename,projection\nx,oblique\n", "row 2: projection 'oblique'"),
+        (b"filename,projection\nx\n", "row 2: projection ''"),
+        (b"filename,projection\nx,Frontal\nx.png,Lateral\n", "row 3: 'x' already"),
+        (b"\xff\xfe", "UTF-16"),
     ],
 )
 def test_bad_projection_lists(tmp_path, content, found):
