@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 
 MAX_TEXT_BYTES = 256 * 2**20
 """Memory limit for the ids of a file."""
@@ -81,8 +82,7 @@ def _reading(where: str) -> Iterator[None]:
         raise
     # zipfile, zlib and NumPy's header parser raise a dozen kinds of error for broken files.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BadInput(f"{where}: cannot be read ({reason}); {_EXPECTED}") from error
+        raise BadInput(f"{where}: cannot be read ({one_line(error)}); {_EXPECTED}") from error
 
 
 @contextlib.contextmanager

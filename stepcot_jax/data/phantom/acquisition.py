@@ -16,7 +16,7 @@ Image = Float32[np.ndarray, "height width"]
 
 @dataclasses.dataclass(frozen=True)
 class Pose:
-    """One exposure: rotation in radians, shifts and field of view (1: the trunk); gain and offset of the attenuation."""
+    """One exposure: rotation in radians, shifts, field of view (1: the trunk); gain and offset of the attenuation."""
 
     rotation: float
     shift_x: float
