@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 
 FIELDS = ("name", "question", "options")
 """Fields of a template: the step's short name, its question, its lettered options."""
@@ -122,18 +123,14 @@ class Tokenizer:
         padding = self.loaded.pad_token_id or 0
         tokens = np.full((num_rows, num_tokens), padding, np.int32)
         attended = np.zeros((num_rows, num_tokens), bool)
-        for k in range(num_rows):
-            row = rows[k if k < len(rows) else 0]
+        for k, row in enumerate([*rows, *[rows[0]] * (num_rows - len(rows))]):
             tokens[k, : len(row)] = row
             attended[k, : len(row)] = True
         return tokens, attended
 
     def padded_length(self, num_tokens: int) -> int:
         """Return the padded length of a text of `num_tokens`; it does not depend on other texts."""
-        length = SHORTEST
-        while length < num_tokens:
-            length *= 2
-        return min(length, self.max_tokens)
+        return min(max(SHORTEST, 1 << (num_tokens - 1).bit_length()), self.max_tokens)
 
 
 def load_tokenizer(folder: pathlib.Path, *, max_tokens: int, vocabulary_size: int) -> Tokenizer:
@@ -156,8 +153,8 @@ def load_tokenizer(folder: pathlib.Path, *, max_tokens: int, vocabulary_size: in
         loaded = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         vocabulary = loaded.get_vocab()
     except Exception as error:  # transformers raises many kinds for broken or missing files
-        text = " ".join(str(error).split())[:200]
-        raise BadInput(f"{folder}: unreadable tokenizer ({type(error).__name__}: {text}); {expected}") from None
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise BadInput(f"{folder}: unreadable tokenizer ({what}); {expected}") from None
     largest = max(vocabulary.values(), default=-1)
     if not 0 <= largest < vocabulary_size:
         raise BadInput(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -158,8 +159,7 @@ def open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
                 f"{folder}: contains {sorted(strangers)[0]!r} and no {DESCRIPTION_FILE} (expected a new or empty "
                 "folder, or a feature store)"
             )
-        document = {"format": _FORMAT, "encoder": spec.encoder, **spec.identity}
-        write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
+        _write_once(path, spec)
     found = _read_spec(path)
     if spec is None:
         return found
@@ -174,6 +174,21 @@ def open_spec(folder: Path, spec: StoreSpec | None) -> StoreSpec:
 
 def _list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
     return ", ".join(f"{name}={json.dumps(spec.identity[name])[:200]}" for name in names)
+
+
+def _write_once(path: Path, spec: StoreSpec) -> None:
+    """Write a store's description atomically unless it exists; processes of several machines may do so at once."""
+    document = {"format": _FORMAT, "encoder": spec.encoder, **spec.identity}
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    write_whole(partial, (json.dumps(document, indent=2) + "\n").encode())
+    try:
+        path.hardlink_to(partial)  # unlike a rename, fails if another process was first
+    except FileExistsError:
+        return
+    except OSError:  # a file system without links
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _read_spec(path: Path) -> StoreSpec:

@@ -59,9 +59,7 @@ def measure_apart(arguments: Sequence[str]) -> Cost:
     if found.returncode == 2:
         raise BadInput(found.stderr.strip().splitlines()[-1].removeprefix("error: "))
     if found.returncode:
-        raise RuntimeError(
-            f"cost_measuring {' '.join(arguments)} ended with {found.returncode}: {found.stderr[-2000:]}"
-        )
+        raise RuntimeError(f"cost_measuring {arguments} ended with {found.returncode}: {found.stderr[-2000:]}")
     fields = json.loads(found.stdout.splitlines()[-1])
     fields["milliseconds"] = {int(size): value for size, value in fields["milliseconds"].items()}
     return Cost(**fields)

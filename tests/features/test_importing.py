@@ -258,7 +258,7 @@ def test_the_command_imports_for_a_folder_without_its_images(tmp_path, capsys):
     step = Step("Size", "How large?", ("Small", "Large"))
     write_records(tmp_path / "root", chain=Chain((step, step)), cases=CASES)
     path = save(tmp_path, prompt_features=ROWS[:2])
-    arguments = ["import", str(path), "--root", str(tmp_path / "root"), "--store", str(tmp_path / "store")]
+    arguments = [str(path), "--root", str(tmp_path / "root"), "--store", str(tmp_path / "store")]
     main([*arguments, "--step-names", "One", "Two"])
     assert "features of 30 images and 2 prompts, width 4" in capsys.readouterr().out
     with pytest.raises(BadInput, match="2 steps"):

@@ -17,6 +17,7 @@ from tables.finished_cells import (
     make_split,
 )
 
+from stepcot_jax.chain import Chain
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.resamples import draw_weights
@@ -40,7 +41,7 @@ def plan(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(plan):
-    folder = plan.workdir / "out"
+    folder = plan.cells.workdir / "out"
     names = making.make_tables(
         ["diagnosis", "steps", "components"], plan, command=["python", "-m", "x y"], folder=folder
     )
@@ -220,7 +221,7 @@ def test_a_report_without_steps_is_named(tmp_path):
     cells = Cells(tmp_path, Terminal())
     cell = make_plan(tmp_path).main(0)
     cells.folder(cell).mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"report.json cannot be read"):
+    with pytest.raises(BadInput, match=r"report.json: cannot be read"):
         cells.chain(cell)
     (cells.folder(cell) / "report.json").write_text(json.dumps({"test": {}}))
     with pytest.raises(BadInput, match=r"report.json has no steps"):
@@ -287,13 +288,14 @@ def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():
 def test_restricted_predictions_choose_among_what_is_there():
     split = make_split({"teacher": 0.5})
     kept = np.where(np.isin(LABELS, (0, 2)), LABELS, -100)
-    last, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept), CHAIN)
+    chain = Chain(CHAIN.steps[-1:])
+    last = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept))
     answers = restrict(last, chain).predictions.logits["teacher"].argmax(-1)
     assert set(np.unique(answers)) == {0, 2}
     unrestricted = split.predictions.logits["teacher"][:, -1].argmax(-1)
     agree = np.isin(unrestricted, (0, 2))
     np.testing.assert_array_equal(answers[agree, 0], unrestricted[agree])
-    nothing, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)), chain)
+    nothing = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)))
     with pytest.raises(BadInput, match="no case has an answer to 'Diagnosis'"):
         restrict(nothing, chain)
 

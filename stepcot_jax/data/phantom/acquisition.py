@@ -1,4 +1,4 @@
-"""How a phantom radiograph is taken: body coordinates, their pixels, and three acquisition styles.
+"""Acquisition of a phantom radiograph: body coordinates, their pixels, and three styles.
 
 The trunk spans about -1 to 1; x grows to the right of the picture (the patient's left) and y downwards. The styles
 differ in tone curve, sharpness, noise, field of view, collimation and marker. They stand for three origins, so that a
