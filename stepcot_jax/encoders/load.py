@@ -19,7 +19,7 @@ from stepcot_jax.encoders.architecture import Architecture, recognise
 from stepcot_jax.encoders.assignment import assign
 from stepcot_jax.encoders.checkpoint_files import resolve
 from stepcot_jax.encoders.clip import VisionTransformer
-from stepcot_jax.encoders.text_encoder import TextEncoder, load_tokenizer
+from stepcot_jax.encoders.text_encoder import FlaxEncoder, TextEncoder, load_tokenizer
 from stepcot_jax.encoders.weights import read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 
@@ -73,33 +73,15 @@ def _encode_patches(params: Any, images: Array, network: nn.Module) -> Any:
     return network.apply({"params": params}, images)
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageEncoder:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageEncoder(FlaxEncoder):
     """A frozen image encoder.
 
     Attributes:
-      name: kind and source, for logs.
-      width: size of a feature vector.
       preprocessing: of the images given to `encode`.
-      digest: SHA-256 of weights, architecture and compute dtype; encoders with one digest give the same features.
-      num_parameters: of the whole checkpoint; CLIP's has both towers.
-      network: the Flax module.
-      read_params: reads the parameters at the first call of `encode`, so that an encoder whose features are all
-        stored takes no memory.
     """
 
-    name: str
-    width: int
     preprocessing: Preprocessing
-    digest: str
-    num_parameters: int
-    network: nn.Module = dataclasses.field(repr=False)
-    read_params: Callable[[], Any] = dataclasses.field(repr=False)
-
-    @functools.cached_property
-    def params(self) -> Any:
-        """Parameters on the device."""
-        return jax.device_put(self.read_params())
 
     def encode(self, images: Float32[Any, "case height width 3"]) -> Float32[Array, "case feature"]:
         """Return features [case, width] of normalised `images` [case, height, width, 3]; compiled once per shape."""

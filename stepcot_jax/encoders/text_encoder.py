@@ -170,29 +170,25 @@ def _encode_texts(params: Any, tokens: Array, attended: Array, network: nn.Modul
     return getattr(network.apply({"params": params}, tokens, attended), pooling)
 
 
-@dataclasses.dataclass(frozen=True)
-class TextEncoder:
-    """A frozen text encoder with its tokenizer.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlaxEncoder:
+    """A frozen encoder of a checkpoint.
 
     Attributes:
       name: kind and source, for logs.
-      width: size of the vectors of pooling "cls" and "mean".
-      projected_width: size of those of pooling "projected"; 0 without a projection.
-      digest: SHA-256 of weights, architecture, compute dtype, tokenizer and `max_tokens`.
-      num_parameters: of the whole checkpoint.
-      max_tokens: longest text in tokens; longer texts are truncated and logged.
-      tokenizer: texts -> tokens.
+      width: size of a feature vector; of texts with pooling "cls" and "mean".
+      digest: SHA-256 of everything that determines the features: weights, architecture, compute dtype, and of a text
+        encoder tokenizer and `max_tokens`.
+      num_parameters: of the whole checkpoint; CLIP's has both towers.
       network: the Flax module.
-      read_params: reads the parameters at the first call of `encode`.
+      read_params: reads the parameters at the first call of `encode`, so that an encoder whose features are all
+        stored takes no memory.
     """
 
     name: str
     width: int
-    projected_width: int
     digest: str
     num_parameters: int
-    max_tokens: int
-    tokenizer: Tokenizer = dataclasses.field(repr=False)
     network: nn.Module = dataclasses.field(repr=False)
     read_params: Callable[[], Any] = dataclasses.field(repr=False)
 
@@ -200,6 +196,21 @@ class TextEncoder:
     def params(self) -> Any:
         """Parameters on the device."""
         return jax.device_put(self.read_params())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextEncoder(FlaxEncoder):
+    """A frozen text encoder with its tokenizer.
+
+    Attributes:
+      projected_width: size of the vectors of pooling "projected"; 0 without a projection.
+      max_tokens: longest text in tokens; longer texts are truncated and logged.
+      tokenizer: texts -> tokens.
+    """
+
+    projected_width: int
+    max_tokens: int
+    tokenizer: Tokenizer = dataclasses.field(repr=False)
 
     def encode(self, texts: Sequence[str], *, pooling: Pooling = "cls") -> Float32[np.ndarray, "text feature"]:
         """Return a vector for each text.

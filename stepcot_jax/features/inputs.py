@@ -116,10 +116,14 @@ def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
     Raises:
       BadInput: there are no such weights, or they have no image encoder.
     """
-    weights = settings.image_encoder.weights
+    return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)
+
+
+def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
+    """Load a frozen encoder by its weights, as `load_frozen_encoder`."""
     if weights.startswith(transformers_encoder.PREFIX):
         return transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
-    return load_image_encoder(weights, dtype=jnp.dtype(settings.image_encoder.dtype))
+    return load_image_encoder(weights, dtype=jnp.dtype(dtype))
 
 
 def _select(batch: dict[str, Any]) -> dict[str, Any]:

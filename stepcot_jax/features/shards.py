@@ -78,11 +78,8 @@ class Shard:
           OSError: the file can no longer be read.
         """
         place, row_bytes = self.arrays[name], self.arrays[name].row_bytes
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            contents = [os.pread(descriptor, row_bytes, place.offset + row * row_bytes) for row in rows]
-        finally:
-            os.close(descriptor)
+        with self.path.open("rb", buffering=0) as file:
+            contents = [os.pread(file.fileno(), row_bytes, place.offset + row * row_bytes) for row in rows]
         if any(len(content) != row_bytes for content in contents):
             raise OSError(None, "the file shrank", str(self.path))
         return [np.frombuffer(content, place.dtype).reshape(place.shape) for content in contents]
@@ -184,13 +181,9 @@ def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], dict[str, 
 
 
 def _update(digest: Any, descriptor: int, rows: Rows) -> None:
-    position, end = rows.offset, rows.offset + rows.num_rows * rows.row_bytes
-    while position < end:
-        piece = os.pread(descriptor, min(_CHUNK_BYTES, end - position), position)
-        if not piece:
-            raise BadShard("truncated content")
-        digest.update(piece)
-        position += len(piece)
+    end = rows.offset + rows.num_rows * rows.row_bytes
+    for position in range(rows.offset, end, _CHUNK_BYTES):
+        digest.update(os.pread(descriptor, min(_CHUNK_BYTES, end - position), position))
 
 
 def remove_stale_partials(folder: Path) -> None:

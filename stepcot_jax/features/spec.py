@@ -25,6 +25,14 @@ _MAX_DESCRIPTION_BYTES = 1 << 20
 
 
 class _FrozenEncoder(Protocol):
+    """Frozen encoder of any framework.
+
+    Attributes:
+      name: for messages.
+      width: of a feature.
+      digest: of the weights and of everything else that determines the features, such as the compute dtype.
+    """
+
     @property
     def name(self) -> str: ...
 
@@ -37,14 +45,7 @@ class _FrozenEncoder(Protocol):
 
 @runtime_checkable
 class FrozenImageEncoder(_FrozenEncoder, Protocol):
-    """Frozen image encoder of any framework.
-
-    Attributes:
-      name: for messages.
-      width: of a feature.
-      preprocessing: of the images given to `encode`.
-      digest: of the weights and of everything else that determines the features, such as the compute dtype.
-    """
+    """Frozen image encoder; `preprocessing` is of the images given to `encode`."""
 
     @property
     def preprocessing(self) -> Preprocessing: ...  # noqa: D102
@@ -58,14 +59,7 @@ class FrozenImageEncoder(_FrozenEncoder, Protocol):
 
 @runtime_checkable
 class FrozenTextEncoder(_FrozenEncoder, Protocol):
-    """Frozen text encoder of any framework.
-
-    Attributes:
-      name: for messages.
-      width: of a feature.
-      digest: of the weights, the tokenizer and everything else that determines the features.
-      max_tokens: length at which texts are truncated.
-    """
+    """Frozen text encoder; `max_tokens` is the length at which texts are truncated."""
 
     @property
     def max_tokens(self) -> int: ...  # noqa: D102

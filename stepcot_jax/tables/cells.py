@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepcot_jax.chain import Chain, Step
+from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import digest_file, read_json, write_whole
+from stepcot_jax.host.files import digest_file, write_whole
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import MAY_CHANGE, Settings, load_settings
 
 UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE - {"config.training.joint_epochs"}))
@@ -149,22 +150,12 @@ class Cells:
         return vary(settings, {"features.folder": settings.features.folder or str(self.workdir / "features")})
 
     def chain(self, cell: Cell) -> Chain:
-        """Return the steps that a finished cell answers, without their questions.
+        """Return the steps of a finished cell.
 
         Raises:
-          BadInput: the cell's report cannot be read.
+          BadInput: the cell's stored questions cannot be read.
         """
-        report = self.report(cell)
-        try:
-            steps = next(iter(report["test"].values()))["steps"]
-            return Chain(tuple(Step(step["name"], step["name"], tuple(step["answers"])) for step in steps))
-        except (KeyError, TypeError, StopIteration, AttributeError):
-            path = self.folder(cell) / "report.json"
-            raise BadInput(f"{path} has no steps; expected the report of a run") from None
-
-    def report(self, cell: Cell) -> dict[str, Any]:
-        """Return the report of a finished cell."""
-        return read_json(self.folder(cell) / "report.json", dict[str, Any], accepted="expected the report of a run")
+        return read_reading(self.folder(cell)).chain
 
     def predictions(self, cell: Cell, split: str = "test") -> SplitPredictions:
         """Return the predictions of a finished cell on a split, of each network's best weights.

@@ -77,18 +77,10 @@ class _Model:
 
 
 def _open_weights(weights: str, dtype: str) -> _Model:
-    import jax.numpy as jnp
+    from stepcot_jax.features.inputs import load_encoder
 
-    from stepcot_jax.encoders.load import load_image_encoder
-    from stepcot_jax.features import transformers_encoder
-
-    encoder: Any
-    if weights.startswith(transformers_encoder.PREFIX):
-        encoder = transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
-    else:
-        encoder = load_image_encoder(weights, dtype=jnp.dtype(dtype))
-    size = encoder.preprocessing.size
-    return _Model(encoder.encode, (size, size, 3), encoder.num_parameters, 0)
+    encoder: Any = load_encoder(weights, dtype)
+    return _Model(encoder.encode, (*[encoder.preprocessing.size] * 2, 3), encoder.num_parameters, 0)
 
 
 def _open_cell(folder: pathlib.Path, what: str) -> _Model:
@@ -107,7 +99,7 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     num_along, num_own = count_parameters(along), 0 if what == "encoder" else count_parameters(params[name])
     settings = trained.settings
     frozen: Any = load_frozen_encoder(settings) if settings.image_encoder.name == "pretrained" else None
-    num_frozen = 0 if frozen is None else frozen.num_parameters
+    num_frozen = getattr(frozen, "num_parameters", 0)
     if what == "teacher" and settings.prompts.encoder == "pretrained":
         from stepcot_jax.encoders.load import load_text_encoder
 

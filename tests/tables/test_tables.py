@@ -22,11 +22,10 @@ from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import training_run
 from stepcot_jax.tables import __main__ as making
 from stepcot_jax.tables import comparing, components_table, diagnosis_table, steps_table
-from stepcot_jax.tables.cells import Cell, Cells, vary
+from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.effect_table import accuracies_from_answers, predict_from_answers
 from stepcot_jax.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tables.transfer_table import restrict
@@ -217,15 +216,10 @@ def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_pat
     assert "cell 1 of 5: without memory, seed 0" in capsys.readouterr().err
 
 
-def test_a_report_without_steps_is_named(tmp_path):
-    cells = Cells(tmp_path, Terminal())
-    cell = make_plan(tmp_path).main(0)
-    cells.folder(cell).mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"report.json: cannot be read"):
-        cells.chain(cell)
-    (cells.folder(cell) / "report.json").write_text(json.dumps({"test": {}}))
-    with pytest.raises(BadInput, match=r"report.json has no steps"):
-        cells.chain(cell)
+def test_a_cell_without_its_questions_is_named(tmp_path):
+    plan = make_plan(tmp_path)
+    with pytest.raises(BadInput, match=r"chain.json: cannot be read"):
+        plan.cells.chain(plan.main(0))
 
 
 @pytest.mark.parametrize(
