@@ -126,7 +126,7 @@ def encode_images(
                 buffer.add(keys, *_encode_batch(encoder, batch, store, batch_size=batch_size))
                 num_encoded += len(batch)
     finally:
-        pairs.close()  # stops the reading threads now, not at garbage collection
+        pairs.close()  # type: ignore[attr-defined] # stops the reading threads now, not at garbage collection
         buffer.flush()
     counts = EncodeCounts(encoded=num_encoded, read=num_read + len(missing) - num_encoded)
     _LOGGER.info("%s", counts.describe("images"))

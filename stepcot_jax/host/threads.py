@@ -2,7 +2,7 @@
 
 import collections
 import concurrent.futures
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 def map_in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], *, num_threads: int, num_ahead: int | None = None
-) -> Generator[tuple[Item, Result], None, None]:
+) -> Iterator[tuple[Item, Result]]:
     """Yield each item with its result, in order; a slow consumer holds the threads back.
 
     Args:

@@ -24,7 +24,7 @@ def make_tables(plan: Plan) -> list[Table]:
             left_out.append(name)
             continue
         terminal.say(f"measuring {name}")
-        cost = measure_apart([*arguments, f"--compilation-cache={plan.cells.workdir / 'compilation_cache'}"])
+        cost = measure_apart([*arguments, f"--compilation-cache={plan.workdir / 'compilation_cache'}"])
         rows.append(_row(name, cost))
     times = "one image (ms)", "four images (ms)", f"images/s at {max(BATCH_SIZES)}"
     published = "parameters", "trained", "a sample of four (ms)", "four images (ms)"

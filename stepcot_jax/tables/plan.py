@@ -1,6 +1,7 @@
 """Plan of the tables: settings, seeds, encoders, and the cells that tables share."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,11 @@ class Plan:
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise BadInput(f"--seeds: {list(self.seeds)} are not distinct whole numbers")
+
+    @property
+    def workdir(self) -> pathlib.Path:
+        """Workdir of the tables."""
+        return self.cells.workdir
 
     def main(self, seed: int) -> Cell:
         """Return the full teacher and student."""

@@ -40,7 +40,7 @@ def plan(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(plan):
-    folder = plan.cells.workdir / "out"
+    folder = plan.workdir / "out"
     names = making.make_tables(
         ["diagnosis", "steps", "components"], plan, command=["python", "-m", "x y"], folder=folder
     )

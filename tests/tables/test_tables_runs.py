@@ -68,7 +68,7 @@ def test_every_baseline_was_trained_and_measured(made):
     assert (
         json.loads((plan.cells.folder(baseline) / "settings.json").read_text())["image_encoder"]["name"] == "imported"
     )
-    assert {path.name for path in (plan.cells.workdir / "encoders").iterdir()} == {
+    assert {path.name for path in (plan.workdir / "encoders").iterdir()} == {
         f"teacher-{plan.cells.digest(plan.main(0))}", "random",
     }  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_transfer_reads_every_case_of_the_styles_that_were_held_out(made):
         "NIH ChestX-ray8",
     ]
     assert [row["published: cases"] for row in found] == [""] * 9 + ["985"]
-    dataset = inputs.load_inputs(plan.settings, plan.cells.workdir, Terminal()).dataset
+    dataset = inputs.load_inputs(plan.settings, plan.workdir, Terminal()).dataset
     for origin in ("Phantom B", "Phantom C"):
         cases = {int(row["cases"]) for row in found if row["read"] == origin}
         assert cases == {sum(case.origin == origin for case in dataset.cases)}
@@ -202,7 +202,7 @@ def test_the_cost_table_has_published_columns(made, monkeypatch):
 
 def test_named_encoders_come_after_and_imports_are_told_by_their_files(made, random_encoder):
     plan, _, _ = made
-    stored = next((plan.cells.workdir / "encoders").glob("teacher-*"))
+    stored = next((plan.workdir / "encoders").glob("teacher-*"))
     named = {"CLIP": str(random_encoder), "made elsewhere": str(stored)}
     found = list_encoders(plan.settings, plan.cells, plan.main(0), named)
     assert [encoder.name for encoder in found[3:]] == list(named)

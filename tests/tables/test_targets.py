@@ -260,7 +260,7 @@ def plan(folders, tmp_path_factory):
 
 
 def test_networks_of_another_chain_read_chestxray8(plan):
-    folder = plan.cells.workdir / "tables"
+    folder = plan.workdir / "tables"
     making.make_tables(["transfer"], plan, command=["python"], folder=folder)
     with (folder / "transfer.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

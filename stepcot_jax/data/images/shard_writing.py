@@ -89,7 +89,7 @@ class ShardWriter:
         left = self.collection.cases[first:]
         watched: Iterable[Case] = left if progress is None or not left else progress(left)
         contents = map_in_threads(self._read, enumerate(watched, first), num_threads=self.num_threads)
-        with contextlib.closing(contents):
+        with contextlib.closing(contents):  # type: ignore[type-var]
             for item, content in contents:
                 notes.append(self._write_shard(len(notes), itertools.chain([(item, content)], contents)))
         set_aside = tuple(aside for note in notes for aside in note.set_aside)
