@@ -28,9 +28,8 @@ from stepcot_jax.encoders.torchvision_networks import (
     DENSENET_CLASSIFIER,
     RESNET_CLASSIFIER,
     FrozenDenseNet,
-    densenet_table,
     make_frozen_resnet,
-    resnet_table,
+    torchvision_table,
 )
 from stepcot_jax.encoders.transformer import TransformerSizes
 from stepcot_jax.host.errors import BadInput
@@ -207,8 +206,8 @@ def _torchvision(name: str, tensors: Tensors, dtype: DTypeLike) -> Architecture:
     if name == "densenet121":
         dense = FrozenDenseNet(dtype=dtype)
         old_names = "features.denseblock1.denselayer1.norm.1.weight" in tensors
-        table, unused = densenet_table("image/", dense, old_names=old_names), (*DENSENET_CLASSIFIER, *counters)
+        table, unused = torchvision_table("image/", dense, old_names=old_names), (*DENSENET_CLASSIFIER, *counters)
         return Architecture(name, table, unused, dense, preprocessing=preprocessing)
     residual = make_frozen_resnet(name, dtype)
-    table, unused = resnet_table("image/", residual), (*RESNET_CLASSIFIER, *counters)
+    table, unused = torchvision_table("image/", residual), (*RESNET_CLASSIFIER, *counters)
     return Architecture(name, table, unused, residual, preprocessing=preprocessing)

@@ -6,6 +6,7 @@ python -m stepcot_jax.tables.cost_measuring encoder --weights FOLDER
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -112,18 +113,15 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
             raise BadInput(f"{folder}: the run has imported features; expected a run with an image encoder to time")
         projection = params[name]["image_projections" if what == "teacher" else "image_projection"]
         shape, starts_from = (projection["linear"]["kernel"].shape[-2],), "features"
-    if what == "encoder":
-        features = jax.jit(lambda params, images: encode_images(networks, params, {"images": images}))
-        run = frozen.encode if frozen is not None else lambda images: features(params, images)
-    else:
-        predict = make_predict(networks, trained.text_features, (what,))
+    encode = functools.partial(encode_images, networks)
+    compute = jax.jit(encode) if what == "encoder" else make_predict(networks, trained.text_features, (what,))
+    kind = "image_features" if networks.image_encoder is None else "images"
 
-        def run(images: Any) -> Any:
-            if starts_from == "features":
-                return predict(params, {"image_features": images})
-            batch = {"images": images} if frozen is None else {"image_features": frozen.encode(images)}
-            return predict(params, batch)
+    def run(inputs: Any) -> Any:
+        return compute(params, {kind: inputs if frozen is None else frozen.encode(inputs)})
 
+    if what == "encoder" and frozen is not None:
+        run = frozen.encode
     # The student uses an encoder that the teacher trained.
     num_trained = num_own + (0 if what == "student" else num_along)
     return _Model(run, shape, num_own + num_along + num_frozen, num_trained, starts_from)

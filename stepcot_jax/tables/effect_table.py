@@ -37,17 +37,13 @@ def make_tables(plan: Plan) -> list[Table]:
         (position, count): (f"{count} given", "0 given", "accuracy", position) for position, count in asked if count
     }
     verdicts = dict(zip(questions, comparison.verdicts(list(questions.values())), strict=True))
-    rows: list[tuple[Entry, ...]] = [
-        (
-            chain.steps[place[0]].name,
-            place[1],
-            comparison.figure(f"{place[1]} given", "accuracy", place[0]),
-            comparison.difference(*questions[place]) if place in questions else None,
-            verdicts.get(place),
-            float(np.mean(alone, axis=0)[place[0]]),
-        )
-        for place in asked
-    ]
+    of_answers = np.mean(alone, axis=0)
+    rows: list[tuple[Entry, ...]] = []
+    for position, count in asked:
+        accuracy = comparison.figure(f"{count} given", "accuracy", position)
+        difference = comparison.difference(*questions[position, count]) if count else None
+        verdict = verdicts.get((position, count))
+        rows.append((chain.steps[position].name, count, accuracy, difference, verdict, float(of_answers[position])))
     headings = (
         *columns("text", "step"),
         *columns("number", "answers given"),

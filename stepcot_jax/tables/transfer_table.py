@@ -103,8 +103,7 @@ def make_tables(plan: Plan) -> list[Table]:
         named = [chain.steps[-1].options[label] for label in answers.tolist() if label >= 0]
         notes.append(f"{name}: {len(named)} classes ({', '.join(named)}). {left_out.get(name, '')}".rstrip())
         origins = set(splits[0].facts["origin"].tolist())
-        same_source = name in left_out and len(origins) == 1
-        published = waiting.pop(str(origins.pop()), nothing) if same_source else nothing
+        published = waiting.pop(str(origins.pop()), nothing) if name in left_out and len(origins) == 1 else nothing
         for model in ("baseline", "teacher", "student"):
             figures = (comparison.figure(model, metric, 0) for metric in METRICS)
             rows.append((name, model, comparison.num_cases(0), len(named), *figures, *published))
