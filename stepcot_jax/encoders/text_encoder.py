@@ -82,12 +82,7 @@ TEXT_BATCH = 16
 
 @dataclasses.dataclass(frozen=True)
 class Truncated:
-    """A text longer than `max_tokens`.
-
-    Attributes:
-      index: position among the texts.
-      num_tokens: length in tokens, special tokens included.
-    """
+    """A text longer than `max_tokens`: its position, and its length in tokens with special tokens."""
 
     index: int
     num_tokens: int

@@ -112,6 +112,7 @@ def _write(
     say: Callable[[str], None],
 ) -> dict[str, np.ndarray]:
     """Write all files and return the logits of each network for the check images."""
+    calibrated = {} if trained.calibration is None else trained.calibration.temperatures
     models: dict[str, Any] = {}
     logits = {}
     for program in programs:
@@ -120,7 +121,7 @@ def _write(
         models[program.name] = {
             "program": f"{program.name}.stablehlo",
             "tensors": _write_tensors(folder, program, shared=trained.networks.image_encoder is None),
-            "temperatures": list(temperatures(trained, program.name)),
+            "temperatures": list(map(float, calibrated.get(program.name, [1.0] * trained.chain.num_steps))),
         }
         found = trained.preprocessing
         preprocessing = loader.Preprocessing(found.size, tuple(found.mean), tuple(found.std))
@@ -186,14 +187,6 @@ def write_sums(folder: pathlib.Path) -> None:
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != loader.SUMS]
     lines = [f"{digest_file(path)[1]}  {path.name}\n" for path in paths]
     (folder / loader.SUMS).write_text("".join(lines), encoding="utf-8")
-
-
-def temperatures(trained: Trained, name: str) -> tuple[float, ...]:
-    """Return the temperature of each step's logits; 1 without calibration."""
-    calibration = trained.calibration
-    if calibration is None or name not in calibration.temperatures:
-        return (1.0,) * trained.chain.num_steps
-    return tuple(map(float, calibration.temperatures[name]))
 
 
 def describe_preprocessing(trained: Trained) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Import features made by any other program into a feature store."""
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,15 +28,8 @@ _NUM_LISTED = 20
 _NUM_SHOWN = 80
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportCounts:
-    """Contents of an imported file.
-
-    Attributes:
-      images: number of image features.
-      prompts: number of prompt features, 0 if the file has none.
-      width: of an image feature.
-    """
+class ImportCounts(NamedTuple):
+    """Numbers of image and prompt features of an imported file, and the width of an image feature."""
 
     images: int
     prompts: int
