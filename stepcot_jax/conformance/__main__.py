@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepcot_jax.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS, Golden
+from stepcot_jax.conformance.golden import Golden, groups
 from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.convert.torch_reference import to_torch_networks
 from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
     from stepcot_jax.conformance.computation import Computation, Numbers
-
-FORWARD, LOSSES, TRAINED = 2e-5, 1e-4, 2e-3
-"""Tolerances of forward passes and gradients, of losses, and of weights after training."""
 
 Pairs = Iterator[tuple[Any, Any]]
 
@@ -35,27 +32,6 @@ def _computation(meta: str) -> "Computation":
     from stepcot_jax.conformance.computation import Computation
 
     return Computation(json.loads(meta))
-
-
-def groups(meta: dict[str, Any]) -> Iterator[tuple[str, float, tuple[str, ...]]]:
-    """Yield name, tolerance and keys of every group."""
-
-    def of_steps(prefix: str) -> tuple[str, ...]:
-        return tuple(f"{prefix}_{step}" for step in range(len(meta["step_num_classes"])))
-
-    yield "gat", FORWARD, ("gat/nodes_out", "gat/attention_layer0", "gat/nodes_out_masked")
-    yield "gru", FORWARD, ("gru/out",)
-    yield "teacher_logits", FORWARD, of_steps("teacher/logits")
-    yield "teacher_image_features", FORWARD, of_steps("teacher/image_feature")
-    yield "student", FORWARD, (*of_steps("student/logits"), "student/image_feature")
-    yield "loss_teacher", LOSSES, ("loss/teacher_ce", "loss/teacher_ce_per_step")
-    yield "grads_teacher", FORWARD, ("grads",)
-    for variant in VARIANTS:
-        for part in STUDENT_LOSS_PARTS:
-            yield f"loss_{variant}_{part}", LOSSES, (f"loss/{variant}/{part}",)
-        yield f"grads_{variant}", FORWARD, (f"grads/{variant}",)
-    yield "train_losses", LOSSES, ("train/losses",)
-    yield "train_params_after", TRAINED, ("train/params_after",)
 
 
 def _pairs(golden: Golden, numbers: "Numbers", key: str) -> Pairs:

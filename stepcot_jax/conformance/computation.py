@@ -1,4 +1,4 @@
-"""What a golden file asks for, computed by this package: forward passes, losses, gradients and a short training."""
+"""Compute the results of a golden file: forward passes, losses, gradients and a short training."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from stepcot_jax.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS
-from stepcot_jax.losses.objective import LossParts
 from stepcot_jax.models.graph_attention import GraphAttentionStack
 from stepcot_jax.models.memory import MemoryCell
 from stepcot_jax.models.student import Student
@@ -94,7 +93,9 @@ class Computation:
             parts, numbers[f"grads/{variant}"] = student_gradients(
                 self.networks, self.objective(variant), params, batch, image_features=images, targets=targets, key=None
             )
-            numbers |= _name_student_losses(variant, parts)
+            values = parts.hard_label, parts.soft_label, parts.channel_alignment, parts.alignment_weight, parts.total
+            names = [f"loss/{variant}/{name}" for name in STUDENT_LOSS_PARTS]
+            numbers |= dict(zip(names, values, strict=True))
         return numbers
 
     def _evaluate_parts(self, teacher_params: Params, inputs: dict[str, jax.Array]) -> Numbers:
@@ -120,8 +121,3 @@ class Computation:
             state, metrics = self.update(state, batch)
             losses.append([metrics.losses["teacher"].total, metrics.losses["student"].total])
         return {"train/losses": np.asarray(losses), "train/params_after": state.params}
-
-
-def _name_student_losses(variant: str, parts: LossParts) -> Numbers:
-    values = (parts.hard_label, parts.soft_label, parts.channel_alignment, parts.alignment_weight, parts.total)
-    return {f"loss/{variant}/{name}": value for name, value in zip(STUDENT_LOSS_PARTS, values, strict=True)}

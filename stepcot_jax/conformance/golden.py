@@ -1,13 +1,13 @@
 """Read and check golden numbers: weights, inputs and the results of the authors' code.
 
-The format is an .npz with the keys of `INPUTS` and `_expected_names`, weights under `params/`, and a JSON `meta`.
+The format is an .npz with the keys of `INPUTS` and `groups`, weights under `params/`, and a JSON `meta`.
 """
 
 import json
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,17 @@ import numpy as np
 from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.convert.torch_reference import find_sizes, from_torch_networks
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 
 VARIANTS = ("reference", "paper", "paper_trace")
 """The authors' code, the paper's gradient, and the paper's gradient and normaliser."""
 
 STUDENT_LOSS_PARTS = ("ce_per_step", "kd_per_step", "ch_per_step", "w_per_step", "student_total")
 
+FORWARD, LOSSES, TRAINED = 2e-5, 1e-4, 2e-3
+"""Tolerances of forward passes and gradients, of losses, and of weights after training."""
+
+_TREES = ("grads_", "train_params_after")
 _WHOLE = (
     "batch", "teacher_dim", "student_dim", "image_dim", "gat_heads", "gat_layers", "gat_head_dim", "proj_dim",
     "train_steps",
@@ -69,7 +74,8 @@ class Golden:
         if "meta" not in self.arrays:
             raise BadInput(f"{path} lacks the key 'meta' of golden numbers")
         self.meta = _read_meta(path, self.arrays["meta"])
-        missing = [name for name in (*INPUTS, *_expected_names(self.meta)) if name not in self.arrays]
+        results = [key for name, _, keys in groups(self.meta) for key in keys if not name.startswith(_TREES)]
+        missing = [name for name in (*INPUTS, *results) if name not in self.arrays]
         if missing:
             raise BadInput(f"{path} lacks the keys {', '.join(missing)}")
         self._check_inputs()
@@ -137,8 +143,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
     except BadInput:
         raise
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        reason = " ".join(str(error).split())
-        raise BadInput(f"{path} is not a readable .npz without pickled objects ({reason})") from None
+        raise BadInput(f"{path} is not a readable .npz without pickled objects ({one_line(error)})") from None
 
 
 def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
@@ -175,11 +180,22 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
-def _expected_names(meta: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the results, except gradients and trained weights, which follow the weights' names."""
-    steps = range(len(meta["step_num_classes"]))
-    names = ["gat/nodes_out", "gat/attention_layer0", "gat/nodes_out_masked", "gru/out", "student/image_feature"]
-    names += [f"{kind}_{step}" for kind in ("teacher/logits", "teacher/image_feature") for step in steps]
-    names += [f"student/logits_{step}" for step in steps]
-    names += ["loss/teacher_ce", "loss/teacher_ce_per_step", "train/losses"]
-    return names + [f"loss/{variant}/{part}" for variant in VARIANTS for part in STUDENT_LOSS_PARTS]
+def groups(meta: Mapping[str, Any]) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+    """Yield name, tolerance and keys of every group; keys of gradients and trained weights are prefixes."""
+
+    def of_steps(prefix: str) -> tuple[str, ...]:
+        return tuple(f"{prefix}_{step}" for step in range(len(meta["step_num_classes"])))
+
+    yield "gat", FORWARD, ("gat/nodes_out", "gat/attention_layer0", "gat/nodes_out_masked")
+    yield "gru", FORWARD, ("gru/out",)
+    yield "teacher_logits", FORWARD, of_steps("teacher/logits")
+    yield "teacher_image_features", FORWARD, of_steps("teacher/image_feature")
+    yield "student", FORWARD, (*of_steps("student/logits"), "student/image_feature")
+    yield "loss_teacher", LOSSES, ("loss/teacher_ce", "loss/teacher_ce_per_step")
+    yield "grads_teacher", FORWARD, ("grads",)
+    for variant in VARIANTS:
+        for part in STUDENT_LOSS_PARTS:
+            yield f"loss_{variant}_{part}", LOSSES, (f"loss/{variant}/{part}",)
+        yield f"grads_{variant}", FORWARD, (f"grads/{variant}",)
+    yield "train_losses", LOSSES, ("train/losses",)
+    yield "train_params_after", TRAINED, ("train/params_after",)

@@ -49,7 +49,9 @@ def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) ->
         if rest in grouped.setdefault(owner, {}):
             raise BadInput(f"{owner}/{rest} appears twice, once as {name}")
         grouped[owner][rest] = array
-    return flatten(from_torch_networks(_some(grouped)))
+    if not grouped:
+        raise BadInput("the source holds no tensors")
+    return flatten(from_torch_networks(grouped))
 
 
 def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
@@ -69,7 +71,9 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
     unknown = [name for name in tensors if name.partition("/")[0] not in NETWORKS.values()]
     if unknown:
         raise BadInput(f"unknown tensors: {', '.join(unknown)}; names start with {', '.join(NETWORKS.values())}")
-    found = to_torch_networks(_some(unflatten(tensors)))
+    if not tensors:
+        raise BadInput("the source holds no tensors")
+    found = to_torch_networks(unflatten(tensors))
     if network is None:
         return flatten(found)
     if set(found) != {network}:
@@ -93,49 +97,22 @@ def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[
     return kept, counts
 
 
-def read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    """Read each network's parameters of a run from its best checkpoint.
-
-    Args:
-      workdir: the workdir of `stepcot_jax.main`.
-
-    Returns:
-      '/'-joined paths -> arrays, including an image encoder's.
-
-    Raises:
-      BadInput: there is no readable checkpoint.
-    """
-    folder = workdir / "checkpoints"
-    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
-    if not steps:
-        raise BadInput(f"{workdir} has no checkpoints; expected a run's workdir or a .safetensors file")
+def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    """Return each network's parameters from its best checkpoint by '/'-joined paths, image encoders included."""
     # Imported here: files do not need jax, which takes seconds.
-    import orbax.checkpoint as ocp
-    from absl import logging
+    from stepcot_jax.training.stored_params import read_best, restore_params
 
-    from stepcot_jax.training.checkpoints import describe_damage
-
-    logging.set_verbosity(logging.ERROR)  # Orbax warns about read-only managers
-    with ocp.CheckpointManager(folder.resolve(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
-
-        def restore(step: int) -> Any:
-            arguments = ocp.args.Composite(state=ocp.args.StandardRestore(), progress=ocp.args.JsonRestore())
-            try:
-                return manager.restore(step, args=arguments)
-            except Exception as error:  # Orbax and TensorStore raise many kinds
-                raise BadInput(describe_damage(folder / str(step), error)) from None
-
-        latest = restore(steps[-1])
-        best = {name: entry["step"] for name, entry in latest.progress["best"].items()}
-        params = {steps[-1]: latest.state["params"]}
-        tensors = {}
-        for name in latest.state["params"]:
-            step = best.get("student" if name.startswith("student") else "teacher", steps[-1])
-            if step not in params:
-                params[step] = restore(step).state["params"]
-            print(f"{name}: from the checkpoint of step {step}", file=sys.stderr)
-            tensors.update(flatten({name: params[step][name]}))
-    return {name: np.asarray(array) for name, array in tensors.items()}
+    folder = workdir / "checkpoints"
+    latest, best = read_best(folder)
+    params, tensors = {latest: restore_params(folder, latest)}, dict[str, np.ndarray]()
+    for name in params[latest]:
+        owner = "student" if name.startswith("student") else "teacher"
+        step = best[owner].step if owner in best else latest
+        if step not in params:
+            params[step] = restore_params(folder, step)
+        print(f"{name}: from the checkpoint of step {step}", file=sys.stderr)
+        tensors |= flatten({name: params[step][name]})
+    return tensors
 
 
 def _split_torch_name(name: str) -> tuple[str, str]:
@@ -147,12 +124,6 @@ def _split_torch_name(name: str) -> tuple[str, str]:
         f"{name} does not start with a network ({', '.join(NETWORKS)}) and '/' or '.'; pass --network for a bare "
         "state_dict"
     )
-
-
-def _some(networks: dict[str, Any]) -> dict[str, Any]:
-    if not networks:
-        raise BadInput("the source holds no tensors")
-    return networks
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -184,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     if flags.to == "jax" and flags.dest.suffix != ".safetensors":
         raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax")
     from_run = flags.to == "torch" and flags.source.is_dir()
-    tensors = read_run(flags.source) if from_run else read_tensors(flags.source)
+    tensors = _read_run(flags.source) if from_run else read_tensors(flags.source)
     tensors, ignored = drop_ignored(tensors, flags.ignore)
     convert = to_jax_tensors if flags.to == "jax" else to_torch_tensors
     try:

@@ -6,6 +6,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from stepcot_jax.convert.torch_reference import flatten
+from stepcot_jax.encoders import weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
 
@@ -28,14 +30,12 @@ def read_tensors(path: pathlib.Path) -> dict[str, Any]:
     _check_suffix(path)
     if not path.is_file():
         raise BadInput(f"{path} does not exist")
-    if path.suffix in TORCH_SUFFIXES:
-        return _read_torch(path)
-    import safetensors.numpy
-
-    try:
-        return dict(safetensors.numpy.load_file(path))
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is not a readable .safetensors file ({_one_line(error)})") from None
+    if path.suffix == ".safetensors":
+        return dict(weights.read_tensors(path))
+    found = weights.load_torch(path)
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{path} holds a {type(found).__name__}; expected a state_dict or a dict of them")
+    return {name: weights.to_numpy(leaf) for name, leaf in flatten(found).items()}
 
 
 def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, overwrite: bool = False) -> None:
@@ -73,7 +73,7 @@ def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise BadInput(f"{path}: the folder {path.parent} does not exist")
     if path.suffix in TORCH_SUFFIXES:
-        _import_torch(path)
+        weights.import_torch(path)
 
 
 def _check_suffix(path: pathlib.Path) -> None:
@@ -81,48 +81,8 @@ def _check_suffix(path: pathlib.Path) -> None:
         raise BadInput(f"{path}: the suffix {path.suffix!r} is not one of {', '.join(SUFFIXES)}")
 
 
-def _import_torch(path: pathlib.Path) -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise BadInput(
-            f'{path}: {path.suffix} files require torch (pip install "stepcot-jax[torch]"); without it, use '
-            ".safetensors (safetensors.torch.save_file where torch is installed)"
-        ) from None
-    return torch
-
-
-def _read_torch(path: pathlib.Path) -> dict[str, Any]:
-    torch = _import_torch(path)
-    try:
-        # The full unpickler would run code that the file names.
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a broken file
-        raise BadInput(
-            f"{path} has no readable tensors ({_one_line(error)}); expected a state_dict, or a dict of them, saved "
-            "by torch.save without other objects"
-        ) from None
-    if not isinstance(found, Mapping):
-        raise BadInput(f"{path} holds a {type(found).__name__}; expected a state_dict or a dict of them")
-    return _flatten_torch(torch, found)
-
-
-def _flatten_torch(torch: Any, tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, leaf in tree.items():
-        if isinstance(leaf, Mapping):
-            leaves.update(_flatten_torch(torch, leaf, f"{prefix}{name}/"))
-        elif isinstance(leaf, torch.Tensor):
-            leaf = leaf.detach()
-            # NumPy has no bfloat16; float32 represents it exactly.
-            leaves[f"{prefix}{name}"] = (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
-        else:
-            leaves[f"{prefix}{name}"] = leaf
-    return leaves
-
-
 def _write_torch(path: pathlib.Path, file: BinaryIO, tensors: Mapping[str, np.ndarray]) -> None:
-    torch = _import_torch(path)
+    torch = weights.import_torch(path)
     tree: dict[str, Any] = {}
     for name, array in tensors.items():
         network, _, rest = name.rpartition("/")
@@ -130,8 +90,3 @@ def _write_torch(path: pathlib.Path, file: BinaryIO, tensors: Mapping[str, np.nd
         tensor = torch.from_numpy(np.array(array))
         (tree.setdefault(network, {}) if network else tree)[rest] = tensor
     torch.save(tree, file)
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:200] + "..."

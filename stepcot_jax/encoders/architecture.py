@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -28,9 +28,8 @@ from stepcot_jax.encoders.torchvision_networks import (
     DENSENET_CLASSIFIER,
     RESNET_CLASSIFIER,
     FrozenDenseNet,
-    densenet_table,
     make_frozen_resnet,
-    resnet_table,
+    torchvision_table,
 )
 from stepcot_jax.encoders.transformer import TransformerSizes
 from stepcot_jax.host.errors import BadInput
@@ -74,18 +73,14 @@ class Architecture:
         shapes: dict[str, Any] = {}
         key = jax.eval_shape(lambda: jax.random.key(0))
         if self.image is not None and self.preprocessing is not None:
-            size = self.preprocessing.size
-            shapes["image"] = _shapes(self.image, key, jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32))
+            images = jax.ShapeDtypeStruct((1, *[self.preprocessing.size] * 2, 3), jnp.float32)
+            shapes["image"] = jax.eval_shape(self.image.init, key, images)["params"]
         if self.text is not None:
-            tokens, attended = (jax.ShapeDtypeStruct((1, 2), dtype) for dtype in (jnp.int32, jnp.bool_))
-            shapes["text"] = _shapes(self.text, key, tokens, attended)
+            texts = (jax.ShapeDtypeStruct((1, 2), dtype) for dtype in (jnp.int32, jnp.bool_))
+            shapes["text"] = jax.eval_shape(self.text.init, key, *texts)["params"]
         if any(place.path == "logit_scale" for place in self.table.values()):
             shapes["logit_scale"] = jax.ShapeDtypeStruct((), jnp.float32)
         return shapes
-
-
-def _shapes(network: nn.Module, key: Any, *inputs: jax.ShapeDtypeStruct) -> Any:
-    return jax.eval_shape(network.init, key, *inputs)["params"]
 
 
 def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
@@ -105,8 +100,10 @@ def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Archite
         return _open_clip(open_clip, tensors, dtype)
     config = read_config(folder / "config.json") if path.is_dir() else None
     model_type = config.found.get("model_type") if config else None
-    if config and isinstance(model_type, str) and model_type in _BY_MODEL_TYPE:
-        return _BY_MODEL_TYPE[model_type](config, folder, tensors, dtype)
+    if config and model_type in ("clip", "clip_vision_model", "clip_text_model"):
+        return _clip(config, folder, model_type, dtype)
+    if config and model_type == "bert":
+        return _bert(config, tensors, dtype)
     stated = str(config.found.get("architecture", "")) if config else ""
     names = [stated] if stated else [path.name, *(file.name for file in folder.iterdir() if path.is_dir())]
     for name in names:
@@ -116,45 +113,20 @@ def recognise(path: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Archite
     raise BadInput(f"{path}: {found}; {ACCEPTED}")
 
 
-def _clip(config: ConfigFile, folder: pathlib.Path, _: Tensors, dtype: DTypeLike) -> Architecture:
-    projected_width = config.whole("projection_dim", 512, most=2**16)
-    image, preprocessing = _clip_image(config.group("vision_config"), folder, projected_width, dtype)
-    text = _clip_text_network(config.group("text_config"), projected_width, dtype)
-    return Architecture(
-        name="clip",
-        table={
-            "logit_scale": Place("logit_scale"),
-            **clip_vision_table("image/", image.sizes.num_layers),
-            **clip_text_table("text/", text.sizes.num_layers),
-        },
-        unused=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
-        image=image,
-        text=text,
-        preprocessing=preprocessing,
-        max_tokens=text.max_positions,
-    )
-
-
-def _clip_vision_only(config: ConfigFile, folder: pathlib.Path, _: Tensors, dtype: DTypeLike) -> Architecture:
-    image, preprocessing = _clip_image(config, folder, config.whole("projection_dim", 512, most=2**16), dtype)
-    return Architecture(
-        name="clip_vision_model",
-        table=clip_vision_table("image/", image.sizes.num_layers),
-        unused=("vision_model.embeddings.position_ids",),
-        image=image,
-        preprocessing=preprocessing,
-    )
-
-
-def _clip_text_only(config: ConfigFile, _folder: pathlib.Path, _: Tensors, dtype: DTypeLike) -> Architecture:
-    text = _clip_text_network(config, config.whole("projection_dim", 512, most=2**16), dtype)
-    return Architecture(
-        name="clip_text_model",
-        table=clip_text_table("text/", text.sizes.num_layers),
-        unused=("text_model.embeddings.position_ids",),
-        text=text,
-        max_tokens=text.max_positions,
-    )
+def _clip(config: ConfigFile, folder: pathlib.Path, model_type: str, dtype: DTypeLike) -> Architecture:
+    """CLIP with both towers, or one tower with its projection."""
+    both, width = model_type == "clip", config.whole("projection_dim", 512, most=2**16)
+    image = text = preprocessing = None
+    table = {"logit_scale": Place("logit_scale")} if both else {}
+    if model_type != "clip_text_model":
+        vision = config.group("vision_config") if both else config
+        image, preprocessing = _clip_image(vision, folder, width, dtype)
+        table |= clip_vision_table("image/", image.sizes.num_layers)
+    if model_type != "clip_vision_model":
+        text = _clip_text(config.group("text_config") if both else config, width, dtype)
+        table |= clip_text_table("text/", text.sizes.num_layers)
+    unused = ("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids")
+    return Architecture(model_type, table, unused, image, text, preprocessing, text.max_positions if text else 0)
 
 
 def _clip_image(
@@ -167,7 +139,7 @@ def _clip_image(
     return network, read_preprocessing(folder, size=image_size)
 
 
-def _clip_text_network(config: ConfigFile, projected_width: int, dtype: DTypeLike) -> CLIPText:
+def _clip_text(config: ConfigFile, projected_width: int, dtype: DTypeLike) -> CLIPText:
     return CLIPText(
         sizes=config.sizes(CLIP_TEXT_SIZES),
         vocabulary_size=config.whole("vocab_size", 49408, most=2**24),
@@ -178,7 +150,7 @@ def _clip_text_network(config: ConfigFile, projected_width: int, dtype: DTypeLik
     )
 
 
-def _bert(config: ConfigFile, _: pathlib.Path, tensors: Tensors, dtype: DTypeLike) -> Architecture:
+def _bert(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Architecture:
     if (kind := config.found.get("position_embedding_type", "absolute")) != "absolute":
         raise BadInput(f"{config.where}.position_embedding_type: {kind!r} is not 'absolute'")
     prefix = "bert." if any(name.startswith("bert.") for name in tensors) else ""
@@ -234,16 +206,8 @@ def _torchvision(name: str, tensors: Tensors, dtype: DTypeLike) -> Architecture:
     if name == "densenet121":
         dense = FrozenDenseNet(dtype=dtype)
         old_names = "features.denseblock1.denselayer1.norm.1.weight" in tensors
-        table, image = densenet_table("image/", dense, old_names=old_names), dense
-        return Architecture(name, table, (*DENSENET_CLASSIFIER, *counters), image=image, preprocessing=preprocessing)
+        table, unused = torchvision_table("image/", dense, old_names=old_names), (*DENSENET_CLASSIFIER, *counters)
+        return Architecture(name, table, unused, dense, preprocessing=preprocessing)
     residual = make_frozen_resnet(name, dtype)
-    table = resnet_table("image/", residual)
-    return Architecture(name, table, (*RESNET_CLASSIFIER, *counters), image=residual, preprocessing=preprocessing)
-
-
-_BY_MODEL_TYPE: Mapping[str, Callable[[ConfigFile, pathlib.Path, Tensors, DTypeLike], Architecture]] = {
-    "clip": _clip,
-    "clip_vision_model": _clip_vision_only,
-    "clip_text_model": _clip_text_only,
-    "bert": _bert,
-}
+    table, unused = torchvision_table("image/", residual), (*RESNET_CLASSIFIER, *counters)
+    return Architecture(name, table, unused, residual, preprocessing=preprocessing)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.traverse_util
 import numpy as np
@@ -13,14 +13,8 @@ from stepcot_jax.host.errors import BadInput
 Shape = tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The axes of a tensor in PyTorch and in Flax.
-
-    Attributes:
-      turn: converts PyTorch's tensor to Flax's.
-      shape_before: Flax's shape -> PyTorch's shape.
-    """
+class Layout(NamedTuple):
+    """A conversion of PyTorch's tensor to Flax's, and of Flax's shape to PyTorch's."""
 
     turn: Callable[[np.ndarray], np.ndarray]
     shape_before: Callable[[Shape], Shape]
@@ -111,12 +105,8 @@ def assign(
     leftover = sorted(set(tensors) - set(table) - set(unused))
     missing = sorted(set(table) - set(tensors))
     flat, wrong = _fill(table, tensors, targets, only)
-    problems = [
-        *([f"unexpected: {', '.join(leftover)}"] if leftover else []),
-        *([f"missing: {', '.join(missing)}"] if missing else []),
-        *([f"wrong: {'; '.join(wrong)}"] if wrong else []),
-    ]
-    if problems:
+    found = {"unexpected": ", ".join(leftover), "missing": ", ".join(missing), "wrong": "; ".join(wrong)}
+    if problems := [f"{kind}: {names}" for kind, names in found.items() if names]:
         raise BadInput(f"{source}: the tensors do not match the config: {'. '.join(problems)}")
     return flax.traverse_util.unflatten_dict(flat, sep="/")
 

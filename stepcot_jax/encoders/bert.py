@@ -177,7 +177,9 @@ def make_biomedclip(
         max_positions=max_positions,
         num_types=shape(f"{TEXT_PREFIX}embeddings.token_type_embeddings.weight", 2)[0],
         pooler=f"{TEXT_PREFIX}pooler.dense.weight" in tensors,
-        projection=tuple(shape(name, 2)[0] for name in _projection_names(tensors)),
+        projection=tuple(
+            shape(name, 2)[0] for name in map("text.proj{}.weight".format, ("", ".0", ".2")) if name in tensors
+        ),
         dtype=dtype,
     )
     return vision, text
@@ -190,13 +192,7 @@ def biomedclip_table(vision: VisionTransformer, text: Bert) -> dict[str, Place]:
         **timm_vision_table("image/", vision.sizes.num_layers),
         **bert_table("text/", text.sizes.num_layers, prefix=TEXT_PREFIX, pooler=text.pooler, legacy_norms=False),
         **{
-            f"text.proj{_PROJECTION[len(text.projection)][layer]}.weight": Place(
-                f"text/projection_{layer}/kernel", "dense"
-            )
-            for layer in range(len(text.projection))
+            f"text.proj{suffix}.weight": Place(f"text/projection_{layer}/kernel", "dense")
+            for layer, suffix in enumerate(_PROJECTION.get(len(text.projection), ()))
         },
     }
-
-
-def _projection_names(tensors: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    return tuple(name for name in ("text.proj.weight", "text.proj.0.weight", "text.proj.2.weight") if name in tensors)

@@ -19,23 +19,12 @@ BICUBIC = 3
 
 _ID = re.compile(r"(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 _SMALL_FILES = (
-    "config.json",
-    "open_clip_config.json",
-    "preprocessor_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-)
+    "config.json", "open_clip_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+)  # fmt: skip
 _SAFETENSORS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*.safetensors",
-    "open_clip_model.safetensors",
-)
+    "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "open_clip_model.safetensors",
+)  # fmt: skip
 _TORCH = tuple(name for name in PREFERRED if name.endswith(TORCH_SUFFIXES))
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -19,84 +19,41 @@ from stepcot_jax.encoders.architecture import Architecture, recognise
 from stepcot_jax.encoders.assignment import assign
 from stepcot_jax.encoders.checkpoint_files import resolve
 from stepcot_jax.encoders.clip import VisionTransformer
-from stepcot_jax.encoders.text_encoder import TextEncoder, load_tokenizer
+from stepcot_jax.encoders.text_encoder import FlaxEncoder, TextEncoder, load_tokenizer
 from stepcot_jax.encoders.weights import read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """One encoder of a checkpoint, checked and not kept in memory.
-
-    Attributes:
-      architecture: of the whole checkpoint.
-      path: folder or file of the checkpoint.
-      part: "image" or "text".
-      digest: SHA-256 of the part's tensors.
-    """
+class Checkpoint(NamedTuple):
+    """One encoder of a checkpoint, checked and not kept in memory."""
 
     architecture: Architecture
     path: pathlib.Path
-    part: Literal["image", "text"]
     digest: str
-
-    @property
-    def shapes(self) -> Any:
-        """Parameter tree of the part with shapes as leaves."""
-        return self.architecture.shapes()[self.part]
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of parameters of the whole checkpoint."""
-        return count_parameters(self.architecture.shapes())
-
-    def read_params(self) -> Any:
-        """Return the part's parameters.
-
-        Raises:
-          BadInput: the checkpoint has changed since it was opened.
-        """
-        tensors = read_tensors(self.path)
-        params = _assign(self.architecture, tensors, self.path, only=f"{self.part}/")[self.part]
-        if _digest_part(self.architecture, tensors, self.part) != self.digest:
-            raise BadInput(f"{self.path}: the weights changed while the run was using them")
-        return params
+    read_params: Callable[[], Any]
 
 
-def open_checkpoint(source: str, dtype: DTypeLike, part: Literal["image", "text"]) -> Checkpoint:
-    """Find a checkpoint, recognise its architecture and check all its tensors.
-
-    Args:
-      source: a folder, a file, or a Hugging Face id; see docs/encoders.md.
-      dtype: compute dtype of its networks.
-      part: encoder to load.
-
-    Raises:
-      BadInput: there is no such checkpoint, it lacks the part, or its tensors do not match its config.
-    """
+def _open_checkpoint(source: str, dtype: DTypeLike, part: Literal["image", "text"]) -> Checkpoint:
+    """Find a checkpoint, recognise its architecture and check all its tensors."""
     path = resolve(source)
     tensors = read_tensors(path)
     architecture = recognise(path, tensors, jnp.dtype(dtype))
     if getattr(architecture, part) is None:
         raise BadInput(f"{path}: the model ({architecture.name}) has no {part} encoder")
-    _assign(architecture, tensors, path, only=None)
-    return Checkpoint(architecture, path, part, _digest_part(architecture, tensors, part))
+    table, shapes = architecture.table, architecture.shapes()
+    names = [name for name, place in table.items() if place.path.startswith(f"{part}/")]
+    check = functools.partial(assign, table, shapes=shapes, unused=architecture.unused, source=str(path))
+    check(tensors, only=None)
+    digest = weights_digest(tensors, names)
 
+    def read_params() -> Any:
+        tensors = read_tensors(path)
+        params = check(tensors, only=f"{part}/")[part]
+        if weights_digest(tensors, names) != digest:
+            raise BadInput(f"{path}: the weights changed while the run was using them")
+        return params
 
-def _assign(architecture: Architecture, tensors: Any, path: pathlib.Path, *, only: str | None) -> dict[str, Any]:
-    return assign(
-        architecture.table,
-        tensors,
-        shapes=architecture.shapes(),
-        unused=architecture.unused,
-        only=only,
-        source=str(path),
-    )
-
-
-def _digest_part(architecture: Architecture, tensors: Any, part: str) -> str:
-    names = [name for name, place in architecture.table.items() if place.path.startswith(f"{part}/")]
-    return weights_digest(tensors, names)
+    return Checkpoint(architecture, path, digest, read_params)
 
 
 def count_parameters(shapes: Mapping[str, Any]) -> int:
@@ -116,33 +73,15 @@ def _encode_patches(params: Any, images: Array, network: nn.Module) -> Any:
     return network.apply({"params": params}, images)
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageEncoder:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageEncoder(FlaxEncoder):
     """A frozen image encoder.
 
     Attributes:
-      name: kind and source, for logs.
-      width: size of a feature vector.
       preprocessing: of the images given to `encode`.
-      digest: SHA-256 of weights, architecture and compute dtype; encoders with one digest give the same features.
-      num_parameters: of the whole checkpoint; CLIP's has both towers.
-      network: the Flax module.
-      read_params: reads the parameters at the first call of `encode`, so that an encoder whose features are all
-        stored takes no memory.
     """
 
-    name: str
-    width: int
     preprocessing: Preprocessing
-    digest: str
-    num_parameters: int
-    network: nn.Module = dataclasses.field(repr=False)
-    read_params: Callable[[], Any] = dataclasses.field(repr=False)
-
-    @functools.cached_property
-    def params(self) -> Any:
-        """Parameters on the device."""
-        return jax.device_put(self.read_params())
 
     def encode(self, images: Float32[Any, "case height width 3"]) -> Float32[Array, "case feature"]:
         """Return features [case, width] of normalised `images` [case, height, width, 3]; compiled once per shape."""
@@ -171,18 +110,20 @@ def load_image_encoder(source: str, *, dtype: DTypeLike = jnp.float32) -> ImageE
     Raises:
       BadInput: there is no such checkpoint, it has no image encoder, or its tensors do not match its config.
     """
-    checkpoint = open_checkpoint(source, dtype, "image")
-    architecture = checkpoint.architecture
+    architecture, _, digest, read_params = _open_checkpoint(source, dtype, "image")
     network: Any = architecture.image
     preprocessing: Any = architecture.preprocessing
+    shapes = architecture.shapes()
+    images = jax.ShapeDtypeStruct((1, preprocessing.size, preprocessing.size, 3), jnp.float32)
+    features, _ = jax.eval_shape(network.apply, {"params": shapes["image"]}, images)
     return ImageEncoder(
         name=f"{architecture.name} of {source}",
-        width=_feature_width(network, checkpoint.shapes, size=preprocessing.size),
+        width=features.shape[-1],
         preprocessing=preprocessing,
-        digest=_join(checkpoint.digest, _describe(network)),
-        num_parameters=checkpoint.num_parameters,
+        digest=_join(digest, _describe(network)),
+        num_parameters=count_parameters(shapes),
         network=network,
-        read_params=checkpoint.read_params,
+        read_params=read_params,
     )
 
 
@@ -200,30 +141,22 @@ def load_text_encoder(source: str, *, dtype: DTypeLike = jnp.float32, max_tokens
     """
     if max_tokens < 3:
         raise BadInput(f"{source}: max_tokens must be at least 3 (begin, a word, end); got {max_tokens}")
-    checkpoint = open_checkpoint(source, dtype, "text")
-    architecture = checkpoint.architecture
+    architecture, path, digest, read_params = _open_checkpoint(source, dtype, "text")
     network: Any = architecture.text
     max_tokens = min(max_tokens, architecture.max_tokens)
-    tokenizer = load_tokenizer(checkpoint.path, max_tokens=max_tokens, vocabulary_size=network.vocabulary_size)
+    tokenizer = load_tokenizer(path, max_tokens=max_tokens, vocabulary_size=network.vocabulary_size)
     projection = getattr(network, "projection", (getattr(network, "projected_width", 0),))
     return TextEncoder(
         name=f"{architecture.name} of {source}",
         width=network.sizes.width,
         projected_width=projection[-1] if projection else 0,
-        digest=_join(checkpoint.digest, _describe(network), tokenizer.digest, str(max_tokens)),
-        num_parameters=checkpoint.num_parameters,
+        digest=_join(digest, _describe(network), tokenizer.digest, str(max_tokens)),
+        num_parameters=count_parameters(architecture.shapes()),
         max_tokens=max_tokens,
         tokenizer=tokenizer,
         network=network,
-        read_params=checkpoint.read_params,
+        read_params=read_params,
     )
-
-
-def _feature_width(network: nn.Module, params: Any, *, size: int) -> int:
-    """Return the width of the features for images of `size` px."""
-    images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-    features, _ = jax.eval_shape(lambda params, images: network.apply({"params": params}, images), params, images)
-    return features.shape[-1]
 
 
 def _describe(network: nn.Module) -> str:

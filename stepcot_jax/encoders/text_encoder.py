@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 
 FIELDS = ("name", "question", "options")
 """Fields of a template: the step's short name, its question, its lettered options."""
@@ -81,12 +82,7 @@ TEXT_BATCH = 16
 
 @dataclasses.dataclass(frozen=True)
 class Truncated:
-    """A text longer than `max_tokens`.
-
-    Attributes:
-      index: position among the texts.
-      num_tokens: length in tokens, special tokens included.
-    """
+    """A text longer than `max_tokens`: its position, and its length in tokens with special tokens."""
 
     index: int
     num_tokens: int
@@ -122,18 +118,14 @@ class Tokenizer:
         padding = self.loaded.pad_token_id or 0
         tokens = np.full((num_rows, num_tokens), padding, np.int32)
         attended = np.zeros((num_rows, num_tokens), bool)
-        for k in range(num_rows):
-            row = rows[k if k < len(rows) else 0]
+        for k, row in enumerate([*rows, *[rows[0]] * (num_rows - len(rows))]):
             tokens[k, : len(row)] = row
             attended[k, : len(row)] = True
         return tokens, attended
 
     def padded_length(self, num_tokens: int) -> int:
         """Return the padded length of a text of `num_tokens`; it does not depend on other texts."""
-        length = SHORTEST
-        while length < num_tokens:
-            length *= 2
-        return min(length, self.max_tokens)
+        return min(max(SHORTEST, 1 << (num_tokens - 1).bit_length()), self.max_tokens)
 
 
 def load_tokenizer(folder: pathlib.Path, *, max_tokens: int, vocabulary_size: int) -> Tokenizer:
@@ -156,8 +148,8 @@ def load_tokenizer(folder: pathlib.Path, *, max_tokens: int, vocabulary_size: in
         loaded = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         vocabulary = loaded.get_vocab()
     except Exception as error:  # transformers raises many kinds for broken or missing files
-        text = " ".join(str(error).split())[:200]
-        raise BadInput(f"{folder}: unreadable tokenizer ({type(error).__name__}: {text}); {expected}") from None
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise BadInput(f"{folder}: unreadable tokenizer ({what}); {expected}") from None
     largest = max(vocabulary.values(), default=-1)
     if not 0 <= largest < vocabulary_size:
         raise BadInput(
@@ -173,29 +165,25 @@ def _encode_texts(params: Any, tokens: Array, attended: Array, network: nn.Modul
     return getattr(network.apply({"params": params}, tokens, attended), pooling)
 
 
-@dataclasses.dataclass(frozen=True)
-class TextEncoder:
-    """A frozen text encoder with its tokenizer.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlaxEncoder:
+    """A frozen encoder of a checkpoint.
 
     Attributes:
       name: kind and source, for logs.
-      width: size of the vectors of pooling "cls" and "mean".
-      projected_width: size of those of pooling "projected"; 0 without a projection.
-      digest: SHA-256 of weights, architecture, compute dtype, tokenizer and `max_tokens`.
-      num_parameters: of the whole checkpoint.
-      max_tokens: longest text in tokens; longer texts are truncated and logged.
-      tokenizer: texts -> tokens.
+      width: size of a feature vector; of texts with pooling "cls" and "mean".
+      digest: SHA-256 of everything that determines the features: weights, architecture, compute dtype, and of a text
+        encoder tokenizer and `max_tokens`.
+      num_parameters: of the whole checkpoint; CLIP's has both towers.
       network: the Flax module.
-      read_params: reads the parameters at the first call of `encode`.
+      read_params: reads the parameters at the first call of `encode`, so that an encoder whose features are all
+        stored takes no memory.
     """
 
     name: str
     width: int
-    projected_width: int
     digest: str
     num_parameters: int
-    max_tokens: int
-    tokenizer: Tokenizer = dataclasses.field(repr=False)
     network: nn.Module = dataclasses.field(repr=False)
     read_params: Callable[[], Any] = dataclasses.field(repr=False)
 
@@ -203,6 +191,21 @@ class TextEncoder:
     def params(self) -> Any:
         """Parameters on the device."""
         return jax.device_put(self.read_params())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextEncoder(FlaxEncoder):
+    """A frozen text encoder with its tokenizer.
+
+    Attributes:
+      projected_width: size of the vectors of pooling "projected"; 0 without a projection.
+      max_tokens: longest text in tokens; longer texts are truncated and logged.
+      tokenizer: texts -> tokens.
+    """
+
+    projected_width: int
+    max_tokens: int
+    tokenizer: Tokenizer = dataclasses.field(repr=False)
 
     def encode(self, texts: Sequence[str], *, pooling: Pooling = "cls") -> Float32[np.ndarray, "text feature"]:
         """Return a vector for each text.

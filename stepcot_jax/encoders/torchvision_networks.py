@@ -3,7 +3,10 @@
 References: He et al., 2015; Huang et al., 2016. The ResNets of `resnet.py`, trained with the teacher, have GroupNorm.
 """
 
+import re
+
 import flax.linen as nn
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -12,6 +15,7 @@ from jaxtyping import Array, Float
 from stepcot_jax.encoders.assignment import Place
 
 BATCH_NORM_EPSILON = 1e-5
+_TENSOR_NAMES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "variance": "running_var"}
 RESNET_CLASSIFIER = ("fc.weight", "fc.bias")
 DENSENET_CLASSIFIER = ("classifier.weight", "classifier.bias")
 
@@ -122,28 +126,6 @@ def make_frozen_resnet(name: str, dtype: DTypeLike) -> FrozenResNet:
     return FrozenResNet(blocks_per_stage=blocks, bottleneck=bottleneck, dtype=dtype)
 
 
-def place_batch_norm(name: str, path: str) -> dict[str, Place]:
-    """Return the places of a BatchNorm's parameters and statistics."""
-    names = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "variance"}
-    return {f"{name}.{found}": Place(f"{path}/{place}") for found, place in names.items()}
-
-
-def resnet_table(path: str, network: FrozenResNet) -> dict[str, Place]:
-    """Map torchvision's ResNet tensor names to places below `path`."""
-    table = {"conv1.weight": Place(f"{path}conv1/kernel", "conv"), **place_batch_norm("bn1", f"{path}bn1")}
-    num_layers = 3 if network.bottleneck else 2
-    for stage, num_blocks in enumerate(network.blocks_per_stage):
-        for block in range(num_blocks):
-            found, place = f"layer{stage + 1}.{block}.", f"{path}layer{stage + 1}_{block}/"
-            for number in range(1, num_layers + 1):
-                table[f"{found}conv{number}.weight"] = Place(f"{place}conv{number}/kernel", "conv")
-                table |= place_batch_norm(f"{found}bn{number}", f"{place}bn{number}")
-            if not block and (stage or network.bottleneck):
-                table[f"{found}downsample.0.weight"] = Place(f"{place}downsample_0/kernel", "conv")
-                table |= place_batch_norm(f"{found}downsample.1", f"{place}downsample_1")
-    return table
-
-
 class DenseLayer(nn.Module):
     """A 1 x 1 and a 3 x 3 convolution whose output is concatenated to the input.
 
@@ -207,28 +189,27 @@ def _average_pairs(hidden: Float[Array, "case height width channel"]) -> Float[A
     return jnp.mean(cells.reshape(num_cases, height // 2, 2, width // 2, 2, channels), axis=(2, 4))
 
 
-def densenet_table(path: str, network: FrozenDenseNet, *, old_names: bool) -> dict[str, Place]:
-    """Map torchvision's DenseNet tensor names to places below `path`.
+def torchvision_table(
+    path: str, network: FrozenResNet | FrozenDenseNet, *, old_names: bool = False
+) -> dict[str, Place]:
+    """Map torchvision's tensor names to places below `path`; the names of the modules here follow torchvision's.
 
     Args:
       path: prefix in the parameter tree.
       network: the network.
-      old_names: whether tensors are named "norm.1" instead of "norm1", as in the files that torchvision publishes.
+      old_names: whether DenseNet's tensors are named "norm.1" instead of "norm1", as in torchvision's published files.
     """
-    dot = "." if old_names else ""
-    table = {
-        "features.conv0.weight": Place(f"{path}conv0/kernel", "conv"),
-        **place_batch_norm("features.norm0", f"{path}norm0"),
-        **place_batch_norm("features.norm5", f"{path}norm5"),
-    }
-    for block, num_layers in enumerate(network.layers_per_block, start=1):
-        for layer in range(1, num_layers + 1):
-            found, place = f"features.denseblock{block}.denselayer{layer}.", f"{path}block{block}_layer{layer}/"
-            for number in (1, 2):
-                table[f"{found}conv{dot}{number}.weight"] = Place(f"{place}conv{number}/kernel", "conv")
-                table |= place_batch_norm(f"{found}norm{dot}{number}", f"{place}norm{number}")
-        if block < len(network.layers_per_block):
-            found, place = f"features.transition{block}.", f"{path}transition{block}_"
-            table[f"{found}conv.weight"] = Place(f"{place}conv/kernel", "conv")
-            table |= place_batch_norm(f"{found}norm", f"{place}norm")
+    images = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
+    params = jax.eval_shape(lambda images: network.init(jax.random.key(0), images), images)["params"]
+    rules = [(r"_(\d+)", r".\1")]  # layer1_0/downsample_0 -> layer1.0.downsample.0
+    if isinstance(network, FrozenDenseNet):
+        rules = [(r"^", "features."), (r"block(\d+)_layer", r"denseblock\1.denselayer"), (r"(transition\d+)_", r"\1.")]
+        rules += [(r"/(norm|conv)", r"/\1.")] if old_names else []
+    table = {}
+    for place in flax.traverse_util.flatten_dict(params, sep="/"):
+        module, _, name = place.rpartition("/")
+        for pattern, replacement in rules:
+            module = re.sub(pattern, replacement, module)
+        tensor = f"{module.replace('/', '.')}.{_TENSOR_NAMES.get(name, name)}"
+        table[tensor] = Place(f"{path}{place}", "conv" if name == "kernel" else "same")
     return table

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 
 INDEX = "model.safetensors.index.json"
 PREFERRED = (
-    "model.safetensors",
-    INDEX,
-    "open_clip_model.safetensors",
-    "pytorch_model.bin",
-    "open_clip_pytorch_model.bin",
-)
+    "model.safetensors", INDEX, "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin",
+)  # fmt: skip
 """Names of weights in a folder, in order of preference: safetensors before files that need torch."""
 
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
@@ -49,7 +46,7 @@ class TensorFiles(Mapping[str, np.ndarray]):
             self._num_bytes += tensor.nbytes
             return tensor
         except Exception as error:  # safetensors raises several kinds for a dtype that NumPy does not have
-            raise BadInput(f"{path}: tensor {name} cannot be read ({_one_line(error)})") from None
+            raise BadInput(f"{path}: tensor {name} cannot be read ({one_line(error)})") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -104,7 +101,7 @@ def _open(path: pathlib.Path) -> Any:
     try:
         return safetensors.safe_open(path, framework="np")
     except Exception as error:  # safetensors raises several kinds for a broken header
-        raise BadInput(f"{path}: not a complete safetensors file ({_one_line(error)})") from None
+        raise BadInput(f"{path}: not a complete safetensors file ({one_line(error)})") from None
 
 
 def _read_shards(index: pathlib.Path) -> TensorFiles:
@@ -113,7 +110,7 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
         pairs = [(str(name), str(shard)) for name, shard in shards.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(
-            f"{index}: not an index of weights ({_one_line(error)}); expected JSON with a weight_map"
+            f"{index}: not an index of weights ({one_line(error)}); expected JSON with a weight_map"
         ) from None
     opened: dict[str, Any] = {}
     for _, shard in pairs:
@@ -131,33 +128,54 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
 
 
 def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
+    found = load_torch(path)
+    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
+        found = found["state_dict"]
+    tensors = {str(name): to_numpy(tensor) for name, tensor in found.items()} if isinstance(found, Mapping) else {}
+    if not tensors or not all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+        raise BadInput(f"{path}: expected a state_dict of tensors; got a {type(found).__name__}")
+    return tensors
+
+
+def import_torch(path: pathlib.Path) -> Any:
+    """Return the module torch.
+
+    Raises:
+      BadInput: it is not installed; names the file that needs it.
+    """
     try:
         import torch
     except ImportError:
         raise BadInput(
-            f"{path}: this file needs torch, which is not installed; use a .safetensors file (save_pretrained writes "
-            'one), or pip install "stepcot-jax[torch]"'
+            f'{path}: {path.suffix} files need torch (pip install "stepcot-jax[torch]"); without it, use .safetensors '
+            "(safetensors.torch.save_file or save_pretrained, where torch is installed)"
         ) from None
+    return torch
+
+
+def load_torch(path: pathlib.Path) -> Any:
+    """Return the content of a .bin, .pt or .pth file without unpickling objects.
+
+    Raises:
+      BadInput: the file is broken or has other objects than tensors, or torch is not installed.
+    """
+    torch = import_torch(path)
     try:
         # weights_only: the full unpickler would run code from the file.
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's message advises to allow code
-        raise BadInput(
-            f"{path}: contains objects that could run code; expected a state_dict written by torch.save"
-        ) from None
+        reason = "contains objects that could run code"
     except Exception as error:  # torch raises many kinds for a broken file
-        raise BadInput(
-            f"{path}: cannot be read ({_one_line(error)}); expected a state_dict written by torch.save"
-        ) from None
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
-        raise BadInput(f"{path}: expected a state_dict of tensors; got a {type(found).__name__}")
+        reason = f"cannot be read ({one_line(error)})"
+    raise BadInput(f"{path}: {reason}; expected a state_dict written by torch.save")
+
+
+def to_numpy(tensor: Any) -> Any:
+    """Return a torch tensor as a NumPy array, bfloat16 as float32; anything else unchanged."""
+    if not hasattr(tensor, "detach"):
+        return tensor
     # NumPy has no bfloat16; float32 represents it exactly.
-    return {
-        str(name): (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
-        for name, tensor in found.items()
-    }
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).detach().numpy()
 
 
 def weights_digest(tensors: Mapping[str, np.ndarray], names: Collection[str] | None = None) -> str:
@@ -176,8 +194,3 @@ def weights_digest(tensors: Mapping[str, np.ndarray], names: Collection[str] | N
         digest.update(f"{header}\n".encode())
         digest.update(tensor.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:200] + "..."

@@ -16,7 +16,7 @@ from stepcot_jax import __version__
 from stepcot_jax.convert.torch_reference import flatten, to_torch_networks
 from stepcot_jax.export import loader
 from stepcot_jax.export.model_card import write_instructions, write_model_card
-from stepcot_jax.export.program import ENCODER, PLATFORMS, Program, Tensors, export_program, make_program, serialise
+from stepcot_jax.export.program import ENCODER, PLATFORMS, Program, Tensors, export_program, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
 from stepcot_jax.host.files import digest_file
 from stepcot_jax.predict.trained_model import Trained, load_trained
@@ -36,44 +36,19 @@ _PICTURES = {
 
 
 def export_model(
-    workdir: str | pathlib.Path,
+    workdir: str | pathlib.Path | Trained,
     out: str | pathlib.Path,
     *,
     models: Sequence[str] | None = None,
     torch_names: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Export the networks of a run; see `export`.
-
-    Args:
-      workdir: of the run.
-      out: the folder; it must not exist or be empty.
-      models: "student", "teacher" or both; None for all networks of the run.
-      torch_names: also write the parameters under the authors' PyTorch names.
-      say: called with a message before each slow part.
-
-    Raises:
-      BadInput: the run cannot be loaded, the folder is not empty, or a network cannot be exported.
-    """
-    trained = load_trained(pathlib.Path(workdir), names=None if models is None else tuple(models))
-    names = models or sorted(trained.params)  # the student first: the loader's default
-    return export(trained, pathlib.Path(out), names=names, torch_names=torch_names, say=say)
-
-
-def export(
-    trained: Trained,
-    out: pathlib.Path,
-    *,
-    names: Sequence[str],
-    torch_names: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
     """Write networks of a run to a folder that works without this package.
 
     Args:
-      trained: the run.
+      workdir: of the run, or the loaded run.
       out: the folder; it must not exist or be empty.
-      names: "student", "teacher" or both; the first is the loader's default.
+      models: "student", "teacher" or both, the loader's default first; None for all networks of the run.
       torch_names: also write the parameters under the authors' PyTorch names.
       say: called with a message before each slow part.
 
@@ -81,9 +56,13 @@ def export(
       "folder", "files" (names -> bytes), "models" (names -> "parameters" and "max_error").
 
     Raises:
-      BadInput: the folder is not empty, or a network cannot be exported.
+      BadInput: the run cannot be loaded, the folder is not empty, or a network cannot be exported.
       RunStopped: the export computes other logits than the networks.
     """
+    trained, out = workdir, pathlib.Path(out)
+    if not isinstance(trained, Trained):
+        trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
+    names = models or sorted(trained.params)  # the student first
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} already exists; expected a new or an empty folder")
     programs = [make_program(trained, name) for name in names]
@@ -93,7 +72,7 @@ def export(
     try:
         written = _write(partial, trained, programs, torch_tensors=torch_tensors, say=say)
         say("reading it back")
-        models = {
+        reports = {
             program.name: {
                 "parameters": sum(int(array.size) for array in program.tensors.values()),
                 "max_error": compare(partial, program, written[program.name]),
@@ -105,7 +84,7 @@ def export(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
-    return {"folder": str(out), "files": files, "models": models}
+    return {"folder": str(out), "files": files, "models": reports}
 
 
 def compare(folder: pathlib.Path, program: Program, expected: np.ndarray) -> float:
@@ -133,17 +112,20 @@ def _write(
     say: Callable[[str], None],
 ) -> dict[str, np.ndarray]:
     """Write all files and return the logits of each network for the check images."""
+    calibrated = {} if trained.calibration is None else trained.calibration.temperatures
     models: dict[str, Any] = {}
     logits = {}
     for program in programs:
         say(f"writing the {program.name}")
-        (folder / f"{program.name}.stablehlo").write_bytes(serialise(export_program(program)))
+        (folder / f"{program.name}.stablehlo").write_bytes(export_program(program).serialize())
         models[program.name] = {
             "program": f"{program.name}.stablehlo",
             "tensors": _write_tensors(folder, program, shared=trained.networks.image_encoder is None),
-            "temperatures": list(temperatures(trained, program.name)),
+            "temperatures": list(map(float, calibrated.get(program.name, [1.0] * trained.chain.num_steps))),
         }
-        images = _preprocessing(trained).normalise(_check_images(program.size))
+        found = trained.preprocessing
+        preprocessing = loader.Preprocessing(found.size, tuple(found.mean), tuple(found.std))
+        images = preprocessing.normalise(_check_images(program.size))
         logits[program.name] = np.asarray(jax.jit(program.read)(program.tensors, images))
     check = {"images": _check_images(programs[0].size), **{f"logits/{name}": found for name, found in logits.items()}}
     _save(folder / "check.safetensors", check)
@@ -157,9 +139,8 @@ def _write(
     _write_json(folder / "export.json", manifest)
     shutil.copyfile(pathlib.Path(loader.__file__), folder / LOADER)
     (folder / "MODEL_CARD.md").write_text(write_model_card(trained, programs), encoding="utf-8")
-    (folder / "README.md").write_text(
-        write_instructions(trained, manifest, torch_names=bool(torch_tensors)), encoding="utf-8"
-    )
+    readme = write_instructions(trained, manifest, torch_names=bool(torch_tensors))
+    (folder / "README.md").write_text(readme, encoding="utf-8")
     write_sums(folder)
     return logits
 
@@ -208,14 +189,6 @@ def write_sums(folder: pathlib.Path) -> None:
     (folder / loader.SUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def temperatures(trained: Trained, name: str) -> tuple[float, ...]:
-    """Return the temperature of each step's logits; 1 without calibration."""
-    calibration = trained.calibration
-    if calibration is None or name not in calibration.temperatures:
-        return (1.0,) * trained.chain.num_steps
-    return tuple(map(float, calibration.temperatures[name]))
-
-
 def describe_preprocessing(trained: Trained) -> dict[str, Any]:
     """Describe the preprocessing of an image, for programs and for people."""
     preprocessing = trained.preprocessing
@@ -231,11 +204,6 @@ def describe_preprocessing(trained: Trained) -> dict[str, Any]:
         "transparency": "on black",
         "16 bits": "grey: full scale is the smallest of 2^10-1, 2^12-1, 2^14-1, 2^16-1 that holds the largest value",
     }
-
-
-def _preprocessing(trained: Trained) -> loader.Preprocessing:
-    found = trained.preprocessing
-    return loader.Preprocessing(found.size, tuple(found.mean), tuple(found.std))
 
 
 def _check_images(size: int) -> np.ndarray:

@@ -5,13 +5,13 @@
     model(images)["Diagnosis"]               # (answers, probabilities [case, option])
     model.logits(images)                     # float32 [case, step, answer]
 
-`python load.py` answers the question whether this machine computes what the machine of the export did.
+`python load.py` checks that this machine computes the exported logits.
 
-One file, since an export takes it along: what a model is, then how files are read and checked, then the part of
-FlatBuffers that jax.export needs and jax does not bring, then the check of this machine.
+One file, because every export has a copy: the model, its files, the part of FlatBuffers that jax.export needs and jax
+does not include, and the check of this machine.
 
-Every file is compared with SHA256SUMS before it is used. That finds damage and changes; whoever can change both can
-hide a change, so take an export only from where you would take a program.
+Every file is compared with SHA256SUMS before it is used, which detects damage. An attacker could change both: use only
+exports from sources whose programs you would run.
 """
 
 import argparse

@@ -1,41 +1,22 @@
 """Write the Markdown files of an export: model card and README."""
 
 import json
+import math
+import operator
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from stepcot_jax import __version__
-from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
+from stepcot_jax.evaluation.intervals import Interval, ModelIntervals, bootstrap
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.export.program import Program
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.settings.run_settings import Settings
-
-_INTENDED = """\
-## Intended use
-
-Research on stepwise reading of frontal chest radiographs: reproducing Step-CoT, comparing models, studying where a
-chain of answers goes wrong, by people who can judge the answers themselves.
-
-**Not a medical device.** It has not been cleared for use on patients, and its answers must not decide about one: not as
-a diagnosis, a second reading or a worklist order.
-"""
-
-_LIMITS = """\
-## Limits
-
-- It answers every step for any image: a lateral view, a hand or noise is answered like a frontal chest radiograph.
-- The figures above hold for images like those of the training data. They were not measured for other scanners,
-  hospitals, age groups or prevalences.
-- An answer is exactly one option of its step. It cannot report other findings, or several at once.
-- A probability is the model's, not a risk; interpret it with the calibration above.
-- Steps are answered one by one; a chain may contradict itself (no abnormality, and a diagnosis).
-- It learned the errors of the reference answers too.
-- It may fail more often for groups with few training cases; the run's report has figures by group.
-"""
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -72,37 +53,35 @@ def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
     Raises:
       BadInput: the report or the predictions are damaged.
     """
-    report = _read_report(trained.workdir / "report.json")
+    path = trained.workdir / "report.json"
+    report = read_json(path, _Report, accepted="expected the report of a run") if path.is_file() else None
     sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
     numbers = "; ".join(f"{name} {size:,}" for name, size in sizes.items())
-    parts = [
-        f"# Model card: Step-CoT, {' and '.join(sizes)}",
-        "Answers the questions of the chain about one frontal chest radiograph, one after another "
-        "([Step-CoT, CVPR 2026](https://arxiv.org/abs/2603.13878)). Trained and exported with "
-        f"stepcot-jax {__version__}. Parameters, image encoder included: {numbers}.",
-        _INTENDED.strip(),
-        _describe_training(trained, report),
-        _describe_figures(trained, list(sizes), report),
-        _describe_calibration(trained, list(sizes)),
-        _LIMITS.strip(),
-    ]
-    return "\n\n".join(parts) + "\n"
+    return (
+        (_HERE / "card.txt")
+        .read_text(encoding="utf-8")
+        .format(
+            networks=" and ".join(sizes),
+            version=__version__,
+            numbers=numbers,
+            training=_describe_training(trained, report),
+            figures=_describe_figures(trained, list(sizes), report),
+            calibration=_describe_calibration(trained, list(sizes)),
+        )
+    )
 
 
-def _read_report(path: pathlib.Path) -> Mapping[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        return {"num_cases": report["num_cases"], "test": report["test"], "best": report.get("best", {})}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path} is not the report of a run ({error!r})") from None
+class _Report(msgspec.Struct):
+    """The parts of a run's report.json that the card needs."""
+
+    num_cases: dict[str, int]
+    test: dict[str, dict[str, Any]]
 
 
-def _describe_training(trained: Trained, report: Mapping[str, Any] | None) -> str:
+def _describe_training(trained: Trained, report: _Report | None) -> str:
     settings, lines = trained.settings, ["## Training data", "", f"- Source: {_source(trained.settings)}."]
     if report is not None:
-        counts = ", ".join(f"{plain(split)} {int(count):,}" for split, count in report["num_cases"].items())
+        counts = ", ".join(f"{plain(split)} {int(count):,}" for split, count in report.num_cases.items())
         lines.append(
             f"- Cases: {counts}. Figures are of the test cases, which were not used for training or model selection."
         )
@@ -121,7 +100,8 @@ def _describe_training(trained: Trained, report: Mapping[str, Any] | None) -> st
     if settings.teacher.text:
         text = prompts.get(settings.prompts.encoder, "encoded elsewhere")
         lines.append(f"- Prompts of the teacher: {text}; stored in the export, no text encoder is needed.")
-    lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best updates {_best_steps(trained)}.")
+    best = ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
+    lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best updates {best}.")
     return "\n".join(lines)
 
 
@@ -136,12 +116,9 @@ def _source(settings: Settings) -> str:
     return f"{settings.data.source} {plain(pathlib.PurePath(settings.data.root).name)!r}, layout {settings.data.layout}"
 
 
-def _best_steps(trained: Trained) -> str:
-    return ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
-
-
-def _describe_figures(trained: Trained, names: Sequence[str], report: Mapping[str, Any] | None) -> str:
-    intervals = _intervals(trained)
+def _describe_figures(trained: Trained, names: Sequence[str], report: _Report | None) -> str:
+    path = trained.workdir / "predictions" / "test.npz"
+    intervals = bootstrap(read_predictions(path, trained.chain), trained.chain) if path.is_file() else {}
     lines = ["## Figures on the test cases", ""]
     if report is None and not intervals:
         return "\n".join([*lines, "None: the run had measured nothing when it was exported."])
@@ -150,52 +127,27 @@ def _describe_figures(trained: Trained, names: Sequence[str], report: Mapping[st
     else:
         lines += ["In percent; without intervals, as the run kept no predictions.", ""]
     for name in names:
-        if name in intervals:
-            lines += _interval_table(name, intervals[name])
-        elif report is not None and name in report["test"]:
-            lines += _report_table(name, report["test"][name])
-        else:
-            lines += [f"{name}: not measured.", ""]
+        found = intervals.get(name, {} if report is None else report.test.get(name))
+        lines += _table(name, found) if found else [f"{name}: not measured.", ""]
     return "\n".join(lines).rstrip()
 
 
-def _intervals(trained: Trained) -> Mapping[str, ModelIntervals]:
-    path = trained.workdir / "predictions" / "test.npz"
-    return bootstrap(read_predictions(path, trained.chain), trained.chain) if path.is_file() else {}
-
-
-def _interval_table(name: str, found: ModelIntervals) -> list[str]:
-    rows = [(step.name, step.num_cases, [getattr(step, column) for column in _COLUMNS]) for step in found.steps]
-    cells = [(label, count, [_interval(interval) for interval in figures]) for label, count, figures in rows]
-    chain = f"Mean over the steps: accuracy {_interval(found.mean_accuracy)}; all steps right: "
-    return [*_table(name, cells), f"{chain}{_interval(found.chain_accuracy)}.", ""]
-
-
-def _report_table(name: str, found: Mapping[str, Any]) -> list[str]:
-    cells = [
-        (step["name"], step["num_cases"], [_percent(step[column]) for column in _COLUMNS]) for step in found["steps"]
-    ]
-    chain = f"Mean over the steps: accuracy {_percent(found['mean_accuracy'])}; all steps right: "
-    return [*_table(name, cells), f"{chain}{_percent(found['chain_accuracy'])}.", ""]
-
-
-def _table(name: str, rows: Sequence[tuple[str, int, Sequence[str]]]) -> list[str]:
+def _table(name: str, found: ModelIntervals | Mapping[str, Any]) -> list[str]:
+    """The figures of a model, from intervals or from a report."""
+    get: Callable[[Any, str], Any] = getattr if isinstance(found, ModelIntervals) else operator.getitem
     lines = [f"| {name} | cases | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
-    return [
-        *lines,
-        *(f"| {plain(label)} | {count} | {' | '.join(cells)} |" for label, count, cells in rows),
-        "",
-    ]
+    for step in get(found, "steps"):
+        cells = [plain(get(step, "name")), str(get(step, "num_cases")), *(_show(get(step, each)) for each in _COLUMNS)]
+        lines.append(f"| {' | '.join(cells)} |")
+    mean, chain = (_show(get(found, figure)) for figure in ("mean_accuracy", "chain_accuracy"))
+    return [*lines, "", f"Mean over the steps: accuracy {mean}; all steps right: {chain}.", ""]
 
 
-def _interval(interval: Any) -> str:
-    if interval is None or interval.value != interval.value:
-        return "-"
-    return f"{_percent(interval.value)} ({_percent(interval.low)} to {_percent(interval.high)})"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None or share != share else f"{100 * share:.1f}"
+def _show(figure: Interval | float | None) -> str:
+    if isinstance(figure, Interval):
+        value = _show(figure.value)
+        return value if value == "-" else f"{value} ({_show(figure.low)} to {_show(figure.high)})"
+    return "-" if figure is None or math.isnan(figure) else f"{100 * figure:.1f}"
 
 
 def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
@@ -208,9 +160,8 @@ def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
     lines += [f"| | {' | '.join(header)} |", f"|---|{'---|' * len(header)}"]
     for name in names:
         found = calibration.temperatures.get(name)
-        lines.append(
-            f"| {name} | {' | '.join(['-'] * len(header) if found is None else [f'{t:.2f}' for t in found])} |"
-        )
+        cells = ["-"] * len(header) if found is None else [f"{temperature:.2f}" for temperature in found]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """A network with its image encoder as a pure function of named tensors and images, and as StableHLO."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from stepcot_jax.convert.torch_reference import flatten
+from stepcot_jax.convert.torch_reference import flatten, unflatten
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.trained_model import Trained
@@ -78,51 +78,15 @@ def export_program(program: Program) -> jax.export.Exported:
     return jax.export.export(jax.jit(program.read), platforms=PLATFORMS)(shapes, images)
 
 
-def serialise(exported: jax.export.Exported) -> bytes:
-    """Return an exported program as bytes.
-
-    Raises:
-      BadInput: flatbuffers is not installed.
-    """
-    try:
-        return bytes(exported.serialize())
-    except ImportError:
-        raise BadInput("writing programs needs flatbuffers: pip install flatbuffers") from None
-
-
-def unflatten(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings from '/'-joined paths.
-
-    >>> unflatten({"a/b": 1, "c": 2})
-    {'a': {'b': 1}, 'c': 2}
-    """
-    tree: dict[str, Any] = {}
-    for name, leaf in tensors.items():
-        *path, last = name.split("/")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[last] = leaf
-    return tree
-
-
 def _image_encoder(trained: Trained, name: str) -> tuple[Callable[[Any, Array], Array], Any]:
     """Return the function from parameters and normalised images to features, and the parameters."""
     network, frozen = trained.networks.image_encoder, trained.frozen_encoder
     if network is not None:
-
-        def encode_as_trained(params: Any, images: Array) -> Array:
-            return network.apply({"params": params}, images)
-
-        return encode_as_trained, trained.params[name][ENCODER]
+        return (lambda params, images: network.apply({"params": params}, images)), trained.params[name][ENCODER]
     if not isinstance(frozen, ImageEncoder):
         found = "imported features" if frozen is None else f"{frozen.name}, which runs in PyTorch"
         raise BadInput(
             f"{trained.workdir}: the {name} reads {found}; an export needs an image encoder of this package: "
             "resnet_small, resnet18, or pretrained weights that docs/encoders.md lists"
         )
-
-    def encode_as_frozen(params: Any, images: Array) -> Array:
-        return frozen.network.apply({"params": params}, images)[0]
-
-    return encode_as_frozen, frozen.params
+    return (lambda params, images: frozen.network.apply({"params": params}, images)[0]), frozen.params

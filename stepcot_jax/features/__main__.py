@@ -69,24 +69,23 @@ def run_import(options: argparse.Namespace) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run the command `import`."""
-    parser = argparse.ArgumentParser(prog="python -m stepcot_jax.features", description="Work with features.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    imports = commands.add_parser("import", help="import features made elsewhere")
-    imports.add_argument("file", type=pathlib.Path, metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
-    imports.add_argument("--ids", type=pathlib.Path, help=".txt, .csv or .json with the image path of each row")
-    imports.add_argument("--root", type=pathlib.Path, required=True, help="folder of the cases")
-    imports.add_argument("--store", type=pathlib.Path, required=True, metavar="DIR", help="folder for the features")
-    imports.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
-    imports.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
-    imports.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
-    imports.set_defaults(run=run_import)
-    options = parser.parse_args(arguments)
-    options.run(options)
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.features import", description="Import features made elsewhere."
+    )
+    path = pathlib.Path
+    parser.add_argument("file", type=path, metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
+    parser.add_argument("--ids", type=path, help=".txt, .csv or .json with the image path of each row")
+    parser.add_argument("--root", type=path, required=True, help="folder of the cases")
+    parser.add_argument("--store", type=path, required=True, metavar="DIR", help="folder for the features")
+    parser.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
+    parser.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    run_import(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["import"]:
-        run_tool(lambda: main(sys.argv[1:]))
+        run_tool(lambda: main(sys.argv[2:]))
     define_flags()
     flags.DEFINE_string("encoder", None, "Folder, Hugging Face id, or transformers:ID (extra torch); frozen.")
     app.run(fill, flags_parser=parse)

@@ -7,13 +7,15 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
+from stepcot_jax.host.text import one_line
 
 MAX_TEXT_BYTES = 256 * 2**20
 """Memory limit for the ids of a file."""
@@ -81,8 +83,7 @@ def _reading(where: str) -> Iterator[None]:
         raise
     # zipfile, zlib and NumPy's header parser raise a dozen kinds of error for broken files.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise BadInput(f"{where}: cannot be read ({reason}); {_EXPECTED}") from error
+        raise BadInput(f"{where}: cannot be read ({one_line(error)}); {_EXPECTED}") from error
 
 
 @contextlib.contextmanager
@@ -172,15 +173,12 @@ def read_texts(array: ArrayFile) -> list[str]:
     Raises:
       BadInput: wrong axes or dtype, too large, or bytes that are not UTF-8.
     """
+    where, megabytes, most = array.where, array.num_bytes / 1e6, MAX_TEXT_BYTES / 1e6
     if len(array.shape) != 1 or array.dtype.kind not in "USiu":
-        raise BadInput(
-            f"{array.where}: expected a one-dimensional array of strings or whole numbers; got {array.dtype} with "
-            f"shape {array.shape}"
-        )
-    if array.num_bytes > MAX_TEXT_BYTES:
-        raise BadInput(
-            f"{array.where}: ids take {array.num_bytes / 1e6:.0f} MB, more than {MAX_TEXT_BYTES / 1e6:.0f} MB"
-        )
+        found = f"{array.dtype} with shape {array.shape}"
+        raise BadInput(f"{where}: expected a one-dimensional array of strings or whole numbers; got {found}")
+    if megabytes > most:
+        raise BadInput(f"{where}: ids take {megabytes:.0f} MB, more than {most:.0f} MB")
     values = [value for _, rows in array.blocks() for value in rows.tolist()]
     try:
         return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
@@ -198,24 +196,22 @@ def read_ids(path: Path) -> list[str]:
       BadInput: the file cannot be read as its suffix says.
     """
     expected = f"expected .txt (one id per line), .csv (column {' or '.join(ID_COLUMNS)}) or .json (a list of ids)"
+    readers: dict[str, Callable[[str], list[str]]] = {".txt": str.splitlines, ".csv": _read_column, ".json": _read_list}
+    if (read := readers.get(path.suffix.lower())) is None:
+        raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {expected}")
     try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise BadInput(f"{path}: {path.stat().st_size} bytes, more than {MAX_TEXT_BYTES}")
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() == ".json":
-            found = json.loads(text)
-            if not isinstance(found, list) or not all(type(value) in (str, int) for value in found):
-                raise ValueError("not a list of strings or whole numbers")
-            return [str(value) for value in found]
-        if path.suffix.lower() == ".csv":
-            return _read_column(text)
-        if path.suffix.lower() == ".txt":
-            return text.splitlines()
+        return read(read_file(path, max_bytes=MAX_TEXT_BYTES, accepted="a file of ids").decode("utf-8-sig"))
     except BadInput:
         raise
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise BadInput(f"{path}: cannot be read ({str(error)[:200]}); {expected}") from error
-    raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {expected}")
+        raise BadInput(f"{path}: cannot be read ({one_line(error)}); {expected}") from error
+
+
+def _read_list(text: str) -> list[str]:
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(type(value) in (str, int) for value in found):
+        raise ValueError("not a list of strings or whole numbers")
+    return [str(value) for value in found]
 
 
 def _read_column(text: str) -> list[str]:

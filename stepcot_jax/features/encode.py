@@ -1,6 +1,7 @@
 """Encode distinct images and texts once with a frozen encoder, into a store."""
 
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import normalise
-from stepcot_jax.features.keys import image_key, prompt_key
+from stepcot_jax.features.keys import describe_preprocessing, digest_fields
 from stepcot_jax.features.spec import FrozenImageEncoder, FrozenTextEncoder
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.errors import BadInput
@@ -116,14 +117,16 @@ def encode_images(
     watched: Iterable[ImageItem] = missing if progress is None or not missing else progress(missing, "encoding images")
     # Another process may have stored some in the meantime.
     wanted = (item for item in watched if item.key not in store)
+    pairs = map_in_threads(_read, wanted, num_threads=num_threads, num_ahead=batch_size)
     try:
-        for batch in _batched(_read_ahead(wanted, num_threads=num_threads, num_ahead=batch_size), batch_size):
+        while batch := list(itertools.islice(pairs, batch_size)):
             batch = [(item, pixels) for item, pixels in batch if item.key not in store]
             if batch:
                 keys = [item.key for item, _ in batch]
                 buffer.add(keys, *_encode_batch(encoder, batch, store, batch_size=batch_size))
                 num_encoded += len(batch)
     finally:
+        pairs.close()  # type: ignore[attr-defined] # stops the reading threads now, not at garbage collection
         buffer.flush()
     counts = EncodeCounts(encoded=num_encoded, read=num_read + len(missing) - num_encoded)
     _LOGGER.info("%s", counts.describe("images"))
@@ -147,102 +150,79 @@ def _encode_batch(
     else:
         found, tokens = encoder.encode_patches(images)
         patches = np.asarray(tokens)[: len(batch)]
-    features = _as_features(found, num_rows=batch_size, width=store.spec.width)[: len(batch)]
-    for (item, _), row in zip(batch, features, strict=True):
-        if not np.all(np.isfinite(row)):
-            raise BadInput(f"{item.name}: its feature from {encoder.name} is not finite (check the encoder's weights)")
-    return features, patches
+    shape, names = (batch_size, store.spec.width), [item.name for item, _ in batch]
+    return _check_features(found, names, encoder=encoder.name, shape=shape), patches
 
 
-def _read_ahead(
-    items: Iterable[ImageItem], *, num_threads: int, num_ahead: int
-) -> Iterator[tuple[ImageItem, np.ndarray]]:
-    """Yield each item with its pixels, in order, reading at most `num_ahead` images ahead."""
-
-    def read(item: ImageItem) -> np.ndarray:
-        try:
-            return item.read()
-        except BadInput as error:
-            raise BadInput(f"{item.name}: cannot be encoded: {error}") from error
-
-    return map_in_threads(read, items, num_threads=num_threads, num_ahead=num_ahead)
-
-
-def _batched(items: Iterable[tuple[ImageItem, np.ndarray]], size: int) -> Iterator[list[tuple[ImageItem, np.ndarray]]]:
-    iterator = iter(items)
+def _read(item: ImageItem) -> np.ndarray:
     try:
-        while batch := list(itertools.islice(iterator, size)):
-            yield batch
-    finally:
-        if hasattr(iterator, "close"):
-            iterator.close()  # stops the reading threads now, not at garbage collection
+        return item.read()
+    except BadInput as error:
+        raise BadInput(f"{item.name}: cannot be encoded: {error}") from error
+
+
+def _check_features(found: Any, names: Sequence[str], *, encoder: str, shape: tuple[int, int]) -> np.ndarray:
+    """Return an encoder's output as float32 [case, width] without the padding, with its shape and values checked."""
+    features = np.asarray(found).astype(np.float32, copy=False)
+    if features.shape != shape:
+        raise ValueError(f"features must have shape {shape}; the encoder returned {features.shape}")
+    for name, row in zip(names, features, strict=False):
+        if not np.all(np.isfinite(row)):
+            raise BadInput(f"{name}: its feature from {encoder} is not finite (check the encoder's weights)")
+    return features[: len(names)]
 
 
 def encode_prompts(
-    encoder: FrozenTextEncoder,
-    texts: Sequence[str],
-    store: FeatureStore,
-    *,
-    pooling: str,
-    batch_size: int = 32,
-    shard_size: int = 512,
+    encoder: FrozenTextEncoder, texts: Sequence[str], store: FeatureStore, *, pooling: str
 ) -> EncodeCounts:
-    """Encode the texts without a stored feature, and log the counts.
+    """Encode the texts without a stored feature, in one call, and log the counts.
 
-    Args as for `encode_images`; `pooling` is that of the store, `describe_text_store(encoder, pooling=pooling)`.
+    Args:
+      encoder: frozen.
+      texts: prompts.
+      store: of `describe_text_store(encoder, pooling=pooling)`.
+      pooling: of token vectors.
+
+    Returns:
+      The counts of distinct texts.
+
+    Raises:
+      BadInput: a feature is not finite.
     """
     if store.spec.digest != encoder.digest or store.spec.details.get("pooling") != pooling:
-        raise ValueError(
-            f"the store {store.folder} belongs to another encoder or pooling than {encoder.name}, {pooling}"
-        )
+        raise ValueError(f"the store {store.folder} belongs to another encoder or pooling than {encoder.name}")
     store.refresh()
     by_key = dict(zip(prompt_keys(encoder, texts, pooling=pooling), texts, strict=True))
-    missing = [(key, text) for key, text in by_key.items() if key not in store]
-    buffer = _ShardBuffer(store, shard_size)
-    size = min(batch_size, max(1, len(missing)))
-    try:
-        for start in range(0, len(missing), size):
-            batch = missing[start : start + size]
-            filled = [text for _, text in batch] + [batch[-1][1]] * (size - len(batch))
-            features = _as_features(encoder.encode(filled, pooling=pooling), num_rows=size, width=store.spec.width)
-            for (_, text), row in zip(batch, features, strict=False):
-                if not np.all(np.isfinite(row)):
-                    raise BadInput(f"text {text[:80]!r}: its feature from {encoder.name} is not finite")
-            buffer.add([key for key, _ in batch], features[: len(batch)], None)
-    finally:
-        buffer.flush()
+    missing = {key: text for key, text in by_key.items() if key not in store}
+    if missing:
+        found = encoder.encode(list(missing.values()), pooling=pooling)
+        names = [f"text {text[:80]!r}" for text in missing.values()]
+        shape = (len(missing), store.spec.width)
+        store.write(list(missing), _check_features(found, names, encoder=encoder.name, shape=shape))
     counts = EncodeCounts(encoded=len(missing), read=len(by_key) - len(missing))
     _LOGGER.info("%s", counts.describe("prompts"))
     return counts
 
 
-def _as_features(found: Any, *, num_rows: int, width: int) -> np.ndarray:
-    """Return an encoder's output as float32 [case, width], with its shape checked."""
-    features = np.asarray(found).astype(np.float32, copy=False)
-    if features.shape != (num_rows, width):
-        raise ValueError(f"features must have shape ({num_rows}, {width}); the encoder returned {features.shape}")
-    return features
-
-
 def image_keys(encoder: FrozenImageEncoder, contents: Sequence[str]) -> list[bytes]:
     """Return the key of each image's feature; `contents` are digests from `keys.digest_file` or `digest_pixels`."""
+    preprocessing = describe_preprocessing(encoder.preprocessing)
     return [
-        image_key(encoder_digest=encoder.digest, preprocessing=encoder.preprocessing, content=content)
+        digest_fields("image", encoder=encoder.digest, preprocessing=preprocessing, content=content)
         for content in contents
+    ]
+
+
+def prompt_keys(encoder: FrozenTextEncoder, texts: Sequence[str], *, pooling: str) -> list[bytes]:
+    """Return the key of each text's feature."""
+    most = int(encoder.max_tokens)
+    return [
+        digest_fields("prompt", encoder=encoder.digest, pooling=pooling, max_tokens=most, text=text) for text in texts
     ]
 
 
 def image_items(dataset: Dataset, keys: Sequence[bytes]) -> Iterator[ImageItem]:
     """Yield the cases' images for `encode_images`; the dataset's preprocessing must be the encoder's."""
     for index, (case, key) in enumerate(zip(dataset.cases, keys, strict=True)):
-        yield ImageItem(
-            key, lambda index=index: dataset.pixels[index], f"case {index} (image_path {case.image_path!r})"
-        )
-
-
-def prompt_keys(encoder: FrozenTextEncoder, texts: Sequence[str], *, pooling: str) -> list[bytes]:
-    """Return the key of each text, in order."""
-    return [
-        prompt_key(encoder_digest=encoder.digest, pooling=pooling, max_tokens=encoder.max_tokens, text=text)
-        for text in texts
-    ]
+        name = f"case {index} (image_path {case.image_path!r})"
+        yield ImageItem(key, functools.partial(dataset.pixels.__getitem__, index), name)

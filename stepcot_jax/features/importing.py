@@ -1,9 +1,9 @@
 """Import features made by any other program into a feature store."""
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from stepcot_jax.features.arrays import (
     read_ids,
     read_texts,
 )
-from stepcot_jax.features.keys import digest_fields, digest_file, imported_image_key, imported_prompt_keys
+from stepcot_jax.features.keys import digest_fields, digest_file
 from stepcot_jax.features.spec import DESCRIPTION_FILE, Kind, StoreSpec
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.errors import BadInput
@@ -28,15 +28,8 @@ _NUM_LISTED = 20
 _NUM_SHOWN = 80
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportCounts:
-    """Contents of an imported file.
-
-    Attributes:
-      images: number of image features.
-      prompts: number of prompt features, 0 if the file has none.
-      width: of an image feature.
-    """
+class ImportCounts(NamedTuple):
+    """Numbers of image and prompt features of an imported file, and the width of an image feature."""
 
     images: int
     prompts: int
@@ -61,11 +54,9 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
         raise BadInput(f"{path}: the data have no cases")
     features, texts, prompts = _open_parts(path, ids)
     check_features(features)
-    where = str(ids) if ids is not None else f"{path}: ids"
-    if len(texts) != features.shape[0]:
-        raise BadInput(
-            f"{where}: {len(texts)} ids for {features.shape[0]} rows of features in {path} (expected one id per row)"
-        )
+    where, num_rows = str(ids) if ids is not None else f"{path}: ids", features.shape[0]
+    if len(texts) != num_rows:
+        raise BadInput(f"{where}: {len(texts)} ids for {num_rows} rows of features in {path} (expected one id per row)")
     image_paths = _match_ids(texts, cases, where=where)
     _check_finite(features, image_paths)
     num_steps = len(cases[0].labels)
@@ -78,23 +69,21 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
         _check_finite(prompts, [f"step {step + 1}" for step in range(num_steps)])
     digests = {"features": digest_file(path), "ids": "" if ids is None else digest_file(ids)}
     source = digest_fields("imported", **digests).hex()
-    keys = [imported_image_key(source_digest=source, image_path=image_path) for image_path in image_paths]
+    keys = _image_keys(source, image_paths)
     _write(features, keys, folder / _IMAGES, kind="imported images", source=source)
     if prompts is not None:
-        prompt_keys = imported_prompt_keys(source_digest=source, num_steps=num_steps)
-        _write(prompts, prompt_keys, folder / _PROMPTS, kind="imported prompts", source=source)
+        _write(prompts, _prompt_keys(source, num_steps), folder / _PROMPTS, kind="imported prompts", source=source)
     return ImportCounts(images=len(keys), prompts=0 if prompts is None else num_steps, width=features.shape[1])
 
 
 def open_imported_images(folder: Path, cases: Sequence[Case]) -> tuple[FeatureStore, list[bytes]]:
-    """Return the store of imported image features and the key of each case, for `store.load_features`.
+    """Return the store of imported image features and the key of each case, for `store.open_features`.
 
     Raises:
       BadInput: there is no such store.
     """
     store = _open_store(folder / _IMAGES, "imported images")
-    source = store.spec.digest
-    return store, [imported_image_key(source_digest=source, image_path=case.image_path) for case in cases]
+    return store, _image_keys(store.spec.digest, [case.image_path for case in cases])
 
 
 def open_imported_prompts(folder: Path, *, num_steps: int) -> tuple[FeatureStore, list[bytes]] | None:
@@ -106,7 +95,15 @@ def open_imported_prompts(folder: Path, *, num_steps: int) -> tuple[FeatureStore
     if not (folder / _PROMPTS / DESCRIPTION_FILE).exists():
         return None
     store = _open_store(folder / _PROMPTS, "imported prompts")
-    return store, imported_prompt_keys(source_digest=store.spec.digest, num_steps=num_steps)
+    return store, _prompt_keys(store.spec.digest, num_steps)
+
+
+def _image_keys(source: str, image_paths: Sequence[str]) -> list[bytes]:
+    return [digest_fields("imported image", source=source, image_path=image_path) for image_path in image_paths]
+
+
+def _prompt_keys(source: str, num_steps: int) -> list[bytes]:
+    return [digest_fields("imported prompt", source=source, step=step) for step in range(num_steps)]
 
 
 def _open_store(folder: Path, kind: Kind) -> FeatureStore:
@@ -157,13 +154,7 @@ def _write(features: ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Ki
 
 
 def _match_ids(ids: Sequence[str], cases: Sequence[Case], *, where: str) -> list[str]:
-    """Return the image path that each id refers to; every case must occur exactly once.
-
-    Args:
-      ids: image paths, or ids of patients with one image.
-      cases: of the data.
-      where: the file, for messages.
-    """
+    """Return the image path that each id refers to; every case must occur exactly once."""
     paths = {case.image_path for case in cases}
     by_patient: dict[str, list[str]] = {}
     for case in cases:

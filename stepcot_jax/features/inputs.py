@@ -1,4 +1,4 @@
-"""What a run feeds its networks: cases, prompt vectors, and image features or an encoder to train along."""
+"""Inputs of a run: cases, prompt vectors, and image features or an encoder that is trained with the networks."""
 
 import dataclasses
 import pathlib
@@ -22,7 +22,7 @@ from stepcot_jax.features import encode, importing, transformers_encoder
 from stepcot_jax.features.keys import digest_pixels
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
 from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store, describe_text_store
-from stepcot_jax.features.store import FeatureStore, load_features, open_features
+from stepcot_jax.features.store import FeatureStore, open_features
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
@@ -36,13 +36,13 @@ class Inputs:
     """Data and encoders of a run.
 
     Attributes:
-      dataset: the cases, with features where a frozen encoder made them ahead.
+      dataset: the cases, with features if a frozen encoder computed them ahead.
       text_features: float32 [step, width]; None without text.
-      image_encoder: module to train along; None where the batches carry features.
-      prepare: a batch of the pipeline -> what a training step takes ("images" or "image_features", and "labels"), not
-        yet on the devices.
-      example: one row of what `prepare` gives, for the shapes.
-      encoder_digest: of the frozen encoder's weights; "" where there is none.
+      image_encoder: module that is trained; None if the batches have features.
+      prepare: converts a batch of the pipeline to the input of an update ("images" or "image_features", and "labels"),
+        not yet on the devices.
+      example: one row of a prepared batch, for the shapes.
+      encoder_digest: of the frozen encoder's weights; "" without one.
     """
 
     dataset: Dataset
@@ -56,16 +56,16 @@ class Inputs:
 def load_inputs(
     settings: Settings, workdir: pathlib.Path, terminal: Terminal, *, processes: Processes = ALONE
 ) -> Inputs:
-    """Read the data, load the encoders, and make the features that frozen ones need.
+    """Read the data, load the encoders, and compute the features of frozen ones.
 
     Args:
       settings: of the run.
-      workdir: of the run; features go below it unless the settings name a folder to share.
-      terminal: shows how far it is, and how many images and prompts were encoded or read.
+      workdir: of the run; features are stored below it unless `features.folder` names a folder to share.
+      terminal: shows progress and how many images and prompts were encoded or read.
       processes: of the run; each encodes its share of the images.
 
     Raises:
-      BadInput: data, weights or features cannot be used as they are.
+      BadInput: data, weights or features cannot be used.
     """
     image_encoder: nn.Module | None = None
     encoder_digest = ""
@@ -78,24 +78,22 @@ def load_inputs(
         encoder_digest = encoder.digest
         if settings.features.store:
             dataset = _with_stored_features(settings, workdir, terminal, encoder, processes)
-            del encoder  # before the text encoder comes: each takes half a gigabyte
+            del encoder  # before the text encoder is loaded: each takes half a gigabyte
             release_freed_memory()
         else:
             dataset = load_dataset(settings, preprocessing=encoder.preprocessing, progress=terminal.watch)
             prepare = _encoding(encoder)
     else:
         image_encoder = make_resnet(settings.image_encoder.name)
-        preprocessing = trained_preprocessing(settings)
-        dataset = load_dataset(settings, preprocessing=preprocessing, progress=terminal.watch)
+        dataset = load_dataset(settings, preprocessing=trained_preprocessing(settings), progress=terminal.watch)
     if settings.data.origins:
         dataset = dataset.with_origins(settings.data.origins)
     if settings.job == "baseline" and settings.baseline.steps == "last":
         dataset = dataset.with_last_step_alone()
-    text_features = None
-    if settings.teacher.text:
-        text_features = jax.device_put(_prompt_features(settings, workdir, terminal, dataset.chain))
-    example = _example(dataset, image_encoder, prepare)
-    return Inputs(dataset, text_features, image_encoder, prepare, example, encoder_digest)
+    text = (
+        jax.device_put(_prompt_features(settings, workdir, terminal, dataset.chain)) if settings.teacher.text else None
+    )
+    return Inputs(dataset, text, image_encoder, prepare, _example(dataset, prepare), encoder_digest)
 
 
 def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Dataset:
@@ -113,15 +111,19 @@ def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any)
 
 
 def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
-    """The encoder that `image_encoder.weights` names: our own, or any of transformers' in PyTorch.
+    """Load the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch.
 
     Raises:
-      BadInput: there are no such weights, or they are of no image encoder.
+      BadInput: there are no such weights, or they have no image encoder.
     """
-    weights = settings.image_encoder.weights
+    return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)
+
+
+def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
+    """Load a frozen encoder by its weights, as `load_frozen_encoder`."""
     if weights.startswith(transformers_encoder.PREFIX):
         return transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
-    return load_image_encoder(weights, dtype=jnp.dtype(settings.image_encoder.dtype))
+    return load_image_encoder(weights, dtype=jnp.dtype(dtype))
 
 
 def _select(batch: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def _select(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoding(encoder: FrozenImageEncoder) -> Prepare:
-    """Features of each batch anew, once, for images that are not the same every time."""
+    """Encode each batch anew, since augmented images differ every time."""
 
     def prepare(batch: dict[str, Any]) -> dict[str, Any]:
         return {"image_features": np.asarray(encoder.encode(batch["images"])), "labels": batch["labels"]}
@@ -137,43 +139,36 @@ def _encoding(encoder: FrozenImageEncoder) -> Prepare:
     return prepare
 
 
-def _example(dataset: Dataset, image_encoder: nn.Module | None, prepare: Prepare) -> dict[str, jax.Array]:
+def _example(dataset: Dataset, prepare: Prepare) -> dict[str, jax.Array]:
     labels = dataset.labels[:1]
     if dataset.features is not None:
         return {"image_features": jnp.zeros((1, dataset.features.shape[1])), "labels": jnp.asarray(labels)}
     images = np.zeros((1, *[dataset.preprocessing.size] * 2, 3), np.float32)
-    batch = {"images": images, "labels": labels}
-    return jax.device_put(batch if image_encoder is not None else prepare(batch))
+    return jax.device_put(prepare({"images": images, "labels": labels}))
 
 
 def trained_preprocessing(settings: Settings) -> Preprocessing:
-    """What is done to an image before an encoder that is trained along sees it."""
+    """Return the preprocessing of images for an encoder that is trained."""
     encoder = settings.image_encoder
-    return Preprocessing(
-        size=encoder.image_size,
-        mean=encoder.mean,  # type: ignore[arg-type]
-        std=encoder.std,  # type: ignore[arg-type]
-        fit=encoder.fit,
-    )
+    mean, std = encoder.mean, encoder.std
+    return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit)  # type: ignore[arg-type]
 
 
 def features_folder(settings: Settings, workdir: pathlib.Path) -> pathlib.Path:
-    """Where the feature stores of a run are."""
+    """Return the folder of a run's feature stores."""
     return pathlib.Path(settings.features.folder) if settings.features.folder else workdir / "features"
 
 
 def _with_stored_features(
     settings: Settings, workdir: pathlib.Path, terminal: Terminal, encoder: FrozenImageEncoder, processes: Processes
 ) -> Dataset:
-    """The cases with the features of a frozen encoder; an image whose feature is stored is hashed, not decoded.
-
-    Where images are not decoded ahead, those without a stored feature are when they are encoded.
-    """
+    """Load the cases with the features of a frozen encoder; images with a stored feature are hashed, not decoded."""
     spec = describe_image_store(encoder, patches=settings.features.patches)
     store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
 
     def is_known(sha256: str) -> bool:
-        return encode.image_keys(encoder, [_file_digest(sha256)])[0] in store
+        # A file has the same features wherever it is stored; see `keys.digest_file`.
+        return encode.image_keys(encoder, [f"file:{sha256}"])[0] in store
 
     dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
     keys = encode.image_keys(encoder, _digest_images(dataset))
@@ -193,34 +188,23 @@ def _with_stored_features(
 
 def _digest_images(dataset: Dataset) -> list[str]:
     """Return the digest of each case's image, reading only images that loading has not digested."""
-    if dataset.images is None:
-        return [digest_pixels(dataset.pixels[index]) for index in range(len(dataset.cases))]
-    return [
-        _file_digest(dataset.digests.get(index) or digest_content(dataset.images, index))
-        for index in range(len(dataset.cases))
-    ]
-
-
-def _file_digest(sha256: str) -> str:
-    """As `features.keys.digest_file` writes it: a file has the same features wherever it is kept."""
-    return f"file:{sha256}"
+    indices, images = range(len(dataset.cases)), dataset.images
+    if images is None:
+        return [digest_pixels(dataset.pixels[index]) for index in indices]
+    return [f"file:{dataset.digests.get(index) or digest_content(images, index)}" for index in indices]
 
 
 def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
-    """The cases with features made elsewhere; their images are not looked at."""
-    dataset = load_dataset(
-        settings,
-        preprocessing=trained_preprocessing(settings),
-        require_images=False,
-        progress=terminal.watch,
-    )
+    """Load the cases with imported features, without their images."""
+    preprocessing = trained_preprocessing(settings)
+    dataset = load_dataset(settings, preprocessing=preprocessing, require_images=False, progress=terminal.watch)
     store, keys = importing.open_imported_images(pathlib.Path(settings.image_encoder.weights), dataset.cases)
     terminal.say(f"images: 0 encoded, {len(set(keys))} read from {settings.image_encoder.weights}")
     return dataclasses.replace(dataset, features=open_features(store, keys))
 
 
 def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
-    """The vector of each step's prompt, float32 [step, width]."""
+    """Return the vector of each step's prompt, float32 [step, width]."""
     prompts = settings.prompts
     if prompts.encoder == "imported":
         folder = pathlib.Path(settings.image_encoder.weights)
@@ -230,16 +214,15 @@ def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Termin
                 f"{folder}: no imported prompt features (expected an array prompt_features in the imported file)"
             )
         store, keys = found
-        return load_features(store, keys)
+        return store.read(keys)
     texts = write_prompts(chain, prompts.template)
     if prompts.encoder == "hashed":
         return hash_prompts(texts, prompts.width)
-    encoder = load_text_encoder(
-        prompts.weights, dtype=jnp.dtype(settings.image_encoder.dtype), max_tokens=prompts.max_tokens
-    )
+    dtype = jnp.dtype(settings.image_encoder.dtype)
+    encoder = load_text_encoder(prompts.weights, dtype=dtype, max_tokens=prompts.max_tokens)
     spec = describe_text_store(encoder, pooling=prompts.pooling)
     store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
     counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
     terminal.say(f"text encoder: {encoder.name}, {encoder.num_parameters:,} parameters, frozen")
     terminal.say(counts.describe("prompts"))
-    return load_features(store, encode.prompt_keys(encoder, texts, pooling=prompts.pooling))
+    return store.read(encode.prompt_keys(encoder, texts, pooling=prompts.pooling))

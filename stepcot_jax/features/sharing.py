@@ -9,10 +9,6 @@ from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.features.store import FeatureStore
 
 
-def _go_on(name: str) -> None:
-    del name
-
-
 @dataclasses.dataclass(frozen=True)
 class Processes:
     """The processes of a run.
@@ -25,7 +21,7 @@ class Processes:
 
     index: int = 0
     count: int = 1
-    wait: Callable[[str], None] = _go_on
+    wait: Callable[[str], None] = lambda name: None  # noqa: ARG005
 
     def has(self, key: bytes) -> bool:
         """Return whether this process encodes the image of a key; independent of the stored features."""
@@ -59,7 +55,7 @@ def encode_together(
       The counts of distinct images; with several processes, those after the shared work.
 
     Raises:
-      BadInput: see `encode_images`.
+      BadInput: an image cannot be encoded.
     """
     if processes.count > 1:
         counts = encode_images(encoder, [item for item in items if processes.has(item.key)], store, **options)

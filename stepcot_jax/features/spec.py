@@ -2,16 +2,17 @@
 
 import dataclasses
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import msgspec
+
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.features.keys import describe_preprocessing, digest_fields
-from stepcot_jax.features.shards import PARTIAL_SUFFIX
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json, write_whole
 
 FORMAT_VERSION = 1
 DESCRIPTION_FILE = "store.json"
@@ -19,31 +20,35 @@ DESCRIPTION_FILE = "store.json"
 Kind = Literal["image", "text", "imported images", "imported prompts"]
 Patches = Literal["none", "float16", "float32"]
 
+_FORMAT = "stepcot_jax features"
 _MAX_DESCRIPTION_BYTES = 1 << 20
 
 
-@runtime_checkable
-class FrozenImageEncoder(Protocol):
-    """Frozen image encoder of any framework.
+class _FrozenEncoder(Protocol):
+    """Frozen encoder of any framework.
 
     Attributes:
       name: for messages.
       width: of a feature.
-      preprocessing: of the images given to `encode`.
       digest: of the weights and of everything else that determines the features, such as the compute dtype.
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
 
     @property
-    def width(self) -> int: ...  # noqa: D102
+    def width(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+@runtime_checkable
+class FrozenImageEncoder(_FrozenEncoder, Protocol):
+    """Frozen image encoder; `preprocessing` is of the images given to `encode`."""
 
     @property
     def preprocessing(self) -> Preprocessing: ...  # noqa: D102
-
-    @property
-    def digest(self) -> str: ...  # noqa: D102
 
     def encode(self, images: Any) -> Any:
         """Return features [case, width] of normalised images float32 [case, height, width, 3]."""
@@ -53,24 +58,8 @@ class FrozenImageEncoder(Protocol):
 
 
 @runtime_checkable
-class FrozenTextEncoder(Protocol):
-    """Frozen text encoder of any framework.
-
-    Attributes:
-      name: for messages.
-      width: of a feature.
-      digest: of the weights, the tokenizer and everything else that determines the features.
-      max_tokens: length at which texts are truncated.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def width(self) -> int: ...  # noqa: D102
-
-    @property
-    def digest(self) -> str: ...  # noqa: D102
+class FrozenTextEncoder(_FrozenEncoder, Protocol):
+    """Frozen text encoder; `max_tokens` is the length at which texts are truncated."""
 
     @property
     def max_tokens(self) -> int: ...  # noqa: D102
@@ -182,37 +171,28 @@ def _list_fields(spec: StoreSpec, names: Sequence[str]) -> str:
 
 
 def _write_once(path: Path, spec: StoreSpec) -> None:
-    """Write a store's description atomically, unless it exists."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
-    document = {"format": "stepcot_jax features", "encoder": spec.encoder, **spec.identity}
+    """Write a store's description atomically unless it exists; processes of several machines may do so at once."""
+    document = {"format": _FORMAT, "encoder": spec.encoder, **spec.identity}
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    write_whole(partial, (json.dumps(document, indent=2) + "\n").encode())
     try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(document, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            path.hardlink_to(partial)  # unlike a rename, fails if another process was first
-        except FileExistsError:
-            return
-        except OSError:  # a file system without links
-            partial.replace(path)
+        path.hardlink_to(partial)  # unlike a rename, fails if another process was first
+    except FileExistsError:
+        return
+    except OSError:  # a file system without links
+        partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def _read_spec(path: Path) -> StoreSpec:
-    try:
-        if path.stat().st_size > _MAX_DESCRIPTION_BYTES:
-            raise ValueError("too large")
-        document = json.loads(path.read_text(encoding="utf-8"))
-        version = document.pop("version")
-        if document.pop("format") != "stepcot_jax features":
-            raise ValueError("another format")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise BadInput(f"{path}: not the description of a feature store ({error})") from error
-    if version != FORMAT_VERSION:
+    expected = "expected the description of a feature store"
+    document = read_json(path, dict[str, Any], accepted=expected, max_bytes=_MAX_DESCRIPTION_BYTES)
+    if (found := document.pop("format", None)) != _FORMAT:
+        raise BadInput(f"{path}, 'format': {found!r} is not {_FORMAT!r}; {expected}")
+    if (version := document.pop("version", None)) != FORMAT_VERSION:
         raise BadInput(f"{path}: store version {version!r} is not {FORMAT_VERSION} (use another folder)")
-    names = {field.name for field in dataclasses.fields(StoreSpec)}
-    if set(document) != names or not isinstance(document["width"], int) or not isinstance(document["details"], dict):
-        raise BadInput(f"{path}: fields {sorted(document)} are not {sorted(names)}")
-    return StoreSpec(**document)
+    try:
+        return msgspec.convert(document, StoreSpec)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{path}: {error}; {expected}") from None

@@ -63,14 +63,9 @@ class FeatureStore:
             self._seen.add(name)
             path = self.folder / name
             try:
-                shard = open_shard(
-                    path,
-                    store_digest=self.spec.identity_digest,
-                    width=self.spec.width,
-                    patch_dtype=self._patch_dtype,
-                )
-                self._check_patches(shard)
-                self._take(shard, shard.read_keys())
+                digest = self.spec.identity_digest
+                shard = open_shard(path, store_digest=digest, width=self.spec.width, patch_dtype=self._patch_dtype)
+                self._add(shard)
             except FileNotFoundError:  # another process has renamed it
                 continue
             except BadShard as error:
@@ -98,13 +93,8 @@ class FeatureStore:
             return
         patches = None if patches is None else np.asarray(patches).astype(self._patch_dtype)
         try:
-            path = write_shard(
-                self.folder,
-                store_digest=self.spec.identity_digest,
-                keys=keys,
-                features=features,
-                patches=patches,
-            )
+            digest = self.spec.identity_digest
+            path = write_shard(self.folder, store_digest=digest, keys=keys, features=features, patches=patches)
         except OSError as error:
             raise BadInput(
                 f"{self.folder}: features cannot be written ({error.strerror}); earlier features are kept"
@@ -161,17 +151,14 @@ class FeatureStore:
                 f"{self.spec.encoder!r} (digest {self.spec.digest[:16]})"
             )
 
-    def _take(self, shard: Shard, keys: Sequence[bytes]) -> None:
-        self._shards.append(shard)
-        number = len(self._shards) - 1
-        for row, key in enumerate(keys):
-            self._places.setdefault(key, (number, row))
-
-    def _check_patches(self, shard: Shard) -> None:
+    def _add(self, shard: Shard) -> None:
         if self._patch_dtype is not None and self._shards:
             found, expected = shard.arrays["patches"].shape, self._shards[0].arrays["patches"].shape
             if found != expected:
                 raise BadShard(f"patch tokens have shape {found}, those of {self._shards[0].path.name} {expected}")
+        for row, key in enumerate(shard.read_keys()):
+            self._places.setdefault(key, (len(self._shards), row))
+        self._shards.append(shard)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         _LOGGER.warning("%s: %s; renamed to *.bad, its features will be computed again", path, reason)
@@ -209,26 +196,6 @@ class StoredFeatures:
         return rows.reshape(*positions.shape, self.shape[1])
 
 
-def load_features(store: FeatureStore, keys: Sequence[bytes], *, max_bytes: int = MAX_BYTES) -> np.ndarray:
-    """Return features float32 [case, width] in the keys' order, in memory.
-
-    Args:
-      store: of the features.
-      keys: of the cases; keys may repeat.
-      max_bytes: memory limit of the array.
-
-    Raises:
-      BadInput: features are missing, or the array would be too large.
-    """
-    store.refresh()
-    num_bytes = _num_bytes(store, keys)
-    if num_bytes > max_bytes:
-        raise BadInput(
-            f"{store.folder}: {len(keys)} features take {num_bytes / 1e6:.0f} MB, more than {max_bytes / 1e6:.0f} MB"
-        )
-    return store.read(keys)
-
-
 def open_features(
     store: FeatureStore, keys: Sequence[bytes], *, max_bytes: int = MAX_BYTES
 ) -> np.ndarray | StoredFeatures:
@@ -238,8 +205,5 @@ def open_features(
       BadInput: features are missing.
     """
     store.refresh()
-    return store.read(keys) if _num_bytes(store, keys) <= max_bytes else StoredFeatures(store, keys)
-
-
-def _num_bytes(store: FeatureStore, keys: Sequence[bytes]) -> int:
-    return len(keys) * store.spec.width * np.dtype(np.float32).itemsize
+    num_bytes = 4 * len(keys) * store.spec.width
+    return store.read(keys) if num_bytes <= max_bytes else StoredFeatures(store, keys)

@@ -13,6 +13,7 @@ import numpy as np
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 
 PREFIX = "transformers:"
 """Prefix of a model's id or folder in settings that also accept encoders of this package."""
@@ -110,7 +111,7 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
     # transformers raises many kinds of error for broken folders and networks.
     except Exception as error:
         raise BadInput(
-            f"{PREFIX}{source}: cannot be loaded ({type(error).__name__}: {_one_line(error)}); expected a folder with "
+            f"{PREFIX}{source}: cannot be loaded ({type(error).__name__}: {one_line(error)}); expected a folder with "
             "config.json and weights, or a Hugging Face id and a network"
         ) from error
     absent = frozenset(loading["missing_keys"])
@@ -134,7 +135,7 @@ def read_preprocessing(source: str) -> Preprocessing:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise BadInput(
-            f"{PREFIX}{source}: no image processor ({_one_line(error)}); expected preprocessor_config.json"
+            f"{PREFIX}{source}: no image processor ({one_line(error)}); expected preprocessor_config.json"
         ) from error
     where = f"{PREFIX}{source}: preprocessor_config.json"
     if not getattr(processor, "do_rescale", True) or abs(processor.rescale_factor * 255 - 1) > 1e-3:
@@ -186,7 +187,7 @@ def _choose_pooling(
         return pooling, _pool(output, pooling).shape[1]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise BadInput(
-            f"{PREFIX}{source}: {type(model).__name__} cannot encode images without text ({_one_line(error)}); "
+            f"{PREFIX}{source}: {type(model).__name__} cannot encode images without text ({one_line(error)}); "
             "expected a model with a separate vision tower"
         ) from error
 
@@ -232,7 +233,3 @@ def _digest(weights: Mapping[str, Any], model_class: str, pooling: str) -> str:
         digest.update(f" {name!r} {values.dtype.str} {values.shape} ".encode())
         digest.update(values.data)
     return digest.hexdigest()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

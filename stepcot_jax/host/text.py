@@ -40,3 +40,12 @@ def make_printable(text: str) -> str:
     a\x1b[2Jb
     """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error on one line of at most 200 characters; its kind if it has no message.
+
+    >>> one_line(ValueError("a  b")), one_line(KeyError())
+    ('a b', 'KeyError')
+    """
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
 
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
@@ -17,7 +16,7 @@ from stepcot_jax.readers.key import Key
 LEVEL = 0.95
 """Share of the resampled figures inside an interval."""
 
-Answers = Mapping[str, Int32[np.ndarray, "case step"]]
+Answers = dict[str, Int32[np.ndarray, "case step"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +52,13 @@ def measure_agreements(
     Returns:
       For each step the agreements; none with one reader and no model.
     """
+    compared = [(people, "Fleiss")] if len(people) > 1 else []
+    pairs = [*itertools.combinations(people, 2), *itertools.product(people, models)]
+    compared += [({one: people[one], other: (people | models)[other]}, "Cohen") for one, other in pairs]
     return tuple(
-        tuple(_measure_step(people, models, place, step.num_answers, weights)) for place, step in enumerate(chain.steps)
+        tuple(_measure(answers, kind, place, step.num_answers, weights) for answers, kind in compared)
+        for place, step in enumerate(chain.steps)
     )
-
-
-def _measure_step(
-    people: Answers, models: Answers, place: int, num_answers: int, weights: Float64[np.ndarray, "resample case"]
-) -> Iterator[Agreement]:
-    if len(people) > 1:
-        yield _measure(people, "Fleiss", place, num_answers, weights)
-    for one, other in itertools.combinations(people, 2):
-        yield _measure({one: people[one], other: people[other]}, "Cohen", place, num_answers, weights)
-    for one, other in itertools.product(people, models):
-        yield _measure({one: people[one], other: models[other]}, "Cohen", place, num_answers, weights)
 
 
 def _measure(

@@ -13,7 +13,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
 from stepcot_jax.readers.key import IMAGE_FOLDER, FormRow, Key, KeyReader, identify_form, list_rows
-from stepcot_jax.readers.sampling import COLUMNS, FIXED_COLUMNS
+from stepcot_jax.readers.sampling import COLUMNS
 
 _MOST_BYTES = 64 * 2**20
 _NUM_SHOWN = 60
@@ -65,7 +65,7 @@ def _read_form(key: Key, path: Path) -> FilledForm:
     expected: dict[tuple[str, str], FormRow] = {}
     seen: dict[tuple[str, str], int] = {}
     answers: dict[tuple[str, str], int] = {}
-    steps = {f"Step {place}": step for place, step in enumerate(key.chain.steps, start=1)}
+    steps = {f"Step {place}": step for place, step in enumerate(key.steps, start=1)}
     for number, cells in rows:
         where = f"{path}, row {number}"
         if len(cells) != len(COLUMNS):
@@ -79,7 +79,9 @@ def _read_form(key: Key, path: Path) -> FilledForm:
         if place in seen:
             raise BadInput(f"{where} repeats row {seen[place]}")
         seen[place] = number
-        _require_unaltered(row, expected[place], where)
+        for column, written in expected[place]._asdict().items():
+            if not is_same_cell(row[column], written):
+                raise BadInput(f"{where}, {column!r}: {row[column][:_NUM_SHOWN]!r} was changed; expected {written!r}")
         answers[place] = _read_answer(row["answer"], steps[place[1]], where)
     if reader is None:
         raise BadInput(f"{path} has no rows after the first")
@@ -120,13 +122,6 @@ def _place_row(row: dict[str, str], expected: dict[tuple[str, str], FormRow], wh
     column, found = ("step", step) if case in cases else ("case", case)
     known = f"Step 1 to Step {len(expected) // len(cases)}" if column == "step" else f"1 to {len(cases)}"
     raise BadInput(f"{where}, {column!r}: {found[:_NUM_SHOWN]!r} is not one of {known}")
-
-
-def _require_unaltered(row: dict[str, str], expected: FormRow, where: str) -> None:
-    for column in FIXED_COLUMNS:
-        written = getattr(expected, column)
-        if not is_same_cell(row[column], written):
-            raise BadInput(f"{where}, {column!r}: {row[column][:_NUM_SHOWN]!r} was changed; expected {written!r}")
 
 
 def _read_answer(answer: str, step: Step, where: str) -> int:

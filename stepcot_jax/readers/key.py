@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,14 +24,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _READER = re.compile(r"\w(?:[\w .-]{0,38}\w)?")
 # Names that Windows, which a reader may use, refuses for folders.
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)
-
-
-class KeyStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One question, with its options in label order."""
-
-    name: str
-    question: str
-    options: tuple[str, ...]
 
 
 class KeyCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,22 +56,22 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     version: int = _VERSION
     source: str
     seed: int
-    steps: tuple[KeyStep, ...]
+    steps: tuple[Step, ...]
     cases: tuple[KeyCase, ...]
     readers: tuple[KeyReader, ...]
 
     @property
     def chain(self) -> Chain:
         """The questions with their options."""
-        return Chain(tuple(Step(step.name, step.question, step.options) for step in self.steps))
+        return Chain(self.steps)
 
     def find(self, name: str) -> KeyReader:
         """Return the reader with this name."""
         return next(reader for reader in self.readers if reader.name == name)
 
 
-class FormRow(msgspec.Struct, frozen=True):
-    """One question of a form, without the answer."""
+class FormRow(NamedTuple):
+    """One question of a form, without the answer; the columns of the form."""
 
     form: str
     case: str
@@ -101,12 +94,11 @@ def identify_form(key: Key, *, name: str, order: Sequence[int]) -> str:
 
 def list_rows(key: Key, *, name: str, order: Sequence[int]) -> Iterator[FormRow]:
     """Yield the questions of a reader's form, in its order."""
-    form, steps = identify_form(key, name=name, order=order), key.chain.steps
+    form = identify_form(key, name=name, order=order)
     for number in order:
-        case = key.cases[number - 1]
-        for place, step in enumerate(steps, start=1):
-            options = "; ".join(step.lettered_options)
-            yield FormRow(form, str(number), case.image, f"Step {place}", step.question, options)
+        for place, step in enumerate(key.steps, start=1):
+            image, options = key.cases[number - 1].image, "; ".join(step.lettered_options)
+            yield FormRow(form, str(number), image, f"Step {place}", step.question, options)
 
 
 def check_names(names: Sequence[str]) -> None:

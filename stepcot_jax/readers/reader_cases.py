@@ -86,7 +86,13 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
     data = _open_data_of(settings, root)
     predictions = read_predictions(path, data.chain)
     places = {case.image_path: place for place, case in enumerate(data.cases)}
-    chosen = [_find(case, data, places, path) for case in _predicted_cases(predictions)]
+    chosen = []
+    for case in _predicted_cases(predictions):
+        where = _name(path, case)
+        if case.image_path not in places:
+            raise BadInput(f"{where} is missing in {data.name}; expected the data of the run")
+        chosen.append(places[case.image_path])
+        _require_same(case, data.cases[chosen[-1]], f"{where} in {data.name}")
     cases = tuple(data.cases[place] for place in chosen)
     return CaseSource(name, data.chain, cases, lambda place: data.picture(chosen[place]))
 
@@ -126,17 +132,12 @@ def _predicted_cases(predictions: SplitPredictions) -> Sequence[Case]:
     ]
 
 
-def _find(case: Case, data: CaseSource, places: dict[str, int], path: Path) -> int:
-    """Place of a predicted case in the data; refuses another case than the run's."""
-    where = f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
-    if case.image_path not in places:
-        raise BadInput(f"{where} is missing in {data.name}; expected the data of the run")
-    _require_same(case, data.cases[places[case.image_path]], f"{where} in {data.name}")
-    return places[case.image_path]
+def _name(path: Path, case: Case) -> str:
+    return f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
 
 
 def _draw(case: Case, phantom: PhantomSettings, path: Path) -> Image.Image:
-    where = f"{path}, case {case.image_path[:_NUM_SHOWN]!r}"
+    where = _name(path, case)
     number = _PHANTOM_PATH.fullmatch(case.image_path)
     if number is None:
         raise BadInput(f"{where} is not a phantom's image_path, such as images/phantom_000012.png")

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32
+from jaxtyping import Float64, Int32
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.intervals import Interval, percentiles
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.evaluation.resamples import count_once, count_patients, draw_weights, weighted_mean
@@ -85,13 +85,15 @@ def compare_readers(
     for name, found, least in (("--num-resamples", num_resamples, 1), ("--seed", seed, 0)):
         if found < least:
             raise BadInput(f"{name}={found} is not a whole number from {least}")
-    chain = key.chain
     people = {f"reader {form.reader}": form.labels for form in forms}
     models = {} if predictions is None else read_answers(predictions, key)
-    weights = _draw(key, num_resamples=num_resamples, seed=seed)
+    patients = np.array([case.patient_id for case in key.cases], np.str_)
+    weights = np.zeros((1, len(patients)))  # one patient's resamples would all be alike
+    if count_patients(patients) > 1:
+        weights = np.concatenate(list(draw_weights(patients, num_resamples=num_resamples, seed=seed)))
     accuracy, gains = _measure(key, people, models, weights)
     num_patients, p_values = compare_signs(key, people, models)
-    agreements = measure_agreements(people, models, chain, weights)
+    agreements = measure_agreements(people, models, key.chain, weights)
     steps = tuple(
         StepScores(
             step=step.name,
@@ -102,7 +104,7 @@ def compare_readers(
             p_values={name: found[place] for name, found in p_values.items()},
             agreements=agreements[place],
         )
-        for place, step in enumerate(chain.steps)
+        for place, step in enumerate(key.steps)
     )
     return Comparison(tuple(people), tuple(models), len(key.cases), steps)
 
@@ -124,21 +126,11 @@ def read_answers(path: Path, key: Key) -> dict[str, Int32[np.ndarray, "case step
         if tuple(split.predictions.labels[place].tolist()) != case.labels:
             raise BadInput(f"{where} has other labels than in the sample's key")
         chosen.append(place)
-    return {name: _answer(found[chosen], key.chain) for name, found in split.predictions.logits.items()}
-
-
-def _answer(logits: Float32[np.ndarray, "case step answer"], chain: Chain) -> Int32[np.ndarray, "case step"]:
-    """The most probable of each step's own answers."""
-    own = [logits[:, place, : step.num_answers].argmax(axis=1) for place, step in enumerate(chain.steps)]
-    return np.stack(own, axis=1).astype(np.int32)
-
-
-def _draw(key: Key, *, num_resamples: int, seed: int) -> Float64[np.ndarray, "resample case"]:
-    """How often a case counts in each resample; never with one patient, whose resamples would all be alike."""
-    patients = np.array([case.patient_id for case in key.cases], np.str_)
-    if count_patients(patients) < 2:
-        return np.zeros((1, len(patients)))
-    return np.concatenate(list(draw_weights(patients, num_resamples=num_resamples, seed=seed)))
+    answers = {}
+    for name, logits in split.predictions.logits.items():
+        own = [logits[chosen, place, : step.num_answers].argmax(axis=1) for place, step in enumerate(key.steps)]
+        answers[name] = np.stack(own, axis=1).astype(np.int32)
+    return answers
 
 
 def _measure(

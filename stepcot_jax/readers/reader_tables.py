@@ -1,15 +1,14 @@
 """Tables of readers and models, with the paper's figures in columns of their own."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
 from stepcot_jax.host.errors import make_workdir
-from stepcot_jax.readers.reader_scores import ALL_READERS, Comparison, StepScores
+from stepcot_jax.readers.reader_scores import ALL_READERS, Comparison
 from stepcot_jax.tables.published_figures import READER_ACCURACY
 from stepcot_jax.tables.verdicts import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide
-from stepcot_jax.tables.writing import Column, Entry, Figure, Table, write_table
+from stepcot_jax.tables.writing import Entry, Figure, Table, columns, write_table
 
 _INTERVALS = (
     "Intervals are 95 %, from resampling patients: they show how the figures of these readers vary with the cases, not "
@@ -48,15 +47,15 @@ def tabulate_accuracy(comparison: Comparison) -> Table:
     for step in comparison.steps:
         published = (READER_ACCURACY[name].get(step.step) for name in READER_ACCURACY)
         rows.append((step.step, step.num_cases, *(_figure(step.accuracy[name]) for name in ours), *published))
-    columns = (
-        Column("step"),
-        Column("cases", "number"),
-        *(Column(name, "percent") for name in ours),
-        *(Column(name, "percent", published=True) for name in READER_ACCURACY),
+    headings = (
+        *columns("text", "step"),
+        *columns("number", "cases"),
+        *columns("percent", *ours),
+        *columns("percent", *READER_ACCURACY, published=True),
     )
     title = f"Accuracy of {len(comparison.readers)} readers and {len(comparison.models)} models"
     together = f'"{ALL_READERS}" is the mean accuracy of the readers, who each read all {comparison.num_cases} cases.'
-    return Table("readers", title, columns, tuple(rows), (together, _INTERVALS, _PUBLISHED))
+    return Table("readers", title, headings, tuple(rows), (together, _INTERVALS, _PUBLISHED))
 
 
 def tabulate_gains(comparison: Comparison) -> Table:
@@ -72,41 +71,37 @@ def tabulate_gains(comparison: Comparison) -> Table:
         (step.step, name, step.num_cases, _figure(step.gains[name]), step.p_values[name], _WORDS.get(said, said))
         for (step, name), said in zip(asked, verdicts, strict=True)
     ]
-    columns = (
-        Column("step"),
-        Column("model"),
-        Column("cases", "number"),
-        Column("model less readers", "points"),
-        Column("p", "number"),
-        Column("model is"),
+    headings = (
+        *columns("text", "step", "model"),
+        *columns("number", "cases"),
+        *columns("points", "model less readers"),
+        *columns("number", "p"),
+        *columns("text", "model is"),
     )
     title = "Models less readers, on the same cases"
-    return Table("readers_gains", title, columns, tuple(rows), (_INTERVALS, *_JUDGED))
+    return Table("readers_gains", title, headings, tuple(rows), (_INTERVALS, *_JUDGED))
 
 
 def tabulate_agreement(comparison: Comparison) -> Table:
     """Make the table of the agreement among readers, and of readers with models, by step."""
-    rows = [row for step in comparison.steps for row in _list_agreement(step)]
-    columns = (
-        Column("step"),
-        Column("who"),
-        Column("cases", "number"),
-        Column("agreement", "percent"),
-        Column("kappa", "number"),
-        Column("kind of kappa"),
+    rows: list[tuple[Entry, ...]] = []
+    for step in comparison.steps:
+        for found in step.agreements:
+            who = "all readers" if found.kind == "Fleiss" else " / ".join(found.names)
+            rows.append((step.step, who, found.num_cases, _figure(found.share), _figure(found.kappa), found.kind))
+    headings = (
+        *columns("text", "step", "who"),
+        *columns("number", "cases"),
+        *columns("percent", "agreement"),
+        *columns("number", "kappa"),
+        *columns("text", "kind of kappa"),
     )
     notes = (
         "Agreement counts all cases of the sample, with or without a known true answer. Kappa is undefined where only "
         "one answer occurs; such resamples do not count for its interval.",
         _INTERVALS,
     )
-    return Table("readers_agreement", "Agreement of readers", columns, tuple(rows), notes)
-
-
-def _list_agreement(step: StepScores) -> Iterator[tuple[Entry, ...]]:
-    for found in step.agreements:
-        who = "all readers" if found.kind == "Fleiss" else " / ".join(found.names)
-        yield step.step, who, found.num_cases, _figure(found.share), _figure(found.kappa), found.kind
+    return Table("readers_agreement", "Agreement of readers", headings, tuple(rows), notes)
 
 
 def _figure(interval: Interval) -> Figure:

@@ -10,29 +10,19 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from PIL import Image
 
 from stepcot_jax.annotate.spreadsheets import encode_rows
 from stepcot_jax.host.errors import BadInput, make_workdir
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.pages import make_environment, render_page
-from stepcot_jax.readers.key import (
-    IMAGE_FOLDER,
-    FormRow,
-    Key,
-    KeyCase,
-    KeyReader,
-    KeyStep,
-    check_names,
-    list_rows,
-    write_key,
-)
+from stepcot_jax.readers.key import IMAGE_FOLDER, FormRow, Key, KeyCase, KeyReader, check_names, list_rows, write_key
 from stepcot_jax.readers.reader_cases import CaseSource
 
 Format = Literal["html", "csv"]
 
-FIXED_COLUMNS = ("form", "case", "image", "step", "question", "options")
-COLUMNS = (*FIXED_COLUMNS, "answer")
+COLUMNS = (*FormRow._fields, "answer")
 
 _HERE = Path(__file__).parent
 _MARK = "\ufeff"
@@ -81,10 +71,8 @@ def write_sample(
         _write_case(source, places[index], number, folders=[folder / name for name in readers])
         for number, index in progress(list(enumerate(chosen, start=1)))
     )
-    steps = tuple(KeyStep(name=step.name, question=step.question, options=step.options) for step in source.chain.steps)
-    unassigned = Key(source=source.name, seed=seed, steps=steps, cases=cases, readers=())
-    assigned = tuple(_write_form(unassigned, folder, name, form) for name in readers)
-    key = Key(source=source.name, seed=seed, steps=steps, cases=cases, readers=assigned)
+    key = Key(source=source.name, seed=seed, steps=source.chain.steps, cases=cases, readers=())
+    key = msgspec.structs.replace(key, readers=tuple(_write_form(key, folder, name, form) for name in readers))
     write_key(folder, key)
     return key
 
@@ -98,8 +86,7 @@ def encode_picture(picture: Image.Image) -> bytes:
 
 
 def _write_case(source: CaseSource, place: int, number: int, *, folders: Sequence[Path]) -> KeyCase:
-    content = encode_picture(source.picture(place))
-    case = source.cases[place]
+    content, case = encode_picture(source.picture(place)), source.cases[place]
     entry = KeyCase(
         number=number,
         image_path=case.image_path,
@@ -180,7 +167,7 @@ def shuffle(indices: Iterable[int], names: Sequence[str], *, seed: Hashable) -> 
 
 def encode_csv_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
     """Encode a reader's form as a CSV with one row per question and an empty last column for the answer."""
-    return encode_rows([COLUMNS, *(_cells(row, "") for row in list_rows(key, name=name, order=order))])
+    return encode_rows([COLUMNS, *([*row, ""] for row in list_rows(key, name=name, order=order))])
 
 
 def encode_html_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
@@ -198,7 +185,7 @@ def encode_html_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
         title=f"Reading form of {name}",
         data=_describe(key, rows, name),
         cases=[key.cases[number - 1] for number in order],
-        steps=key.chain.steps,
+        steps=key.steps,
         folder=IMAGE_FOLDER,
         name_question=_name_question,
     )
@@ -207,10 +194,10 @@ def encode_html_form(key: Key, *, name: str, order: Sequence[int]) -> bytes:
 
 def _describe(key: Key, rows: Sequence[FormRow], name: str) -> dict[str, object]:
     """The data of the page's script: each question with the start of its CSV row, up to the answer."""
-    steps = key.chain.steps
+    steps = key.steps
     letters = [[step.written(label) for label in range(step.num_answers)] for step in steps]
     names = [_name_question(row.case, row.step) for row in rows]
-    starts = [encode_rows([_cells(row, "")]).decode().removeprefix(_MARK).removesuffix("\r\n") for row in rows]
+    starts = [encode_rows([[*row, ""]]).decode().removeprefix(_MARK).removesuffix("\r\n") for row in rows]
     return {
         "id": rows[0].form,
         "file": f"{name} answers.csv",
@@ -221,10 +208,6 @@ def _describe(key: Key, rows: Sequence[FormRow], name: str) -> dict[str, object]
         ],
         "cases": [names[place : place + len(steps)] for place in range(0, len(names), len(steps))],
     }
-
-
-def _cells(row: FormRow, answer: str) -> list[str]:
-    return [*(getattr(row, column) for column in FIXED_COLUMNS), answer]
 
 
 def _name_question(case: str, step: str) -> str:

@@ -1,4 +1,4 @@
-"""The networks of a finished cell, and what they predict on other data or with some answers given.
+"""Load the networks of a finished cell, and predict with them on other data or with given answers.
 
 `predict.trained_model` serves reading images and refuses runs that cannot; tables also read stored and imported
 features, and baselines.
@@ -6,6 +6,7 @@ features, and baselines.
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,6 @@ from jaxtyping import Float32, Int32
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.batches import evaluation_batches, iterate
-from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.evaluation.evaluator import Predictions, collect
@@ -76,7 +76,7 @@ def load_weights(folder: pathlib.Path, names: tuple[str, ...]) -> Weights:
     return Weights(settings, stored.chain, make_networks(settings, stored.chain, along), params, text)
 
 
-def read_cases(predict: Predict, inputs: Inputs, split: str, *, batch_size: int, num_threads: int) -> SplitPredictions:
+def read_cases(predict: Predict, inputs: Inputs, split: str, settings: Settings) -> SplitPredictions:
     """Predict on a split.
 
     Args:
@@ -84,22 +84,16 @@ def read_cases(predict: Predict, inputs: Inputs, split: str, *, batch_size: int,
         model name.
       inputs: the cases.
       split: "train", "val", "test", or "all" for the cases of all three.
-      batch_size: number of cases.
-      num_threads: number of reading threads.
+      settings: of the run; gives batch size and threads.
     """
     dataset = inputs.dataset
     if split == "all":
-        dataset, split = _with_all_in_test(dataset), "test"
-    batches = evaluation_batches(dataset, split, batch_size=batch_size)
-    with contextlib.closing(iterate(batches, num_threads=num_threads)) as read:
+        every = tuple(sorted(itertools.chain.from_iterable(dataset.splits.by_name().values())))
+        dataset, split = dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=every)), "test"
+    batches = evaluation_batches(dataset, split, batch_size=settings.evaluation.batch_size)
+    with contextlib.closing(iterate(batches, num_threads=settings.data.num_threads)) as read:
         found: Predictions = collect(lambda batch: predict(inputs.prepare(batch)), read)
     return with_facts(dataset, split, found)
-
-
-def _with_all_in_test(dataset: Dataset) -> Dataset:
-    """The dataset with the cases of all splits in the test split."""
-    every = tuple(sorted(index for indices in dataset.splits.by_name().values() for index in indices))
-    return dataclasses.replace(dataset, splits=Splits(train=(), val=(), test=every))
 
 
 def read_given(trained: Weights, counts: Sequence[int]) -> Predict:

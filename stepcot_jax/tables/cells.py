@@ -2,21 +2,24 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import hashlib
 import io
 import json
+import operator
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepcot_jax.chain import Chain, Step
+from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput, make_workdir
 from stepcot_jax.host.files import digest_file, write_whole
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.settings.run_settings import MAY_CHANGE, Settings, make_settings
+from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.settings.run_settings import MAY_CHANGE, Settings, load_settings
 
 UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE - {"config.training.joint_epochs"}))
 """Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""
@@ -35,14 +38,7 @@ def vary(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     Raises:
       BadInput: a key is unknown or a value is not accepted.
     """
-    found = dataclasses.asdict(settings)
-    for key, value in changes.items():
-        *groups, name = key.split(".")
-        place = found
-        for group in groups:
-            place = place[group]
-        place[name] = value
-    return make_settings(found)
+    return load_settings(dataclasses.asdict(settings), **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +73,11 @@ class Cells:
         found = dataclasses.asdict(cell.settings)
         for key in UNIMPORTANT:
             *groups, name = key.split(".")
-            place = found
-            for group in groups:
-                place = place[group]
-            del place[name]
-        weights = found["image_encoder"]["weights"]
-        if weights and (inside := _inside(pathlib.Path(weights), self.workdir)):
-            found["image_encoder"]["weights"] = f"in the workdir: {inside}"  # which may be moved
+            functools.reduce(operator.getitem, groups, found).pop(name)
+        weights, root = pathlib.Path(found["image_encoder"]["weights"]).resolve(), self.workdir.resolve()
+        if found["image_encoder"]["weights"] and weights.is_relative_to(root):
+            # The workdir may be moved.
+            found["image_encoder"]["weights"] = f"in the workdir: {weights.relative_to(root).as_posix()}"
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, cell: Cell) -> pathlib.Path:
@@ -143,36 +137,25 @@ class Cells:
         if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
             # Cells that differ only in their seed are compiled once.
             jax.config.update("jax_compilation_cache_dir", str((self.workdir / "compilation_cache").resolve()))
-        features = cell.settings.features.folder or str(self.workdir / "features")
         with contextlib.redirect_stdout(io.StringIO()):  # the tables have the same figures
-            Run(vary(cell.settings, {"features.folder": features, "resume": True}), folder).execute()
+            Run(vary(self.share_features(cell.settings), {"resume": True}), folder).execute()
         if not self.is_finished(cell):
             raise RuntimeError(f"{folder}: a run ended without its report or predictions")
         gc.collect()
         jax.clear_caches()  # else the programs of every cell stay in memory
         release_freed_memory()
 
+    def share_features(self, settings: Settings) -> Settings:
+        """Return the settings with a folder of features that all cells share, unless they name one."""
+        return vary(settings, {"features.folder": settings.features.folder or str(self.workdir / "features")})
+
     def chain(self, cell: Cell) -> Chain:
-        """Return the steps that a finished cell answers, without their questions.
+        """Return the steps of a finished cell.
 
         Raises:
-          BadInput: the cell's report cannot be read.
+          BadInput: the cell's stored questions cannot be read.
         """
-        report = self.report(cell)
-        try:
-            steps = next(iter(report["test"].values()))["steps"]
-            return Chain(tuple(Step(step["name"], step["name"], tuple(step["answers"])) for step in steps))
-        except (KeyError, TypeError, StopIteration, AttributeError):
-            path = self.folder(cell) / "report.json"
-            raise BadInput(f"{path} has no steps; expected the report of a run") from None
-
-    def report(self, cell: Cell) -> dict[str, Any]:
-        """Return the report of a finished cell."""
-        path = self.folder(cell) / "report.json"
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path} cannot be read ({error}); expected the report of a run") from None
+        return read_reading(self.folder(cell)).chain
 
     def predictions(self, cell: Cell, split: str = "test") -> SplitPredictions:
         """Return the predictions of a finished cell on a split, of each network's best weights.
@@ -190,11 +173,3 @@ def digest_records(root: pathlib.Path) -> str:
     for path in paths:
         digest.update(f"{path.name}\nfile:{digest_file(path)[1]}\n".encode())
     return digest.hexdigest()
-
-
-def _inside(path: pathlib.Path, folder: pathlib.Path) -> str:
-    """A path relative to a folder; "" if it is outside."""
-    try:
-        return path.resolve().relative_to(folder.resolve()).as_posix()
-    except ValueError:
-        return ""

@@ -43,8 +43,6 @@ def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
 
     def complete(split: SplitPredictions) -> SplitPredictions:
         labels = split.predictions.labels
-        if not (labels == NOT_ANNOTATED).any():
-            return split
         missing = np.full(labels.shape[1], NOT_ANNOTATED, labels.dtype)
         expected = np.stack([known.get(case, missing) for case in split.facts["case_id"].tolist()])
         filled = np.where(labels == NOT_ANNOTATED, expected, labels)
@@ -53,12 +51,12 @@ def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
     return join_models({name: (complete(split), model) for name, (split, model) in parts.items()})
 
 
-def last_step_alone(split: SplitPredictions, chain: Chain) -> tuple[SplitPredictions, Chain]:
-    """Return predictions and chain reduced to the last step."""
+def last_step_alone(split: SplitPredictions) -> SplitPredictions:
+    """Return the predictions of the last step."""
     found = split.predictions
     logits = {name: values[:, -1:] for name, values in found.logits.items()}
     predictions = dataclasses.replace(found, labels=found.labels[:, -1:], logits=logits)
-    return dataclasses.replace(split, predictions=predictions), Chain(chain.steps[-1:])
+    return dataclasses.replace(split, predictions=predictions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +72,16 @@ class Comparison:
     splits: Sequence[SplitPredictions]
     chain: Chain
     num_resamples: int = 1000
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models."""
+        return tuple(self.splits[0].predictions.logits)
+
+    def last_step_alone(self) -> "Comparison":
+        """Return the comparison at the last step."""
+        splits = [last_step_alone(split) for split in self.splits]
+        return Comparison(splits, Chain(self.chain.steps[-1:]), self.num_resamples)
 
     @functools.cached_property
     def _intervals(self) -> list[dict[str, ModelIntervals]]:
@@ -150,18 +158,15 @@ class Comparison:
         Of two seeds it is the larger, of more twice the median, which is valid under any dependence of the runs
         (Rüger 1978) and does not grow with their number.
         """
-        found = [self._p_value(split, first, second, step) for split in self.splits]
-        return max(found) if len(found) < MIN_RUNS else min(1.0, 2 * statistics.median_high(found))
-
-    def _p_value(self, split: SplitPredictions, first: str, second: str, step: int) -> float:
-        labels = split.predictions.labels[:, step]
-        if (labels == NOT_ANNOTATED).all():
+        if not self.num_cases(step):
             return math.nan
-        answers = {
-            model: split.predictions.logits[model][:, step, : self.chain.steps[step].num_answers].argmax(axis=1)
-            for model in (first, second)
-        }
-        return compare_accuracy(labels=labels, first=answers[first], second=answers[second]).exact_p
+        found = []
+        for split in self.splits:
+            own = (split.predictions.logits[model][:, step] for model in (first, second))
+            one, other = (logits[:, : self.chain.steps[step].num_answers].argmax(axis=1) for logits in own)
+            labels = split.predictions.labels[:, step]
+            found.append(compare_accuracy(labels=labels, first=one, second=other).exact_p)
+        return max(found) if len(found) < MIN_RUNS else min(1.0, 2 * statistics.median_high(found))
 
 
 def summarise(intervals: Sequence[Interval]) -> Figure:

@@ -2,14 +2,13 @@
 
 import math
 
-from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, MCNEMAR, Comparison, join
+from stepcot_jax.tables.comparing import INTERVALS, MCNEMAR, Comparison
 from stepcot_jax.tables.plan import ABLATIONS, OF_STUDENT, Plan
 from stepcot_jax.tables.published_figures import COMPONENT_ACCURACY
 from stepcot_jax.tables.steps_table import tabulate_steps
 from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, TOO_FEW
-from stepcot_jax.tables.writing import Column, Entry, Figure, Table
+from stepcot_jax.tables.writing import Entry, Figure, Table, columns
 
 
 def list_cells(plan: Plan) -> list[Cell]:
@@ -27,16 +26,14 @@ def variants() -> dict[str, str]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """Make the tables of accuracies, of their differences, and of all figures of each step, from finished cells."""
-    splits = []
-    for seed in plan.seeds:
-        main = plan.cells.predictions(plan.main(seed))
-        parts: dict[str, tuple[SplitPredictions, str]] = {model: (main, model) for model in ("teacher", "student")}
-        ablated = {name: plan.cells.predictions(plan.ablation(name, seed)) for name in ABLATIONS}
-        for variant, base in variants().items():
-            parts[variant] = (ablated[variant.removeprefix(f"{base} ")], base)
-        splits.append(join(parts))
-    comparison = Comparison(splits, plan.cells.chain(plan.main(plan.seeds[0])), plan.num_resamples)
-    models = list(splits[0].predictions.logits)
+
+    def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
+        full = {model: (plan.main(seed), model) for model in ("teacher", "student")}
+        ablated = {name: plan.ablation(name, seed) for name in ABLATIONS}
+        return full | {name: (ablated[name.removeprefix(f"{base} ")], base) for name, base in variants().items()}
+
+    comparison = plan.compare(list_parts)
+    models = list(comparison.models)
     return [
         _tabulate_accuracy(comparison, plan),
         _tabulate_differences(comparison, plan),
@@ -53,9 +50,7 @@ def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
     verdicts = _judge(comparison)
     for model in order:
         base = variants().get(model)
-        difference: Figure | None = None
-        if base is not None:
-            difference = comparison.difference(model, base, "mean_accuracy")
+        difference = None if base is None else comparison.difference(model, base, "mean_accuracy")
         # The paper ablates memory and text of the teacher.
         published = COMPONENT_ACCURACY.get(model.removeprefix("teacher "), {})
         rows.append(
@@ -69,17 +64,15 @@ def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
                 *(published.get(name) for name in published_steps),
             )
         )
-    columns = (
-        Column("model"),
-        *(Column(step.name, "percent") for step in steps),
-        Column("mean of the steps", "percent"),
-        Column("whole chain", "percent"),
-        Column("difference of the mean from the full model", "points"),
-        Column("mean accuracy without it"),
-        *(Column(name, "percent", published=True) for name in published_steps),
+    headings = (
+        *columns("text", "model"),
+        *columns("percent", *(step.name for step in steps), "mean of the steps", "whole chain"),
+        *columns("points", "difference of the mean from the full model"),
+        *columns("text", "mean accuracy without it"),
+        *columns("percent", *published_steps, published=True),
     )
     notes = (f"Accuracy on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, *conclude(comparison))
-    return Table("components", "Accuracy of the ablations", columns, tuple(rows), notes)
+    return Table("components", "Accuracy of the ablations", headings, tuple(rows), notes)
 
 
 def _judge(comparison: Comparison) -> dict[str, str]:
@@ -125,11 +118,10 @@ def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
         for position in range(comparison.chain.num_steps)
         if comparison.num_cases(position)
     ]
-    verdicts = iter(
-        comparison.verdicts(
-            [(variant, base, figure, position) for variant, base, position in asked for figure in ("accuracy", "auc")]
-        )
-    )
+    questions = [
+        (variant, base, figure, position) for variant, base, position in asked for figure in ("accuracy", "auc")
+    ]
+    verdicts = iter(comparison.verdicts(questions))
     rows: list[tuple[Entry, ...]] = [
         (
             variant,
@@ -143,17 +135,14 @@ def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
         )
         for variant, base, position in asked
     ]
-    columns = (
-        Column("model"),
-        Column("less"),
-        Column("step"),
-        Column("accuracy", "points"),
-        Column("p", "number"),
-        Column("accuracy is"),
-        Column("mAUC", "points"),
-        Column("mAUC is"),
+    headings = (
+        *columns("text", "model", "less", "step"),
+        *columns("points", "accuracy"),
+        *columns("number", "p"),
+        *columns("text", "accuracy is"),
+        *columns("points", "mAUC"),
+        *columns("text", "mAUC is"),
     )
     notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, MCNEMAR)
-    return Table(
-        "components_differences", "Differences of the ablations from the full model", columns, tuple(rows), notes
-    )
+    title = "Differences of the ablations from the full model"
+    return Table("components_differences", title, headings, tuple(rows), notes)

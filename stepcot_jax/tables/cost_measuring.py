@@ -6,6 +6,7 @@ python -m stepcot_jax.tables.cost_measuring encoder --weights FOLDER
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -59,9 +60,7 @@ def measure_apart(arguments: Sequence[str]) -> Cost:
     if found.returncode == 2:
         raise BadInput(found.stderr.strip().splitlines()[-1].removeprefix("error: "))
     if found.returncode:
-        raise RuntimeError(
-            f"cost_measuring {' '.join(arguments)} ended with {found.returncode}: {found.stderr[-2000:]}"
-        )
+        raise RuntimeError(f"cost_measuring {arguments} ended with {found.returncode}: {found.stderr[-2000:]}")
     fields = json.loads(found.stdout.splitlines()[-1])
     fields["milliseconds"] = {int(size): value for size, value in fields["milliseconds"].items()}
     return Cost(**fields)
@@ -79,18 +78,10 @@ class _Model:
 
 
 def _open_weights(weights: str, dtype: str) -> _Model:
-    import jax.numpy as jnp
+    from stepcot_jax.features.inputs import load_encoder
 
-    from stepcot_jax.encoders.load import load_image_encoder
-    from stepcot_jax.features import transformers_encoder
-
-    encoder: Any
-    if weights.startswith(transformers_encoder.PREFIX):
-        encoder = transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
-    else:
-        encoder = load_image_encoder(weights, dtype=jnp.dtype(dtype))
-    size = encoder.preprocessing.size
-    return _Model(encoder.encode, (size, size, 3), encoder.num_parameters, 0)
+    encoder: Any = load_encoder(weights, dtype)
+    return _Model(encoder.encode, (*[encoder.preprocessing.size] * 2, 3), encoder.num_parameters, 0)
 
 
 def _open_cell(folder: pathlib.Path, what: str) -> _Model:
@@ -109,7 +100,7 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     num_along, num_own = count_parameters(along), 0 if what == "encoder" else count_parameters(params[name])
     settings = trained.settings
     frozen: Any = load_frozen_encoder(settings) if settings.image_encoder.name == "pretrained" else None
-    num_frozen = 0 if frozen is None else frozen.num_parameters
+    num_frozen = getattr(frozen, "num_parameters", 0)
     if what == "teacher" and settings.prompts.encoder == "pretrained":
         from stepcot_jax.encoders.load import load_text_encoder
 
@@ -122,18 +113,15 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
             raise BadInput(f"{folder}: the run has imported features; expected a run with an image encoder to time")
         projection = params[name]["image_projections" if what == "teacher" else "image_projection"]
         shape, starts_from = (projection["linear"]["kernel"].shape[-2],), "features"
-    if what == "encoder":
-        features = jax.jit(lambda params, images: encode_images(networks, params, {"images": images}))
-        run = frozen.encode if frozen is not None else lambda images: features(params, images)
-    else:
-        predict = make_predict(networks, trained.text_features, (what,))
+    encode = functools.partial(encode_images, networks)
+    compute = jax.jit(encode) if what == "encoder" else make_predict(networks, trained.text_features, (what,))
+    kind = "image_features" if networks.image_encoder is None else "images"
 
-        def run(images: Any) -> Any:
-            if starts_from == "features":
-                return predict(params, {"image_features": images})
-            batch = {"images": images} if frozen is None else {"image_features": frozen.encode(images)}
-            return predict(params, batch)
+    def run(inputs: Any) -> Any:
+        return compute(params, {kind: inputs if frozen is None else frozen.encode(inputs)})
 
+    if what == "encoder" and frozen is not None:
+        run = frozen.encode
     # The student uses an encoder that the teacher trained.
     num_trained = num_own + (0 if what == "student" else num_along)
     return _Model(run, shape, num_own + num_along + num_frozen, num_trained, starts_from)

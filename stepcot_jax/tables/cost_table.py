@@ -6,7 +6,7 @@ from stepcot_jax.tables.cost_measuring import BATCH_SIZES, Cost, measure_apart
 from stepcot_jax.tables.encoders import Encoder
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.published_figures import COST, COST_MEGABYTES
-from stepcot_jax.tables.writing import Column, Entry, Table
+from stepcot_jax.tables.writing import Entry, Table, columns
 
 
 def list_cells(plan: Plan) -> list[Cell]:
@@ -26,21 +26,8 @@ def make_tables(plan: Plan) -> list[Table]:
         terminal.say(f"measuring {name}")
         cost = measure_apart([*arguments, f"--compilation-cache={plan.workdir / 'compilation_cache'}"])
         rows.append(_row(name, cost))
-    throughput = f"images/s at {max(BATCH_SIZES)}"
-    columns = (
-        Column("model"),
-        Column("from"),
-        Column("parameters", "number"),
-        Column("trained", "number"),
-        Column("peak memory (MB)", "number"),
-        Column("one image (ms)", "number"),
-        Column("four images (ms)", "number"),
-        Column(throughput, "number"),
-        Column("parameters", "number", published=True),
-        Column("trained", "number", published=True),
-        Column("a sample of four (ms)", "number", published=True),
-        Column("four images (ms)", "number", published=True),
-    )
+    times = "one image (ms)", "four images (ms)", f"images/s at {max(BATCH_SIZES)}"
+    published = "parameters", "trained", "a sample of four (ms)", "four images (ms)"
     import jax
 
     notes = [
@@ -52,16 +39,19 @@ def make_tables(plan: Plan) -> list[Table]:
     ]
     if left_out:
         notes.append(f"Left out because their features are imported: {', '.join(left_out)}.")
-    return [Table("cost", "What the models cost", columns, tuple(rows), tuple(notes))]
+    headings = (
+        *columns("text", "model", "from"),
+        *columns("number", "parameters", "trained", "peak memory (MB)", *times),
+        *columns("number", *published, published=True),
+    )
+    return [Table("cost", "What the models cost", headings, tuple(rows), tuple(notes))]
 
 
 def _list_models(plan: Plan) -> dict[str, list[str] | None]:
-    """By model name, the arguments of `cost_measuring`; None where there is no network to measure."""
+    """By model name, the arguments of `cost_measuring`; None without a network to measure."""
     cell = f"--cell={plan.cells.folder(plan.main(plan.seeds[0]))}"
-    models: dict[str, list[str] | None] = {}
-    for encoder in plan.encoders():
-        models[f"encoder {encoder.name}"] = _encoder_arguments(encoder, plan, cell)
-    return models | {"teacher": ["teacher", cell], "student": ["student", cell]}
+    encoders = {f"encoder {encoder.name}": _encoder_arguments(encoder, plan, cell) for encoder in plan.encoders()}
+    return {**encoders, "teacher": ["teacher", cell], "student": ["student", cell]}
 
 
 def _encoder_arguments(encoder: Encoder, plan: Plan, cell: str) -> list[str] | None:
@@ -77,12 +67,6 @@ def _encoder_arguments(encoder: Encoder, plan: Plan, cell: str) -> list[str] | N
 
 
 def _row(name: str, cost: Cost) -> tuple[Entry, ...]:
-    published = COST.get(name)
-    figures: list[Entry] = [None] * 4
-    if published is not None:
-        figures = [
-            published.num_parameters, published.num_trained, published.milliseconds, published.milliseconds_of_four
-        ]  # fmt: skip
     return (
         name,
         cost.starts_from,
@@ -92,5 +76,5 @@ def _row(name: str, cost: Cost) -> tuple[Entry, ...]:
         cost.milliseconds[1],
         cost.milliseconds[4],
         cost.images_per_second,
-        *figures,
+        *COST.get(name, (None,) * 4),
     )

@@ -1,11 +1,11 @@
 """Table 3: the diagnosis by baselines without and with the intermediate steps, teacher and student."""
 
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, Comparison, join, last_step_alone
+from stepcot_jax.tables.comparing import INTERVALS, Comparison
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.published_figures import DIAGNOSIS_FIGURES
 from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, NONE_SHOWN
-from stepcot_jax.tables.writing import Column, Entry, Table
+from stepcot_jax.tables.writing import Entry, Table, columns
 
 METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}
 _WITHOUT, _WITH = "without", "with"
@@ -18,7 +18,7 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
-    comparison = compare(plan)
+    comparison = plan.compare_baselines(("last", "all")).last_step_alone()
     rows: list[tuple[Entry, ...]] = []
     gains = _compare_baselines(comparison, [encoder.name for encoder in plan.encoders()])
     for encoder in plan.encoders():
@@ -41,27 +41,14 @@ def make_tables(plan: Plan) -> list[Table]:
         "of all steps, without them by the accuracy of the diagnosis alone, which favours the row without.",
         *(encoder.note for encoder in plan.encoders() if encoder.note),
     ]
-    columns = (
-        Column("model"),
-        Column("intermediate steps"),
-        *(Column(heading, "percent") for heading in METRICS.values()),
-        *(Column(f"difference in {heading}", "points") for heading in METRICS.values()),
-        *(Column(f"gain in {heading}") for heading in METRICS.values()),
-        *(Column(heading, "percent", published=True) for heading in METRICS.values()),
+    headings = (
+        *columns("text", "model", "intermediate steps"),
+        *columns("percent", *METRICS.values()),
+        *columns("points", *(f"difference in {heading}" for heading in METRICS.values())),
+        *columns("text", *(f"gain in {heading}" for heading in METRICS.values())),
+        *columns("percent", *METRICS.values(), published=True),
     )
-    return [Table("diagnosis", "Diagnosis with and without intermediate steps", columns, tuple(rows), tuple(notes))]
-
-
-def compare(plan: Plan) -> Comparison:
-    """Compare all models at the last step."""
-    splits, chain = [], plan.cells.chain(plan.main(plan.seeds[0]))
-    for seed in plan.seeds:
-        main = plan.cells.predictions(plan.main(seed))
-        parts = {model: (main, model) for model in ("teacher", "student")}
-        for cell in plan.baselines(seed):
-            parts[cell.name] = (plan.cells.predictions(cell), "baseline")
-        splits.append(last_step_alone(join(parts), chain))
-    return Comparison([split for split, _ in splits], splits[0][1], plan.num_resamples)
+    return [Table("diagnosis", "Diagnosis with and without intermediate steps", headings, tuple(rows), tuple(notes))]
 
 
 def _compare_baselines(comparison: Comparison, encoders: list[str]) -> dict[str, list[Entry]]:
@@ -103,5 +90,5 @@ def _row(
 
 def _published(name: str) -> list[Entry]:
     by_name = {known.casefold(): figures for known, figures in DIAGNOSIS_FIGURES.items()}
-    figures = by_name.get(name.casefold())
-    return [None if figures is None else getattr(figures, metric) for metric in METRICS]
+    figures = by_name.get(name.casefold(), {})
+    return [figures.get(metric) for metric in METRICS]

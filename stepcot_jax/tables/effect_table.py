@@ -2,7 +2,6 @@
 
 import collections
 import io
-from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Int
@@ -10,11 +9,11 @@ from jaxtyping import Int
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.tables.cells import Cell, vary
+from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS, Comparison
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.verdicts import CORRECTED
-from stepcot_jax.tables.writing import Column, Entry, Figure, Table
+from stepcot_jax.tables.writing import Entry, Table, columns
 
 
 def list_cells(plan: Plan) -> list[Cell]:
@@ -25,40 +24,33 @@ def list_cells(plan: Plan) -> list[Cell]:
 def make_tables(plan: Plan) -> list[Table]:
     """Make the table and its curve: the teachers of finished cells read the test split again."""
     chain = plan.cells.chain(plan.main(plan.seeds[0]))
-    splits, alone = [], []
-    for seed in plan.seeds:
-        split, of_answers = _read(plan, plan.main(seed), chain.num_steps)
-        splits.append(split)
-        alone.append(of_answers)
+    splits, alone = zip(*(_read(plan, plan.main(seed), chain.num_steps) for seed in plan.seeds), strict=True)
     comparison = Comparison(splits, chain, plan.num_resamples)
-    of_answers = np.mean(alone, axis=0)
     asked = [
         (position, count)
         for position in range(chain.num_steps)
         if comparison.num_cases(position)
         for count in range(position + 1)
     ]
-    with_answers = [place for place in asked if place[1]]
-    found = comparison.verdicts([_question(count, position) for position, count in with_answers])
-    verdicts = dict(zip(with_answers, found, strict=True))
-    rows: list[tuple[Entry, ...]] = [
-        (
-            chain.steps[position].name,
-            count,
-            comparison.figure(f"{count} given", "accuracy", position),
-            comparison.difference(*_question(count, position)) if count else None,
-            verdicts.get((position, count)),
-            float(of_answers[position]),
-        )
-        for position, count in asked
-    ]
-    columns = (
-        Column("step"),
-        Column("answers given", "number"),
-        Column("accuracy", "percent"),
-        Column("difference from none given", "points"),
-        Column("accuracy is"),
-        Column("accuracy from the true earlier answers without an image", "percent"),
+    # Whether a step's accuracy with `count` answers given differs from that with none.
+    questions = {
+        (position, count): (f"{count} given", "0 given", "accuracy", position) for position, count in asked if count
+    }
+    verdicts = dict(zip(questions, comparison.verdicts(list(questions.values())), strict=True))
+    of_answers = np.mean(alone, axis=0)
+    rows: list[tuple[Entry, ...]] = []
+    for position, count in asked:
+        accuracy = comparison.figure(f"{count} given", "accuracy", position)
+        difference = comparison.difference(*questions[position, count]) if count else None
+        verdict = verdicts.get((position, count))
+        rows.append((chain.steps[position].name, count, accuracy, difference, verdict, float(of_answers[position])))
+    headings = (
+        *columns("text", "step"),
+        *columns("number", "answers given"),
+        *columns("percent", "accuracy"),
+        *columns("points", "difference from none given"),
+        *columns("text", "accuracy is"),
+        *columns("percent", "accuracy from the true earlier answers without an image"),
     )
     notes = (
         "The teacher on the test split with the true answers of the first steps in its memory, seeds "
@@ -69,12 +61,7 @@ def make_tables(plan: Plan) -> list[Table]:
         "answers: what the true earlier answers tell without the image.",
     )
     pictures = {"effect.png": draw_curve(comparison)}
-    return [Table("effect", "Effect of given answers on later steps", columns, tuple(rows), notes, pictures)]
-
-
-def _question(count: int, position: int) -> tuple[str, str, str, int]:
-    """Whether a step's accuracy differs with `count` answers given from that with none."""
-    return f"{count} given", "0 given", "accuracy", position
+    return [Table("effect", "Effect of given answers on later steps", headings, tuple(rows), notes, pictures)]
 
 
 def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, list[float]]:
@@ -82,16 +69,10 @@ def _read(plan: Plan, cell: Cell, num_steps: int) -> tuple[SplitPredictions, lis
     from stepcot_jax.features.inputs import load_inputs
     from stepcot_jax.tables.cell_networks import load_weights, read_cases, read_given
 
-    folder = plan.cells.folder(cell)
-    settings = vary(cell.settings, {"features.folder": cell.settings.features.folder or str(plan.workdir / "features")})
+    folder, settings = plan.cells.folder(cell), plan.cells.share_features(cell.settings)
     inputs = load_inputs(settings, folder, Terminal())
-    split = read_cases(
-        read_given(load_weights(folder, ("teacher",)), range(num_steps)),
-        inputs,
-        "test",
-        batch_size=settings.evaluation.batch_size,
-        num_threads=settings.data.num_threads,
-    )
+    predict = read_given(load_weights(folder, ("teacher",)), range(num_steps))
+    split = read_cases(predict, inputs, "test", settings)
     labels = inputs.dataset.labels
     train, test = (labels[np.asarray(getattr(inputs.dataset.splits, name), int)] for name in ("train", "test"))
     return split, accuracies_from_answers(train=train, asked=test)
@@ -110,7 +91,8 @@ def draw_curve(comparison: Comparison) -> bytes:
         figures = [comparison.figure(f"{count} given", "accuracy", position) for count in range(position + 1)]
         counts, values = np.arange(position + 1), np.array([figure.value for figure in figures])
         lines = axes.plot(counts, 100 * values, marker="o", markersize=4, label=step.name)
-        lows, highs = (np.array([_end(figure, end) for figure in figures]) for end in ("low", "high"))
+        # A missing interval becomes NaN.
+        lows, highs = (np.array([getattr(figure, end) for figure in figures], float) for end in ("low", "high"))
         axes.fill_between(counts, 100 * lows, 100 * highs, color=lines[0].get_color(), alpha=0.12, linewidth=0)
     axes.set_xlabel("true answers given to the teacher, from the first step on")
     axes.set_ylabel("accuracy of the step (%)")
@@ -120,11 +102,6 @@ def draw_curve(comparison: Comparison) -> bytes:
     content = io.BytesIO()
     FigureCanvasAgg(picture).print_png(content)
     return content.getvalue()
-
-
-def _end(figure: Figure, end: str) -> float:
-    found = getattr(figure, end)
-    return float("nan") if found is None else found
 
 
 def predict_from_answers(
@@ -153,17 +130,13 @@ def predict_from_answers(
         counts: dict[tuple[int, ...], collections.Counter[int]] = collections.defaultdict(collections.Counter)
         for row in known.tolist():
             counts[tuple(row[start:step])][row[step]] += 1
-        tables.append({earlier: _most_frequent(found) for earlier, found in counts.items()})
+        # Of equally frequent answers the first.
+        tables.append({earlier: max(sorted(found), key=found.__getitem__) for earlier, found in counts.items()})
     answers = []
     for row in asked.tolist():
         found = (table.get(tuple(row[start:step])) for start, table in enumerate(tables))
         answers.append(next((answer for answer in found if answer is not None), NOT_ANNOTATED))
     return np.array(answers, np.int32)
-
-
-def _most_frequent(counts: Mapping[int, int]) -> int:
-    """The most frequent answer, of several the first."""
-    return min(counts, key=lambda answer: (-counts[answer], answer))
 
 
 def accuracies_from_answers(*, train: Int[np.ndarray, "case step"], asked: Int[np.ndarray, "case step"]) -> list[float]:

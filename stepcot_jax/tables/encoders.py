@@ -19,14 +19,9 @@ from stepcot_jax.tables.cells import Cell, Cells
 TRAINED_ALONG, OF_TEACHER, RANDOM = "trained along", "from the teacher, frozen", "random ViT, frozen"
 
 _RANDOM_SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 64,
-    "patch_size": 8,
-    "projection_dim": 128,
-}
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 64,
+    "patch_size": 8, "projection_dim": 128,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +44,8 @@ class Encoder:
 def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[str, str]) -> list[Encoder]:
     """Return the encoders for a config.
 
-    A config with a frozen encoder has that one. A config that trains its encoder has it trained with the baseline,
-    frozen after the teacher's training, and a vision transformer with random weights as the floor. Those that the user
-    names follow.
+    A config with a frozen encoder has that one. A config that trains its encoder has three: trained with the baseline,
+    frozen after the teacher's training, and a vision transformer with random weights as the floor. The user's follow.
 
     Args:
       settings: of the config.
@@ -69,14 +63,14 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
             Encoder(f"{own.name}, {TRAINED_ALONG}", {}),
             Encoder(
                 f"{own.name}, {OF_TEACHER}",
-                _imported(of_teacher),
-                prepare=lambda: make_teacher_features(main, cells, of_teacher),
+                _frozen("imported", of_teacher),
+                prepare=lambda: _make_teacher_features(main, cells, of_teacher),
                 note="The frozen encoder from the teacher was trained with all steps: its row without steps has "
                 "learned from them too.",
             ),
             Encoder(
                 RANDOM,
-                _pretrained(random),
+                _frozen("pretrained", random),
                 prepare=lambda: write_random_encoder(random),
                 note="The random vision transformer is untrained: the floor for an encoder.",
             ),
@@ -93,11 +87,11 @@ def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
     folder = pathlib.Path(weights)
     prompts: dict[str, Any] = {}
     if (folder / "images" / DESCRIPTION_FILE).is_file():
-        changes, whose = _imported(folder), "imported with the images' features"
+        changes, whose = _frozen("imported", folder), "imported with the images' features"
         if (folder / "prompts" / DESCRIPTION_FILE).is_file():
             prompts = {"prompts.encoder": "imported", "prompts.weights": ""}
     else:
-        changes, whose = _pretrained(weights), "by the text encoder of the same checkpoint"
+        changes, whose = _frozen("pretrained", weights), "by the text encoder of the same checkpoint"
         if not weights.startswith(PREFIX) and has_text_encoder(resolve(weights)):
             prompts = {"prompts.encoder": "pretrained", "prompts.weights": weights, "prompts.pooling": "cls"}
     if not prompts:
@@ -110,27 +104,17 @@ def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
     return Encoder(name, {**changes, **prompts}, note=f"Text vectors of {name}: {whose}.")
 
 
-def _imported(folder: pathlib.Path | str) -> dict[str, Any]:
-    # Imported features were augmented, or not, by their maker.
-    return {"image_encoder.name": "imported", "image_encoder.weights": str(folder), "data.augment": "none"}
+def _frozen(kind: str, weights: pathlib.Path | str) -> dict[str, Any]:
+    return {"image_encoder.name": kind, "image_encoder.weights": str(weights), "data.augment": "none"}
 
 
-def _pretrained(weights: pathlib.Path | str) -> dict[str, Any]:
-    return {"image_encoder.name": "pretrained", "image_encoder.weights": str(weights), "data.augment": "none"}
-
-
-def make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> None:
-    """Compute the features of all cases with the image encoder that a finished cell's teacher trained.
-
-    Args:
-      main: the cell.
-      cells: the runs.
-      folder: of the feature store; an existing one stays.
-    """
+def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> None:
+    """Store the features of all cases from the image encoder that a finished cell's teacher trained, once."""
     if (folder / "images" / DESCRIPTION_FILE).is_file():
         return
     import jax
 
+    from stepcot_jax.data.images.preprocessing import normalise
     from stepcot_jax.data.loading import load_dataset
     from stepcot_jax.features.importing import import_features
     from stepcot_jax.features.inputs import trained_preprocessing
@@ -143,7 +127,8 @@ def make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> Non
     encode = jax.jit(lambda params, images: encode_images(trained.networks, params, {"images": images}))
     size, features = main.settings.evaluation.batch_size, []
     for start in range(0, len(dataset.cases), size):
-        images = read_images(dataset, range(start, min(start + size, len(dataset.cases))), num_rows=size)
+        pixels = [dataset.pixels[index] for index in range(start, min(start + size, len(dataset.cases)))]
+        images = normalise(np.stack(pixels + [pixels[-1]] * (size - len(pixels))), dataset.preprocessing)
         features.append(np.asarray(encode(trained.params["teacher"], images)))
     rows = np.concatenate(features)[: len(dataset.cases)]
     partial = folder.with_name(f"{folder.name}.partial")
@@ -154,14 +139,6 @@ def make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> Non
     import_features(path, None, dataset.cases, partial)
     path.unlink()
     partial.rename(folder)
-
-
-def read_images(dataset: Any, indices: range, *, num_rows: int) -> np.ndarray:
-    """Return normalised images float32 [row, size, size, 3] of some cases, padded to `num_rows` with the last."""
-    from stepcot_jax.data.images.preprocessing import normalise
-
-    pixels = [dataset.pixels[index] for index in indices]
-    return normalise(np.stack(pixels + [pixels[-1]] * (num_rows - len(pixels))), dataset.preprocessing)
 
 
 def write_random_encoder(folder: pathlib.Path, *, seed: int = 0) -> None:

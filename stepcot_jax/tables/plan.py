@@ -2,12 +2,13 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tables.cells import Cell, Cells, vary
+from stepcot_jax.tables.comparing import Comparison, join
 from stepcot_jax.tables.encoders import Encoder, list_encoders
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -61,6 +62,30 @@ class Plan:
     def main(self, seed: int) -> Cell:
         """Return the full teacher and student."""
         return Cell("teacher and student", vary(self.settings, {"seed": seed}))
+
+    def compare(self, list_parts: Callable[[int], Mapping[str, tuple[Cell, str]]]) -> Comparison:
+        """Compare models of finished cells on the test split.
+
+        Args:
+          list_parts: seed -> each model's name in the comparison -> its cell and its name there; full model first.
+
+        Raises:
+          BadInput: predictions cannot be read, or were not measured on the same cases.
+        """
+        splits = []
+        for seed in self.seeds:
+            parts = list_parts(seed).items()
+            splits.append(join({name: (self.cells.predictions(cell), model) for name, (cell, model) in parts}))
+        return Comparison(splits, self.cells.chain(self.main(self.seeds[0])), self.num_resamples)
+
+    def compare_baselines(self, steps: Sequence[str]) -> Comparison:
+        """Compare "teacher", "student" and the baselines on all encoders."""
+
+        def list_parts(seed: int) -> dict[str, tuple[Cell, str]]:
+            full = {model: (self.main(seed), model) for model in ("teacher", "student")}
+            return full | {cell.name: (cell, "baseline") for cell in self.baselines(seed, steps)}
+
+        return self.compare(list_parts)
 
     def ablation(self, name: str, seed: int) -> Cell:
         """Return an ablation of teacher and student."""

@@ -2,10 +2,10 @@
 
 from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, Comparison, join
+from stepcot_jax.tables.comparing import INTERVALS, Comparison
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.published_figures import step_figures
-from stepcot_jax.tables.writing import Column, Entry, Table
+from stepcot_jax.tables.writing import Entry, Table, columns
 
 HEADINGS = {name: {"auc": "mAUC", "f1": "F1"}.get(name, name) for name in FIGURES}
 
@@ -17,17 +17,10 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
-    splits = []
-    for seed in plan.seeds:
-        main = plan.cells.predictions(plan.main(seed))
-        parts = {model: (main, model) for model in ("teacher", "student")}
-        for cell in plan.baselines(seed, ("all",)):
-            parts[cell.name] = (plan.cells.predictions(cell), "baseline")
-        splits.append(join(parts))
-    comparison = Comparison(splits, plan.cells.chain(plan.main(plan.seeds[0])), plan.num_resamples)
-    models = [name for name in splits[0].predictions.logits if name not in ("teacher", "student")]
+    comparison = plan.compare_baselines(("all",))
+    teacher, student, *baselines = comparison.models
     return [
-        tabulate_steps("steps", "Every step of every model", comparison, [*models, "teacher", "student"], plan.seeds)
+        tabulate_steps("steps", "Every step of every model", comparison, [*baselines, teacher, student], plan.seeds)
     ]
 
 
@@ -44,15 +37,14 @@ def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[s
             figures = (comparison.figure(model, figure, position) for figure in FIGURES)
             published = step_figures(model, step.name)
             rows.append((step.name, model, num_cases, *figures, *(published.get(figure) for figure in shown)))
-    columns = (
-        Column("step"),
-        Column("model"),
-        Column("cases", "number"),
-        *(Column(heading, "percent") for heading in HEADINGS.values()),
-        *(Column(HEADINGS[figure], "percent", published=True) for figure in shown),
+    headings = (
+        *columns("text", "step", "model"),
+        *columns("number", "cases"),
+        *columns("percent", *HEADINGS.values()),
+        *columns("percent", *(HEADINGS[figure] for figure in shown), published=True),
     )
     notes = [f"Test split, seeds {list(seeds)}.", INTERVALS]
     notes.append("The most frequent answer is that of the whole split in every resample; no model knows it.")
     if shown:
         notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are unknown.")
-    return Table(name, title, columns, tuple(rows), tuple(notes))
+    return Table(name, title, headings, tuple(rows), tuple(notes))

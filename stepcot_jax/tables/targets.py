@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
 from stepcot_jax.data.dataset import Dataset
@@ -19,34 +19,7 @@ from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tables.cells import vary
 
 
-@dataclasses.dataclass(frozen=True)
-class LeftOut:
-    """Cases that are not measured.
-
-    Attributes:
-      by_answer: number of cases by answer to the last step that the networks' chain lacks.
-      num_unanswered: cases whose last step is unannotated.
-      num_set_aside: records that the loader set aside, such as images with several labels.
-    """
-
-    by_answer: Mapping[str, int]
-    num_unanswered: int
-    num_set_aside: int
-
-    def describe(self) -> str:
-        """Describe them in a sentence; "" without any."""
-        parts = []
-        if self.by_answer:
-            named = ", ".join(f"{answer} {count}" for answer, count in self.by_answer.items())
-            parts.append(f"{sum(self.by_answer.values())} cases of classes that the networks do not have ({named})")
-        if self.num_unanswered:
-            parts.append(f"{self.num_unanswered} unannotated cases")
-        if self.num_set_aside:
-            parts.append(f"{self.num_set_aside} records set aside by the loader")
-        return f"Left out: {', '.join(parts)}." if parts else ""
-
-
-def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dataset, LeftOut]:
+def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dataset, str]:
     """Map the answers to the last step to the labels of another chain, and drop all other answers.
 
     Options are matched by text, case and spacing folded. The options of other steps may differ.
@@ -57,39 +30,41 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
       name: of the data, for messages.
 
     Returns:
-      The cases under the other chain, where those whose answer it lacks are in no split; and what is left out.
+      The cases under the other chain, where those whose answer it lacks are in no split; and a sentence on the cases
+      and records that are left out, "" without any.
 
     Raises:
       BadInput: the other chain lacks every answer that the cases have.
     """
     own, known = dataset.chain.steps[-1], chain.steps[-1]
     by_text = {fold(option): label for label, option in enumerate(known.options)}
-    label_of: dict[int, int | None] = {
-        NOT_ANNOTATED: NOT_ANNOTATED,
-        **{label: by_text.get(fold(option)) for label, option in enumerate(own.options)},
-    }
+    label_of = {label: by_text.get(fold(option), NOT_ANNOTATED) for label, option in enumerate(own.options)}
+    label_of[NOT_ANNOTATED] = NOT_ANNOTATED
     indices = _members(dataset, "train", "val", "test")
     counts = collections.Counter(dataset.cases[index].labels[-1] for index in indices)
     num_unanswered = counts.pop(NOT_ANNOTATED, 0)
-    unknown = {label for label in counts if label_of[label] is None}
+    unknown = sorted(label for label in counts if label_of[label] == NOT_ANNOTATED)
     if counts and len(unknown) == len(counts):
-        raise BadInput(
-            f"{name}: answers {[own.options[label] for label in sorted(counts)]} to {own.name!r} are not among "
-            f"{list(known.options)}"
-        )
-    nothing = [NOT_ANNOTATED] * (chain.num_steps - 1)
-    relabelled = []
-    for case in dataset.cases:
-        label = label_of[case.labels[-1]]
-        labels = (*nothing, NOT_ANNOTATED if label is None else label)
-        relabelled.append(dataclasses.replace(case, labels=labels, reasoning=("",) * chain.num_steps))
+        found = [own.options[label] for label in unknown]
+        raise BadInput(f"{name}: answers {found} to {own.name!r} are not among {list(known.options)}")
+    nothing, no_reasoning = [NOT_ANNOTATED] * (chain.num_steps - 1), ("",) * chain.num_steps
+    relabelled = [
+        dataclasses.replace(case, labels=(*nothing, label_of[case.labels[-1]]), reasoning=no_reasoning)
+        for case in dataset.cases
+    ]
     kept = {
         split: tuple(index for index in members if dataset.cases[index].labels[-1] not in unknown)
         for split, members in dataset.splits.by_name().items()
     }
-    left_out = {own.options[label]: counts[label] for label in sorted(unknown)}
     changed = dataclasses.replace(dataset, chain=chain, cases=CaseTable(relabelled), splits=Splits(**kept))
-    return changed, LeftOut(left_out, num_unanswered, len(dataset.set_aside))
+    named = ", ".join(f"{own.options[label]} {counts[label]}" for label in unknown)
+    parts = {
+        f"cases of classes that the networks do not have ({named})": sum(counts[label] for label in unknown),
+        "unannotated cases": num_unanswered,
+        "records set aside by the loader": len(dataset.set_aside),
+    }
+    left_out = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+    return changed, f"Left out: {left_out}." if left_out else ""
 
 
 def check_target(source: Settings, target: Settings, *, name: str) -> None:

@@ -16,9 +16,9 @@ from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.comparing import INTERVALS, Comparison, join, last_step_alone
 from stepcot_jax.tables.diagnosis_table import METRICS
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.published_figures import TRANSFER_SAMPLES, TransferSample
-from stepcot_jax.tables.targets import LeftOut, check_target, relabel_last_step
-from stepcot_jax.tables.writing import Column, Entry, Table
+from stepcot_jax.tables.published_figures import TRANSFER_SAMPLES
+from stepcot_jax.tables.targets import check_target, relabel_last_step
+from stepcot_jax.tables.writing import Entry, Table, columns
 
 
 def list_cells(plan: Plan) -> list[Cell]:
@@ -67,10 +67,8 @@ def _baseline(plan: Plan, seed: int) -> Cell:
 def _targets(plan: Plan, settings: Settings) -> dict[str, Settings]:
     """By name, the settings of a source's cell with the data of a target."""
     if plan.target is not None:
-        data = dataclasses.asdict(plan.target)
-        target = dataclasses.asdict(settings) | {"data": data["data"], "phantom": data["phantom"]}
         name = pathlib.PurePath(plan.target.data.root).name or plan.target.data.source
-        return {name: vary(settings, {"data": target["data"], "phantom": target["phantom"]})}
+        return {name: dataclasses.replace(settings, data=plan.target.data, phantom=plan.target.phantom)}
     from stepcot_jax.data.phantom.phantom import ORIGINS
 
     return {origin: vary(settings, {"data.origins": (origin,)}) for origin in ORIGINS[1:]}
@@ -80,7 +78,7 @@ def make_tables(plan: Plan) -> list[Table]:
     """Make the table: the networks of finished cells read the targets."""
     _check_targets(plan)
     by_data: dict[str, list[SplitPredictions]] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, str] = {}
     chain = plan.cells.chain(_main(plan, plan.seeds[0]))
     for seed in plan.seeds:
         main, baseline = _main(plan, seed), _baseline(plan, seed)
@@ -95,44 +93,29 @@ def make_tables(plan: Plan) -> list[Table]:
         f"are excluded. Seeds {list(plan.seeds)}."
     ]
     rows: list[tuple[Entry, ...]] = []
-    waiting = dict(TRANSFER_SAMPLES)
+    waiting: dict[str, tuple[Entry, Entry]] = dict(TRANSFER_SAMPLES)
+    nothing = (None, None)
     for name, splits in by_data.items():
-        restricted = [restrict(*last_step_alone(split, chain)) for split in splits]
-        comparison = Comparison(restricted, Chain(chain.steps[-1:]), plan.num_resamples)
+        last = Chain(chain.steps[-1:])
+        restricted = [restrict(last_step_alone(split), last) for split in splits]
+        comparison = Comparison(restricted, last, plan.num_resamples)
         answers = np.unique(restricted[0].predictions.labels)
         named = [chain.steps[-1].options[label] for label in answers.tolist() if label >= 0]
-        missing = left_out[name].describe() if name in left_out else ""
-        notes.append(f"{name}: {len(named)} classes ({', '.join(named)}). {missing}".rstrip())
-        published = waiting.pop(_origin(splits[0]), None) if name in left_out else None
+        notes.append(f"{name}: {len(named)} classes ({', '.join(named)}). {left_out.get(name, '')}".rstrip())
+        origins = set(splits[0].facts["origin"].tolist())
+        published = waiting.pop(str(origins.pop()), nothing) if name in left_out and len(origins) == 1 else nothing
         for model in ("baseline", "teacher", "student"):
             figures = (comparison.figure(model, metric, 0) for metric in METRICS)
-            rows.append((name, model, comparison.num_cases(0), len(named), *figures, *_published(published)))
-    nothing = [None] * (len(METRICS) + 3)
-    rows += [(name, *nothing, *_published(sample)) for name, sample in waiting.items()]
+            rows.append((name, model, comparison.num_cases(0), len(named), *figures, *published))
+    rows += [(name, *[None] * (len(METRICS) + 3), *sample) for name, sample in waiting.items()]
     notes += [INTERVALS, "Published: the cases of Table 4; its scores are unknown."]
-    return [Table("transfer", "Another source without fine-tuning", _columns(), tuple(rows), tuple(notes))]
-
-
-def _columns() -> tuple[Column, ...]:
-    return (
-        Column("read"),
-        Column("model"),
-        Column("cases", "number"),
-        Column("classes", "number"),
-        *(Column(heading, "percent") for heading in METRICS.values()),
-        Column("cases", "number", published=True),
-        Column("classes", "number", published=True),
+    headings = (
+        *columns("text", "read", "model"),
+        *columns("number", "cases", "classes"),
+        *columns("percent", *METRICS.values()),
+        *columns("number", "cases", "classes", published=True),
     )
-
-
-def _origin(split: SplitPredictions) -> str:
-    """The origin of all cases; "" if there are several."""
-    origins = set(split.facts["origin"].tolist())
-    return str(origins.pop()) if len(origins) == 1 else ""
-
-
-def _published(sample: TransferSample | None) -> tuple[Entry, ...]:
-    return (None, None) if sample is None else (sample.num_cases, sample.num_classes)
+    return [Table("transfer", "Another source without fine-tuning", headings, tuple(rows), tuple(notes))]
 
 
 def restrict(split: SplitPredictions, chain: Chain) -> SplitPredictions:
@@ -151,7 +134,7 @@ def _join(first: SplitPredictions, second: SplitPredictions) -> SplitPredictions
     return join({name: (part, name) for name, part in parts})
 
 
-def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, LeftOut]]:
+def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[SplitPredictions, str]]:
     """Predictions of a cell's networks on each target, and what of it is left out."""
     from stepcot_jax.features.inputs import load_inputs
     from stepcot_jax.systems.networks import make_predict
@@ -162,18 +145,15 @@ def _read(plan: Plan, cell: Cell, names: tuple[str, ...]) -> Mapping[str, tuple[
     # Each network has its own best weights, encoder included.
     compiled = {model: make_predict(trained.networks, trained.text_features, (model,)) for model in names}
     for name, settings in _targets(plan, cell.settings).items():
-        features = settings.features.folder or str(plan.workdir / "features")
         # The networks have the prompt vectors of their training: no text encoder is needed.
-        prompts = {"prompts.encoder": "hashed", "prompts.weights": ""}
-        settings = vary(settings, {"features.folder": features, **prompts})
+        settings = vary(plan.cells.share_features(settings), {"prompts.encoder": "hashed", "prompts.weights": ""})
         inputs = load_inputs(settings, folder, Terminal())
         dataset, left_out = relabel_last_step(inputs.dataset, trained.chain, name=name)
         split = read_cases(
             lambda batch: {model: predict(trained.params[model], batch)[model] for model, predict in compiled.items()},
             dataclasses.replace(inputs, dataset=dataset),
             "all",
-            batch_size=settings.evaluation.batch_size,
-            num_threads=settings.data.num_threads,
+            settings,
         )
         found[name] = split, left_out
     return found

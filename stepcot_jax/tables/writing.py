@@ -66,6 +66,11 @@ class Column:
         return f"{'published: ' if self.published else ''}{self.name}{unit}"
 
 
+def columns(kind: Kind, *names: str, published: bool = False) -> tuple[Column, ...]:
+    """Return columns of one kind."""
+    return tuple(Column(name, kind, published) for name in names)
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """A table.
@@ -91,6 +96,10 @@ class Table:
             if len(row) != len(self.columns):
                 raise ValueError(f"{self.name}: a row has {len(row)} entries for {len(self.columns)} columns")
 
+    def show(self) -> list[list[str]]:
+        """Return the entries of each row as Markdown and LaTeX print them."""
+        return [[_show(entry, column) for entry, column in zip(row, self.columns, strict=True)] for row in self.rows]
+
 
 def write_table(folder: pathlib.Path, table: Table) -> list[str]:
     """Write a table as NAME.csv, NAME.md and NAME.tex and its pictures, each atomically; return the file names."""
@@ -104,35 +113,27 @@ def write_table(folder: pathlib.Path, table: Table) -> list[str]:
 
 def to_csv(table: Table) -> str:
     """Format as CSV: shares of 1 with all digits, interval and deviation in columns of their own."""
-    parts = [_parts(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
-    heading = [f"{_bare_heading(column)}{suffix}" for column, own in zip(table.columns, parts, strict=True)
-               for suffix in own]  # fmt: skip
+    parts = [_parts([row[place] for row in table.rows]) for place in range(len(table.columns))]
+    names = [f"{'published: ' * column.published}{column.name}" for column in table.columns]
+    lines = [[f"{name}{suffix}" for name, own in zip(names, parts, strict=True) for suffix in own]]
+    lines += [
+        [_plain(entry, suffix) for entry, own in zip(row, parts, strict=True) for suffix in own] for row in table.rows
+    ]
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([defuse_formula(cell) for cell in heading])
-    for row in table.rows:
-        writer.writerow(
-            [defuse_formula(_plain(entry, suffix)) for entry, own in zip(row, parts, strict=True) for suffix in own]
-        )
+    csv.writer(text, lineterminator="\n").writerows([defuse_formula(cell) for cell in line] for line in lines)
     return text.getvalue()
-
-
-def _bare_heading(column: Column) -> str:
-    return f"published: {column.name}" if column.published else column.name
 
 
 _ATTRIBUTES = {"": "value", " low": "low", " high": "high", " deviation": "deviation"}
 
 
-def _parts(column: Column, entries: Sequence[Entry]) -> list[str]:
+def _parts(entries: Sequence[Entry]) -> list[str]:
     """Suffixes of the CSV columns that a column becomes."""
     figures = [entry for entry in entries if isinstance(entry, Figure)]
-    if column.kind == "text":
-        return [""]
     return [
         suffix
-        for suffix, attribute in _ATTRIBUTES.items()
-        if attribute == "value" or any(getattr(figure, attribute) is not None for figure in figures)
+        for suffix, name in _ATTRIBUTES.items()
+        if not suffix or any(getattr(figure, name) is not None for figure in figures)
     ]
 
 
@@ -149,26 +150,11 @@ def _plain(entry: Entry, suffix: str) -> str:
 
 def to_markdown(table: Table) -> str:
     """Format as Markdown, with title and notes."""
-    alignment = ["---" if column.kind == "text" else "---:" for column in table.columns]
-    lines = [
-        f"# {escape_markdown(table.title)}",
-        "",
-        _markdown_row([escape_markdown(column.heading) for column in table.columns]),
-        f"|{'|'.join(alignment)}|",
-        *(
-            _markdown_row(
-                [escape_markdown(_show(entry, column)) for entry, column in zip(row, table.columns, strict=True)]
-            )
-            for row in table.rows
-        ),
-        "",
-        *(f"- {escape_markdown(note)}" for note in table.notes),
-    ]  # fmt: skip
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    rows = [[column.heading for column in table.columns], *table.show()]
+    lines = [f"| {' | '.join(map(escape_markdown, cells))} |" for cells in rows]
+    lines.insert(1, f"|{'|'.join('---' if column.kind == 'text' else '---:' for column in table.columns)}|")
+    notes = [f"- {escape_markdown(note)}" for note in table.notes]
+    return "\n".join([f"# {escape_markdown(table.title)}", "", *lines, "", *notes]).rstrip() + "\n"
 
 
 def to_latex(table: Table) -> str:
@@ -178,10 +164,6 @@ def to_latex(table: Table) -> str:
         rf"\textit{{{_escape_latex(column.heading)}}}" if column.published else _escape_latex(column.heading)
         for column in table.columns
     ]
-    rows = [
-        " & ".join(_escape_latex(_show(entry, column)) for entry, column in zip(row, table.columns, strict=True))
-        for row in table.rows
-    ]
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -190,7 +172,7 @@ def to_latex(table: Table) -> str:
         r"\toprule",
         " & ".join(headings) + r" \\",
         r"\midrule",
-        *(rf"{row} \\" for row in rows),
+        *(" & ".join(map(_escape_latex, cells)) + r" \\" for cells in table.show()),
         r"\bottomrule",
         r"\end{tabular}",
         *(rf"\par\footnotesize {_escape_latex(note)}" for note in table.notes),

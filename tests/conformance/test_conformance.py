@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from stepcot_jax.conformance import __main__ as conformance
-from stepcot_jax.conformance.__main__ import Golden, max_error
+from stepcot_jax.conformance.__main__ import max_error
+from stepcot_jax.conformance.golden import STUDENT_LOSS_PARTS, VARIANTS, Golden
 from stepcot_jax.host.errors import BadInput, run_tool
 
 
@@ -73,12 +74,8 @@ KEY_OF_GROUP = {
     "grads_teacher": "grads/teacher/memory_gat.layers.0.a_src",
     "train_losses": "train/losses",
     "train_params_after": "train/params_after/proj_s/weight",
-    **{f"grads_{variant}": f"grads/{variant}/proj_s/bias" for variant in conformance.VARIANTS},
-    **{
-        f"loss_{variant}_{part}": f"loss/{variant}/{part}"
-        for variant in conformance.VARIANTS
-        for part in conformance.STUDENT_LOSS_PARTS
-    },
+    **{f"grads_{variant}": f"grads/{variant}/proj_s/bias" for variant in VARIANTS},
+    **{f"loss_{variant}_{part}": f"loss/{variant}/{part}" for variant in VARIANTS for part in STUDENT_LOSS_PARTS},
 }
 
 

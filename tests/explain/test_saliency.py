@@ -274,7 +274,10 @@ def test_an_encoder_of_another_framework_is_refused(trained):
 
 def test_a_frozen_transformer_is_explained(trained):
     params = random_params(VIT)
-    frozen = ImageEncoder("vit", 6, Preprocessing(32), "", 0, VIT, lambda: params)
+    frozen = ImageEncoder(
+        name="vit", width=6, digest="", num_parameters=0, network=VIT, read_params=lambda: params,
+        preprocessing=Preprocessing(32),
+    )  # fmt: skip
     networks = trained.networks.replace(image_encoder=None)
     from stepcot_jax.systems.networks import init_params
 

@@ -22,8 +22,8 @@ from stepcot_jax.evaluation.calibration import calibrated_probabilities
 from stepcot_jax.export import __main__ as tool
 from stepcot_jax.export import folder as folder_module
 from stepcot_jax.export import loader
-from stepcot_jax.export.folder import compare, export, write_sums
-from stepcot_jax.export.program import PLATFORMS, make_program, serialise
+from stepcot_jax.export.folder import compare, export_model, write_sums
+from stepcot_jax.export.program import PLATFORMS, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from tests.export import random_run
 
@@ -76,7 +76,7 @@ def exported(run, tmp_path_factory):
     """The export that the tests read; they copy it before they change it."""
     random_run.write_report(run)
     out = tmp_path_factory.mktemp("exports") / "model"
-    report = export(run, out, names=["student", "teacher"], torch_names=True)
+    report = export_model(run, out, models=["student", "teacher"], torch_names=True)
     assert {name: model["max_error"] <= 1e-6 for name, model in report["models"].items()} == {
         "student": True,
         "teacher": True,
@@ -223,7 +223,7 @@ def test_sums_that_lead_elsewhere_or_name_too_little_are_refused(copy):
 def test_a_program_that_calls_out_is_refused(copy):
     shapes = (jax.ShapeDtypeStruct((3, 3), jnp.float32),)
     calling = jax.export.export(jax.jit(jnp.linalg.cholesky), platforms=("cpu",))(*shapes)
-    (copy / "student.stablehlo").write_bytes(serialise(calling))
+    (copy / "student.stablehlo").write_bytes(calling.serialize())
     write_sums(copy)
     with pytest.raises(loader.RefusedExport, match="custom calls"):
         loader.load(copy)
@@ -270,7 +270,7 @@ def test_the_authors_names_convert_back(run, exported):
 def test_a_frozen_encoder_is_stored_once(images, tmp_path):
     run = random_run.make_run(tmp_path / "run", frozen=True, calibrated=False)
     out = tmp_path / "out"
-    export(run, out, names=["teacher"])
+    export_model(run, out, models=["teacher"])
     model = json.loads((out / "export.json").read_text())["models"]["teacher"]
     assert model["tensors"] == ["image_encoder.safetensors", "teacher.safetensors"]
     assert model["temperatures"] == [1.0] * 3
@@ -311,7 +311,7 @@ def test_nothing_is_left_of_an_export_that_fails(run, tmp_path, monkeypatch):
     monkeypatch.setattr(folder_module, "compare", fail)
     monkeypatch.setattr(folder_module, "_write", lambda *_, **__: {"student": None})
     with pytest.raises(RunStopped):
-        export(run, out, names=["student"])
+        export_model(run, out, models=["student"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -334,7 +334,7 @@ def test_a_folder_in_use_is_refused(run, exported, tmp_path):
     (tmp_path / "file").write_text("x")
     for out in (exported, tmp_path / "file"):
         with pytest.raises(BadInput, match="already exists; expected a new or an empty folder"):
-            export(run, out, names=["student"])
+            export_model(run, out, models=["student"])
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_names_from_the_data_stay_text(run):
 @pytest.mark.parametrize("content", ["{", "[]", '{"test": {}}', '{"num_cases": {}}'])
 def test_a_damaged_report_is_refused(run, content):
     (run.workdir / "report.json").write_text(content)
-    with pytest.raises(BadInput, match=r"report\.json is not the report of a run"):
+    with pytest.raises(BadInput, match=r"report\.json: .*expected the report of a run"):
         write_model_card(run, PROGRAMS)
 
 

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.features.encode import ImageItem
-from stepcot_jax.features.keys import digest_pixels, image_key
+from stepcot_jax.features.encode import ImageItem, image_keys
+from stepcot_jax.features.keys import digest_pixels
 
 PREPROCESSING = Preprocessing(size=4, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), fit="crop")
 WIDTH = 6
@@ -59,11 +59,7 @@ def make_items(numbers, encoder, reads=None):
 
     return [
         ImageItem(
-            image_key(
-                encoder_digest=encoder.digest,
-                preprocessing=encoder.preprocessing,
-                content=digest_pixels(draw(number)),
-            ),
+            image_keys(encoder, [digest_pixels(draw(number))])[0],
             lambda number=number: read(number),
             f"case {number}",
         )

@@ -15,7 +15,7 @@ from stepcot_jax.features.spec import (
     describe_image_store,
     describe_text_store,
 )
-from stepcot_jax.features.store import FeatureStore, load_features
+from stepcot_jax.features.store import FeatureStore, open_features
 from stepcot_jax.host.errors import BadInput
 
 
@@ -43,7 +43,7 @@ def test_each_distinct_image_is_encoded_once_in_batches_of_one_shape(tmp_path, c
     assert encoder.images == [*range(10), 9, 9]  # the filling repeats the last image
     assert caplog.messages[-1] == "images: 10 encoded, 0 read from the store"
     expected = FakeImageEncoder().encode(np.stack([draw(k) / np.float32(127.5) - 1 for k in range(10)]))
-    np.testing.assert_allclose(load_features(store, [item.key for item in items[:10]]), expected, rtol=1e-5)
+    np.testing.assert_allclose(open_features(store, [item.key for item in items[:10]]), expected, rtol=1e-5)
 
 
 def test_training_on_stored_features_encodes_none(tmp_path, caplog):
@@ -53,7 +53,7 @@ def test_training_on_stored_features_encodes_none(tmp_path, caplog):
     again, reads = FakeImageEncoder(), []
     store = open_store(tmp_path, again)
     assert encode_images(again, make_items(range(10), again, reads), store, batch_size=4) == EncodeCounts(0, 10)
-    load_features(store, [item.key for item in items])
+    open_features(store, [item.key for item in items])
     assert (again.shapes, reads) == ([], [])
     assert caplog.messages[-1] == "images: 0 encoded, 10 read from the store"
 
@@ -139,22 +139,13 @@ def test_prompts_are_encoded_once(tmp_path, caplog):
     store = FeatureStore(tmp_path / "texts", describe_text_store(encoder, pooling="cls"))
     texts = [f"Question: {number}" for number in range(7)]
     assert encode_prompts(encoder, [*texts, texts[0]], store, pooling="cls") == EncodeCounts(7, 0)
-    assert encode_prompts(encoder, [*texts, "new"], store, pooling="cls", batch_size=3) == EncodeCounts(1, 7)
+    assert encode_prompts(encoder, [*texts, "new"], store, pooling="cls") == EncodeCounts(1, 7)
     assert encoder.texts == [*texts, "new"]
     assert caplog.messages[-1] == "prompts: 1 encoded, 7 read from the store"
-    features = load_features(store, prompt_keys(encoder, texts, pooling="cls"))
+    features = open_features(store, prompt_keys(encoder, texts, pooling="cls"))
     np.testing.assert_array_equal(features, FakeTextEncoder().encode(texts, pooling="cls"))
     with pytest.raises(ValueError, match="another encoder or pooling"):
         encode_prompts(encoder, texts, store, pooling="mean")
-
-
-def test_many_texts_go_in_batches_of_one_size(tmp_path):
-    encoder = FakeTextEncoder()
-    store = FeatureStore(tmp_path / "texts", describe_text_store(encoder, pooling="mean"))
-    texts = [str(number) for number in range(10)]
-    encode_prompts(encoder, texts, store, pooling="mean", batch_size=4, shard_size=4)
-    assert encoder.texts == [*texts, "9", "9"]
-    assert len(store) == 10
 
 
 def test_projected_texts_have_their_own_width():

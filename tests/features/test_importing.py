@@ -13,7 +13,7 @@ from stepcot_jax.data.records.records import write_records
 from stepcot_jax.features import arrays
 from stepcot_jax.features.__main__ import main
 from stepcot_jax.features.importing import import_features, open_imported_images, open_imported_prompts
-from stepcot_jax.features.store import load_features
+from stepcot_jax.features.store import open_features
 from stepcot_jax.host.errors import BadInput
 
 PATIENTS = ["p0", "p1", "p2", "p2", *(f"p{k}" for k in range(4, 30))]
@@ -43,7 +43,7 @@ def test_features_come_back_in_the_order_of_the_cases(tmp_path, dtype):
     counts = import_features(path, None, CASES, tmp_path / "store")
     assert (counts.images, counts.prompts, counts.width) == (30, 0, 4)
     store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(load_features(store, keys), ROWS.astype(dtype).astype(np.float32))
+    np.testing.assert_array_equal(open_features(store, keys), ROWS.astype(dtype).astype(np.float32))
     assert open_imported_prompts(tmp_path / "store", num_steps=2) is None
 
 
@@ -53,7 +53,7 @@ def test_prompts_and_a_second_time(tmp_path):
     for _ in range(2):
         assert import_features(path, None, CASES, tmp_path / "store").prompts == 2
     store, keys = open_imported_prompts(tmp_path / "store", num_steps=2)
-    np.testing.assert_array_equal(load_features(store, keys), prompts)
+    np.testing.assert_array_equal(open_features(store, keys), prompts)
     assert len(list((tmp_path / "store/images").glob("*.safetensors"))) == 1
 
 
@@ -62,14 +62,14 @@ def test_another_file_needs_another_folder(tmp_path):
     with pytest.raises(BadInput, match="use another folder"):
         import_features(save(tmp_path, features=ROWS + 1), None, CASES, tmp_path / "store")
     store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(load_features(store, keys), ROWS)
+    np.testing.assert_array_equal(open_features(store, keys), ROWS)
 
 
 def test_ids_may_be_patients_with_one_image_and_paths_of_windows(tmp_path):
     ids = [".\\images\\0.png", "p1", "images/2.png", "./images/3.png", *(f"p{k}" for k in range(4, 30))]
     import_features(save(tmp_path, ids), None, CASES, tmp_path / "store")
     store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(load_features(store, keys), ROWS)
+    np.testing.assert_array_equal(open_features(store, keys), ROWS)
 
 
 def write_txt(path):
@@ -91,7 +91,7 @@ def test_an_npy_with_a_file_of_ids(tmp_path, name, write):
     write(tmp_path / name)
     import_features(tmp_path / "made.npy", tmp_path / name, CASES, tmp_path / "store")
     store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(load_features(store, keys), ROWS)
+    np.testing.assert_array_equal(open_features(store, keys), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_large_files_go_through_in_blocks(tmp_path, monkeypatch):
     assert sizes == [7, 7, 7, 7, 2]
     import_features(path, None, CASES, tmp_path / "store")
     store, keys = open_imported_images(tmp_path / "store", CASES)
-    np.testing.assert_array_equal(load_features(store, keys), ROWS)
+    np.testing.assert_array_equal(open_features(store, keys), ROWS)
 
 
 def test_the_command_imports_for_a_folder_without_its_images(tmp_path, capsys):
@@ -258,7 +258,7 @@ def test_the_command_imports_for_a_folder_without_its_images(tmp_path, capsys):
     step = Step("Size", "How large?", ("Small", "Large"))
     write_records(tmp_path / "root", chain=Chain((step, step)), cases=CASES)
     path = save(tmp_path, prompt_features=ROWS[:2])
-    arguments = ["import", str(path), "--root", str(tmp_path / "root"), "--store", str(tmp_path / "store")]
+    arguments = [str(path), "--root", str(tmp_path / "root"), "--store", str(tmp_path / "store")]
     main([*arguments, "--step-names", "One", "Two"])
     assert "features of 30 images and 2 prompts, width 4" in capsys.readouterr().out
     with pytest.raises(BadInput, match="2 steps"):

@@ -6,20 +6,15 @@ import io
 
 import numpy as np
 import pytest
+from features.fake_encoders import FakeImageEncoder, FakeTextEncoder
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, normalise, resize_image
 from stepcot_jax.features import keys
-from stepcot_jax.features.keys import (
-    DECODING_VERSION,
-    digest_fields,
-    digest_file,
-    digest_pixels,
-    image_key,
-    prompt_key,
-)
+from stepcot_jax.features.encode import image_keys, prompt_keys
+from stepcot_jax.features.keys import DECODING_VERSION, digest_fields, digest_file, digest_pixels
 from stepcot_jax.host.errors import BadInput
 
 BASE = Preprocessing(size=224)
@@ -29,7 +24,15 @@ EXPECTED_MEANS = {"crop": 0.098506, "pad": -0.455657, "stretch": 0.098506}
 
 
 def key(encoder="e", preprocessing=BASE, content="c"):
-    return image_key(encoder_digest=encoder, preprocessing=preprocessing, content=content)
+    made = FakeImageEncoder(encoder)
+    made.preprocessing = preprocessing
+    return image_keys(made, [content])[0]
+
+
+def prompt_key(digest="e", pooling="cls", max_tokens=8, text="t"):
+    made = FakeTextEncoder()
+    made.digest, made.max_tokens = digest, max_tokens
+    return prompt_keys(made, [text], pooling=pooling)[0]
 
 
 @given(
@@ -59,14 +62,13 @@ def test_weights_content_and_decoding_count(monkeypatch):
 def test_no_collision_by_concatenation(texts, cut):
     joined = "".join(texts)
     moved = [joined[:cut], joined[cut:]]
-    made = [prompt_key(encoder_digest="e", pooling=a, max_tokens=8, text=b) for a, b in (texts, moved)]
+    made = [prompt_key(pooling=a, text=b) for a, b in (texts, moved)]
     assert (made[0] == made[1]) == (texts == moved)
 
 
 def test_prompt_keys_tell_every_part():
-    base = {"encoder_digest": "e", "pooling": "cls", "max_tokens": 128, "text": "t"}
-    changed = [{"encoder_digest": "f"}, {"pooling": "mean"}, {"max_tokens": 64}, {"text": "t "}]
-    assert len({prompt_key(**base), *(prompt_key(**(base | change)) for change in changed)}) == 5
+    changed = [{}, {"digest": "f"}, {"pooling": "mean"}, {"max_tokens": 64}, {"text": "t "}]
+    assert len({prompt_key(**change) for change in changed}) == 5
 
 
 def test_kinds_differ_and_a_key_stays_what_it_is():
@@ -81,7 +83,7 @@ def test_kinds_differ_and_a_key_stays_what_it_is():
 
 
 def test_lone_surrogates_and_floats_of_numpy_are_fine():
-    prompt_key(encoder_digest="e", pooling="cls", max_tokens=8, text="\ud800")
+    prompt_key(text="\ud800")
     mean = tuple(np.float32(value) for value in (0.5, 0.25, 0.5))
     assert key(preprocessing=Preprocessing(size=224, mean=mean)) == key(
         preprocessing=Preprocessing(size=224, mean=(0.5, 0.25, 0.5))

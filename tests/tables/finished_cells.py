@@ -1,7 +1,5 @@
 """Finished cells without training: reports and predictions of models of a known quality."""
 
-import json
-
 import numpy as np
 from run.small_run import small_settings
 
@@ -9,6 +7,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.stored_reading import write_reading
 from stepcot_jax.tables.cells import Cells
 from stepcot_jax.tables.plan import Plan
 
@@ -47,9 +46,8 @@ def finish(cells, cell, qualities, *, labels=LABELS):
     split = make_split(qualities, seed=cell.settings.seed, labels=labels)
     for name in ("val", "test"):
         write_predictions(folder / "predictions" / f"{name}.npz", split, CHAIN)
-    steps = [{"name": step.name, "answers": list(step.options)} for step in CHAIN.steps]
-    report = {"test": {name: {"steps": steps} for name in qualities}}
-    (folder / "report.json").write_text(json.dumps(report))
+    (folder / "report.json").write_text("{}")
+    write_reading(folder, CHAIN, None)
 
 
 def last_step_labels():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from run.small_run import small_settings
 from tables.finished_cells import make_plan
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
@@ -91,7 +92,7 @@ def make_weights(teacher):
 
 def test_true_answers_are_given_in_order_and_missing_ones_stay_the_networks_own():
     predict = read_given(make_weights(CountingTeacher()), range(3))
-    split = read_cases(predict, make_inputs(), "test", batch_size=7, num_threads=1)
+    split = read_cases(predict, make_inputs(), "test", small_settings())
     assert list(split.predictions.logits) == ["0 given", "1 given", "2 given"]
     answers = {name: logits.argmax(-1) for name, logits in split.predictions.logits.items()}
     for count in range(3):

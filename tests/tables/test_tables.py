@@ -17,15 +17,15 @@ from tables.finished_cells import (
     make_split,
 )
 
+from stepcot_jax.chain import Chain
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run import training_run
 from stepcot_jax.tables import __main__ as making
 from stepcot_jax.tables import comparing, components_table, diagnosis_table, steps_table
-from stepcot_jax.tables.cells import Cell, Cells, vary
+from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.effect_table import accuracies_from_answers, predict_from_answers
 from stepcot_jax.tables.plan import ABLATIONS, Plan
 from stepcot_jax.tables.transfer_table import restrict
@@ -216,15 +216,10 @@ def test_waiting_cells_are_run_once_in_order_and_an_error_names_the_cell(tmp_pat
     assert "cell 1 of 5: without memory, seed 0" in capsys.readouterr().err
 
 
-def test_a_report_without_steps_is_named(tmp_path):
-    cells = Cells(tmp_path, Terminal())
-    cell = make_plan(tmp_path).main(0)
-    cells.folder(cell).mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"report.json cannot be read"):
-        cells.chain(cell)
-    (cells.folder(cell) / "report.json").write_text(json.dumps({"test": {}}))
-    with pytest.raises(BadInput, match=r"report.json has no steps"):
-        cells.chain(cell)
+def test_a_cell_without_its_questions_is_named(tmp_path):
+    plan = make_plan(tmp_path)
+    with pytest.raises(BadInput, match=r"chain.json: cannot be read"):
+        plan.cells.chain(plan.main(0))
 
 
 @pytest.mark.parametrize(
@@ -287,13 +282,14 @@ def test_a_run_of_the_last_step_alone_joins_and_other_labels_do_not():
 def test_restricted_predictions_choose_among_what_is_there():
     split = make_split({"teacher": 0.5})
     kept = np.where(np.isin(LABELS, (0, 2)), LABELS, -100)
-    last, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept), CHAIN)
+    chain = Chain(CHAIN.steps[-1:])
+    last = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=kept))
     answers = restrict(last, chain).predictions.logits["teacher"].argmax(-1)
     assert set(np.unique(answers)) == {0, 2}
     unrestricted = split.predictions.logits["teacher"][:, -1].argmax(-1)
     agree = np.isin(unrestricted, (0, 2))
     np.testing.assert_array_equal(answers[agree, 0], unrestricted[agree])
-    nothing, chain = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)), chain)
+    nothing = comparing.last_step_alone(make_split({"teacher": 0.5}, labels=np.full_like(LABELS, -100)))
     with pytest.raises(BadInput, match="no case has an answer to 'Diagnosis'"):
         restrict(nothing, chain)
 

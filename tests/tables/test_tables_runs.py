@@ -77,7 +77,7 @@ def test_the_effect_begins_with_what_the_run_itself_measured(made):
     plan, folder, _ = made
     found = rows(folder, "effect")
     assert len(found) == 7 * 8 / 2
-    report = plan.cells.report(plan.main(0))["test"]["teacher"]["steps"]
+    report = json.loads((plan.cells.folder(plan.main(0)) / "report.json").read_text())["test"]["teacher"]["steps"]
     first = [float(row["accuracy"]) for row in found if row["answers given"] == "0"]
     assert first == pytest.approx([step["accuracy"] for step in report], abs=1e-6)
     diagnosis = [row for row in found if row["step"] == "Diagnosis"]

@@ -1,4 +1,4 @@
-"""How a phantom radiograph is taken: body coordinates, their pixels, and three acquisition styles.
+"""Acquisition of a phantom radiograph: body coordinates, their pixels, and three styles.
 
 The trunk spans about -1 to 1; x grows to the right of the picture (the patient's left) and y downwards. The styles
 differ in tone curve, sharpness, noise, field of view, collimation and marker. They stand for three origins, so that a
@@ -16,12 +16,14 @@ Image = Float32[np.ndarray, "height width"]
 
 @dataclasses.dataclass(frozen=True)
 class Pose:
-    """Position of the patient in one exposure: rotation in radians, shifts and field of view (1: the trunk)."""
+    """One exposure: rotation in radians, shifts, field of view (1: the trunk); gain and offset of the attenuation."""
 
     rotation: float
     shift_x: float
     shift_y: float
     field_of_view: float
+    gain: float
+    offset: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +128,6 @@ _LETTERS = {
 _LETTER_HEIGHT = 0.055
 
 
-@dataclasses.dataclass(frozen=True)
-class Exposure:
-    """Gain and offset of the attenuation, which vary between pictures of one style."""
-
-    gain: float
-    offset: float
-
-
 def draw_style(rng: np.random.Generator) -> Style:
     """Draw a style, each as frequent as the origin that it stands for."""
     shares = np.array([style.num_published for style in STYLES], dtype=float)
@@ -141,36 +135,33 @@ def draw_style(rng: np.random.Generator) -> Style:
 
 
 def draw_pose(rng: np.random.Generator, style: Style) -> Pose:
-    """Draw a position of the patient before the detector."""
+    """Draw the patient's position before the detector, and the exposure."""
     return Pose(
         rotation=rng.uniform(-0.07, 0.07),
         shift_x=rng.uniform(-0.04, 0.04),
         shift_y=rng.uniform(-0.05, 0.03),
         field_of_view=rng.uniform(*style.fields_of_view),
+        gain=rng.uniform(0.94, 1.06),
+        offset=rng.uniform(-0.03, 0.03),
     )
 
 
-def draw_exposure(rng: np.random.Generator) -> Exposure:
-    """Draw an exposure."""
-    return Exposure(gain=rng.uniform(0.94, 1.06), offset=rng.uniform(-0.03, 0.03))
-
-
 def expose(
-    attenuation: Image, *, style: Style, exposure: Exposure, rng: np.random.Generator
+    attenuation: Image, *, style: Style, pose: Pose, rng: np.random.Generator
 ) -> UInt8[np.ndarray, "height width"]:
     """Return the picture of an attenuation.
 
     Args:
       attenuation: [height, width], square; 0 is air.
       style: of the picture.
-      exposure: the gain and offset of this picture.
+      pose: gain and offset of this picture.
       rng: of the noise, which does not depend on the attenuation.
 
     Returns:
       Grey levels from 0 to 255.
     """
     size = attenuation.shape[0]
-    sharp = exposure.gain * attenuation + exposure.offset
+    sharp = pose.gain * attenuation + pose.offset
     spread = _point_spread(style.blur * size, size)
     blurred = sharp if spread is None else spread @ sharp @ spread.T
     tones = np.clip((blurred - style.darkest) / (style.brightest - style.darkest), 0, 1) ** np.float32(style.gamma)

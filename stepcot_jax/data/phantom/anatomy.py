@@ -13,70 +13,47 @@ from stepcot_jax.data.phantom.acquisition import Frame, Image, smooth_step, stre
 
 _NUM_COARSE, _NUM_MIDDLE, _NUM_KNOTS = 12, 28, 42
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "midline": (-0.02, 0.02),
-    "right_width": (0.62, 0.74),
-    "left_width": (0.60, 0.72),
-    "apex": (-0.80, -0.70),
-    "base": (0.66, 0.74),
-    "right_dome": (0.40, 0.49),
-    "left_dome": (0.46, 0.54),
-    "dome_curve": (0.50, 0.80),
-    "heart_x": (0.09, 0.14),
-    "heart_y": (0.26, 0.34),
-    "heart_size": (0.235, 0.29),
-    "heart_stretch": (1.15, 1.35),
-    "heart_angle": (0.5, 0.8),
-    "heart_blur": (0.02, 0.03),
-    "mediastinum": (0.085, 0.125),
-    "knob": (0.055, 0.08),
-    "rib_spacing": (0.155, 0.19),
-    "rib_phase": (0.0, 1.0),
-    "rib_density": (0.06, 0.115),
-    "clavicle_y": (-0.62, -0.54),
-    "clavicle_slope": (-0.25, -0.02),
-    "spine_density": (0.03, 0.08),
-    "vessel_density": (0.05, 0.10),
-    "vessel_phase": (0.0, 6.28),
-    "breast_density": (-0.05, 0.07),
-    "soft_tissue": (0.50, 0.60),
-}
+
+def _within(least: float, most: float) -> float:
+    """A field that `draw_anatomy` draws between two limits."""
+    field: float = dataclasses.field(metadata={"limits": (least, most)})
+    return field
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """One patient's chest: lengths, shares and densities within `_RANGES`.
+    """One patient's chest: lengths, shares and densities.
 
     `texture` holds zero-mean, unit-variance values for tissue, lesions and networks; `mediastinal_shift` is the
     displacement of trachea, great vessels and heart to the right of the picture.
     """
 
-    midline: float
-    right_width: float
-    left_width: float
-    apex: float
-    base: float
-    right_dome: float
-    left_dome: float
-    dome_curve: float
-    heart_x: float
-    heart_y: float
-    heart_size: float
-    heart_stretch: float
-    heart_angle: float
-    heart_blur: float
-    mediastinum: float
-    knob: float
-    rib_spacing: float
-    rib_phase: float
-    rib_density: float
-    clavicle_y: float
-    clavicle_slope: float
-    spine_density: float
-    vessel_density: float
-    vessel_phase: float
-    breast_density: float
-    soft_tissue: float
+    midline: float = _within(-0.02, 0.02)
+    right_width: float = _within(0.62, 0.74)
+    left_width: float = _within(0.60, 0.72)
+    apex: float = _within(-0.80, -0.70)
+    base: float = _within(0.66, 0.74)
+    right_dome: float = _within(0.40, 0.49)
+    left_dome: float = _within(0.46, 0.54)
+    dome_curve: float = _within(0.50, 0.80)
+    heart_x: float = _within(0.09, 0.14)
+    heart_y: float = _within(0.26, 0.34)
+    heart_size: float = _within(0.235, 0.29)
+    heart_stretch: float = _within(1.15, 1.35)
+    heart_angle: float = _within(0.5, 0.8)
+    heart_blur: float = _within(0.02, 0.03)
+    mediastinum: float = _within(0.085, 0.125)
+    knob: float = _within(0.055, 0.08)
+    rib_spacing: float = _within(0.155, 0.19)
+    rib_phase: float = _within(0.0, 1.0)
+    rib_density: float = _within(0.06, 0.115)
+    clavicle_y: float = _within(-0.62, -0.54)
+    clavicle_slope: float = _within(-0.25, -0.02)
+    spine_density: float = _within(0.03, 0.08)
+    vessel_density: float = _within(0.05, 0.10)
+    vessel_phase: float = _within(0.0, 6.28)
+    breast_density: float = _within(-0.05, 0.07)
+    soft_tissue: float = _within(0.50, 0.60)
     texture: Float32[np.ndarray, "3 knot knot"] = dataclasses.field(repr=False)
     mediastinal_shift: float = 0.0
 
@@ -119,7 +96,8 @@ class Chest:
 def draw_anatomy(rng: np.random.Generator) -> Anatomy:
     """Draw a healthy chest."""
     texture = rng.standard_normal((3, _NUM_KNOTS, _NUM_KNOTS), dtype=np.float32)
-    return Anatomy(texture=texture, **{name: rng.uniform(*limits) for name, limits in _RANGES.items()})
+    drawn = [field for field in dataclasses.fields(Anatomy) if field.metadata]
+    return Anatomy(texture=texture, **{field.name: rng.uniform(*field.metadata["limits"]) for field in drawn})
 
 
 def lung_edges(depth: Image | float) -> tuple[Image, Image]:

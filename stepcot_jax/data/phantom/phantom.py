@@ -13,17 +13,7 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.phantom.acquisition import (
-    STYLES,
-    Exposure,
-    Frame,
-    Pose,
-    Style,
-    draw_exposure,
-    draw_pose,
-    draw_style,
-    expose,
-)
+from stepcot_jax.data.phantom.acquisition import STYLES, Frame, Pose, Style, draw_pose, draw_style, expose
 from stepcot_jax.data.phantom.anatomy import draw_anatomy, render_anatomy
 from stepcot_jax.data.phantom.phantom_answers import Prevalence, answer_texts, draw_answers, generator
 from stepcot_jax.data.phantom.phantom_findings import draw_findings
@@ -72,7 +62,6 @@ class _Shot:
     scene: Scene
     style: Style
     pose: Pose
-    exposure: Exposure
 
 
 def draw_case(index: int, *, seed: int = 0, size: int = 224, prevalence: Prevalence = "published") -> PhantomCase:
@@ -156,7 +145,7 @@ def _plan(index: int, *, seed: int, prevalence: Prevalence) -> _Shot:
     patient = _patient(index, seed=seed)
     of_patient, of_image = generator(seed, patient, stream=3), generator(seed, index, stream=4)
     style, anatomy = draw_style(of_patient), draw_anatomy(of_patient)
-    pose, exposure = draw_pose(of_image, style), draw_exposure(of_image)
+    pose = draw_pose(of_image, style)
     scene = plan_scene(answers, anatomy, of_image)
     report, reasoning = write_report(answers, scene.side, generator(seed, index, stream=5))
     case = Case(
@@ -167,11 +156,11 @@ def _plan(index: int, *, seed: int, prevalence: Prevalence) -> _Shot:
         labels=tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)),
         reasoning=reasoning,
     )
-    return _Shot(case, scene, style, pose, exposure)
+    return _Shot(case, scene, style, pose)
 
 
 def _develop(shot: _Shot, *, index: int, seed: int, size: int, healthy: bool = False) -> PhantomCase:
-    """Draw the pixels; `healthy` omits the findings and keeps patient, pose, exposure and noise."""
+    """Draw the pixels; `healthy` omits the findings and keeps patient, exposure and noise."""
     if size < _LEAST_SIZE:
         raise BadInput(f"phantom size: {size} pixels; expected at least {_LEAST_SIZE}")
     frame = Frame.of(shot.pose, size)
@@ -179,7 +168,7 @@ def _develop(shot: _Shot, *, index: int, seed: int, size: int, healthy: bool = F
     chest = render_anatomy(scene.anatomy, frame)
     margin = round(1.2 * shot.style.blur * size)
     attenuation, boxes = draw_findings(scene, chest=chest, frame=frame, margin=margin)
-    image = expose(attenuation, style=shot.style, exposure=shot.exposure, rng=generator(seed, index, stream=6))
+    image = expose(attenuation, style=shot.style, pose=shot.pose, rng=generator(seed, index, stream=6))
     heart_mask = chest.heart > 0.5
     lung_mask = (chest.lungs[-1] + chest.lungs[1] > 0.5) & ~heart_mask
     return PhantomCase(shot.case, image, boxes, lung_mask, heart_mask)

@@ -1,75 +1,75 @@
 """Report sentences that state all seven answers, and the reasoning that quotes them."""
 
-import dataclasses
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
 from stepcot_jax.chain import NOT_APPLICABLE
 
-_Wordings: TypeAlias = dict[str, tuple[str, ...]]
-
-_DETECTION: _Wordings = {
-    "Increased opacity": ("increased opacity", "abnormal increased density", "opacification"),
-    "Decreased opacity": ("decreased opacity", "abnormal lucency", "hyperlucency"),
-    "Mixed": ("mixed opacity and lucency", "mixed increased and decreased opacity", "mixed density"),
-}
-_DISTRIBUTION: _Wordings = {
-    "Focal": ("focal", "solitary", "localized"),
-    "Multifocal": ("multifocal", "multiple areas of", "scattered multifocal"),
-    "Diffuse": ("diffuse", "widespread", "extensive diffuse"),
-    "N/A": ("",),
-}
-_PATTERN: _Wordings = {
-    "Consolidation": ("airspace consolidation", "a consolidative pattern"),
-    "Reticular": ("a reticular pattern", "reticular markings"),
-    "Nodular": ("a nodular pattern", "nodular change"),
-    "Linear": ("a linear pattern", "linear bands"),
-    "Cavity": ("cavitation", "a cavitary component"),
-    "N/A": ("",),
-}
-_LOCATION: _Wordings = {
-    "Upper lung zone": ("in the {side} upper lung {zone}", "in the {side} upper {zone}"),
-    "Middle lung zone": ("in the {side} middle lung {zone}", "in the {side} mid lung {zone}"),
-    "Lower lung zone": ("in the {side} lower lung {zone}", "at the {side} lung {base}"),
-    "Hilar/Mediastinal": ("in the {side} hilar region", "about the {side} {hilum}"),
-    "Pleura/Chest wall": ("along the {side} pleura", "along the {side} chest wall"),
-    "Cardiac": ("over the cardiac silhouette", "about the heart"),
-    "N/A": ("without zonal predominance", ""),
-}
-_MORPHOLOGY: _Wordings = {
-    "Well-circumscribed": ("well-circumscribed margins", "sharply defined margins"),
-    "Ill-defined": ("ill-defined margins", "indistinct margins"),
-    "Spiculated": ("spiculated margins", "a spiculated contour"),
-    "Calcified": ("calcified components", "internal calcification"),
-    "N/A": ("",),
-}
-_SECONDARY: _Wordings = {
-    "Volume loss": (
-        "There is associated volume loss",
-        "Associated elevation of the hemidiaphragm indicates volume loss",
-    ),
-    "Mediastinal shift": ("There is mediastinal shift", "The mediastinum is shifted"),
-    "Pleural effusion": ("There is an associated pleural effusion", "A small pleural effusion accompanies this"),
-    "Pneumothorax": ("There is an associated pneumothorax", "A small pneumothorax accompanies this"),
-    "Cardiomegaly": ("There is associated cardiomegaly", "The heart is also enlarged"),
-    "Lymphadenopathy": ("There is hilar lymphadenopathy", "Enlarged hilar lymph nodes accompany this"),
-    "N/A": (
-        "There are no associated signs",
-        "No mediastinal shift or lymphadenopathy",
-        "No secondary effects are seen",
-    ),
-}
-_DIAGNOSIS: _Wordings = {
-    "Nodule": ("pulmonary nodule", "lung nodule"),
-    "Atelectasis": ("atelectasis", "atelectatic change"),
-    "Infiltration": ("infiltration", "pulmonary infiltrate"),
-    "Effusion": ("pleural effusion",),
-    "Pneumonia": ("pneumonia",),
-    "Cardiomegaly": ("cardiomegaly", "enlarged heart"),
-    "Mass": ("lung mass", "pulmonary mass"),
-    "Pneumothorax": ("pneumothorax",),
-}
+_WORDINGS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {
+        "Increased opacity": ("increased opacity", "abnormal increased density", "opacification"),
+        "Decreased opacity": ("decreased opacity", "abnormal lucency", "hyperlucency"),
+        "Mixed": ("mixed opacity and lucency", "mixed increased and decreased opacity", "mixed density"),
+    },
+    {
+        "Focal": ("focal", "solitary", "localized"),
+        "Multifocal": ("multifocal", "multiple areas of", "scattered multifocal"),
+        "Diffuse": ("diffuse", "widespread", "extensive diffuse"),
+        "N/A": ("",),
+    },
+    {
+        "Consolidation": ("airspace consolidation", "a consolidative pattern"),
+        "Reticular": ("a reticular pattern", "reticular markings"),
+        "Nodular": ("a nodular pattern", "nodular change"),
+        "Linear": ("a linear pattern", "linear bands"),
+        "Cavity": ("cavitation", "a cavitary component"),
+        "N/A": ("",),
+    },
+    {
+        "Upper lung zone": ("in the {side} upper lung {zone}", "in the {side} upper {zone}"),
+        "Middle lung zone": ("in the {side} middle lung {zone}", "in the {side} mid lung {zone}"),
+        "Lower lung zone": ("in the {side} lower lung {zone}", "at the {side} lung {base}"),
+        "Hilar/Mediastinal": ("in the {side} hilar region", "about the {side} {hilum}"),
+        "Pleura/Chest wall": ("along the {side} pleura", "along the {side} chest wall"),
+        "Cardiac": ("over the cardiac silhouette", "about the heart"),
+        "N/A": ("without zonal predominance", ""),
+    },
+    {
+        "Well-circumscribed": ("well-circumscribed margins", "sharply defined margins"),
+        "Ill-defined": ("ill-defined margins", "indistinct margins"),
+        "Spiculated": ("spiculated margins", "a spiculated contour"),
+        "Calcified": ("calcified components", "internal calcification"),
+        "N/A": ("",),
+    },
+    {
+        "Volume loss": (
+            "There is associated volume loss",
+            "Associated elevation of the hemidiaphragm indicates volume loss",
+        ),
+        "Mediastinal shift": ("There is mediastinal shift", "The mediastinum is shifted"),
+        "Pleural effusion": ("There is an associated pleural effusion", "A small pleural effusion accompanies this"),
+        "Pneumothorax": ("There is an associated pneumothorax", "A small pneumothorax accompanies this"),
+        "Cardiomegaly": ("There is associated cardiomegaly", "The heart is also enlarged"),
+        "Lymphadenopathy": ("There is hilar lymphadenopathy", "Enlarged hilar lymph nodes accompany this"),
+        "N/A": (
+            "There are no associated signs",
+            "No mediastinal shift or lymphadenopathy",
+            "No secondary effects are seen",
+        ),
+    },
+    {
+        "Nodule": ("pulmonary nodule", "lung nodule"),
+        "Atelectasis": ("atelectasis", "atelectatic change"),
+        "Infiltration": ("infiltration", "pulmonary infiltrate"),
+        "Effusion": ("pleural effusion",),
+        "Pneumonia": ("pneumonia",),
+        "Cardiomegaly": ("cardiomegaly", "enlarged heart"),
+        "Mass": ("lung mass", "pulmonary mass"),
+        "Pneumothorax": ("pneumothorax",),
+    },
+)
+"""Wordings of each step's answers."""
 _CONCLUSIONS = ("most consistent with {}", "findings suggest {}", "impression: {}")
 _NORMAL = (
     ("The lungs are clear", "No focal consolidation, effusion or pneumothorax", "Heart size is normal"),
@@ -78,17 +78,6 @@ _NORMAL = (
     ("Both lungs are well expanded and clear", "No pneumothorax or pleural fluid", "Normal heart and mediastinum"),
 )
 _SIDED = {"zone": ("zone", "zones"), "base": ("base", "bases"), "hilum": ("hilum", "hila")}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Phrases:
-    detection: str
-    distribution: str
-    pattern: str
-    location: str
-    morphology: str
-    secondary: str
-    diagnosis: str
 
 
 def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> tuple[str, tuple[str, ...]]:
@@ -105,11 +94,8 @@ def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) 
     if answers[-1] == "Normal":
         return _normal_report(rng)
     phrases = _choose_phrases(answers, side, rng)
-    report = ". ".join(_capitalised(sentence) for sentence in _sentences(phrases, rng)) + "."
-    reasoning = tuple(
-        _cite(answer, phrase, report) for answer, phrase in zip(answers, dataclasses.astuple(phrases), strict=True)
-    )
-    return report, reasoning
+    report = ". ".join(text[:1].upper() + text[1:] for text in _sentences(phrases, rng)) + "."
+    return report, tuple(_cite(*pair, report) for pair in zip(answers, phrases, strict=True))
 
 
 def _normal_report(rng: np.random.Generator) -> tuple[str, tuple[str, ...]]:
@@ -118,41 +104,27 @@ def _normal_report(rng: np.random.Generator) -> tuple[str, tuple[str, ...]]:
     return ". ".join(sentences) + ".", (f'"{sentences[0]}".', *[none] * 5, f'"{sentences[2]}".')
 
 
-def _choose_phrases(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> _Phrases:
-    def choose(wordings: tuple[str, ...]) -> str:
-        return wordings[int(rng.integers(len(wordings)))]
-
-    tables = (
-        _DETECTION,
-        _DISTRIBUTION,
-        _PATTERN,
-        _LOCATION,
-        _MORPHOLOGY,
-        _SECONDARY,
-        _DIAGNOSIS,
-    )
-    chosen = [choose(table[answer]) for table, answer in zip(tables, answers, strict=True)]
+def _choose_phrases(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> list[str]:
+    found = [table[answer] for table, answer in zip(_WORDINGS, answers, strict=True)]
+    chosen = [wordings[int(rng.integers(len(wordings)))] for wordings in found]
     sided = {name: both if side == "bilateral" else one for name, (one, both) in _SIDED.items()}
     chosen[3] = chosen[3].format(side=side, **sided)
-    return _Phrases(*chosen)
+    return chosen
 
 
-def _sentences(phrases: _Phrases, rng: np.random.Generator) -> tuple[str, str]:
-    what = f"{phrases.distribution} {phrases.detection}".strip()
-    nature = " and ".join(part for part in (phrases.pattern, phrases.morphology) if part)
+def _sentences(phrases: Sequence[str], rng: np.random.Generator) -> tuple[str, str]:
+    detection, distribution, pattern, location, morphology, secondary, diagnosis = phrases
+    what = f"{distribution} {detection}".strip()
+    nature = " and ".join(part for part in (pattern, morphology) if part)
     style = int(rng.integers(3))
     if style == 0:
-        finding = f"There is {what} {phrases.location}".rstrip() + (f" with {nature}" if nature else "")
+        finding = f"There is {what} {location}".rstrip() + (f" with {nature}" if nature else "")
     elif style == 1:
-        finding = f"{what} is seen {phrases.location}".rstrip() + (f", showing {nature}" if nature else "")
+        finding = f"{what} is seen {location}".rstrip() + (f", showing {nature}" if nature else "")
     else:
-        finding = f"{what} {phrases.location}".rstrip() + (f"; {nature}" if nature else "")
-    conclusion = _CONCLUSIONS[int(rng.integers(len(_CONCLUSIONS)))].format(phrases.diagnosis)
-    return finding, f"{phrases.secondary}; {conclusion}"
-
-
-def _capitalised(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
+        finding = f"{what} {location}".rstrip() + (f"; {nature}" if nature else "")
+    conclusion = _CONCLUSIONS[int(rng.integers(len(_CONCLUSIONS)))].format(diagnosis)
+    return finding, f"{secondary}; {conclusion}"
 
 
 def _cite(answer: str, phrase: str, report: str) -> str:

@@ -114,14 +114,10 @@ def _focus(answers: tuple[str, ...], anatomy: Anatomy, side: int, location: str,
         softness = max(softness, 0.6)
     spread = diagnosis in ("Pneumonia", "Infiltration", "Pneumothorax")
     return Focus(
-        label=diagnosis,
-        texture=_texture(diagnosis, pattern),
-        side=side,
-        x=x,
-        y=y,
-        radius_x=radius_x,
-        radius_y=radius_y,
-        angle=angle,
+        diagnosis,
+        _texture(diagnosis, pattern),
+        side,
+        *(x, y, radius_x, radius_y, angle),
         density=rng.uniform(*look.density) * (1.25 if pattern in ("Linear", "Cavity") else 1.0),
         softness=softness if diagnosis != "Effusion" else 0.5,
         phase=rng.uniform(0, 6.28),
@@ -152,14 +148,10 @@ def _whole_lung(
         y, radius_y = anatomy.apex + 0.5 * height, 0.7 * height
     sharpness = {"Well-circumscribed": 1.15, "Calcified": 1.0, "Ill-defined": 0.9}.get(morphology, 0.75)
     return Focus(
-        label=diagnosis,
-        texture="dots" if pattern == "Nodular" else _texture(diagnosis, pattern),
-        side=side,
-        x=x,
-        y=y,
-        radius_x=radius_x,
-        radius_y=radius_y,
-        angle=0.0,
+        diagnosis,
+        "dots" if pattern == "Nodular" else _texture(diagnosis, pattern),
+        side,
+        *(x, y, radius_x, radius_y, 0.0),
         density=rng.uniform(*_LOOKS[diagnosis].density) * sharpness,
         softness=_SOFTNESS[morphology],
         phase=rng.uniform(0, 6.28),
