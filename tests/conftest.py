@@ -1,11 +1,11 @@
-"""Strict settings for the whole suite: several virtual devices, no silent promotion, checked shapes."""
+"""Settings of the whole suite: eight virtual devices, strict promotion, checked shapes, one compilation cache."""
 
 import os
 import pathlib
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Programs of the suite run for milliseconds and compile for seconds: with these flags a third of them.
+# Test programs run for milliseconds and compile for seconds; these flags cut compile time to about a third.
 _COMPILE_FAST = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
 )
@@ -37,7 +37,7 @@ SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.fixture(scope="session")
 def shared():
-    """The folder of real data and golden numbers beside the project; tests that use it skip without it."""
+    """The folder `../shared` of real data and golden numbers; tests that use it skip if it does not exist."""
     if not SHARED.is_dir():
         pytest.skip("needs ../shared, which users do not have")
     return SHARED

@@ -48,7 +48,7 @@ def student(workdir):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A folder with a PNG, a JPEG below it and what is no image."""
+    """A folder with two PNG files, a JPEG in a subfolder and a text file."""
     folder = tmp_path_factory.mktemp("images")
     (folder / "below").mkdir()
     for index, name in enumerate(("b.png", "below/a.jpg", "c.png")):

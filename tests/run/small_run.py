@@ -1,4 +1,4 @@
-"""A run that compiles in seconds: a few phantom cases, a linear image encoder, narrow networks."""
+"""A run that compiles in seconds: 60 phantom cases, a linear image encoder, narrow networks."""
 
 import pathlib
 
@@ -34,7 +34,7 @@ def small_settings(**changes):
     config.training.teacher_epochs = 1
     config.training.joint_epochs = 3
     config.training.log_every = 2
-    config.parallel.num_devices = 1  # the suite has eight
+    config.parallel.num_devices = 1  # the suite has eight virtual devices
     config.evaluation.num_resamples = 50
     for name, value in changes.items():
         config.update_from_flattened_dict({name.replace("__", "."): value})
@@ -47,6 +47,6 @@ def small_run(workdir: pathlib.Path, monkeypatch, **changes):
 
 
 def leaves(tree):
-    """The arrays of a tree, random keys as their data."""
+    """Arrays of a tree, with random keys as their data."""
     is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
     return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(tree)]
