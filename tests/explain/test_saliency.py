@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_workdir import SIDE, make_trained_workdir, tiny_encoder
+from trained_workdir import SIDE, make_trained_workdir
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.clip import VisionTransformer
@@ -224,14 +224,8 @@ def test_the_last_map_that_is_fine_enough_is_taken():
         choose_taps(network, {}, least_rows=7)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_encoder():
-    with tiny_encoder():
-        yield
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, small_encoder):
     folder = tmp_path_factory.mktemp("explain") / "run"
     make_trained_workdir(folder)
     return load_trained(folder)

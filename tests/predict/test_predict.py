@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from trained_workdir import make_trained_workdir, tiny_encoder
+from trained_workdir import make_trained_workdir
 
 import stepcot_jax.predict
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
@@ -22,11 +22,7 @@ from stepcot_jax.predict.reader import Reading
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_encoder():
-    with tiny_encoder():
-        yield
+pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 from report.finished_workdir import make_finished_workdir, make_split, write_run_files
-from trained_workdir import tiny_encoder
 
 from stepcot_jax import report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
@@ -23,11 +22,7 @@ from stepcot_jax.settings.run_settings import read_settings, write_settings
 
 NUM_TEST = 12
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_encoder():
-    with tiny_encoder():
-        yield
+pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture(scope="module")
