@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from run import small_run as small_run_module
 from run.small_run import leaves, small_run, small_settings
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
@@ -352,5 +353,6 @@ def test_compiled_steps_are_those_of_the_phases_to_come(uninterrupted, tmp_path,
 
     for name in ("make_teacher_update", "make_joint_update"):
         monkeypatch.setattr(step_cot, name, watch(getattr(step_cot, name), name))
+    monkeypatch.setattr(small_run_module, "PROGRAMS", {})
     small_run(workdir, monkeypatch, training__joint_epochs=4).execute()
     assert traced == ["make_joint_update"]

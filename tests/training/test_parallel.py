@@ -19,7 +19,6 @@ from stepcot_jax.training.parallel import Devices
 SPREAD = {
     "pmap": {"num_devices": 8},
     "shard_map": {"transform": "shard_map", "num_devices": 8},
-    "two devices": {"num_devices": 2},
     "passes": {"num_passes": 4},
     "devices and passes": {"transform": "shard_map", "num_devices": 4, "num_passes": 2},
     "remat": {"remat": True},
