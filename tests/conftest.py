@@ -1,17 +1,18 @@
-"""Strict settings for the whole suite: several virtual devices, no silent promotion, checked shapes."""
+"""Settings of the whole suite: eight virtual devices, strict promotion, checked shapes, one compilation cache."""
 
 import os
 import pathlib
 import tempfile
 
+import fast_compile
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Programs of the suite run for milliseconds and compile for seconds: with these flags a third of them.
-_COMPILE_FAST = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
-)
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {_COMPILE_FAST}".strip()
-)
+fast_compile.set_flags("--xla_force_host_platform_device_count=8")
+# One cache for all workers and the programs they start. pytest's first process makes it, its workers inherit the name.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="stepcot-jax-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import jaxtyping
 
@@ -24,11 +25,6 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# Runs that are alike compile once in a session.
-_CACHE = tempfile.TemporaryDirectory(prefix="stepcot-jax-tests-")
-jax.config.update("jax_compilation_cache_dir", _CACHE.name)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("suite")
 
@@ -37,7 +33,16 @@ SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.fixture(scope="session")
 def shared():
-    """The folder of real data and golden numbers beside the project; tests that use it skip without it."""
+    """The folder `../shared` of real data and golden numbers; tests that use it skip if it does not exist."""
     if not SHARED.is_dir():
         pytest.skip("needs ../shared, which users do not have")
     return SHARED
+
+
+@pytest.fixture(scope="module")
+def small_encoder():
+    """Runs load with a tiny encoder in place of the published ones."""
+    from trained_workdir import tiny_encoder
+
+    with tiny_encoder():
+        yield

@@ -1,4 +1,4 @@
-"""The public names: the list is whole, lazy, documented once each, and every example of docs/api.md runs."""
+"""Public names are complete, lazily imported and documented once; every example in docs/api.md runs."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""Answers and options in every written form, and what is refused."""
+"""Answers and options in every accepted spelling, and errors for others."""
 
 import string
 

@@ -1,4 +1,4 @@
-"""The documentation as a site: everything is in it, nothing is loaded from elsewhere, and it builds strictly."""
+"""The documentation site contains every document, builds in strict mode and loads no external resource."""
 
 import pathlib
 import re

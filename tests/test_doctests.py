@@ -1,4 +1,4 @@
-"""The examples in the docstrings do what they say."""
+"""The examples in docstrings give the results they state."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Every name that a module uses is there: jaxtyping's shape strings keep ruff and mypy from looking for that."""
+"""Every name a module uses is defined; ruff and mypy cannot check this because of jaxtyping's shape strings."""
 
 import builtins
 import pathlib

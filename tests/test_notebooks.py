@@ -1,4 +1,4 @@
-"""The notebooks run from the first cell to the last, at sizes of seconds, and are kept without outputs."""
+"""The notebooks run from the first cell to the last at small sizes, and are committed without outputs."""
 
 import json
 import os
@@ -24,7 +24,7 @@ CHANGES = {
     "training.teacher_epochs": 0,
     "training.joint_epochs": 1,
     "evaluation.num_resamples": 20,
-    # The same in all notebooks, so that their programs are compiled once.
+    # The same sizes in all notebooks, so that their programs compile once.
     "teacher.context_dropout": 0.1,
     "teacher.head_dropout": 0.1,
     "student.dropout": 0.1,
@@ -53,7 +53,7 @@ def test_outputs_are_stripped(name):
 
 @pytest.fixture(scope="module")
 def execute(tmp_path_factory):
-    """Runs a notebook in a process of its own; all of them share runs and compiled programs."""
+    """Run each notebook in its own process; all share runs and compiled programs."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     runs = tmp_path_factory.mktemp("runs")
@@ -86,7 +86,7 @@ def execute(tmp_path_factory):
 
 
 def resources(runs):
-    """Where a notebook starts: with the project's folder above it, as in Jupyter."""
+    """The working directory of a notebook: a folder below the project's, as in Jupyter."""
     assert runs.is_dir()
     return {"metadata": {"path": str(ROOT / "notebooks")}}
 

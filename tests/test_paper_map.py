@@ -1,4 +1,4 @@
-"""The map from the paper to the code: all that it names exists, and nothing of the paper is left out."""
+"""The map from the paper to the code names only what exists, and covers every equation, table and figure."""
 
 import ast
 import collections
@@ -44,7 +44,7 @@ def parse(path):
 
 @functools.cache
 def defined_names(path):
-    """Functions, classes and names of a module, and methods as Class.method; for tests, all functions."""
+    """Functions, classes and assigned names of a module, methods as Class.method; for tests, every function."""
     names = set()
     for node in parse(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -63,7 +63,7 @@ def test_every_file_and_what_is_named_in_it_exists(place):
     assert (ROOT / path).is_file(), f"docs/paper_map.md names {path}, which does not exist"
     if name:
         assert name in defined_names(path), f"docs/paper_map.md names {name}, which {path} does not define"
-    if path.startswith("tests/") and name:  # what pytest collects: a function of that name in a file of that name
+    if path.startswith("tests/") and name:  # pytest collects functions with this prefix in files with this prefix
         assert Path(path).name.startswith("test_")
         assert name.startswith("test_")
 
@@ -100,7 +100,7 @@ def test_every_setting_exists_and_a_published_number_is_its_default(setting):
     assert key in defaults
     if written:
         value = ast.literal_eval(written)
-        if isinstance(value, bool | str):  # a choice: it has to be one that is accepted
+        if isinstance(value, bool | str):  # a choice must be an accepted value
             config.update_from_flattened_dict({key: value})
             make_settings(config)
         else:
@@ -121,7 +121,7 @@ def test_every_equation_has_exactly_one_row():
 
 
 def equations_of(text):
-    """Numbers behind "Eq.": alone, listed, or from one to another."""
+    """Equation numbers after "Eq.": single, a list or a range."""
     for listed in re.findall(r"Eq\. (\d+(?:(?:, | and | to )\d+)*)", text):
         for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
             yield from range(int(first), int(last or first) + 1)
@@ -157,12 +157,12 @@ def test_every_row_names_code_and_a_test_or_says_that_there_is_none():
     ]  # fmt: skip
 
 
-# Tests speak of what they are said to test
+# Each test uses the code of its row
 
 
 @functools.cache
 def words_of(path):
-    """Names that a file uses, imports or reaches through a dot, and its texts: what it can be about."""
+    """Names that a file uses, imports or reads as attributes, and its string constants."""
     words = set()
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Name):
@@ -178,7 +178,7 @@ def words_of(path):
 
 @functools.cache
 def words_of_imported(path):
-    """The same of the package's modules that a test imports: what it tests, it tests with its parts."""
+    """Those names, for the package modules that a test imports."""
     words = set()
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepcot_jax"):
@@ -200,7 +200,7 @@ def defines(node, name):
 
 @pytest.mark.parametrize("row", FULL, ids=lambda row: row[0][:40])
 def test_every_test_speaks_of_its_row(row):
-    """Itself, or through the modules that it imports, of the row's functions, their modules, or the command."""
+    """The test, or a module it imports, uses the row's functions, their modules or the command."""
     tests = places_in(row[3])
     tools = {tool.split()[0] for tool in re.findall(r"`python -m stepcot_jax\.([^`]+)`", row[2])}
     accepted = {place: {place[1].split(".")[-1], Path(place[0]).stem} | tools for place in places_in(row[1])}
@@ -222,7 +222,7 @@ TABLES = [
 
 @pytest.mark.parametrize(("row", "table"), TABLES, ids=lambda value: value if isinstance(value, str) else None)
 def test_every_table_has_a_test_that_reads_it(row, table):
-    """A test of a model that the table asks would pass with any table."""
+    """A test of a model that the table queries would pass with any table."""
     assert any(re.search(rf"[\"_]{table}\b|\b{table}_", source_of(path, name)) for path, name in places_in(row[3])), (
         f"{row[0]}: no test named there reads the table {table!r}"
     )
@@ -233,12 +233,12 @@ def test_every_published_table_of_the_tool_is_among_them():
     assert {table for _, table in TABLES} == {"diagnosis", "steps", "components", "transfer", "cost", "effect"}
 
 
-# What is said to be called is
+# Tables call the functions of their rows
 
 
 @functools.cache
 def reached_from(path):
-    """Files of tables and evaluation that a module imports, at any distance, itself included."""
+    """Files of tables and evaluation that a module imports, directly or not, including itself."""
     found, waiting = set(), [path]
     while waiting:
         here = waiting.pop()
@@ -254,7 +254,7 @@ def reached_from(path):
 
 
 def is_called(name, paths):
-    """Whether a file reads the name; a definition, an import or a docstring alone is no call."""
+    """Whether a file reads the name; a definition, an import or a docstring does not count."""
     for path in paths:
         for node in ast.walk(parse(path)):
             if (isinstance(node, ast.Name) and node.id == name) or (

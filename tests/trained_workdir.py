@@ -1,4 +1,4 @@
-"""A workdir like that of a run, without training: random weights, two checkpoints, two networks."""
+"""A workdir with the files of a run but without training: random weights, two checkpoints, two networks."""
 
 import contextlib
 import functools
@@ -25,21 +25,21 @@ from stepcot_jax.training.state import TrainState
 
 SIDE = 32
 TINY = ResNet(widths=(8,), blocks_per_stage=1, stem_kernel=3, grid=2)
-"""An encoder that compiles fast; tests use it in place of the real ones."""
+"""An encoder that compiles fast; tests use it instead of the published ones."""
 
 BEST = {"teacher": 3, "student": 5}
 
 
 @contextlib.contextmanager
 def tiny_encoder():
-    """Load runs with the tiny encoder inside the context."""
+    """Inside the context, runs load with the tiny encoder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained_model, "make_resnet", lambda name: TINY)
         yield
 
 
 def small_settings(**changes):
-    """The quickstart's settings for small images and narrow networks."""
+    """The quickstart settings with small images and narrow networks."""
     config = quickstart.get_config()
     config.phantom.num_cases = 60
     config.phantom.image_size = config.image_encoder.image_size = SIDE
@@ -59,7 +59,7 @@ def random_params(settings, *, seed):
     generator = np.random.default_rng(seed)
 
     def draw(leaf):
-        """Kernels large enough for every answer to affect later steps; NumPy, as a real init takes long to compile."""
+        """Kernels large enough for every answer to affect later steps; NumPy because the real init compiles slowly."""
         spread = 1.0 if leaf.ndim == 1 else (leaf.size / leaf.shape[-1]) ** -0.5
         return (generator.standard_normal(leaf.shape) * spread).astype(np.float32)
 
@@ -74,7 +74,7 @@ _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-workdir-")
 
 
 def make_trained_workdir(folder: pathlib.Path, *, calibrated: bool = False):
-    """Return its settings and the parameters by update; built once in a process, then copied."""
+    """Return the settings and the parameters by update; each process builds the workdir once and copies it."""
     settings, params = _build()
     shutil.copytree(_BUILT.name, folder)
     if calibrated:

@@ -36,7 +36,7 @@ def workdir(tmp_path_factory):
 
 
 class Served:
-    """The demo in a process of its own, with a temporary folder of its own."""
+    """The demo in its own process with its own temporary folder."""
 
     def __init__(self, workdir, temporary):
         self.temporary = temporary
@@ -56,7 +56,7 @@ class Served:
         self.port = int(self.url.rpartition(":")[2])
 
     def kept(self):
-        """Content of all files below the temporary folder, but for empty ones."""
+        """Content of all non-empty files below the temporary folder."""
         files = [path for path in self.temporary.rglob("*") if path.is_file()]
         return [path for path in files if path.stat().st_size and not path.name.endswith(".lock")]
 
@@ -128,7 +128,7 @@ def test_a_radiograph_is_read_and_corrected(page, served, radiograph, tmp_path):
     assert f"{chosen} (given)" in after[0]
     assert radios.nth(other).is_checked()
     assert "correction" in page.tab.locator("#view .changes").inner_text()
-    # The map of the corrected step is now of the given answer.
+    # The corrected step's map now shows the given answer.
     assert page.tab.locator("#view .panels img").nth(1).get_attribute("src") != maps[1]
     assert page.tab.get_by_text("Detection (corrected)").count() == 1
     # One step is marked as worth checking, with what each answer to it would make of the diagnosis.

@@ -1,4 +1,4 @@
-"""Small chains and splits that the tests of the statistics share."""
+"""Small chains and splits shared by the tests of the statistics."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def draw_labels(rng: np.random.Generator, num_cases: int, *, missing: float = 0.
 
 
 def draw_logits(rng: np.random.Generator, labels: np.ndarray, *, skill: float = 1.0) -> np.ndarray:
-    """Logits that lean to the true answer by `skill`, in coarse steps so that ties occur, padded with -1e9."""
+    """Random logits plus `skill` for the true answer, rounded so that ties occur, padded with -1e9."""
     logits = np.round(rng.normal(0, 1.5, (len(labels), 3, 4)), 1).astype(np.float32)
     for position, step in enumerate(CHAIN.steps):
         known = labels[:, position] >= 0

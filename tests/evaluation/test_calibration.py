@@ -1,4 +1,4 @@
-"""Temperatures against a fine grid, and answer sets against the coverage they state."""
+"""Temperatures against a fine grid; answer sets against their stated coverage."""
 
 import math
 
@@ -25,7 +25,7 @@ ONE_STEP = Chain((Step("Diagnosis", "What?", ("Normal", "Mass", "Effusion", "Nod
 
 
 def draw_step(rng, num_cases: int, *, sharpness: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and answers drawn from them, so that the best temperature is `sharpness`."""
+    """Logits and answers drawn from them such that the best temperature is `sharpness`."""
     logits = rng.normal(0, 2, (num_cases, 4))
     weights = np.exp(logits)
     shares = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
@@ -111,10 +111,10 @@ def test_too_few_cases_leave_every_answer_in_the_set_and_say_so():
 
 @pytest.mark.parametrize(("num_val", "coverage"), [(30, 0.9), (100, 0.8), (60, 0.95)])
 def test_sets_hold_the_true_answer_as_often_as_stated(num_val, coverage):
-    """Over 300 draws of a validation split and test cases: the whole fit, temperature included.
+    """Coverage of the whole fit, temperature included, over 300 draws of a validation and a test split.
 
-    In exact arithmetic a threshold of one fixed score covers between coverage and coverage + 1 / (n + 1); the bounds
-    add 3.5 binomial deviations. The model is wrong in how sure it is, as real ones are.
+    For a fixed score the expected coverage lies between coverage and coverage + 1 / (n + 1); the bounds
+    add 3.5 standard errors. The model is miscalibrated, as real ones are.
     """
     rng = np.random.default_rng(7)
     num_draws, num_test = 300, 20
@@ -135,14 +135,14 @@ def test_sets_hold_the_true_answer_as_often_as_stated(num_val, coverage):
         assert (held >= bare).all()
         shares.append((bare.mean(), held.mean()))
     bare_share, held_share = np.mean(shares, axis=0)
-    # Test cases of one draw share a threshold: the deviation is that of the draws' means, not of single cases.
+    # Test cases of one draw share a threshold, so the standard error is that of the draws' means.
     deviation = np.std(shares, axis=0)[0] / math.sqrt(num_draws)
     assert coverage - 3.5 * deviation <= bare_share <= coverage + 1 / (num_val + 1) + 3.5 * deviation
     assert held_share >= coverage - 3.5 * deviation
 
 
 def test_a_set_by_hand():
-    """An answer on the threshold is in the set, and the most probable one is even where nothing reaches it."""
+    """An answer at the threshold is in the set; the most probable answer is always in it."""
     calibration = Calibration(coverage=0.9, temperatures={"model": (1.0,)}, thresholds={"model": (0.75,)})
     probabilities = np.array([[[0.5, 0.25, 0.125, 0.125]], [[0.25, 0.25, 0.25, 0.25]]])
     sets = answer_sets(probabilities, "model", calibration, ONE_STEP)

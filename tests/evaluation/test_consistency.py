@@ -1,4 +1,4 @@
-"""Rules against chains written out, decoding against every chain there is."""
+"""Consistency rules against written-out chains; decoding against an exhaustive search."""
 
 import dataclasses
 import itertools
@@ -41,7 +41,7 @@ def make_chain(answers_per_step: tuple[int, ...]) -> Chain:
 
 
 def draw_rules(rng: np.random.Generator, answers_per_step: tuple[int, ...], *, share_allowed: float):
-    """Rules with every kind of pair, forbidden at random, and uneven transitions."""
+    """Rules with random forbidden pairs of every kind, and unequal transition probabilities."""
     chain = make_chain(answers_per_step)
     counts = count_pairs(
         np.stack([rng.integers(0, num_answers, 20) for num_answers in answers_per_step], axis=1), chain
@@ -100,7 +100,7 @@ def test_without_rules_each_step_is_answered_for_itself(seed):
 
 
 def test_an_impossible_answer_still_gives_way_to_the_rules():
-    """The model is certain of "No abnormality" and of a mass: no consistent chain has any probability."""
+    """The model is certain of "No abnormality" and of a mass: every consistent chain has probability 0."""
     scores = [np.full((1, step.num_answers), -np.inf) for step in DEFAULT_CHAIN.steps]
     for own, label in zip(scores, [0, 3, 5, 6, 4, 6, 7], strict=True):
         own[0, label] = 0
@@ -114,9 +114,9 @@ def test_the_given_rule_by_hand():
         [
             NORMAL,
             NODULE,
-            [0, 3, 5, 6, 4, 6, 1],  # nothing there, yet a nodule
-            [0, 3, 5, 0, 4, 6, 0],  # nothing there, yet somewhere
-            [1, 3, 5, 6, 4, 6, 0],  # the given rule is about clear chests alone
+            [0, 3, 5, 6, 4, 6, 1],  # "No abnormality", but a nodule
+            [0, 3, 5, 0, 4, 6, 0],  # "No abnormality", but a location
+            [1, 3, 5, 6, 4, 6, 0],  # the given rule covers normal cases only
             [NOT_ANNOTATED, 3, 5, 0, 4, 6, 1],
             [0, NOT_ANNOTATED, 5, 6, 4, 6, 0],
         ]
@@ -158,12 +158,12 @@ def test_pairs_are_counted_and_unannotated_steps_passed_over():
 
 
 def test_a_pair_is_forbidden_where_chance_would_have_shown_it():
-    # 200 chains: "No" is never followed by "Focal", of which chance would give 100 * 40 / 200 = 20.
+    # 200 chains: "No" is never followed by "Focal"; independence would give 100 * 40 / 200 = 20.
     labels = np.array([[0, 1, 0]] * 100 + [[1, 0, 0]] * 40 + [[1, 1, 0]] * 60)
     counts = count_pairs(labels, CHAIN)
     assert make_rules(CHAIN, counts=counts).allowed[0, 1].tolist() == [[False, True, True], [True, True, True]]
     assert make_rules(CHAIN, counts=counts, min_expected=20.1).allowed[0, 1].all()
-    # "N/A" occurs nowhere: nothing is known of it.
+    # "N/A" never occurs, so no rule can be learned for it.
     assert make_rules(CHAIN, counts=count_pairs(labels[:0], CHAIN)).allowed[0, 1].all()
 
 
@@ -239,7 +239,7 @@ def test_the_effect_is_that_of_the_decoded_chains():
 
 
 def test_decoding_mends_what_noise_has_broken(phantom):
-    """Answers read with noise: the consistent chain is right more often, at every step together."""
+    """With noisy answers, decoded chains are right more often, over all steps together."""
     rng = np.random.default_rng(0)
     rules = make_rules(DEFAULT_CHAIN, counts=count_pairs(phantom[:2000], DEFAULT_CHAIN))
     test = phantom[2000:]

@@ -1,4 +1,4 @@
-"""Collecting a split from padded batches, and the figures of each model on it."""
+"""Collecting a split from padded batches, and each model's figures on it."""
 
 import math
 import warnings
@@ -41,7 +41,7 @@ TEACHER, STUDENT, LABELS = draw_logits(1), draw_logits(2), draw_labels(3)
 
 
 def make_batches(order: np.ndarray, size: int) -> list[dict[str, np.ndarray]]:
-    """The cases in an order, the last batch padded with rows that look like good cases."""
+    """Batches of the cases in `order`; the last is padded with rows that look valid."""
     batches = []
     for start in range(0, len(order), size):
         index = order[start : start + size]

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: each resample against the metrics themselves, and the widths against what theory says."""
+"""Bootstrap intervals: resamples against the metrics, and widths against theory."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ YES_NO = Chain((Step("Detection", "Anything?", ("No", "Yes")),))
 
 
 def make_binary(right: np.ndarray, patients: np.ndarray) -> SplitPredictions:
-    """One model with two answers, right where `right` is true; both answers occur."""
+    """One model with two answers, correct where `right` is true; both answers occur."""
     labels = (np.arange(len(right)) % 2).astype(np.int32)
     answers = np.where(right, labels, 1 - labels)
     logits = np.where(np.arange(2) == answers[:, None], 2.0, 0.0).astype(np.float32)[:, None]
@@ -93,7 +93,7 @@ def test_values_are_those_of_the_evaluation_and_seeds_repeat():
 
 
 def test_cases_of_one_patient_count_as_one():
-    """40 patients with 5 radiographs each, all right or all wrong: the width of 40 cases, not of 200."""
+    """40 patients with 5 equal radiographs each: the interval is as wide as for 40 cases, not 200."""
     right = np.random.default_rng(0).random(40) < 0.7
     share = right.mean()
     expected = 2 * 1.96 * math.sqrt(share * (1 - share) / 40)
@@ -109,7 +109,7 @@ def test_intervals_hold_the_true_figure_about_as_often_as_stated():
     rng = np.random.default_rng(5)
     held = []
     for _ in range(200):
-        skill = rng.normal(0, 1, 60)  # patients differ, so that their cases are not independent
+        skill = rng.normal(0, 1, 60)  # patients differ, so cases of one patient are not independent
         right = rng.random((60, 3)) < 1 / (1 + np.exp(-0.8 - skill[:, None]))
         split = make_binary(right.ravel(), np.repeat(np.arange(60), 3))
         interval = bootstrap(split, YES_NO, num_resamples=200)["model"].mean_accuracy
@@ -118,14 +118,14 @@ def test_intervals_hold_the_true_figure_about_as_often_as_stated():
 
 
 def test_a_figure_that_some_resamples_lack_says_how_many():
-    """One patient of ten has the only "Yes": AUC and specificity exist in 1 - (1 - 1/10)^10 of the resamples."""
+    """The only "Yes" is of one patient in ten: AUC and specificity exist in 1 - (1 - 1/10)^10 of resamples."""
     split = make_binary(np.ones(10, bool), np.arange(10))
     labels = np.zeros((10, 1), np.int32)
     labels[4] = 1
     split = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
     step = bootstrap(split, YES_NO, num_resamples=3000)["model"].steps[0]
     assert step.auc.undefined == pytest.approx(0.9**10, abs=0.04)
-    # Without the one "Yes" nothing is complete; without any "No" (all ten draws the same) either, which is rare.
+    # A resample is incomplete without the one "Yes", and without any "No" (ten equal draws), which is rare.
     assert step.share_incomplete == pytest.approx(step.auc.undefined)
     assert step.accuracy.undefined == 0
     assert not math.isnan(step.auc.low)

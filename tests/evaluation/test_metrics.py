@@ -1,4 +1,4 @@
-"""The figures of a step against counting by hand, scikit-learn and the rank statistic."""
+"""The figures of a step against plain counting, scikit-learn and the rank statistic."""
 
 import math
 import warnings
@@ -21,7 +21,7 @@ def make_step(num_answers: int) -> Step:
 
 
 def draw_cases(*, seed: int, num_cases: int, num_answers: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distributions in coarse steps, so that ties are frequent, and labels of which a third is missing."""
+    """Coarse probabilities with frequent ties, and labels of which a third is missing."""
     rng = np.random.default_rng(seed)
     weights = rng.integers(0, 4, (num_cases, num_answers)) + 1
     classes = rng.choice(num_answers, num_classes, replace=False)
@@ -45,13 +45,13 @@ cases = st.builds(
 
 
 def rank_auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Mann-Whitney: the chance that a positive case scores above a negative one, ties counting half."""
+    """Mann-Whitney: the probability that a positive case outscores a negative one; ties count half."""
     above = scores[positive][:, None] - scores[~positive][None, :]
     return float(((above > 0) + 0.5 * (above == 0)).mean())
 
 
 def count_by_hand(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """All figures case by case and class by class, in plain Python."""
+    """All figures in plain Python loops over cases and classes."""
     kept = [(list(row), int(label)) for row, label in zip(probabilities, labels, strict=True) if label >= 0]
     pairs = [(label, row.index(max(row))) for row, label in kept]
     classes = sorted({truth for truth, _ in pairs})
@@ -154,7 +154,7 @@ def test_auc_is_scikit_learns_multiclass_auc_when_every_answer_occurs():
 
 
 def test_numbers_worked_out_on_paper():
-    # Truth 0 0 0 1 1 2, answers 0 0 1 1 0 0; answer 3 occurs nowhere, the last case has no label.
+    # Truth 0 0 0 1 1 2, answers 0 0 1 1 0 0; answer 3 never occurs, the last case has no label.
     probabilities = [
         [0.7, 0.1, 0.1, 0.1],
         [0.6, 0.2, 0.1, 0.1],
@@ -173,7 +173,7 @@ def test_numbers_worked_out_on_paper():
     assert found.specificity == pytest.approx((1 / 3 + 3 / 4 + 1) / 3)
     assert found.precision == pytest.approx((2 / 4 + 1 / 2 + 0) / 3)
     assert found.f1 == pytest.approx((4 / 7 + 2 / 4 + 0) / 3)
-    # Pairs won: class 0 beats 3 + 3 + 1 of 9; class 1 beats 4 + 3 of 8; class 2 all 5.
+    # Pairs ranked correctly: class 0: 3 + 3 + 1 of 9; class 1: 4 + 3 of 8; class 2: all 5.
     assert found.auc == pytest.approx((7 / 9 + 7 / 8 + 1) / 3)
     assert found.left_out == ("Place 3",)
 

@@ -1,4 +1,4 @@
-"""Paired differences and McNemar's test, against scipy and by hand."""
+"""Paired differences and McNemar's test against SciPy and hand values."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_mcnemar_agrees_with_the_binomial_test(seed, num_cases):
 
 
 def test_mcnemar_by_hand():
-    # 10 cases only the first has right, 2 only the second: 2 * (1 + 12 + 66) / 4096, and (8 - 1)^2 / 12.
+    # Only the first is right in 10 cases, only the second in 2: 2 * (1 + 12 + 66) / 4096, and (8 - 1)^2 / 12.
     labels = np.zeros(20, int)
     first, second = np.ones((2, 20), int)
     first[:10], second[10:12] = 0, 0

@@ -1,4 +1,4 @@
-"""Predictions on disk: what is written comes back, and nothing else is believed."""
+"""Prediction files: written predictions read back unchanged; other content is refused."""
 
 import dataclasses
 import io
@@ -31,7 +31,7 @@ def path(tmp_path):
 
 
 def rewrite(path, change):
-    """The file with its members changed by `change`, a function of a dict of arrays."""
+    """Rewrite the file after `change`, a function of its dict of arrays."""
     with np.load(path) as archive:
         arrays = dict(archive)
     change(arrays)
@@ -176,7 +176,7 @@ def test_a_small_file_cannot_fill_the_memory(path):
 
 
 def test_damage_anywhere_is_refused_or_harmless(path):
-    """Every outcome but a `BadInput` or a split that fits the chain would be an escape."""
+    """The only accepted outcomes are `BadInput` and a split that fits the chain."""
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     for length in (0, 1, 30, len(whole) // 2, len(whole) - 1):
@@ -193,7 +193,7 @@ def test_damage_anywhere_is_refused_or_harmless(path):
             assert read_predictions(path, CHAIN).predictions.labels.shape == (60, 3)
         except BadInput:
             num_refused += 1
-    assert num_refused > 100  # the archive's checksums see what falls into an array
+    assert num_refused > 100  # the archive's checksums detect damage within arrays
 
 
 @pytest.mark.parametrize("make", [lambda path: path.unlink(), lambda path: (path.unlink(), path.mkdir())])

@@ -1,4 +1,4 @@
-"""Reliability and selective reading against scikit-learn, counting by hand and enumeration of orders."""
+"""Reliability and selective reading against scikit-learn, plain counting and enumerated orders."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from stepcot_jax.evaluation.step_statistics import selective_curve
 
 
 def draw(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distributions in coarse steps, bin edges and ties among them, and labels of which some are missing."""
+    """Coarse probabilities with ties and bin edges, and labels of which some are missing."""
     rng = np.random.default_rng(seed)
     weights = rng.integers(0, 4, (num_cases, num_answers)) + 1e-300
     labels = rng.integers(0, num_answers, num_cases)

@@ -1,4 +1,4 @@
-"""Draws of patients, and weighted means against the means of the repeated cases."""
+"""Resampling of patients; weighted means against means of repeated cases."""
 
 import math
 

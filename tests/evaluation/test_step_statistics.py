@@ -1,4 +1,4 @@
-"""Statistics of weighted cases against those of the cases repeated by their weights."""
+"""Statistics of weighted cases against those of cases repeated by their weights."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ SHARES = (0.001, 1 / 3, 0.5, 0.7, 0.9, 1.0)
 
 
 def draw_rules(rng: np.random.Generator):
-    """Rules that some chain keeps (the one of first answers), the other pairs forbidden at random."""
+    """Rules that the chain of first answers satisfies; other pairs are forbidden at random."""
     rules = make_rules(CHAIN)
     allowed = {pair: rng.random(own.shape) < 0.6 for pair, own in rules.allowed.items()}
     for own in allowed.values():
@@ -32,9 +32,9 @@ def draw_rules(rng: np.random.Generator):
 
 
 def draw_step(seed: int, num_cases: int, num_answers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights, distributions in coarse steps with ties and bin edges, and labels of which some are missing.
+    """Weights, coarse probabilities with ties and bin edges, and labels of which some are missing.
 
-    The first weights are of nobody, the second of everybody once; the third leave out every case of answer 0.
+    The first weights are all 0, the second all 1; the third are 0 for every case of answer 0.
     """
     rng = np.random.default_rng(seed)
     shares = rng.integers(0, 4, (num_cases, num_answers)) + 1e-300
@@ -82,7 +82,7 @@ def test_selective_reading_is_that_of_the_repeated_cases(drawn):
     assert accuracies.shape == (len(weights), len(SHARES))
     for own, read, area in zip(weights, accuracies, areas, strict=True):
         curve = selective_curve(probabilities=np.repeat(probabilities, own, axis=0), labels=np.repeat(labels, own))
-        # Both divide the same whole numbers, so that not even the last bit differs.
+        # Both divide the same integers, so the results are bit-identical.
         np.testing.assert_array_equal(read, [accuracy_of_the_surest(curve, share) for share in SHARES])
         assert area == pytest.approx(curve.area, abs=1e-12, nan_ok=True)
 
@@ -132,7 +132,7 @@ def test_every_figure_of_a_step_is_that_of_the_repeated_cases(seed):
 
 
 def test_a_resample_without_the_sure_cases_reads_the_next_ones():
-    """Two sure and right, two unsure and wrong; equal ones go together, so that a quarter of four is half of them."""
+    """Two confident correct cases, two unconfident wrong ones; ties stay together, so a quarter of four is two."""
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
     weights = np.array([[1, 1, 1, 1], [0, 0, 3, 1], [1, 0, 3, 0], [0, 0, 0, 0]])
     accuracies, _ = selective_figures(

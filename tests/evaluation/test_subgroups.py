@@ -1,4 +1,4 @@
-"""Groups of cases: who is in them, that small ones are not scored, and figures like those of the cases alone."""
+"""Subgroups: membership, no scores for small groups, and the figures of the group's cases only."""
 
 import pytest
 from evaluation.small_splits import CHAIN, make_split

@@ -1,4 +1,4 @@
-"""The content of statistics.json: which figures have intervals, that they belong to them, and that it is JSON."""
+"""statistics.json: every figure has its own interval, and the file is strict JSON."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def summary():
 
 
 def leaves(tree, path=()):
-    """Every number of a tree with the way to it, sequences by position."""
+    """Every number of a tree by its path; sequences by position."""
     if isinstance(tree, dict | list | tuple):
         for name, own in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from leaves(own, (*path, name))
@@ -51,7 +51,7 @@ def find(tree, path):
 
 
 def beside_intervals(tree):
-    """Every mapping that has intervals by its figures' names, with those intervals."""
+    """Every mapping that has intervals, with those intervals by figure name."""
     yield {TRUE_CHAINS: tree[TRUE_CHAINS]}, tree["intervals"]
     for model in tree["models"].values():
         for own in (*model["steps"].values(), model["consistent_decoding"]):
@@ -67,7 +67,7 @@ def test_every_figure_has_an_interval_of_its_own_value(summary):
             assert interval["value"] == value, path
             assert interval["low"] <= interval["high"], path
             assert interval["undefined"] == 0, path
-            if path[0] not in ("ece", "ece_calibrated"):  # whose resamples lie above the split, as noise adds to it
+            if path[0] not in ("ece", "ece_calibrated"):  # resamples are biased upwards: resampling adds noise
                 assert interval["low"] <= value <= interval["high"], path
             num_figures += 1
     # Of the labels, and for each of 2 models 3 steps of 8 figures and 4 shares, coverage by 2 + 3 + 4 answers, and
@@ -113,7 +113,7 @@ def test_values_are_those_of_the_plain_functions(summary):
 
 
 def test_they_are_the_resamples_of_the_metrics(summary):
-    """The accuracy before decoding is the metrics' accuracy, by other code: the same interval to the last digits."""
+    """Accuracy before decoding equals the metrics' accuracy from other code, intervals included."""
     metrics = bootstrap(SPLIT, CHAIN, num_resamples=300)
     for model, found in summary["models"].items():
         decoding = found["consistent_decoding"]["intervals"]
@@ -163,7 +163,7 @@ def test_a_difference_has_the_same_resamples_on_both_sides():
             near["intervals"][f"{kind}_{name}"]["high"] - near["intervals"][f"{kind}_{name}"]["low"]
             for name in ("difference", "before", "after")
         )
-        assert 0 < width < 0.7 * math.hypot(*apart)  # what it would be if each had resamples of its own
+        assert 0 < width < 0.7 * math.hypot(*apart)  # the value with separate resamples per side
     assert same["intervals"]["accuracy_difference"] == [zero] * 3
     assert near["share_changed"] > 0
 
@@ -249,4 +249,4 @@ def test_a_large_test_split_takes_seconds():
     compute = prepare_statistics(split, DEFAULT_CHAIN, calibration=calibration, rules=rules)
     started = time.process_time()
     resample(compute, split.facts["patient_id"], num_resamples=1000, seed=0)
-    assert time.process_time() - started < 20  # 1.2 s where nothing else runs
+    assert time.process_time() - started < 20  # 1.2 s on an idle machine

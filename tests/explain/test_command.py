@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from trained_workdir import make_trained_workdir, tiny_encoder
+from trained_workdir import make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
@@ -12,11 +12,7 @@ from stepcot_jax.explain.drawing import _free_name
 from stepcot_jax.explain.scoring import EVEN, RANDOM, TRAINED
 from stepcot_jax.host.errors import BadInput
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_encoder():
-    with tiny_encoder():
-        yield
+pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture(scope="module")

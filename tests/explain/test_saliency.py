@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_workdir import SIDE, make_trained_workdir, tiny_encoder
+from trained_workdir import SIDE, make_trained_workdir
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.clip import VisionTransformer
@@ -23,7 +23,7 @@ IMAGES = jnp.asarray(np.random.default_rng(0).standard_normal((2, SIDE, SIDE, 3)
 
 
 def random_params(network):
-    """Drawn in NumPy: to compile a real start takes longer than all else here."""
+    """Random parameters from NumPy, because compiling the real init would dominate the time of these tests."""
     shapes = jax.eval_shape(network.init, jax.random.key(0), IMAGES)["params"]
     generator = np.random.default_rng(1)
     draw = lambda leaf: generator.normal(0.3, 0.3, leaf.shape) * (8 / max(leaf.shape[0], 8)) ** 0.5  # noqa: E731
@@ -46,7 +46,7 @@ def follow(network, params, read, images=IMAGES, least_rows=4, labels=None):
 
 
 def read_two_steps(features):
-    """Two steps of two answers; the second step's logits follow other features than the first's."""
+    """Two steps of two answers; the steps' logits depend on different features."""
     first = jnp.stack([features[:, 0], features[:, 1]], axis=-1)
     second = jnp.stack([features[:, 2] * features[:, 3], features[:, 4]], axis=-1)
     return jnp.stack([first, second], axis=1), None
@@ -54,17 +54,17 @@ def read_two_steps(features):
 
 @pytest.fixture(scope="module")
 def one_patch():
-    """A transformer whose class token reads the patches by their brightness, and whose feature 0 is what it read."""
+    """A transformer whose class token attends to patches by brightness and copies the result to feature 0."""
     network = VisionTransformer(TransformerSizes(8, 1, 1, 16, "quick_gelu", 1e-5, True), 32, 8, projected_width=6)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), random_params(network))
     params = dict(zeros)
     kernel = np.zeros((8 * 8 * 3, 8), np.float32)
-    kernel[:, 0], kernel[:, 1] = 1 / 192, -1 / 192  # brightness, once with each sign so that LayerNorm keeps it
+    kernel[:, 0], kernel[:, 1] = 1 / 192, -1 / 192  # brightness with both signs, so that LayerNorm preserves it
     params["patch_embedding"] = {"kernel": jnp.asarray(kernel)}
     for norm in ("pre_norm", "post_norm"):
         params[norm] = {"scale": jnp.ones(8), "bias": jnp.zeros(8)}
     qkv = np.zeros((8, 24), np.float32)
-    qkv[0, 16] = 1.0  # the value: brightness after the norms
+    qkv[0, 16] = 1.0  # the value is the normalized brightness
     block = dict(zeros["blocks"]["layer_0"])
     block["attention_norm"] = {"scale": jnp.ones(8), "bias": jnp.zeros(8)}
     out = np.zeros((8, 8), np.float32)
@@ -88,12 +88,12 @@ def test_the_map_points_at_the_only_patch_that_counts(one_patch):
         (_, _, _, gradients), maps = follow(network, params, read_two_steps, images)
         assert maps[0, 0, row, column] > 0.999
         assert all(np.isfinite(gradient).all() for gradient in gradients.values())
-        # Step 2 reads features that do not depend on the image: an even map.
+        # Step 2 reads features that do not depend on the image: a uniform map.
         np.testing.assert_allclose(maps[0, 1], 1 / 16, rtol=1e-6)
 
 
 class OneCell(nn.Module):
-    """A residual block whose output is the image at a quarter of its size, averaged over one cell alone."""
+    """A residual block that outputs the image at a quarter of its size; features average one cell only."""
 
     row: int
     column: int
@@ -131,7 +131,7 @@ def test_gradients_are_those_of_finite_differences(name):
     network = NETWORKS[name]
     params = random_params(network)
     if name != "transformer":
-        params = jax.tree.map(jnp.abs, params)  # far from the corners of the ReLUs
+        params = jax.tree.map(jnp.abs, params)  # far from the kinks of the ReLUs
     choose = choose_modules(network)
     labels = jnp.zeros((2, 2), jnp.int32)
     shapes = find_values(network, params, IMAGES, choose)
@@ -164,11 +164,11 @@ def test_gradients_are_those_of_finite_differences(name):
 
 
 def test_transformer_maps_follow_the_rule_written_out():
-    """An independent reading of Chefer et al.: gradients in the attention weights themselves, full matrices."""
+    """An independent implementation of Chefer et al.: gradients by the attention weights, full matrices."""
     params = random_params(VIT)
 
     def features(weights, image):
-        """The network once more, with the attention weights [block, head, token, token] added to."""
+        """The network with `weights` [block, head, token, token] added to its attention weights."""
 
         def norm(p, x):
             scaled = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -224,14 +224,8 @@ def test_the_last_map_that_is_fine_enough_is_taken():
         choose_taps(network, {}, least_rows=7)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_encoder():
-    with tiny_encoder():
-        yield
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, small_encoder):
     folder = tmp_path_factory.mktemp("explain") / "run"
     make_trained_workdir(folder)
     return load_trained(folder)

@@ -42,7 +42,7 @@ def test_a_map_keeps_its_sum_at_the_encoders_pixels(rows, columns, size, seed):
     spread_maps = spread_out(maps, size)
     assert spread_maps.shape == (2, size, size)
     np.testing.assert_allclose(spread_maps.sum(axis=(1, 2)), maps.sum(axis=(1, 2)))
-    # A cell's pixels are those whose centres it holds.
+    # A pixel belongs to the cell that contains its centre.
     for row in range(rows):
         held = [pixel for pixel in range(size) if row <= (pixel + 0.5) * rows / size < row + 1]
         np.testing.assert_allclose(spread_maps[0, held].sum(), maps[0, row].sum())
@@ -54,7 +54,7 @@ def test_energy_and_pointing_by_hand():
     maps = np.array([[[[0.5, 0.2], [0.2, 0.1]], [[0.1, 0.6], [0.2, 0.1]], [[0.25, 0.25], [0.25, 0.25]]]])
     scores = score_maps(maps, inside)
     np.testing.assert_allclose(scores.energy[0], [0.5 + 0.1, 0.1 + 0.3, 0.375])
-    # The centre of cell (0, 1) is at pixel 6, just outside; an even map hits as often as chance.
+    # The centre of cell (0, 1) is at pixel 6, just outside; a uniform map hits as often as chance.
     np.testing.assert_allclose(scores.pointing[0], [1, 0, 0.25])
     even = score_even_map(inside, num_steps=3)
     np.testing.assert_allclose(even.energy, 0.375)
@@ -121,7 +121,7 @@ def test_a_smooth_map_has_its_highest_where_its_cell_is():
     assert shown.max() == 1
     assert {each // 8 for each in np.argwhere(shown == shown.max())[:, 0]} == {1}
     np.testing.assert_allclose(smooth(np.full((2, 3), 0.3), 6), 1)
-    # Halfway between two centres it is halfway between their values.
+    # Halfway between two centres the value is the mean of theirs.
     np.testing.assert_allclose(smooth(np.array([[0.0, 1.0]]), 4)[0], [0, 0.25, 0.75, 1])
 
 

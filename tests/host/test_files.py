@@ -1,4 +1,4 @@
-"""What is read is what was accepted, and what is written is whole."""
+"""Files: reading checks type and size; writing is atomic."""
 
 import os
 
@@ -48,7 +48,7 @@ def test_what_is_no_such_json_is_refused_by_name(tmp_path, content, words):
 def test_a_missing_file_a_folder_and_a_pipe_are_refused(tmp_path):
     with pytest.raises(BadInput, match=r"none: cannot be read \(No such file or directory\); accepted is a note"):
         read_json(tmp_path / "none", Note, accepted=ACCEPTED)
-    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer that never comes
+    os.mkfifo(tmp_path / "pipe")  # opening it would block until a writer opens it
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(BadInput, match="not a regular file; expected a JSON file; accepted is a note"):
             read_json(path, Note, accepted=ACCEPTED)

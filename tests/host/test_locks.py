@@ -1,4 +1,4 @@
-"""One run at a time in a folder: another process is refused by name, and can go on when the first has ended."""
+"""Folder locks: a second process is refused by name, and admitted after the first ends."""
 
 import subprocess
 import sys

@@ -25,7 +25,7 @@ EVIL = [
 
 
 class Seen(html.parser.HTMLParser):
-    """What an independent parser makes of markup."""
+    """Elements and text that an independent parser finds in markup."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -62,7 +62,7 @@ def test_text_stays_text_in_children_and_attributes(environment, text):
 def test_any_text_is_shown_whole(environment, text):
     seen = Seen(environment.from_string("({{ text }})").render(text=text))
     assert seen.tags == []
-    # A parser reads every line end as "\n"; nothing else is changed or lost.
+    # HTML parsers normalize line ends to "\n"; all other characters are preserved.
     assert seen.text.replace("\r", "\n") == f"({name_unseen(text)})".replace("\r", "\n")
 
 

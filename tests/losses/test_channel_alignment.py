@@ -45,7 +45,7 @@ def draw(seed, scale=2.0):
 
 
 def test_weight_by_hand():
-    # Centred, the rows are +-1/2 on both sides, the second side twice as wide: Grams G and 4 G.
+    # Centred rows are +-1/2 and +-1: Gram matrices G and 4 G.
     u, v = np.array([[0.0], [1.0]], np.float32), np.array([[5.0], [3.0]], np.float32)
     gram = 0.25 * np.array([[1, -1], [-1, 1]])
     both = np.ones(2, bool)
@@ -53,7 +53,7 @@ def test_weight_by_hand():
     expected = (gram * 4 * gram).sum() / np.sqrt(np.trace(gram) * np.trace(4 * gram))
     assert expected == 1.0
     assert_close(weight(u, v, both, "trace"), expected, 1e-6)
-    assert_close(weight(3 * u, v, both, "trace"), 3 * expected, 1e-6)  # in eq. 21, it grows with the spread
+    assert_close(weight(3 * u, v, both, "trace"), 3 * expected, 1e-6)  # the weight of eq. 21 grows with the spread
     # Independent directions over four cases.
     u, v = np.array([[0.0], [0.0], [1.0], [1.0]], np.float32), np.array([[0.0], [1.0], [0.0], [1.0]], np.float32)
     assert_close(weight(u, v, np.ones(4, bool)), 0.0, 1e-6)
@@ -97,7 +97,7 @@ def test_cka_of_the_same_rows_is_one(seed, annotated):
 @given(seeds)
 def test_weight_is_zero_where_a_side_is_constant(normaliser, seed):
     u, v = draw(seed)
-    # The weight sees rows of a softmax: constant rows are the same probabilities in every case.
+    # The weight takes softmax rows: constant rows are equal probabilities in every case.
     constant = np.tile(oracle.softmax(np.float64(u[:1])).astype(np.float32), (CASES, 1))
     assert_close(weight(constant, v, EVERY, normaliser), 0.0, 1e-6)
     assert_close(weight(v, constant, EVERY, normaliser), 0.0, 1e-6)
@@ -179,7 +179,7 @@ def test_gradient_agrees_with_finite_differences_in_float32():
 def test_unknown_normaliser_is_refused():
     u, v = map(jnp.asarray, draw(8))
     with pytest.raises(ValueError, match="normaliser 'hsic' is not one of"):
-        # Unwrapped: users have no type checks at run time.
+        # Unwrapped, because users have no run-time type checks.
         inspect.unwrap(alignment_weight)(teacher=u, student=v, annotated=jnp.asarray(EVERY), normaliser="hsic")
 
 

@@ -1,4 +1,4 @@
-"""The one place that averages: what does not count reaches neither the mean nor the gradient."""
+"""Masked means: masked rows affect neither the mean nor the gradient."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Totals over the steps: parts, weights, and who gets a gradient."""
+"""Totals over the steps: their parts, weights and gradients."""
 
 import inspect
 
@@ -96,7 +96,7 @@ def test_student_total_agrees_with_the_oracle(ours, theirs):
     found, expected = jax.jit(lambda inputs: run(inputs, LABELS, **ours))(INPUTS), expect(**theirs)
     check(found, expected)
     assert expected["channel_alignment"][0] > 1e-3
-    assert float(found.channel_alignment[1]) == 0.0  # one case alone cannot be aligned
+    assert float(found.channel_alignment[1]) == 0.0  # alignment needs at least two cases
     assert float(found.hard_label[1]) > 0
 
 
@@ -161,7 +161,7 @@ def test_bfloat16_features_give_float32_losses():
 
 
 def test_bad_settings_are_refused_by_name():
-    untyped = inspect.unwrap(student_objective)  # users have no type checks at run time
+    untyped = inspect.unwrap(student_objective)  # users have no run-time type checks
     arrays = {name: jnp.asarray(value) for name, value in INPUTS.items() if not isinstance(value, dict)}
     maps = {name: LinearMap(**INPUTS[name]) for name in ("student_projection", "teacher_projection")}
     with pytest.raises(ValueError, match="alignment_gradient 'both' is not one of"):

@@ -1,4 +1,4 @@
-"""Distillation."""
+"""The distillation loss."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A scan with deferred gradients against the plain scan."""
+"""The scan with deferred gradients equals the plain scan, in values and gradients."""
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,7 @@ STEPS, CASES, WIDTH = 3, 4, 5
 
 
 class Mix(nn.Module):
-    """Two linear layers, one without a bias, on rows with an axis between."""
+    """Two linear layers, one without a bias, on rows with an extra axis."""
 
     @nn.compact
     def __call__(self, values):
@@ -89,7 +89,7 @@ def test_gradients_under_vmap_are_those_of_each_row():
 
 
 def carried_shapes(jaxpr):
-    """Shapes of what the scans of a program carry from step to step."""
+    """Shapes of the carries of all scans in a program."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
             yield from (variable.aval.shape for variable in equation.outvars[: equation.params["num_carry"]])

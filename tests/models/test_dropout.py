@@ -1,4 +1,4 @@
-"""Dropout's masks, drawn ahead, and what they do."""
+"""Dropout masks drawn ahead: shapes, rates, keys and their effect."""
 
 import jax
 import jax.numpy as jnp

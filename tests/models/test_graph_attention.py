@@ -1,4 +1,4 @@
-"""Graph attention against a node-by-node float64 derivation."""
+"""Graph attention against a node-by-node float64 computation."""
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def test_stack_agrees_with_the_oracle(apply):
     expected_nodes, expected_attention = expect(NODES_IN)
     assert_close(nodes, expected_nodes)
     assert_close(attention, expected_attention)
-    assert expected_nodes.min() < -0.1  # ELU's lower branch is met
+    assert expected_nodes.min() < -0.1  # ELU's negative branch occurs
 
 
 def test_attention_rows_sum_to_one_and_hidden_nodes_get_none(apply):
@@ -71,7 +71,7 @@ def test_masked_node_equals_dropped_node_for_the_others(apply):
     nodes, _ = apply(NODES_IN, np.tile(mask, (CASES, 1)))
     smaller, _ = expect(NODES_IN[:, kept])
     assert_close(nodes[:, kept], smaller)
-    # In one layer the hidden node itself still reads the others.
+    # Within one layer the hidden node still reads the others.
     changed, _ = apply(NODES_IN + 10.0 * ~mask[:, None], np.tile(mask, (CASES, 1)))
     assert_close(changed[:, kept], smaller)
     assert np.abs(np.asarray(changed - nodes)[:, 2]).max() > 1e-2

@@ -1,4 +1,4 @@
-"""The memory's GRU cell."""
+"""The memory's GRU cell against NumPy and PyTorch."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Linear, LayerNorm, ReLU, Dropout."""
+"""The projection (Linear, LayerNorm, ReLU, Dropout) against NumPy."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""The numbers of trained parameters that the paper counts, from shapes alone."""
+"""The parameter counts of the paper, from shapes only."""
 
 import jax
 import jax.numpy as jnp

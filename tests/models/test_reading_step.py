@@ -1,4 +1,4 @@
-"""Reading with split heads: the same answers, and no copy of a head in the compiled program."""
+"""Reading with split heads gives the same answers, and the compiled program copies no head."""
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,6 @@ def test_split_heads_read_the_same_and_are_not_copied():
     program = jax.jit(lambda tree: read(make(True), join_heads(tree))).lower(split).compile()
     for found, expected in zip(program(split), read(make(False), params), strict=True):
         assert_close(found, expected)
-    # Kernels of one step are [16, 8] and [8, 8]; a stack of three anywhere in the program would be a copy.
+    # Kernels of one step are [16, 8] and [8, 8]; a stack of three in the program would be a copy.
     assert "f32[3,16,8]" not in program.as_text()
     assert "f32[3,16,8]" in jax.jit(lambda tree: read(make(False), tree)).lower(params).compile().as_text()

@@ -79,7 +79,7 @@ def test_dropout_acts_on_the_image_projection_alone():
     reading, plain = read(jax.random.key(0)), oracle.student(oracle.as_float64(params), IMAGES)["image_features"]
     ratio = np.asarray(reading.image_features)[plain > 1e-3] / plain[plain > 1e-3]
     assert {0.0, 2.0} == set(np.round(ratio, 4).tolist())
-    # What follows the projection is the chain without further dropout.
+    # The chain after the projection has no dropout.
     feature, expected = np.float64(reading.image_features), []
     for step in range(2):
         head = oracle.as_float64(params[f"head_{step}"])
@@ -109,14 +109,14 @@ def test_training_without_a_key_is_refused():
 
 def test_bfloat16_keeps_float32_parameters_and_logits():
     student = Student(answers_per_step=ANSWERS[3], width=6, dtype=jnp.bfloat16)
-    with jax.numpy_dtype_promotion("standard"):  # Flax itself promotes inside its LayerNorm
+    with jax.numpy_dtype_promotion("standard"):  # Flax's LayerNorm promotes dtypes
         shapes = declare(student, image_features=IMAGES, deterministic=True)
         params = randomise(shapes)
         reading = student.apply({"params": params}, image_features=jnp.asarray(IMAGES), deterministic=True)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype(jnp.float32)}
     expected = oracle.student(oracle.as_float64(params), IMAGES)["logits"]
     assert_logits(reading.logits, expected, 0.1)
-    assert np.abs(np.asarray(reading.logits)[:, 0, :3] - expected[0]).max() > 1e-4  # it did compute in bfloat16
+    assert np.abs(np.asarray(reading.logits)[:, 0, :3] - expected[0]).max() > 1e-4  # shows that it computed in bfloat16
 
 
 def test_padding_adds_absent_answers_with_probability_zero_and_no_gradient():

@@ -23,7 +23,7 @@ def text_of(steps, width=WIDTH, *, shared=True):
 
 
 class Reader:
-    """A teacher with random parameters, compiled once for each set of arguments."""
+    """A teacher with random parameters, compiled once per set of arguments."""
 
     def __init__(self, steps, prompts, **settings):
         self.steps, self.text = steps, prompts
@@ -38,7 +38,7 @@ class Reader:
         )
 
     def read(self, *, params=None, given=None, mask=None, **settings):
-        """Deterministic unless a key is given, always with explicit masks and answers, so that it compiles once."""
+        """Deterministic unless a key is given; masks and answers are always explicit, so that it compiles once."""
         num_nodes = self.steps + self.module.memory
         inputs = {
             "image_features": IMAGES,
@@ -56,7 +56,7 @@ class Reader:
 
 @functools.cache
 def reader(steps, *, shared=True, **settings):
-    """Readers are shared by the module's tests."""
+    """The tests of this module share teachers."""
     return Reader(steps, text_of(steps, shared=shared), **settings)
 
 
@@ -230,7 +230,7 @@ def test_steps_start_distinct_and_the_memory_at_zero():
 
     vectors, memory, kernels = init(IMAGES)
     assert np.abs(vectors[0] - vectors[1]).max() > 0.1
-    assert not memory.any()  # facts.md: zeros at the start of training
+    assert not memory.any()  # facts.md: zero at the start of training
     assert (kernels[0] != kernels[1]).all()
 
 
@@ -310,14 +310,14 @@ def test_training_without_a_key_is_refused():
 
 
 def test_bfloat16_keeps_float32_parameters_and_logits():
-    with jax.numpy_dtype_promotion("standard"):  # Flax itself promotes inside its LayerNorm
+    with jax.numpy_dtype_promotion("standard"):  # Flax's LayerNorm promotes dtypes
         half = reader(3, dtype=jnp.bfloat16)
         found, expected = half.read(), half.expect()["logits"]
     assert {leaf.dtype for leaf in jax.tree.leaves(half.shapes)} == {jnp.dtype(jnp.float32)}
     assert_logits(found.logits, expected, 0.15)
     assert found.image_features.dtype == jnp.bfloat16
     assert found.attention.dtype == jnp.float32
-    assert np.abs(np.asarray(found.logits)[:, 0, :3] - expected[0]).max() > 1e-4  # it did compute in bfloat16
+    assert np.abs(np.asarray(found.logits)[:, 0, :3] - expected[0]).max() > 1e-4  # shows that it computed in bfloat16
 
 
 @pytest.mark.parametrize("text", [None, normal(0, 2, WIDTH), normal(0, CASES, 4, WIDTH)])

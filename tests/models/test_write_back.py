@@ -1,4 +1,4 @@
-"""The teacher whose answers are not written back: the memory node stays, and nothing that was answered reaches on."""
+"""The teacher without write-back: the memory node stays constant and no answer reaches a later step."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def shapes(teacher):
 
 @pytest.fixture(scope="module")
 def readings():
-    """Readings of both teachers with the same parameters, without given answers and with."""
+    """Outputs of both teachers with the same parameters, without and with given answers."""
     full = randomise(shapes(make()))
     found = {}
     for name, teacher in (("with", make()), ("without", make(write_back=False))):
@@ -40,7 +40,7 @@ def test_no_write_back_has_a_memory_and_no_cell():
     assert set(shapes(make())) - set(shapes(make(write_back=False))) == {"memory_cell", "conclusion"}
     without_memory = shapes(make(memory=False))
     assert "memory_start" not in without_memory
-    # Every step still reads the memory beside its node: the context takes two vectors.
+    # Every step still reads its node and the memory: the context takes two vectors.
     assert shapes(make(write_back=False))["context"]["linear"]["kernel"].shape == (16, 8)
     assert without_memory["context"]["linear"]["kernel"].shape == (8, 8)
 

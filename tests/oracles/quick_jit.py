@@ -1,4 +1,4 @@
-"""jax.jit that spends little on compiling: the suite's arrays are tiny, and compiling takes most of its time."""
+"""jax.jit with few optimizations: the arrays of the suite are tiny, and compiling takes most of its time."""
 
 import functools
 

@@ -1,22 +1,22 @@
-"""Parameters without a zero that a missing term could hide behind, and numeric gradients with respect to them."""
+"""Random parameters without zeros, which would hide missing terms, and finite-difference gradients."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 ANSWERS = {1: (3,), 2: (4, 2), 3: (3, 2, 4), 7: (4, 4, 6, 7, 5, 7, 9)}
-"""Answer counts of the chains in the tests, by number of steps."""
+"""Answer counts of the test chains, by number of steps."""
 
 
 def declare(module, **inputs):
-    """The shapes of a module's parameters, without computing any."""
+    """Shapes of a module's parameters, without computing them."""
     static = {name: value for name, value in inputs.items() if not isinstance(value, np.ndarray)}
     arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
     return jax.eval_shape(lambda arrays: module.init(jax.random.key(0), **arrays, **static), arrays)["params"]
 
 
 def randomise(shapes, seed=0):
-    """Random float32 values in every leaf: biases, norms and starts included."""
+    """Random float32 values in every leaf, including biases, norms and initial states."""
     rng = np.random.default_rng(seed)
 
     def fill(path, leaf):
@@ -39,7 +39,7 @@ def normal(seed, *shape):
 
 
 def random_labels(seed, num_cases, answers, missing=0.3):
-    """int32 [case, step], -100 where not annotated."""
+    """int32 labels [case, step]; -100 where not annotated."""
     rng = np.random.default_rng(seed)
     labels = np.stack([rng.integers(0, count, num_cases) for count in answers], axis=1)
     return np.where(rng.random(labels.shape) < missing, -100, labels).astype(np.int32)

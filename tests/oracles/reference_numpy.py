@@ -1,7 +1,7 @@
 """Step-CoT in float64 NumPy, written from the equations in facts.md: loops, dropped rows, explicit matrices.
 
-Slow on purpose: one case at a time, one head at a time, one destination at a time. Parameters are the Flax trees as
-plain nested dicts; logits are lists with one [case, answer] array a step, without padding.
+Slow but plain: one case, one head and one destination at a time. Parameters are the Flax trees as
+plain nested dicts; logits are lists with one [case, answer] array per step, without padding.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ def as_float64(tree):
 
 
 def pick(tree, step):
-    """One step's parameters out of leaves that are stacked on a step axis."""
+    """One step's parameters from leaves stacked on a step axis."""
     if hasattr(tree, "items"):
         return {name: pick(value, step) for name, value in tree.items()}
     return tree[step]
@@ -87,7 +87,7 @@ def graph_attention(nodes, params, *, slope=0.2, allowed=None, factors=None):
 
 
 def graph_attention_stack(nodes, params, *, slope=0.2, allowed=None, factors=None):
-    """All layers on one case's nodes, and the attention of each; `factors` [layer, head, i, j]."""
+    """All layers on one case's nodes, with the attention of each layer; `factors` [layer, head, i, j]."""
     attentions = []
     for layer in range(sum(name.startswith("attention_") for name in params)):
         attended, attention = graph_attention(
@@ -104,7 +104,7 @@ def graph_attention_stack(nodes, params, *, slope=0.2, allowed=None, factors=Non
 
 
 def gru_cell(x, h, params):
-    """PyTorch's GRUCell; the gates stand in the order reset, update, new."""
+    """PyTorch's GRUCell, with gates in the order reset, update, new."""
     width = h.shape[-1]
 
     def gate(name, vector, k):
@@ -232,7 +232,7 @@ def distillation(teacher_logits, student_logits, annotated, temperature=2.0):
 
 
 def alignment_weight(u, v, normaliser="cka"):
-    """w_fw of the rows of u and v with explicit centring matrices; every row counts."""
+    """w_fw of u and v with explicit centring matrices; no mask."""
     size = len(u)
     if size < 2:
         return 0.0
@@ -333,7 +333,7 @@ class AdamW:
 
 
 def convolve(images, kernel, stride, padding):
-    """[case, height, width, channel] by [size, size, channel, out], zeros around."""
+    """[case, height, width, channel] by [size, size, channel, out], zero-padded."""
     size = kernel.shape[0]
     padded = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     rows, columns = ((padded.shape[axis] - size) // stride + 1 for axis in (1, 2))
@@ -352,7 +352,7 @@ def group_norm(x, params, num_groups, epsilon=1e-5):
 
 
 def max_pool(x):
-    """Windows of 3 x 3, stride 2, padding 1."""
+    """3 x 3 windows, stride 2, padding 1."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
     rows, columns = (x.shape[1] - 1) // 2 + 1, (x.shape[2] - 1) // 2 + 1
     windows = [

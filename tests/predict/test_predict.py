@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from trained_workdir import make_trained_workdir, tiny_encoder
+from trained_workdir import make_trained_workdir
 
 import stepcot_jax.predict
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
@@ -22,11 +22,7 @@ from stepcot_jax.predict.reader import Reading
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_encoder():
-    with tiny_encoder():
-        yield
+pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +44,7 @@ def student(workdir):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """A folder with a PNG, a JPEG below it and what is no image."""
+    """A folder with two PNG files, a JPEG in a subfolder and a text file."""
     folder = tmp_path_factory.mktemp("images")
     (folder / "below").mkdir()
     for index, name in enumerate(("b.png", "below/a.jpg", "c.png")):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trained_workdir import BEST, SIDE, make_text, make_trained_workdir, tiny_encoder
+from trained_workdir import BEST, SIDE, make_text, make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
@@ -17,11 +17,7 @@ from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.run.stored_reading import read_reading, write_reading
 from stepcot_jax.systems.networks import make_predict
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_encoder():
-    with tiny_encoder():
-        yield
+pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests; where there is none, they skip and say what is missing."""
+"""A headless Chromium for the tests; without one they skip and name what is missing."""
 
 import contextlib
 import pathlib
@@ -21,7 +21,7 @@ def open_browser():
 
 
 class Watched:
-    """A tab whose complaints and requests are kept.
+    """A tab that records console messages, page errors and requests.
 
     Args:
       browser: to open it in.
@@ -42,12 +42,12 @@ class Watched:
 
     @property
     def overflow(self):
-        """By how many pixels the page is wider than its window."""
+        """Pixels by which the page is wider than its window."""
         return self.tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
 def spread_of(path: pathlib.Path):
-    """How much the pixels of a screenshot differ; 0 for a blank one."""
+    """Spread of a screenshot's pixel values; 0 for a blank one."""
     import numpy as np
     from PIL import Image
 

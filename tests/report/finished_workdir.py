@@ -1,4 +1,4 @@
-"""A workdir as a finished run leaves it, without the training: random weights, and answers drawn around the truth."""
+"""The workdir of a finished run, without training: random weights, and predictions drawn around the truth."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ EVIL_NAME = "images/<script>x</script>.png"
 
 
 def make_split(cases, *, seed, skill=2.0, models=("teacher", "student")):
-    """Predictions that lean to the truth by `skill`."""
+    """Random predictions with `skill` added to the true answer's logit."""
     rng = np.random.default_rng(seed)
     labels = np.array([case.labels for case in cases], np.int32)
     logits = {}
@@ -34,7 +34,7 @@ def make_split(cases, *, seed, skill=2.0, models=("teacher", "student")):
 
 
 def make_finished_workdir(folder: pathlib.Path, *, num_test=12, **changes):
-    """The settings of the run; its data is the phantom's first cases."""
+    """Write the workdir and return its settings; the cases are the first of the phantom."""
     settings, _ = make_trained_workdir(folder, calibrated=True, **changes)
     phantom = settings.phantom
     cases = [

@@ -1,4 +1,4 @@
-"""The page as a browser shows it."""
+"""The report page in a browser."""
 
 import dataclasses
 
@@ -18,13 +18,13 @@ NUM_CASES = 200
 
 
 def make_cases():
-    """Phantom cases of 224 px, each picture shown several times; the answers are drawn."""
+    """Phantom cases of 224 px with random answers; each phantom is used several times."""
     rng = np.random.default_rng(0)
     drawn = [draw_case(index, seed=0, size=224, prevalence="flat") for index in range(40)]
     cases = []
     for number in range(NUM_CASES):
         one = drawn[number % len(drawn)]
-        # Noise of its own keeps the size of each picture honest.
+        # Separate noise per picture, so that JPEG sizes are realistic.
         pixels = np.clip(one.image + rng.normal(0, 4, one.image.shape), 0, 255).astype(np.uint8)
         probabilities = np.zeros((7, 9))
         for place, step in enumerate(DEFAULT_CHAIN.steps):
@@ -147,7 +147,7 @@ def test_text_of_the_data_is_shown_as_text(page, written):
 
 
 def test_an_inline_script_would_not_run(page):
-    """Were anything not escaped, the policy would still stop it."""
+    """The content security policy stops scripts even if the escaping fails."""
     page.tab.evaluate("""() => {
         const script = document.createElement("script");
         script.textContent = "document.title = 'broken'";
@@ -193,7 +193,7 @@ def test_a_case_shows_every_step_and_its_map(page, written):
     rows.nth(0).locator("button").click()
     assert canvas.evaluate("canvas => canvas.toDataURL()") != of_last
     assert page.tab.locator("#case .pick[aria-pressed=true]").inner_text() == DEFAULT_CHAIN.steps[0].name
-    # The brightest cell of the canvas is that of the map.
+    # The canvas is most opaque at the map's maximum.
     place = canvas.evaluate(
         "canvas => { const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;"
         " const alpha = data.filter((_, place) => place % 4 === 3); return alpha.indexOf(Math.max(...alpha)); }"

@@ -8,7 +8,7 @@ CHAIN = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name in (
 
 
 def follow(given):
-    """A network that answers "no" first, and later whatever the step before was answered or given."""
+    """A network that answers "no" first, then repeats the previous step's answer, given or predicted."""
     answers = np.zeros_like(given)
     for step in range(1, given.shape[1]):
         before = given[:, step - 1]
@@ -17,7 +17,7 @@ def follow(given):
 
 
 def certain(answers):
-    """Probabilities of a network that is nearly sure of its answers."""
+    """Probabilities: 0.8 for the network's answers, 0.1 for each other."""
     return 0.1 + 0.7 * np.eye(3)[answers]
 
 
@@ -26,8 +26,8 @@ def test_later_answers_that_follow_a_given_one_are_flips():
     found = read_corrections(follow, truth=truth, names=["a", "b", "c"])
     assert found.answers.shape == (3, 3, 3)
     expected = np.zeros((3, 3, 3), bool)
-    expected[1, 0, 1:] = True  # told "yes" first, it says "yes" twice
-    expected[2, 2, 2] = True  # not annotated first, told "yes" at the second step
+    expected[1, 0, 1:] = True  # given "yes" first, it answers "yes" twice
+    expected[2, 2, 2] = True  # step 1 not annotated; "yes" given at step 2
     assert (found.flipped == expected).all()
     assert found.largest_shift == pytest.approx(0.7)
 
@@ -41,17 +41,17 @@ def test_what_changed_is_counted_for_better_and_worse():
     assert "&lt;a&gt;" in page
     assert "&lt;yes&gt;" in page
     assert "<yes>" not in page
-    assert "<caption>b" not in page  # nothing flipped there
+    assert "<caption>b" not in page  # no flips there
 
 
 def test_a_network_that_does_not_listen_has_no_flips():
     truth = np.ones((2, 3), int)
 
     def lean(given):
-        """Every answer given makes the last one a little surer."""
+        """Every given answer raises the last step's probability a little."""
         shares = certain(np.zeros_like(given))
         shares[:, -1, 0] += 0.01 * (given != NOT_GIVEN).sum(axis=1)
-        shares[:, 0, 0] += 0.2 * (given[:, 0] != NOT_GIVEN)  # which was given, and is no later answer
+        shares[:, 0, 0] += 0.2 * (given[:, 0] != NOT_GIVEN)  # given, so not a later answer
         return shares
 
     found = read_corrections(lean, truth=truth, names=["a", "b"])
@@ -63,7 +63,7 @@ def test_a_network_that_does_not_listen_has_no_flips():
 
 
 def test_a_given_answer_is_no_flip():
-    """The step that is given may be answered otherwise than before; only later ones count."""
+    """The given step itself never counts as a flip; only later steps do."""
 
     def stubborn(given):
         return certain(np.where(given == NOT_GIVEN, 0, 2))

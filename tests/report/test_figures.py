@@ -16,7 +16,7 @@ def parse(markup):
 
 
 def points_of(figure, line):
-    """Where a line's markers lie."""
+    """Positions of a line's markers."""
     uses = [each for each in parse(figure).iter("use") if each.get("fill") == f"var(--line-{line})"]
     return [(float(each.get("x")), float(each.get("y"))) for each in uses if each.get("x")]
 
@@ -31,7 +31,7 @@ def test_a_line_is_drawn_where_its_numbers_are():
 
 def test_numbers_that_are_not_finite_are_gaps():
     figure = draw_lines([("one", [(1, 0.1), (2, 0.2), (3, math.nan), (4, 0.3), (5, 0.4)])], **LABELS)
-    assert len(points_of(figure, 0)) == 4 + 1  # and the legend's
+    assert len(points_of(figure, 0)) == 4 + 1  # plus the legend's
     (line, _legend) = [
         each.get("d")
         for each in parse(figure).iter("path")
@@ -63,7 +63,7 @@ def test_without_any_number_the_chart_says_so():
 @pytest.mark.parametrize("value", [0.0, -3.0, 1e9])
 def test_a_single_or_constant_number_is_drawn(value):
     figure = draw_lines([("one", [(1, value)])], **LABELS)
-    assert len(points_of(figure, 0)) == 1 + 1  # and the legend's
+    assert len(points_of(figure, 0)) == 1 + 1  # plus the legend's
     assert "nan" not in figure
 
 
@@ -94,7 +94,7 @@ def test_curves_are_means_of_each_epoch(tmp_path):
     assert [text for text in ("teacher", "student") if f">{text}</text>" in loss] == ["teacher", "student"]
     *teacher, _legend = [y for _, y in points_of(loss, 0)]
     *student, _legend = [y for _, y in points_of(loss, 1)]
-    # 3 (the mean of 4 and 2), then 1; and 5: equally far apart, upwards on the page.
+    # 3 (the mean of 4 and 2), 1 and 5: equally spaced, larger values higher on the page.
     assert teacher[1] - teacher[0] == pytest.approx(teacher[0] - student[0], abs=0.21)
     assert len(points_of(accuracy, 0)) == 1 + 1
 

@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 from report.finished_workdir import make_finished_workdir, make_split, write_run_files
-from trained_workdir import tiny_encoder
 
 from stepcot_jax import report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
@@ -23,11 +22,7 @@ from stepcot_jax.settings.run_settings import read_settings, write_settings
 
 NUM_TEST = 12
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_encoder():
-    with tiny_encoder():
-        yield
+pytestmark = pytest.mark.usefixtures("small_encoder")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +61,7 @@ def test_the_cases_are_those_of_the_predictions(page, workdir):
         assert case["truth"] == split.predictions.labels[place].tolist()
         logits = split.predictions.logits["student"][place]
         assert case["answers"] == logits.argmax(axis=1).tolist()
-        # The fixture's temperature is 2; shares are those of the step's own answers.
+        # The fixture's temperature is 2; probabilities cover the step's own answers only.
         weights = np.exp(logits[6] / 2)
         assert case["confidences"][6] == pytest.approx(weights.max() / weights.sum(), abs=1e-3)
         assert case["answers"][6] in case["sets"][6]
@@ -158,7 +153,7 @@ def test_an_unfinished_or_damaged_run_is_named(workdir, tmp_path, name):
 
 @pytest.fixture(scope="module")
 def folder_run(workdir, tmp_path_factory):
-    """The same networks as a run on a folder, with evil reports."""
+    """A run on a folder with the same networks, and reports that contain markup."""
     root = tmp_path_factory.mktemp("data")
     export_phantom(root, num_cases=30, seed=3, size=32)
     records = json.loads((root / "data.json").read_text())

@@ -1,13 +1,14 @@
-"""Kill a run with SIGKILL at random moments until it has ended, and compare it with one that was never killed.
+"""Kill a run with SIGKILL at random moments until it finishes, and compare it with a run that was never killed.
 
 python tests/run/kill_harness.py --kills 100 [--seed 0] [--workers 0] [--folder DIR]
 
-A child process is forked for each start, once everything is imported and before jax has made its threads, so that a
-start takes a second or two. The moments are drawn over the whole of a start: while data are made, while the program is
-compiled or found compiled, while it trains, validates and saves.
+Each start is a child process, forked after all imports and before JAX starts threads. Kill moments are uniform over the
+length of a start: drawing data, compiling or loading programs, training, validation, saving. Programs compile with the
+suite's flags, so that compiling does not take most of a start.
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -16,10 +17,12 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import fast_compile
 from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.features import inputs
@@ -27,11 +30,14 @@ from stepcot_jax.run import training_run
 from stepcot_jax.training.stored_params import restore_params
 
 LONG = {"training__joint_epochs": 10, "training__log_every": 1, "training__checkpoint_minutes": 0.005}
-"""Many short epochs and a checkpoint every 0.3 s, so that much of the time is a save."""
+"""Eleven short epochs and a checkpoint every 0.3 s, so that many kills hit a save."""
+
+MAX_TRIES = 8
+"""A run gets this many starts that may be killed, then one that is not: so every run finishes."""
 
 
 def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
-    """Fork a child that trains; its process id."""
+    """Fork a child that trains; return its process id."""
     child = os.fork()
     if child:
         return child
@@ -50,22 +56,27 @@ def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
 
 
 def run_once(workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill_after: float | None) -> str:
-    """How a start ended: "finished", "killed", "killed while saving" or "failed"."""
-    child, deadline = start(workdir, log, num_workers), None if kill_after is None else time.monotonic() + kill_after
+    """Start a run once; return "finished", "killed", "killed while saving" or "failed"."""
+    begin = time.monotonic()
+    child = start(workdir, log, num_workers)
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
-            return "finished" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else "failed"
-        if deadline is not None and time.monotonic() >= deadline:
+            ended = "finished" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else "failed"
+            break
+        if kill_after is not None and time.monotonic() >= begin + kill_after:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             half = list((workdir / "checkpoints").glob("*tmp*")) if (workdir / "checkpoints").is_dir() else []
-            return "killed while saving" if half else "killed"
+            ended = "killed while saving" if half else "killed"
+            break
         time.sleep(0.002)
+    print(f"{workdir.name}: {ended} after {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+    return ended
 
 
 def final(workdir: pathlib.Path) -> tuple[list[bytes], list[dict], dict]:
-    """Parameters of the last step, entries of the log without their speed, and the figures of the report."""
+    """Parameters of the last checkpoint, entries of the log without their speed, and the figures of the report."""
     folder = workdir / "checkpoints"
     last = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     import jax
@@ -77,47 +88,56 @@ def final(workdir: pathlib.Path) -> tuple[list[bytes], list[dict], dict]:
     return params, entries, {"test": report["test"], "best": report["best"]}
 
 
+def compare(folder: pathlib.Path, num_runs: int) -> list[str]:
+    """Return the names of the runs that differ from `whole`; in a child, since JAX's threads must not be forked."""
+    found = folder / "differing.json"
+    child = os.fork()
+    if not child:
+        try:
+            expected = final(folder / "whole")
+            names = [f"run_{number}" for number in range(num_runs)]
+            found.write_text(json.dumps([name for name in names if final(folder / name) != expected]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return json.loads(found.read_text())
+
+
 def main() -> int:
-    """Print what was tried as JSON; 0 if nothing was lost."""
+    """Print the counts as JSON; return 0 if every run equals the undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=0, help="processes that read; each takes seconds to start")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes of a run; each takes seconds to start")
     parser.add_argument("--folder", type=pathlib.Path, default=None)
     options = parser.parse_args()
+    fast_compile.set_flags()
     folder = options.folder or pathlib.Path(tempfile.mkdtemp(prefix="stepcot-kills-"))
     folder.mkdir(parents=True, exist_ok=True)
-    moments = random.Random(options.seed)  # noqa: S311 - not for secrets
     log = folder / "log"
     begin = time.monotonic()
     assert run_once(folder / "whole", log, options.workers, kill_after=None) == "finished", log.read_text()[-2000:]
-    longest = time.monotonic() - begin
-    counts: dict[str, int] = {"finished": 0, "killed": 0, "killed while saving": 0, "failed": 0}
-    runs, lost = 0, []
+    whole_seconds = time.monotonic() - begin
+    moments = random.Random(options.seed)  # noqa: S311 - not for secrets
+    counts: collections.Counter[str] = collections.Counter()
+    num_runs = 0
     while counts["killed"] + counts["killed while saving"] < options.kills:
-        workdir, ended, tries = folder / f"run_{runs}", "", 0
-        while ended != "finished":
-            # A run that is killed too early every time would never end: later starts get more time.
-            tries += 1
-            seconds = moments.uniform(0, longest) if tries % 8 else None
-            ended = run_once(workdir, log, options.workers, kill_after=seconds)
+        for tries in range(MAX_TRIES + 1):
+            kill_after = moments.uniform(0, whole_seconds) if tries < MAX_TRIES else None
+            ended = run_once(folder / f"run_{num_runs}", log, options.workers, kill_after=kill_after)
             counts[ended] += 1
             if ended == "failed":
                 print(log.read_text()[-3000:], file=sys.stderr)
                 return 1
-        runs += 1
-        compare = folder / f"run_{runs - 1}"
-        lost.append(compare.name)
-    child = os.fork()  # comparing needs jax, whose threads must not be there when the next start is forked
-    if not child:
-        expected = final(folder / "whole")
-        differing = [name for name in lost if final(folder / name) != expected]
-        (folder / "differing.json").write_text(json.dumps(differing))
-        os._exit(0)
-    os.waitpid(child, 0)
-    differing = json.loads((folder / "differing.json").read_text())
-    summary = {"runs": runs, **counts, "runs_that_differ": len(differing), "seconds_of_a_whole_run": round(longest, 1)}
-    print(json.dumps(summary))
+            if ended == "finished":
+                break
+        num_runs += 1
+    differing = compare(folder, num_runs)
+    counted = {name: counts[name] for name in ("finished", "killed", "killed while saving", "failed")}
+    times = {"seconds_of_a_whole_run": round(whole_seconds, 1), "seconds": round(time.monotonic() - begin, 1)}
+    print(json.dumps({"runs": num_runs, **counted, "runs_that_differ": len(differing), **times}))
     return 1 if differing else 0
 
 

@@ -1,6 +1,8 @@
-"""A run that compiles in seconds: a few phantom cases, a linear image encoder, narrow networks."""
+"""A run that compiles in seconds: 60 phantom cases, a linear image encoder, narrow networks."""
 
+import dataclasses
 import pathlib
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -34,7 +36,7 @@ def small_settings(**changes):
     config.training.teacher_epochs = 1
     config.training.joint_epochs = 3
     config.training.log_every = 2
-    config.parallel.num_devices = 1  # the suite has eight
+    config.parallel.num_devices = 1  # the suite has eight virtual devices
     config.evaluation.num_resamples = 50
     for name, value in changes.items():
         config.update_from_flattened_dict({name.replace("__", "."): value})
@@ -42,11 +44,40 @@ def small_settings(**changes):
 
 
 def small_run(workdir: pathlib.Path, monkeypatch, **changes):
+    """A run whose programs are traced and compiled once per process for equal settings and networks."""
     monkeypatch.setattr(inputs, "make_resnet", lambda name: LinearEncoder())
+    monkeypatch.setattr(training_run.Run, "_compile", _compile_once)
+    monkeypatch.setattr(
+        training_run.Run, "_init", property(lambda run: _first(run, "init", lambda: lambda: _INIT(run)))
+    )
+    monkeypatch.setattr(
+        training_run.Run, "predict", property(lambda run: _first(run, "predict", lambda: _PREDICT(run)))
+    )
     return training_run.Run(small_settings(**changes), workdir)
 
 
+# Tracing takes most of a small run's time, and tests repeat runs; kill_harness.py and test_two_process_run.py do not.
+_INIT, _COMPILE, _PREDICT = training_run.Run._init, training_run.Run._compile, training_run.Run.predict.func
+PROGRAMS: dict[tuple, Any] = {}
+
+
+def _first(run, name, make):
+    """What `make` returned for the first run with these networks and with settings that make the same programs."""
+    lengths = {"teacher_epochs": 0, "joint_epochs": 0, "checkpoint_minutes": 1.0, "log_every": 1}
+    training = dataclasses.replace(run.settings.training, **lengths)
+    settings = dataclasses.replace(run.settings, training=training, evaluation=None, resume=True)
+    key = (name, repr(settings), repr(getattr(run.system, "networks", None)))
+    if key not in PROGRAMS:
+        PROGRAMS[key] = make()
+    return PROGRAMS[key]
+
+
+def _compile_once(run, phase, state, batch):
+    shapes = {entry: array.shape for entry, array in batch.items()}
+    return _first(run, f"{phase.name} {shapes}", lambda: _COMPILE(run, phase, state, batch))
+
+
 def leaves(tree):
-    """The arrays of a tree, random keys as their data."""
+    """Arrays of a tree, with random keys as their data."""
     is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
     return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(tree)]

@@ -1,4 +1,4 @@
-"""What else happens to a run: a signal at a bad moment, another run in its workdir, a disk that cannot be written."""
+"""Faults of a run: badly timed signals, a second run in the same workdir, a disk that cannot be written."""
 
 import errno
 import signal

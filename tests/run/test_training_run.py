@@ -1,4 +1,4 @@
-"""The whole run at a small size: resumed equals uninterrupted, failures leave the last good state."""
+"""A whole run at a small size: a resumed run equals an uninterrupted one; failures keep the last good state."""
 
 import contextlib
 import dataclasses
@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from run import small_run as small_run_module
 from run.small_run import leaves, small_run, small_settings
 
 from stepcot_jax.evaluation.evaluator import evaluate
@@ -24,7 +25,7 @@ class Killed(Exception):
 
 
 def final_state(run, monkeypatch):
-    """Execute a run and return its last state (params, optimizers, key), fetched."""
+    """Execute a run; return its report, its last state as NumPy arrays and its best checkpoints."""
     kept = {}
     run_loop = training_run.Loop.run
 
@@ -212,7 +213,7 @@ def test_teacher_job_stops_early_and_halves_its_rate(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "_validate", validate)
     report = run.execute()
-    # Best in epoch 2; two epochs without a better one halve the rate, three end the run after epoch 5.
+    # Best in epoch 2: two epochs without improvement halve the rate, three end the run after epoch 5.
     np.testing.assert_allclose(rates, [1e-3, 1e-3, 1e-3, 1e-3, 5e-4], rtol=1e-6)
     assert list(report["test"]) == ["teacher"]
     assert report["best"]["teacher"] == {"step": 10, "validation_score": 0.6}
@@ -247,7 +248,7 @@ def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch
 
 
 def damage(workdir, step, part="state"):
-    """Empty every file of a part of a checkpoint, as a disk that filled up or broke may leave it."""
+    """Truncate every file of a part of a checkpoint to zero bytes, as after a full disk."""
     for path in (workdir / "checkpoints" / str(step) / part).rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
@@ -297,7 +298,7 @@ def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterr
 
     def prepare_and_signal(batch):
         calls.append(1)
-        if len(calls) == 13:  # validation batches count too
+        if len(calls) == 13:  # counts validation batches too
             signal.raise_signal(signal.SIGTERM)
         return prepare(batch)
 
@@ -381,5 +382,6 @@ def test_compiled_steps_are_those_of_the_phases_to_come(uninterrupted, tmp_path,
 
     for name in ("make_teacher_update", "make_joint_update"):
         monkeypatch.setattr(step_cot, name, watch(getattr(step_cot, name), name))
+    monkeypatch.setattr(small_run_module, "PROGRAMS", {})
     small_run(workdir, monkeypatch, training__joint_epochs=4).execute()
     assert traced == ["make_joint_update"]

@@ -1,4 +1,4 @@
-"""`main` in two processes of two devices, as launch/local_processes.sh starts them: it trains, saves and goes on."""
+"""`main` in two processes with two devices each, started by launch/local_processes.sh: trains, saves, resumes."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_two_processes_train_save_and_go_on_as_one_does(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     launch(one, 1, joint_epochs=1)
     launch(two, 2, joint_epochs=0)
-    printed = launch(two, 2, joint_epochs=1, transform="shard_map")  # another transform may go on
+    printed = launch(two, 2, joint_epochs=1, transform="shard_map")  # resumes with another transform
     assert "resuming from step 5" in printed
     for kind in ("train", "val", "test"):
         found, expected = numbers(two, kind), numbers(one, kind)
@@ -61,10 +61,10 @@ def test_two_processes_train_save_and_go_on_as_one_does(tmp_path):
             found = found[-1:]
         assert len(found) == len(expected) > 0, kind
         for entry, wanted in zip(found, expected, strict=True):
-            # AdamW makes much of rounding where a gradient is small; raw gradients are compared in test_parallel.
+            # AdamW amplifies rounding where gradients are small; test_parallel compares raw gradients.
             assert {k: v for k, v in entry.items() if k != "kind"} == pytest.approx(
                 {k: v for k, v in wanted.items() if k != "kind"}, rel=5e-2, abs=2e-2, nan_ok=True
             )
     report, expected_report = (json.loads((workdir / "report.json").read_text()) for workdir in (two, one))
     assert report["num_cases"] == expected_report["num_cases"]
-    assert report["test"]["teacher"]["steps"][0]["num_cases"] == 9  # each case once, however they were divided
+    assert report["test"]["teacher"]["steps"][0]["num_cases"] == 9  # each case once, whatever the number of processes

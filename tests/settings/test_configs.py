@@ -53,7 +53,7 @@ def test_a_config_of_ones_own_imports_shipped_and_own_configs(tmp_path, monkeypa
     assert load_config("mine.py").seed == 7
     assert load_config("mine.py:5").seed == 5
     (tmp_path / "configs" / "base.py").write_text("raise RuntimeError\n")
-    assert load_config("quickstart").seed == 0  # shipped configs import shipped ones alone
+    assert load_config("quickstart").seed == 0  # shipped configs import only shipped ones
     with pytest.raises(BadInput, match=r"^mine\.py:1: RuntimeError"):
         load_config("mine.py")
     assert sys.modules.get("configs") is held
@@ -72,7 +72,7 @@ def build_wheel(folder: pathlib.Path) -> pathlib.Path:
 
 def test_quickstart_runs_from_a_wheel_in_an_empty_folder(tmp_path):
     wheel = build_wheel(tmp_path)
-    # A new environment that sees this one's libraries, and not this checkout.
+    # A new environment with this one's libraries and without this checkout.
     venv.create(tmp_path / "env", with_pip=False)
     site = next((tmp_path / "env" / "lib").glob("*/site-packages"))
     (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")

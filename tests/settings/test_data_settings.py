@@ -1,4 +1,4 @@
-"""Settings of the data that exclude each other are refused with both keys named."""
+"""Data settings that exclude each other are refused, naming both keys."""
 
 import typing
 

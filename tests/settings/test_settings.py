@@ -99,7 +99,7 @@ def test_a_folder_needs_its_root(base):
     [
         ("config.training.bach_size", "config.training.batch_size"),
         ("config.seeed", "config.seed"),
-        # The right name in the wrong place:
+        # a valid name in the wrong section:
         (
             "config.batch_size",
             "config.features.batch_size or config.baseline.batch_size or config.training.batch_size or",
@@ -186,7 +186,7 @@ def test_a_shipped_config_makes_settings_and_tells_its_command(path):
             group.weights = "given on the command line"
     assert isinstance(make_settings(config), Settings)
     if path.stem == "base":
-        assert "quickstart" in module.__doc__  # base is not run itself
+        assert "quickstart" in module.__doc__  # base is not a config to run
     else:
         assert re.search(rf"python -m stepcot_jax\.(main|tables all) --config={path.stem} ", module.__doc__)
 

@@ -1,4 +1,4 @@
-"""Optax adds integers to floats, so what contains an optimizer cannot run under the suite's strict promotion."""
+"""Standard promotion: optax adds integers to floats, which the suite's strict promotion refuses."""
 
 import jax
 import pytest

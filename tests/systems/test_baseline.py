@@ -1,4 +1,4 @@
-"""The baseline through the one loop: gradients, schedule, supervision by the last step alone, and a whole run."""
+"""The baseline: gradients, learning-rate schedule, supervision of the last step only, whole runs."""
 
 import json
 
@@ -37,7 +37,7 @@ NETWORKS = Networks(
 
 
 def cross_entropy(params, labels):
-    """Sum over the steps of the mean over annotated cases, in float64 and without the package's losses."""
+    """Sum over steps of the mean over annotated cases, in float64, without the package's losses."""
     logits = np.float64(read_as_baseline(NETWORKS, params, jnp.asarray(BATCH["image_features"]), jnp.asarray(TEXT)))
     total = 0.0
     for step, num_answers in enumerate(COUNTS):
@@ -139,7 +139,7 @@ def test_a_run_reports_the_baseline_on_every_step(finished):
     assert list(report["test"]) == ["baseline"]
     assert all(step["accuracy"] is not None for step in report["test"]["baseline"]["steps"])
     assert {"hidden", "head_0", "head_6"} <= set(run.state_shapes.params["baseline"])
-    assert set(run.state_shapes.params) == {"baseline", "image_encoder"}  # which is trained along
+    assert set(run.state_shapes.params) == {"baseline", "image_encoder"}  # the image encoder is trained too
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     kinds = {line["kind"] for line in lines}
     assert kinds == {"train", "val", "test"}

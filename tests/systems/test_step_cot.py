@@ -1,4 +1,4 @@
-"""One batch of training: gradients against numeric differences of the oracle, who is updated by what, and when."""
+"""One update: gradients against the oracle's finite differences; which loss updates which network, and when."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ WEIGHTS = np.array([[0.5, 1.5, 1], [0.4, 1.6, 0]], np.float32)
 
 
 class Pooled(nn.Module):
-    """An image encoder that compiles at once."""
+    """An image encoder that compiles fast."""
 
     @nn.compact
     def __call__(self, images):
@@ -38,7 +38,7 @@ class Pooled(nn.Module):
 
 
 def make_networks(*, dropout=False, image_encoder=None):
-    """`dropout` is the teacher's; the student has none."""
+    """`dropout` applies to the teacher; the student has none."""
     rates = {} if dropout else {f"{place}_dropout_rate": 0.0 for place in ("attention", "context", "head")}
     return Networks(
         teacher=Teacher(answers_per_step=COUNTS, width=WIDTH, num_layers=1, num_heads=2, **rates),
@@ -64,11 +64,11 @@ RATES = {"teacher": 0.05, "student": 0.02}
 ADAMW = {name: make_optimizer(learning_rate=rate) for name, rate in RATES.items()}
 DESCENT = {
     name: optax.sgd(rate) for name, rate in RATES.items()
-}  # compiles sooner, where the optimizer does not matter
+}  # compiles faster; for tests where the optimizer does not matter
 
 
 def encode(params):
-    """The oracle of `Pooled`."""
+    """`Pooled` in NumPy."""
     pooled = np.float64(SEEING_BATCH["images"]).mean(axis=(1, 2))
     return oracle.linear(pooled, params["image_encoder"]["Dense_0"])
 
@@ -122,7 +122,7 @@ def student_run(name):
 
 
 def as_reading(targets):
-    """The oracle's targets as the package's."""
+    """The oracle's targets as the package's type."""
     features = targets["image_features"].astype(np.float32)
     return TeacherReading(logits=pad(targets["logits"]), image_features=features, memory=None, attention=None)
 
@@ -187,7 +187,7 @@ def test_student_gradients_are_those_of_the_oracle(name, targets):
 
     tree = {part: oracle.as_float64(PARAMS[part]) for part in trained}
     if name == "authors":
-        # The student sees no alignment at all; its projection sees nothing else.
+        # Under the authors' objective, alignment trains only the student's projection.
         student = {"student": tree.pop("student")}
         check_gradients(lambda tree: total(tree, alpha_ch=0.0), student, {"student": gradients.pop("student")})
     assert check_gradients(total, tree, gradients, entries=3) > 1e-3
@@ -226,12 +226,12 @@ def joint():
 
 @pytest.fixture(scope="module")
 def noisy_joint():
-    """With dropout in the teacher, but none in its targets."""
+    """With dropout in the teacher's update and none in its targets."""
     return compile_step(make_joint_update, NOISY)
 
 
 def stepped(params, gradients, rate):
-    """Parameters after torch's clip and one step of AdamW."""
+    """Parameters after PyTorch's clipping and one AdamW step."""
     leaves, structure = jax.tree.flatten(params)
     clipped = oracle.clip_by_norm([np.float64(leaf) for leaf in jax.tree.leaves(gradients)], 1.0)
     return jax.tree.unflatten(structure, oracle.AdamW(leaves, lr=rate).step(clipped))
@@ -243,7 +243,7 @@ def norm(tree):
 
 def test_joint_step_is_teacher_then_fresh_targets_then_student(joint, targets):
     state, metrics = joint(start(NETWORKS, ADAMW), BATCH, TEXT)
-    # The teacher: its clipped gradient through AdamW, which amplifies rounding where a gradient is almost zero.
+    # The teacher: clipped gradient through AdamW, which amplifies rounding where a gradient is almost zero.
     _, _, gradients = teacher_run(NETWORKS)(PARAMS, BATCH, TEXT)
     assert_close(metrics.gradient_norms["teacher"], norm(gradients))
     assert_close(metrics.losses["teacher"].total, teacher_total(PARAMS_64["teacher"]))
@@ -333,7 +333,7 @@ def test_image_encoder_learns_from_the_teachers_loss_alone():
         expected = jax.tree.map(lambda a, b: np.asarray(a) - 0.05 * np.asarray(b), SEEING_PARAMS[name], gradients[name])
         assert_trees_close(state.params[name], expected, 1e-5)
     assert largest_move(state.params["image_encoder"], SEEING_PARAMS["image_encoder"]) > 1e-3
-    # The student reads the features that the encoder made before its update.
+    # The student's input is the encoder's output before the update.
     params = oracle.as_float64(SEEING_PARAMS)
     logits = oracle.student(params["student"], encode(params))["logits"]
     expected = oracle.teacher_objective(logits, LABELS, WEIGHTS)["hard_label"]

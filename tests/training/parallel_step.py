@@ -1,4 +1,4 @@
-"""A joint step at a small size, on however many devices and processes there are: gradients and losses."""
+"""Gradients and losses of a small joint update on any number of devices and processes."""
 
 import functools
 
@@ -20,16 +20,16 @@ from stepcot_jax.training.parallel import Devices
 CASES, COUNTS, WIDTH = 32, (3, 2, 4), 8
 TEXT = normal(2, len(COUNTS), WIDTH)
 LABELS = random_labels(3, CASES, COUNTS, missing=0.4)
-LABELS[:4, 1] = -100  # a device that has no annotated case of a step
-LABELS[:, 2] = np.where(np.arange(CASES) == 9, 1, -100)  # a step that one case of the batch has: no alignment
+LABELS[:4, 1] = -100  # a device without an annotated case of this step
+LABELS[:, 2] = np.where(np.arange(CASES) == 9, 1, -100)  # a step annotated in one case of the batch: no alignment
 BATCH = {"images": normal(1, CASES, 8, 8, 3), "labels": LABELS}
 WEIGHTS = np.array([[0.5, 1.5, 1, 0], [0.4, 1.6, 0, 0], [1, 1, 1, 1]], np.float32)
-# What a step of plain descent takes from the parameters is the gradient itself; AdamW would hide a wrong scale.
+# With plain gradient descent the parameter change is the gradient; AdamW would hide a wrong scale.
 DESCENT = {name: optax.sgd(1.0) for name in ("teacher", "student")}
 
 
 class Pooled(nn.Module):
-    """An image encoder that compiles at once."""
+    """An image encoder that compiles fast."""
 
     @nn.compact
     def __call__(self, images):
@@ -59,7 +59,7 @@ def start():
 
 @functools.cache
 def run(transform="pmap", num_devices=1, num_passes=1, remat=False, weighted=False, bfloat16=False, given="none"):
-    """Gradients and metrics of a joint step, dropout on; and the compiled program."""
+    """Gradients and metrics of a joint update with dropout, and the compiled program."""
     devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes, shared=SHARED)
     devices.check_batch_size(CASES)
     objective = Objective(answer_weights=jnp.asarray(WEIGHTS) if weighted else None)

@@ -1,4 +1,4 @@
-"""The log of a run: cut at a resumed step, and no wait and no traceback where the disk is full."""
+"""The metrics log: truncated at the resumed step; a full disk stops the run without a hang or traceback."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ def read(workdir):
 
 
 def scalars(workdir):
-    """(tag, step, number) of each scalar, and the step from which on older ones are hidden, by file."""
+    """By file: (tag, step, number) of each scalar, and the first step whose older scalars are hidden."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = {}
@@ -40,7 +40,7 @@ def test_entries_go_to_both_and_those_after_the_first_step_are_removed(tmp_path)
     assert starts == [1]
     assert numbers[:3] == [("train/teacher/total_loss", step, step / 2) for step in (1, 2, 3)]
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')  # cut off by a kill
+        file.write('{"kind": "train", "st')  # truncated by a kill
     MetricsLog(tmp_path, first_step=2).close()
     assert [(entry["kind"], entry["step"]) for entry in read(tmp_path)] == [("train", 1), ("train", 2)]
 
@@ -53,7 +53,7 @@ def test_a_full_disk_stops_the_run_at_once(tmp_path, monkeypatch):
 
     writer = log._board._writer
     monkeypatch.setattr(writer, "write_event", fail)
-    for step in range(1, 30):  # tensorboardX's own writer would wait for ever at the eleventh number
+    for step in range(1, 30):  # tensorboardX's own writer would block forever at the eleventh scalar
         with pytest.raises(RunStopped, match=r"metrics\.jsonl: metrics cannot be written \(No space left on device\)"):
             log.write("train", step=step, epoch=0, numbers={"a": 1.0})
     monkeypatch.setattr(writer, "close", fail)

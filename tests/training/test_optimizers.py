@@ -1,4 +1,4 @@
-"""AdamW behind a clip, against NumPy and torch; the plateau schedule."""
+"""AdamW after gradient clipping, against NumPy and PyTorch; the plateau schedule."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from oracles.reference_numpy import AdamW, clip_by_norm
 from stepcot_jax.training.optimizers import Plateau, make_optimizer, scale_learning_rate
 
 START = {"bias": normal(2, 4), "kernel": normal(1, 3, 4)}
-# Norms on both sides of the clip, and an entry whose gradient is always zero: it decays all the same.
+# Norms above and below the clip, and an entry whose gradient is always zero, which must still decay.
 GRADIENTS = [
     {"bias": scale * normal(20 + k, 4) * [1, 1, 1, 0], "kernel": scale * normal(10 + k, 3, 4)}
     for k, scale in enumerate([3.0, 0.05, 1.0, 0.001, 10.0])
@@ -79,7 +79,7 @@ def test_scaling_the_rate_halves_the_update():
     jax.tree.map(lambda a, b: assert_close(2 * a, b, 1e-7), half, full)
     again, _ = optimizer.update(GRADIENTS[1], after, params)
     expected, _ = optimizer.update(GRADIENTS[1], scale_learning_rate(after, 2.0), params)
-    jax.tree.map(lambda a, b: assert_close(2 * a, b, 1e-7), again, expected)  # it stays halved
+    jax.tree.map(lambda a, b: assert_close(2 * a, b, 1e-7), again, expected)  # still halved
     jax.tree.map(lambda a, b: assert_close(a, b, 0), optimizer.update(GRADIENTS[0], state, params)[0], full)
 
 
@@ -91,7 +91,7 @@ def test_scaling_the_rate_needs_no_new_compilation():
 
 
 def follow(scores, **settings):
-    """Rate factor and stop after each epoch until the stop."""
+    """Rate factor and stop flag after each epoch, up to the stop."""
     plateau, seen = Plateau(**settings), []
     for score in scores:
         plateau = plateau.after_epoch(score)

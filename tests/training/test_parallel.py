@@ -1,4 +1,4 @@
-"""One device, several, and several passes: the same losses and the same raw gradients."""
+"""One device, several devices and several passes give the same losses and raw gradients."""
 
 import os
 import pathlib
@@ -19,7 +19,6 @@ from stepcot_jax.training.parallel import Devices
 SPREAD = {
     "pmap": {"num_devices": 8},
     "shard_map": {"transform": "shard_map", "num_devices": 8},
-    "two devices": {"num_devices": 2},
     "passes": {"num_passes": 4},
     "devices and passes": {"transform": "shard_map", "num_devices": 4, "num_passes": 2},
     "remat": {"remat": True},
@@ -29,9 +28,9 @@ SPREAD = {
 
 
 def assert_same(found, expected):
-    """Leaves of gradients and losses, to 1e-5 of the largest of each."""
+    """Compare gradients and losses to 1e-5 of the largest entry of each."""
     for leaf, (path, wanted) in zip(found, jax.tree_util.tree_leaves_with_path(expected), strict=True):
-        # The parameters carry a rounding of their own, of which a difference of two has a share.
+        # A gradient is a difference of parameters, so the parameters' own rounding enters the tolerance.
         scale = max(np.abs(wanted).max(), 0.05)
         assert np.abs(leaf - wanted).max() <= 1e-5 * scale, jax.tree_util.keystr(path)
 
@@ -39,16 +38,15 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("name", SPREAD)
 def test_losses_and_raw_gradients_are_those_of_one_device(name):
     gradients, metrics, _ = run(**SPREAD[name])
-    expected, expected_metrics, _ = run(
-        weighted=SPREAD[name].get("weighted", False), given=SPREAD[name].get("given", "none")
-    )
+    alone = {key: value for key, value in SPREAD[name].items() if key in ("weighted", "given")}
+    expected, expected_metrics, _ = run(**alone)
     assert_same(jax.tree.leaves((gradients, metrics)), (expected, expected_metrics))
     for part in ("teacher", "student", "image_encoder", "student_projection"):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected[part])) > 1e-3
 
 
 def test_alignment_sees_the_whole_batch():
-    # Of eight devices with four cases each none could compute this weight from its own.
+    # No device could compute this weight from its own four cases.
     weight = run(num_devices=8)[1].losses["student"].alignment_weight
     assert (weight[:2] > 0).all()
     assert weight[2] == 0

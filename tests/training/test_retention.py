@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: a run can go on from the one before the latest, with the best as of then."""
+"""Checkpoint retention: the last two can be resumed, each with the best checkpoints as of its step."""
 
 import dataclasses
 

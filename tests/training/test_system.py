@@ -1,4 +1,4 @@
-"""A system that the package does not know goes through the loop: linear regression on data drawn on the host."""
+"""A system defined outside the package runs through the loop: linear regression on data drawn on the host."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ WEIGHTS = np.array([[2.0], [-1.0], [0.5]], np.float32)
 
 
 class LinearRegression(System):
-    """y = x w; the host draws y from the weights at hand, the last epochs double the rate."""
+    """y = x w with noise added on the host in the second phase."""
 
     names, score_name, shared = ("line",), "negative_error", frozenset({"noise_scale"})
 
@@ -50,7 +50,7 @@ class LinearRegression(System):
         ]
 
     def collect(self, state, batch):
-        """On the host: noise that depends on the update alone, and the residual of the weights at hand."""
+        """On the host: add noise that depends on the update number only, and the current prediction."""
         noise = np.random.default_rng(int(state.step)).standard_normal(batch["y"].shape).astype(np.float32)
         return {**batch, "y": batch["y"] + 0.01 * noise, "before": np.asarray(batch["x"] @ state.params["line"])}
 
@@ -79,7 +79,7 @@ class LinearRegression(System):
 
 
 class Drawn:
-    """Endless batches; batch n is a function of n."""
+    """Endless batches; batch n depends on the seed and n only."""
 
     def __init__(self, seed=0):
         self.seed, self.position = seed, 0
@@ -243,14 +243,14 @@ def test_processes_wait_for_each_other_after_a_compilation_and_after_collecting(
     waits = []
     monkeypatch.setattr(training_loop, "wait_for_all", waits.append)
     train(tmp_path)
-    assert len(waits) == 1 + 2 * 5  # the update of the first phase, each batch of the second
+    assert len(waits) == 1 + 2 * 5  # one after the first phase's compilation, one per batch of the second phase
 
 
 @pytest.mark.parametrize(("num_devices", "transform"), [(1, "pmap"), (4, "pmap"), (4, "shard_map")])
 def test_a_shared_entry_may_be_collected_on_the_host(num_devices, transform):
     devices = Devices(transform=transform, num_devices=num_devices, shared=frozenset({"target"}))
     target = devices.put_training_rows({**VALIDATION, "target": WEIGHTS})["target"]
-    assert isinstance(target, jax.Array)  # the transfer guard refuses arrays of the host
+    assert isinstance(target, jax.Array)  # the transfer guard refuses host arrays
     assert target.sharding == devices.whole
     np.testing.assert_array_equal(target, WEIGHTS)
 
@@ -260,5 +260,5 @@ def test_several_devices_agree_with_one(uninterrupted, tmp_path, transform):
     assert_close(train(tmp_path, num_devices=4, transform=transform), uninterrupted)
 
 
-if __name__ == "__main__":  # killed in the middle of an epoch, by the test
+if __name__ == "__main__":  # started by a test; kills itself in the middle of an epoch
     train(pathlib.Path(sys.argv[1]), stop_at=8, stop=lambda: os.kill(os.getpid(), signal.SIGKILL))

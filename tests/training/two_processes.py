@@ -1,4 +1,4 @@
-"""One of two processes of the tests: a joint step on its rows, or a run that is given on the command line.
+"""One of two test processes: a joint update on its rows of the batch.
 
 python two_processes.py step PORT PROCESS TRANSFORM OUT
 """

@@ -1,0 +1,15 @@
+"""XLA flags for programs that run for milliseconds: they cut compile time to about a third."""
+
+import os
+
+FLAGS = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+)
+
+
+def set_flags(*more: str) -> None:
+    """Add FLAGS and `more` to XLA_FLAGS, for this process and those it starts; before JAX makes its devices."""
+    given = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in (*more, *FLAGS) if flag not in given)])
