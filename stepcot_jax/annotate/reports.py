@@ -72,7 +72,7 @@ def _read_iu_xray(source: Path) -> Iterator[Report | Aside]:
     from stepcot_jax.data.records.records import SetAside
     from stepcot_jax.data.sources import iu_xray
 
-    finder = iu_xray.ImageFinder(locate_images(source), folders=("NLMCXR_png", "images"), require_images=False)
+    finder = iu_xray.ImageFinder(locate_images(source), folders=iu_xray.IMAGE_FOLDERS, require_images=False)
     for found in iu_xray.read_reports(source):
         if isinstance(found, SetAside):
             yield Aside(f"file {found.record}", Reason.UNREADABLE, found.reason)

@@ -24,7 +24,7 @@ _Value = TypeVar("_Value")
 
 
 class Interviewer:
-    """Asks one model the questions of one task, with a ledger, whose cost the budget is charged with.
+    """Asks one model the questions of one task; a ledger in `folder` keeps the answers, the budget is charged with it.
 
     An unreadable answer is asked for again `num_repairs` times.
 
@@ -101,18 +101,13 @@ class Interviewer:
 
 
 async def examine(
-    report: Report,
-    annotation: Annotation,
-    *,
-    chain: Chain,
-    doubter: Interviewer | None = None,
-    voters: Sequence[Interviewer] = (),
+    report: Report, annotation: Annotation, *, chain: Chain, doubter: Interviewer | None, voters: Sequence[Interviewer]
 ) -> Provenance:
     """Ask the annotator (`doubter`) for trust and further models for votes, and return both for the provenance.
 
     Raises:
-      CannotAnnotate: the annotator does not trust its chain, or a voter does not call it correct.
-      Others: as `Interviewer.ask`.
+      CannotAnnotate: the annotator does not trust its chain, or a voter does not call it correct; and as
+        `Interviewer.ask`.
     """
     said, votes = [], []
     answer = write_chain_answer(annotation, chain=chain)

@@ -37,7 +37,7 @@ DISTRIBUTION_WORDS: dict[str, str] = {
     ),
 }
 PLURAL_WORDS: dict[str, str] = {
-    MULTIFOCAL: r"nodules|effusions|granulomas|granulomata|masses|opacities|densities|infiltrates|areas|foci|scars",
+    MULTIFOCAL: r"nodules|effusions|granulomas|granulomata|masses|opacities|densities|infiltrates|areas|foci|scars"
 }
 """Plurals that mean several lesions unless one place is named; several lesions in one lobe are one focus."""
 PATTERN_WORDS: dict[str, str] = {

@@ -24,7 +24,7 @@ ORIGIN = "IU X-Ray"
 _ARCHIVE_ENDINGS = (".tgz", ".tar.gz", ".tar")
 _ARCHIVE_PATTERNS = ("NLMCXR_reports*.tgz", "NLMCXR_reports*.tar.gz", "NLMCXR_reports*.tar")
 _REPORT_FOLDER = "ecgen-radiology"
-_IMAGE_FOLDERS = ("NLMCXR_png", "images")
+IMAGE_FOLDERS = ("NLMCXR_png", "images")
 _NUM_SHOWN = 80
 _EXPECTED = f"expected NLMCXR_reports.tgz, a folder with it, or a folder with XML reports in it or in {_REPORT_FOLDER}/"
 
@@ -92,7 +92,7 @@ def read_iu_xray(root: Path, *, on_bad_record: OnBadRecord = "stop", require_ima
     """
     root = Path(root)
     folder, reports = _locate_data(root), _locate_reports(root)
-    finder = ImageFinder(folder, folders=_IMAGE_FOLDERS, require_images=require_images)
+    finder = ImageFinder(folder, folders=IMAGE_FOLDERS, require_images=require_images)
     file = "" if reports == folder else reports.name
     intake = Intake(folder, file=file, layout="iu_xray", on_bad_record=on_bad_record)
     for report in read_reports(root):
