@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.corrections import as_distributions
+from stepcot_jax.evaluation.interventions import as_distributions
 
 _SMOOTHING = 2.0  # cases that an answer has in addition, spread as the later step's answers are over all cases
 _LARGEST_WEIGHT = 2.0

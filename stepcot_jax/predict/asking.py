@@ -1,20 +1,29 @@
 """Which step of a reading is worth checking, and a terminal dialogue that asks one step after another."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.corrections import ReadGiven, as_distributions, expected_gains
+from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, expected_gains
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.answers import ChainReading
 from stepcot_jax.predict.paragraph import percent
 
-if TYPE_CHECKING:
-    from stepcot_jax.predict.image_reader import ImageReader
+
+class AskingReader(Protocol):
+    """What the dialogue needs of an `ImageReader`."""
+
+    def read(self, image: Any, *, given: Mapping[str, str] | None = None) -> ChainReading:
+        """Read one radiograph, with answers given by step."""
+        ...
+
+    def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> "NextStep | None":
+        """Return the step worth checking."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +133,7 @@ def _describe(found: npt.NDArray, place: int, start: int, gains: npt.NDArray, ch
 
 
 def ask_in_turn(
-    reader: "ImageReader", image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
+    reader: AskingReader, image: Any, *, answer: Callable[[str], str], say: Callable[[str], None]
 ) -> ChainReading:
     """Ask the steps one by one, the most useful first, and show how the last step's answer moves.
 

@@ -93,7 +93,7 @@ def check_takes_answers(trained: Trained, *, model: str) -> None:
 
 
 LEAST_MOVEMENT = 0.01
-"""Mean movement of later steps (`evaluation.corrections.measure_reliance`) from which corrections are promised."""
+"""Mean movement of later steps (`evaluation.interventions.measure_reliance`) from which corrections are promised."""
 
 
 def follows_corrections(trained: Trained, *, model: str) -> bool:

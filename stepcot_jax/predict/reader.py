@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from stepcot_jax.encoders.load import ImageEncoder
-from stepcot_jax.evaluation.corrections import ReadGiven, give_logits
+from stepcot_jax.evaluation.interventions import ReadGiven, give_logits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.reading_step import join_heads, split_heads
 from stepcot_jax.predict.corrections import NOT_GIVEN, check_given

@@ -14,8 +14,8 @@ from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.calibration_files import write_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.consistency_files import write_pairs
-from stepcot_jax.evaluation.corrections import describe_reliance, give_logits, measure_reliance
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.interventions import describe_reliance, give_logits, measure_reliance
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
 from stepcot_jax.evaluation.summary import describe, summarise
@@ -57,7 +57,7 @@ def predict_splits(names: tuple[str, ...], params_of: Callable[[str], Any], pred
 def measure_run_reliance(
     system: StepCoT, params_of: Callable[[str], Any], rows: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return how much each network's steps rely on earlier answers (`evaluation.corrections.measure_reliance`).
+    """Return how much each network's steps rely on earlier answers (`evaluation.interventions.measure_reliance`).
 
     Args:
       system: with the networks.

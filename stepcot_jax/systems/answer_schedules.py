@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from stepcot_jax.settings.sections import TrainingSettings
+
 Schedule = Literal["none", "random", "prefix", "annealed"]
 
 _STREAM = 0x61  # of the update's random key, apart from those of dropout
@@ -37,6 +39,17 @@ class AnswerSchedule:
     noise: float = 0.0
     student: bool = True
     num_updates: int = 1
+
+    @classmethod
+    def from_settings(cls, training: TrainingSettings, *, num_updates: int) -> "AnswerSchedule":
+        """Return the schedule of a run's settings, over `num_updates` updates."""
+        return cls(
+            schedule=training.given_answers,
+            rate=training.given_rate,
+            noise=training.given_noise,
+            student=training.given_to == "both",
+            num_updates=num_updates,
+        )
 
     def draw(
         self,

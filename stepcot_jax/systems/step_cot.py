@@ -168,13 +168,7 @@ class StepCoT(System):
             plateau=Plateau(training.plateau_patience, training.plateau_factor, training.plateau_stop)
             if teacher_only
             else None,
-            given=AnswerSchedule(
-                schedule=training.given_answers,
-                rate=training.given_rate,
-                noise=training.given_noise,
-                student=training.given_to == "both",
-                num_updates=num_epochs * batches_per_epoch,
-            ),
+            given=AnswerSchedule.from_settings(training, num_updates=num_epochs * batches_per_epoch),
         )
 
     def init(self, key: Array, example: Batch) -> TrainState:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.evaluation.calibration import read_calibration
-from stepcot_jax.evaluation.corrections import POLICIES, ReadGiven, as_distributions, correct_in_turn, give_logits
+from stepcot_jax.evaluation.calibration_files import read_calibration
 from stepcot_jax.evaluation.intervals import percentiles
+from stepcot_jax.evaluation.interventions import POLICIES, ReadGiven, as_distributions, correct_in_turn, give_logits
 from stepcot_jax.evaluation.pair_ratios import fit_pair_ratios
 from stepcot_jax.evaluation.resamples import count_once, resample, weighted_mean
 from stepcot_jax.host.terminal import Terminal

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.corrections import expected_gains, give_logits
+from stepcot_jax.evaluation.interventions import expected_gains, give_logits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.answers import ChainReading, StepAnswer
 from stepcot_jax.predict.asking import ask_in_turn, find_next_steps

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import softmax
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.corrections import (
+from stepcot_jax.evaluation.interventions import (
     POLICIES,
     as_distributions,
     choose_steps,
