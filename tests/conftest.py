@@ -28,6 +28,28 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("suite")
 
+LONGEST = (
+    "tests/test_notebooks.py",
+    "tests/run/test_training_run.py",
+    "tests/training/test_parallel.py",
+    "tests/run/test_two_process_run.py",
+    "tests/tables/test_tables_runs.py",
+    "tests/test_api.py",
+    "tests/systems/test_step_cot.py",
+    "tests/tables/test_tables_real.py",
+    "tests/settings/test_configs.py",
+    "tests/tables/test_targets.py",
+    "tests/benchmarks/test_memory_training.py",
+)
+"""Files of more than 15 s of CPU, longest first."""
+
+
+def pytest_collection_modifyitems(items):
+    """Start the longest files first; a worker that got one last would run on while the others are idle."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 
 

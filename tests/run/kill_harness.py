@@ -2,14 +2,17 @@
 
 python tests/run/kill_harness.py --kills 100 [--seed 0] [--workers 0] [--folder DIR]
 
-Each start is a child process, forked after all imports and before JAX starts threads. Kill moments are uniform over the
-length of a start: drawing data, compiling or loading programs, training, validation, saving. Programs compile with the
-suite's flags, so that compiling does not take most of a start.
+Each start is a child process, forked after all imports and before JAX starts threads. A quarter of the kills fall at a
+uniform moment before training: drawing data, tracing, compiling or loading programs, restoring. The others fall at a
+uniform moment after training begins: training, validation, saving, results. Preparing takes most of a start, so moments
+uniform over a whole start would seldom meet a save, and runs would hardly progress between kills.
 """
 
 import argparse
 import collections
+import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
@@ -35,6 +38,25 @@ LONG = {"training__joint_epochs": 10, "training__log_every": 1, "training__check
 MAX_TRIES = 8
 """A run gets this many starts that may be killed, then one that is not: so every run finishes."""
 
+SHARE_BEFORE_TRAINING = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """When to kill a start: seconds after the start, or after its training begins."""
+
+    seconds: float
+    in_training: bool
+
+
+@dataclasses.dataclass
+class Ended:
+    """How a start ended, and its seconds before training and from then on."""
+
+    how: str
+    before_training: float
+    training: float
+
 
 def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
     """Fork a child that trains; return its process id."""
@@ -55,24 +77,37 @@ def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
         os._exit(code)
 
 
-def run_once(workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill_after: float | None) -> str:
-    """Start a run once; return "finished", "killed", "killed while saving" or "failed"."""
-    begin = time.monotonic()
-    child = start(workdir, log, num_workers)
-    while True:
+def run_once(workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill_at: Moment | None = None) -> Ended:
+    """Start a run once; it ends "finished", "killed", "killed while saving" or "failed"."""
+    facts = workdir / "settings.json"  # written last before training, by every start
+    earlier = facts.stat().st_ino if facts.exists() else None
+    begin, begun = time.monotonic(), math.inf
+    child, how = start(workdir, log, num_workers), ""
+    while not how:
+        now = time.monotonic()
+        if begun == math.inf and facts.exists() and facts.stat().st_ino != earlier:
+            begun = now
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
-            ended = "finished" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else "failed"
-            break
-        if kill_after is not None and time.monotonic() >= begin + kill_after:
+            how = "finished" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else "failed"
+        elif kill_at is not None and now >= (begun if kill_at.in_training else begin) + kill_at.seconds:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             half = list((workdir / "checkpoints").glob("*tmp*")) if (workdir / "checkpoints").is_dir() else []
-            ended = "killed while saving" if half else "killed"
-            break
+            how = "killed while saving" if half else "killed"
         time.sleep(0.002)
-    print(f"{workdir.name}: {ended} after {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+    end = time.monotonic()
+    ended = Ended(how, min(begun, end) - begin, max(end - begun, 0.0))
+    print(
+        f"{workdir.name}: {how} after {ended.before_training:.1f} + {ended.training:.1f} s", file=sys.stderr, flush=True
+    )
     return ended
+
+
+def draw_moment(moments: random.Random, whole: Ended) -> Moment:
+    """A random moment within the length of the whole run."""
+    in_training = moments.random() >= SHARE_BEFORE_TRAINING
+    return Moment(moments.uniform(0, whole.training if in_training else whole.before_training), in_training)
 
 
 def final(workdir: pathlib.Path) -> tuple[list[bytes], list[dict], dict]:
@@ -118,24 +153,25 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     begin = time.monotonic()
-    assert run_once(folder / "whole", log, options.workers, kill_after=None) == "finished", log.read_text()[-2000:]
-    whole_seconds = time.monotonic() - begin
+    whole = run_once(folder / "whole", log, options.workers)
+    assert whole.how == "finished", log.read_text()[-2000:]
     moments = random.Random(options.seed)  # noqa: S311 - not for secrets
     counts: collections.Counter[str] = collections.Counter()
     num_runs = 0
     while counts["killed"] + counts["killed while saving"] < options.kills:
         for tries in range(MAX_TRIES + 1):
-            kill_after = moments.uniform(0, whole_seconds) if tries < MAX_TRIES else None
-            ended = run_once(folder / f"run_{num_runs}", log, options.workers, kill_after=kill_after)
-            counts[ended] += 1
-            if ended == "failed":
+            kill_at = draw_moment(moments, whole) if tries < MAX_TRIES else None
+            how = run_once(folder / f"run_{num_runs}", log, options.workers, kill_at=kill_at).how
+            counts[how] += 1
+            if how == "failed":
                 print(log.read_text()[-3000:], file=sys.stderr)
                 return 1
-            if ended == "finished":
+            if how == "finished":
                 break
         num_runs += 1
     differing = compare(folder, num_runs)
     counted = {name: counts[name] for name in ("finished", "killed", "killed while saving", "failed")}
+    whole_seconds = whole.before_training + whole.training
     times = {"seconds_of_a_whole_run": round(whole_seconds, 1), "seconds": round(time.monotonic() - begin, 1)}
     print(json.dumps({"runs": num_runs, **counted, "runs_that_differ": len(differing), **times}))
     return 1 if differing else 0
