@@ -105,9 +105,9 @@ def run_once(workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill
 
 
 def draw_moment(moments: random.Random, whole: Ended) -> Moment:
-    """A random moment within the length of the whole run."""
+    """A random moment before training, or in a half of the whole run's training time: a resumed run has less left."""
     in_training = moments.random() >= SHARE_BEFORE_TRAINING
-    return Moment(moments.uniform(0, whole.training if in_training else whole.before_training), in_training)
+    return Moment(moments.uniform(0, whole.training / 2 if in_training else whole.before_training), in_training)
 
 
 def final(workdir: pathlib.Path) -> tuple[list[bytes], list[dict], dict]:
