@@ -53,9 +53,10 @@ def expected_gains(
 ) -> tuple[npt.NDArray[np.float64], Probabilities]:
     """Return how much each step's answer is expected to settle the last step's, in one call of the network.
 
-    The gain of asking a step is the entropy of the last step's distribution less its mean over the step's answers, each
-    given in turn and weighted by the probability that the network gives it: the mutual information of the two answers
-    if the network's distributions were those of the world.
+    The gain of asking a step is the mutual information of its answer and the last step's: each answer is given in turn,
+    and the mean entropy of what follows is subtracted from the entropy of its mixture, both weighted by the probability
+    that the network gives each answer. The mixture stands for the reading as it is: a network that treats a given
+    answer as certain concludes more firmly from any answer, which is no information (docs/corrections.md has both).
 
     Args:
       read: the network.
@@ -63,7 +64,7 @@ def expected_gains(
       chain: the steps.
 
     Returns:
-      Gains in nats [case, step], minus infinity for given steps and the last one; and the probabilities
+      Gains in nats [case, step], 0 or more, minus infinity for given steps and the last one; and the probabilities
       [1 + number of answers of all steps but the last, case, step, answer]: with nothing more given, then with each
       answer of each step in turn.
     """
@@ -74,13 +75,15 @@ def expected_gains(
             varied[:, position] = np.arange(given.shape[-1]) == answer
             variants.append(varied)
     found = read(np.stack(variants))
-    after = entropy(found[:, :, -1])
+    last, after = found[:, :, -1], entropy(found[:, :, -1])
     gains, start = np.full(given.shape[:2], -np.inf), 1
     for position, num_answers in enumerate(chain.answers_per_step[:-1]):
-        weights = found[0, :, position, :num_answers]
-        expected = (weights.T * after[start : start + num_answers]).sum(axis=0) / weights.sum(axis=1)
+        own = slice(start, start + num_answers)
+        weights = found[0, :, position, :num_answers].T
+        weights = weights / weights.sum(axis=0)
+        mixture = (weights[:, :, None] * last[own]).sum(axis=0)
         is_open = given[:, position].sum(axis=-1) == 0
-        gains[is_open, position] = (after[0] - expected)[is_open]
+        gains[is_open, position] = (entropy(mixture) - (weights * after[own]).sum(axis=0))[is_open]
         start += num_answers
     return gains, found
 
@@ -116,8 +119,8 @@ def choose_steps(
         scores = np.broadcast_to(-np.arange(chain.num_steps, dtype=np.float64), allowed.shape)
     else:
         scores = (rng or np.random.default_rng(0)).random(allowed.shape)
-    if costs:  # a loss must not look smaller because it costs more
-        scores = np.where(scores >= 0, scores / np.asarray(costs, np.float64), scores * np.asarray(costs, np.float64))
+    if costs:
+        scores = scores / np.asarray(costs, np.float64)
     chosen = np.where(allowed, scores, -np.inf).argmax(axis=1)
     return np.where(allowed.any(axis=1), chosen, -1)
 

@@ -49,7 +49,7 @@ class NextStep:
 
     Attributes:
       step: the question with its options.
-      gain: expected fall of the entropy of the last step's distribution, in nats.
+      gain: what its answer is expected to tell of the last step's, in nats (`interventions.expected_gains`).
       gains: the same for every step that can be asked, by name.
       last_answer: the last step's most probable answer as read.
       last_probability: of that answer.
@@ -104,7 +104,7 @@ def find_next_steps(
     gains, found = expected_gains(read, as_distributions(given, chain), chain)
     gains[:, [step.name in leave_out for step in chain.steps]] = -np.inf
     weights = np.asarray(costs or [1.0] * chain.num_steps)
-    scores = np.where(gains >= 0, gains / weights, gains * weights)
+    scores = gains / weights
     starts = np.concatenate([[1], 1 + np.cumsum(chain.answers_per_step[:-1])])
     chosen: list[NextStep | None] = []
     for case in range(len(given)):

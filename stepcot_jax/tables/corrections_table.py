@@ -125,7 +125,7 @@ def _tabulate_curves(figures: Mapping[Any, Sequence[Figure]], chain: Chain, plan
         f"{list(plan.seeds)}.",
         INTERVALS,
         "Area under the curve: mean over the numbers of corrections.",
-        f"Expected gain: expected fall of the entropy of {last}; uncertainty: entropy of the step itself.",
+        f"Expected gain: mutual information of the step and {last}; uncertainty: entropy of the step itself.",
         "And pairs: log-ratios of pairs of answers, counted in the training labels and weighted on the validation "
         "split, are added to the network's logits.",
     )

@@ -53,9 +53,9 @@ def test_files_of_one_name_do_not_replace_each_other():
     assert [_free_name(name, taken) for name in ("x", "y", "x", "x")] == ["x", "y", "x.2", "x.3"]
 
 
-def test_the_student_takes_no_given_answer(workdir, images, tmp_path):
-    with pytest.raises(BadInput, match="need a teacher"):
-        main([str(images), f"--checkpoint={workdir}", f"--out={tmp_path}", "--given=1=B"])
+def test_a_wrong_given_answer_ends_before_an_image_is_read(workdir, images, tmp_path):
+    with pytest.raises(BadInput, match="'Z' is not one of"):
+        main([str(images), f"--checkpoint={workdir}", f"--out={tmp_path}", "--given=1=Z"])
 
 
 def test_scores_stand_beside_those_of_no_explanation(workdir, tmp_path, capsys):
