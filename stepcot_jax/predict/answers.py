@@ -88,6 +88,7 @@ class ChainReading:
       flipped: later answers that the given ones changed; empty without given answers.
       shifted: the change in each later step; empty without given answers.
       picture: uint8 [size, size, 3] as read, for reading it again; None if it was not kept.
+      coverage_of: what the coverage is of, in words (`Calibration.describe_coverage`).
     """
 
     source: str
@@ -98,6 +99,7 @@ class ChainReading:
     flipped: tuple[Flip, ...] = ()
     shifted: tuple[Shift, ...] = ()
     picture: Any = dataclasses.field(default=None, repr=False, compare=False)
+    coverage_of: str = ""
 
     @property
     def has_given(self) -> bool:
@@ -141,6 +143,7 @@ class ChainReading:
             "model": self.model,
             "calibrated": self.calibrated,
             "coverage": self.coverage,
+            "coverage_of": self.coverage_of,
             "steps": steps,
             "flipped": [dataclasses.asdict(flip) for flip in self.flipped],
             "shifted": [dataclasses.asdict(shift) for shift in self.shifted],
@@ -175,7 +178,7 @@ class ChainReading:
             text += " for readings without given answers"
         if self.coverage is None or all(each.answer_set is None for each in self.steps):
             return text
-        return f'{text}; "or": answers that cannot be ruled out at {100 * self.coverage:.0f} % coverage'
+        return f'{text}; "or": answers that cannot be ruled out, with sets that hold the true one in {self.coverage_of}'
 
     def _describe_changes(self) -> list[str]:
         """Return what the given answers changed, a line each."""
@@ -219,7 +222,8 @@ def make_readings(
         )
         changes = ((), ()) if uncorrected is None else _find_changes(steps, uncorrected.probabilities[case])
         picture = pictures[case] if len(pictures) else None
-        readings.append(ChainReading(source, model, calibration is not None, coverage, steps, *changes, picture))
+        words = "" if calibration is None else calibration.describe_coverage()
+        readings.append(ChainReading(source, model, calibration is not None, coverage, steps, *changes, picture, words))
     return readings
 
 
