@@ -21,6 +21,7 @@ def get_config():
     config.student.width = 256
     config.training.teacher_epochs = 4
     config.training.joint_epochs = 26
+    config.training.given_answers = "random"  # so that corrections change later answers (docs/corrections.md)
     config.training.teacher_learning_rate = 5e-4
     config.training.student_learning_rate = 5e-4
     return config

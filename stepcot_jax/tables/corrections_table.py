@@ -234,11 +234,11 @@ def draw_curves(figures: Mapping[tuple[str, str, str], Sequence[Figure]], num_co
             (line,) = place.plot(range(num_counts), values, marker="o", markersize=3, label=policy)
             ends = [100 * np.array([getattr(figure, end) for figure in own], float) for end in ("low", "high")]
             place.fill_between(range(num_counts), *ends, color=line.get_color(), alpha=0.1, linewidth=0)
-        place.set_title(f"{panel[1]}, trained {panel[0]}", fontsize=9)
+        place.set_title(f"{panel[1]},\ntrained {panel[0]}", fontsize=9)
         place.grid(alpha=0.3)
     picture.supxlabel("corrected steps")
     picture.supylabel(f"accuracy of {chain.steps[-1].name} (%)")
-    picture.legend(*place.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    picture.legend(*place.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     content = io.BytesIO()
     FigureCanvasAgg(picture).print_png(content)
     return content.getvalue()

@@ -290,10 +290,8 @@ def test_the_tool_prints_a_table(workdir, images, capsys):
     )
     assert (code, complained) == (0, "")
     lines = told.splitlines()
-    of_sets = (
-        '"or": answers that cannot be ruled out, with sets that hold the true one in 90 % of all cases together, not of '
-        "each answer"
-    )
+    whom = "90 % of all cases together, not of each answer"
+    of_sets = f'"or": answers that cannot be ruled out, with sets that hold the true one in {whom}'
     assert (
         lines[0]
         == f"{images / 'b.png'} (teacher; probabilities calibrated for readings without given answers; {of_sets})"
