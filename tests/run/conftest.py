@@ -38,7 +38,8 @@ def trained(tmp_path_factory):
     """A run that validates as ever, except that the scores after its last epoch are made the worst."""
     workdir, patch = tmp_path_factory.mktemp("trained"), pytest.MonkeyPatch()
     with jax.numpy_dtype_promotion("standard"):
-        run = small_run(workdir, patch, phantom__num_cases=150, training__teacher_epochs=0, training__joint_epochs=3)
+        epochs = {"training__teacher_epochs": 0, "training__joint_epochs": 3}
+        run = small_run(workdir, patch, phantom__num_cases=150, training__given_answers="none", **epochs)
         validate, states = run._validate, {}
         last = 3 * run.batches_per_epoch
 

@@ -103,6 +103,8 @@ def test_statistics_are_written_with_intervals(uninterrupted):
         steps = found["models"][model]["steps"]
         assert list(steps) == [step["name"] for step in report["test"][model]["steps"]]
         assert all(0 <= step["answer_set_coverage"] <= 1 <= step["answer_set_size"] for step in steps.values())
+    assert set(found["reliance"]) == {"teacher", "student"}
+    assert all(0 < own["mean_movement"] < 1 for own in found["reliance"].values())
     origins = [group for group in found["subgroups"] if group["grouping"] == "origin"]
     assert sum(group["num_cases"] for group in origins) == 9
     for name in ("pairs.json", "calibration.json", "predictions/val.npz", "predictions/test.npz", "reading/chain.json"):
@@ -118,7 +120,7 @@ def test_latest_two_and_best_checkpoints_are_kept_and_no_others(uninterrupted):
 def test_best_is_the_highest_validation_score(uninterrupted):
     workdir, _, _, best = uninterrupted
     for network, entry in best.items():
-        scores = {line["step"]: line[f"{network}/mean_accuracy"] for line in entries(workdir, "val")}
+        scores = {line["step"]: line[f"{network}/mean_accuracy_own_and_given"] for line in entries(workdir, "val")}
         assert entry.score == max(scores.values()) == scores[entry.step]
 
 
