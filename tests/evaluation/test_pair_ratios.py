@@ -1,0 +1,78 @@
+"""Log-ratios of pairs of answers against counts by hand, and weights that the likelihood chooses."""
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.interventions import as_distributions
+from stepcot_jax.evaluation.pair_ratios import PairRatios, count_ratios, fit_pair_ratios
+
+CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
+RNG = np.random.default_rng(0)
+
+
+def draw(num_cases, follow=0.9):
+    """Labels in which C is decided by A, and B by nothing."""
+    first, second = RNG.integers(0, 2, num_cases), RNG.integers(0, 3, num_cases)
+    third = np.where(RNG.random(num_cases) < follow, first, 1 - first)
+    return np.stack([first, second, third], axis=1).astype(np.int32)
+
+
+def test_ratios_are_those_of_counted_answers():
+    labels = np.array([[0, 0, 0], [0, 1, 0], [1, 1, 1], [1, -1, 1], [-1, 2, 0]], np.int32)
+    ratios = count_ratios(labels, CHAIN)
+    # A and C: four cases, two with each pair of equal answers; shares with one case more for each answer of C.
+    shares = np.array([3, 3]) / 6
+    given = (np.array([[2, 0], [0, 2]]) + 2 * shares) / (2 + 2)
+    np.testing.assert_allclose(ratios[0, :2, 2, :2], np.log(given / shares))
+    assert (ratios[2] == 0).all()
+    assert (ratios[1, :, 0] == 0).all()
+    assert (ratios[0, 2] == 0).all()
+
+
+def test_ratios_of_an_independent_pair_are_zero():
+    ratios = count_ratios(draw(200_000), CHAIN)
+    assert np.abs(ratios[0, :2, 1]).max() < 0.03
+    np.testing.assert_allclose(ratios[0, 0, 2, :2], np.log([0.9 / 0.5, 0.1 / 0.5]), atol=0.03)
+
+
+def network(given):
+    """A network that knows nothing and ignores what is given."""
+    return np.zeros(given.shape, np.float32) + np.where(np.arange(3) < np.array([[2], [3], [2]]), 0.0, -1e9)
+
+
+def test_weights_make_an_ignorant_network_follow_what_was_counted():
+    labels = draw(4000)
+    found = fit_pair_ratios(
+        network, train_labels=draw(20_000), labels=labels, temperatures=(1.0, 1.0, 1.0), chain=CHAIN
+    )
+    assert found.weights[2] == pytest.approx(1.0, abs=0.1)  # one informative answer is counted once
+    read = found.follow(network)
+    given = as_distributions(np.where(np.arange(3) < 2, labels, -1), CHAIN)
+    answers = read(given)[:, 2].argmax(axis=1)
+    assert (answers == labels[:, 0]).all()
+    np.testing.assert_array_equal(read(np.zeros_like(given)), network(given))
+
+
+def test_a_network_that_follows_already_is_left_alone():
+    ratios = count_ratios(draw(20_000), CHAIN)
+    knows = PairRatios(ratios, (0.0, 1.0, 1.0), (1.0, 1.0, 1.0)).follow(network)
+    labels = draw(4000)
+    found = fit_pair_ratios(knows, train_labels=draw(20_000), labels=labels, temperatures=(1.0, 1.0, 1.0), chain=CHAIN)
+    assert found.weights[2] < 0.1
+
+
+def test_double_counting_is_mended_by_the_weight():
+    # B repeats A: both say the same of C, which naive Bayes would count twice.
+    labels, train = draw(6000), draw(20_000)
+    labels[:, 1], train[:, 1] = labels[:, 0], train[:, 0]
+    found = fit_pair_ratios(network, train_labels=train, labels=labels, temperatures=(1.0, 1.0, 1.0), chain=CHAIN)
+    assert 0.5 < found.weights[2] < 0.85
+    given = as_distributions(np.where(np.arange(3) < 2, labels, -1), CHAIN)
+
+    def loss(weight):
+        read = PairRatios(found.ratios, (0.0, 0.0, weight), (1.0, 1.0, 1.0)).follow(network)
+        return -log_softmax(read(given)[:, 2], axis=-1)[np.arange(len(labels)), labels[:, 2]].mean()
+
+    assert loss(found.weights[2]) < loss(1.0)
