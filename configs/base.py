@@ -30,6 +30,7 @@ def get_config():
     config.data.check_images = "ahead"
     config.data.split_fractions = (0.7, 0.15, 0.15)  # shares of train, val, test, if the root has no split tables
     config.data.split_seed = 0  # of made splits; separate from `seed`, so runs with other seeds share the split
+    config.data.fold = ""  # "2/5": the second of five folds is the test split, whatever the root's tables; "": no folds
     config.data.near_duplicate_radius = 0  # bits of 64: patients whose images differ in at most so many share a split
     config.data.max_megapixels = 64.0  # million pixels; a larger image is a bad record
     config.data.cache_megabytes = 2048.0  # MB of decoded images in memory; other images are decoded at each use

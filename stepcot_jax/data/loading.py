@@ -1,5 +1,6 @@
 """Load the data that the settings name: a folder in any layout, tensorflow_datasets, or the phantom."""
 
+import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.cases import Case, CaseTable
 from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.splits.folds import make_fold
 from stepcot_jax.data.splits.split_making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import Splits
@@ -207,7 +209,7 @@ def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: P
         prepared.images,
         preprocessing=preprocessing,
         are_checked=True,
-        splits=(prepared.splits, prepared.splits_source),
+        splits=None if settings.data.fold else (prepared.splits, prepared.splits_source),
         progress=progress,
     )
 
@@ -215,11 +217,12 @@ def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: P
 def _find_splits(
     settings: Settings, collection: Collection, images: ImageFiles, progress: Progress
 ) -> tuple[Splits, str]:
-    """Return the splits of the data's tables, else new ones, and where they come from, in words."""
+    """Return the splits of the data's tables, else, or for a fold, new ones, and where they come from, in words."""
     root = collection.root  # a folder even if `data.root` names a file in it
-    splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
-    if splits is not None:
-        return splits, str(root)
+    if not settings.data.fold:
+        splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
+        if splits is not None:
+            return splits, str(root)
 
     def decode_whole(index: int) -> np.ndarray:
         return decode_image_bytes(images.read(index), name=images.name(index), max_pixels=_max_pixels(settings))
@@ -232,8 +235,9 @@ def _make_splits(
 ) -> tuple[Splits, str]:
     """Make splits; near-duplicates are found in full-size images, so that they do not depend on the encoder."""
     data = settings.data
-    source = f"made from seed {data.split_seed}, {data.split_fractions}: stratified by last step and origin, disjoint "
-    source += "by patient"
+    what = f"fold {data.fold} " if data.fold else ""
+    source = f"{what}made from seed {data.split_seed}, {data.split_fractions}: stratified by last step and origin, "
+    source += "disjoint by patient"
     joined: Any = ()
     if data.near_duplicate_radius:
         watched = progress(range(len(cases)), "looking for near-duplicates")
@@ -241,7 +245,8 @@ def _make_splits(
         joined = find_near_duplicates(hashes, radius=data.near_duplicate_radius)
         source += f", near-duplicates within {data.near_duplicate_radius} bits together"
     try:
-        splits = make_splits(cases, seed=data.split_seed, fractions=data.split_fractions, joined=joined)
+        make = functools.partial(make_fold, fold=data.fold) if data.fold else make_splits
+        splits = make(cases, seed=data.split_seed, fractions=data.split_fractions, joined=joined)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
     return splits, source

@@ -4,6 +4,7 @@ Types give the accepted values; `__post_init__` refuses settings of one section 
 """
 
 import dataclasses
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ class DataSettings:
     check_images: Literal["ahead", "on_use"]
     split_fractions: tuple[PositiveShare, ...]
     split_seed: Seed
+    fold: str
     near_duplicate_radius: Annotated[int, msgspec.Meta(ge=0, le=16)]
     max_megapixels: Positive
     cache_megabytes: NotNegative
@@ -48,6 +50,10 @@ class DataSettings:
             )
         if len(self.split_fractions) != 3 or abs(sum(self.split_fractions) - 1) > 1e-6:
             raise BadInput(f"config.data.split_fractions: {self.split_fractions} is not three shares that add up to 1")
+        if self.fold:
+            parts = re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", self.fold, re.ASCII)
+            if not parts or int(parts[2]) < 2 or int(parts[1]) > int(parts[2]):
+                raise BadInput(f"config.data.fold: {self.fold!r} is not a fold of two or more, such as '2/5', or ''")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

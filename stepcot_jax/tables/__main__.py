@@ -1,6 +1,6 @@
-"""Make the paper's tables, and one of corrections, from runs on any data.
+"""Make the paper's tables, one of corrections and one of folds, from runs on any data.
 
-NAME is one or more of diagnosis, steps, components, effect, transfer, cost, corrections, or all.
+NAME is one or more of diagnosis, steps, components, effect, transfer, cost, corrections, folds, or all (but folds).
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
@@ -27,8 +27,11 @@ from stepcot_jax.settings.run_settings import Settings, make_settings
 if TYPE_CHECKING:
     from stepcot_jax.tables.plan import Plan
 
-NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost", "corrections")
+NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost", "corrections", "folds")
 """Tables, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
+
+NOT_IN_ALL = ("folds",)
+"""Tables that `all` leaves out: five more trainings for each seed, meant for data of a few hundred cases."""
 
 
 def read_names(arguments: list[str]) -> tuple[str, ...]:
@@ -45,7 +48,9 @@ def read_names(arguments: list[str]) -> tuple[str, ...]:
             raise BadInput("readers has its own command: python -m stepcot_jax.readers")
         if name not in (*NAMES, "all"):
             raise BadInput(f"table {name!r} is not one of {known}")
-    return NAMES if "all" in arguments else tuple(dict.fromkeys(arguments))
+    if "all" in arguments:
+        return tuple(name for name in NAMES if name not in NOT_IN_ALL or name in arguments)
+    return tuple(dict.fromkeys(arguments))
 
 
 def read_encoders(entries: list[str]) -> dict[str, str]:
@@ -97,6 +102,7 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
         cost_table,
         diagnosis_table,
         effect_table,
+        folds_table,
         steps_table,
         transfer_table,
     )
@@ -110,6 +116,7 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
         transfer_table,
         cost_table,
         corrections_table,
+        folds_table,
     )
     module_of = dict(zip(NAMES, modules, strict=True))
     tables = {name: module_of[name] for name in names}

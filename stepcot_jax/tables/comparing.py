@@ -53,9 +53,14 @@ def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
 
 def last_step_alone(split: SplitPredictions) -> SplitPredictions:
     """Return the predictions of the last step."""
-    found = split.predictions
-    logits = {name: values[:, -1:] for name, values in found.logits.items()}
-    predictions = dataclasses.replace(found, labels=found.labels[:, -1:], logits=logits)
+    return choose_steps(split, [split.predictions.labels.shape[1] - 1])
+
+
+def choose_steps(split: SplitPredictions, positions: Sequence[int]) -> SplitPredictions:
+    """Return the predictions of some steps."""
+    found, chosen = split.predictions, list(positions)
+    logits = {name: values[:, chosen] for name, values in found.logits.items()}
+    predictions = dataclasses.replace(found, labels=found.labels[:, chosen], logits=logits)
     return dataclasses.replace(split, predictions=predictions)
 
 
@@ -80,8 +85,13 @@ class Comparison:
 
     def last_step_alone(self) -> "Comparison":
         """Return the comparison at the last step."""
-        splits = [last_step_alone(split) for split in self.splits]
-        return Comparison(splits, Chain(self.chain.steps[-1:]), self.num_resamples)
+        return self.choose_steps([self.chain.num_steps - 1])
+
+    def choose_steps(self, positions: Sequence[int]) -> "Comparison":
+        """Return the comparison at some steps."""
+        splits = [choose_steps(split, positions) for split in self.splits]
+        chain = Chain(tuple(self.chain.steps[position] for position in positions))
+        return Comparison(splits, chain, self.num_resamples)
 
     @functools.cached_property
     def _intervals(self) -> list[dict[str, ModelIntervals]]:

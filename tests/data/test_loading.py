@@ -49,6 +49,7 @@ def test_prepared_data_train_as_their_folder_does(folder, tmp_path):
     assert prepared.cases == plain.cases
     assert prepared.splits == plain.splits
     assert prepared.digest == plain.digest
+    assert load(tmp_path, source="tfds", data__fold="2/3").splits == load(folder, data__fold="2/3").splits
     ours, theirs = (training_batches(dataset, batch_size=8, seed=1) for dataset in (prepared, plain))
     for step in range(3):
         for name, rows in theirs[step].items():
@@ -119,3 +120,16 @@ def test_split_tables_beside_a_file_named_as_the_root_are_read(tmp_path, capsys)
         assert (facts["splits_from"], [split["cases"] for split in facts["splits"]]) == ("tables", [4, 4, 4])
         main(["stats", str(root), "--out", str(tmp_path / "statistics")])
         assert "read from tables" in (tmp_path / "statistics" / "splits.md").read_text()
+
+
+def test_a_fold_replaces_the_tables_of_a_folder(folder, tmp_path):
+    root = tmp_path / "with tables"
+    shutil.copytree(folder, root)
+    made = load(root)
+    for name, indices in made.splits.by_name().items():
+        lines = ["image_path", *(made.cases[index].image_path for index in indices)]
+        (root / f"{name}.csv").write_text("\n".join(lines))
+    assert load(root).splits_source == str(root)
+    folds = [load(root, data__fold=f"{fold}/4") for fold in range(1, 5)]
+    assert folds[1].splits_source.startswith("fold 2/4 made from seed 0")
+    assert sorted(index for dataset in folds for index in dataset.splits.test) == list(range(NUM_CASES))

@@ -60,6 +60,10 @@ def changed(base, key, value):
         ("config.data.split_fractions", (0.5, 0.5, 0.5), "three shares that add up to 1"),
         ("config.data.split_fractions", (0.5, 0.5), "three shares"),
         ("config.data.split_fractions", (1.0, 0.0, 0.0), "> 0 and <= 1"),
+        *(
+            ("config.data.fold", fold, "a fold of two or more, such as '2/5'")
+            for fold in ("6/5", "0/5", "1/1", "2", "²/5")
+        ),
         ("config.image_encoder.mean", (0.5, 0.5), "3 numbers"),
         ("config.image_encoder.mean", (0.5, 0.5, float("nan")), "a finite number"),
         ("config.image_encoder.std", (0.5, 0.5, 0.0), "> 0"),
@@ -182,7 +186,7 @@ def test_a_shipped_config_makes_settings_and_tells_its_command(path):
     if config.data.source == "folder" and not config.data.root:
         config.data.root = "given on the command line"
     for group in (config.image_encoder, config.prompts):
-        if "pretrained" in (group.get("name"), group.get("encoder")):
+        if {"pretrained", "imported"} & {group.get("name"), group.get("encoder")}:
             group.weights = "given on the command line"
     assert isinstance(make_settings(config), Settings)
     if path.stem == "base":

@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.images.near_duplicates import join_patients
 from stepcot_jax.data.records.cases import Case, CaseTable, as_table
-from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
+from stepcot_jax.data.splits.splits import Splits, check_splits
 from stepcot_jax.host.errors import BadInput
 
 PUBLISHED_FRACTIONS = (0.7, 0.15, 0.15)
@@ -75,6 +75,34 @@ def make_splits(
     if len(fractions) != 3 or not all(share > 0 for share in fractions) or not math.isclose(sum(fractions), 1.0):
         raise BadInput(f"split fractions: {fractions} are not three numbers above 0 with sum 1")
     table = as_table(cases)
+    splits = Splits(*deal(table, seed=seed, fractions=fractions, joined=joined, chosen=chosen))
+    check_splits(splits, table, source=f"splits made with seed {seed}")
+    return splits
+
+
+def deal(
+    table: CaseTable,
+    *,
+    seed: int,
+    fractions: Sequence[float],
+    joined: Any,
+    chosen: Bool[np.ndarray, " case"] | None = None,
+) -> list[tuple[int, ...]]:
+    """Deal the patients to parts, stratified as in `make_splits`.
+
+    Args:
+      table: the cases.
+      seed: any integer.
+      fractions: share of the cases of each part; each > 0, sum 1.
+      joined: as in `make_splits`.
+      chosen: which cases take part; None for all.
+
+    Returns:
+      The indices of each part's cases, ascending.
+
+    Raises:
+      BadInput: there are fewer patients than parts, or joined patients exceed the smallest part's share.
+    """
     groups = form_groups(table, joined, chosen=chosen)
     _check_joined(groups, table, fractions)
     if len(groups) < len(fractions):
@@ -87,12 +115,10 @@ def make_splits(
             dealer.deal(stratum)
         dealer.fill_empty([group for stratum in of_diagnosis for group in stratum])
     dealer.fill_empty(order)
-    members: list[list[int]] = [[] for _ in SPLIT_NAMES]
+    members: list[list[int]] = [[] for _ in fractions]
     for group in groups:
         members[dealer.split_of[group.patients]] += group.cases
-    splits = Splits(*(tuple(sorted(indices)) for indices in members))
-    check_splits(splits, table, source=f"splits made with seed {seed}")
-    return splits
+    return [tuple(sorted(indices)) for indices in members]
 
 
 def _check_joined(groups: Sequence[Group], table: CaseTable, fractions: Sequence[float]) -> None:
