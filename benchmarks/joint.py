@@ -20,7 +20,7 @@ from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.gradients import Objective
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.step_cot import make_joint_update, start_state
+from stepcot_jax.systems.updates import make_joint_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 
 ANSWERS = (4, 4, 6, 7, 5, 7, 9)

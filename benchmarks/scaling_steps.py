@@ -14,7 +14,7 @@ from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.gradients import Objective, student_part, teacher_part
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.step_cot import SHARED, make_joint_update, start_state
+from stepcot_jax.systems.updates import SHARED, make_joint_update, start_state
 from stepcot_jax.training.global_batch import ONE_DEVICE
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.parallel import Devices, Transform

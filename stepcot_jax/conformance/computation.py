@@ -12,7 +12,7 @@ from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.gradients import Objective, student_gradients, teacher_gradients
 from stepcot_jax.systems.networks import Networks, read_as_teacher
-from stepcot_jax.systems.step_cot import make_joint_update, start_state
+from stepcot_jax.systems.updates import make_joint_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState
 

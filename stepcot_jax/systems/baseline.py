@@ -26,7 +26,7 @@ from stepcot_jax.systems.networks import (
     predict_logits,
     read_as_baseline,
 )
-from stepcot_jax.systems.step_cot import SHARED, split_shared
+from stepcot_jax.systems.updates import SHARED, split_shared
 from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import global_norm, make_optimizer
 from stepcot_jax.training.state import Params, TrainState, apply_gradients

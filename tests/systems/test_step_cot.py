@@ -19,7 +19,8 @@ from stepcot_jax.models.student import Student
 from stepcot_jax.models.teacher import Teacher, TeacherReading
 from stepcot_jax.systems.gradients import Objective, student_gradients, student_part, teacher_gradients, teacher_part
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.step_cot import StepCoT, make_joint_update, make_teacher_update, start_state
+from stepcot_jax.systems.step_cot import StepCoT
+from stepcot_jax.systems.updates import make_joint_update, make_teacher_update, start_state
 from stepcot_jax.training.optimizers import make_optimizer
 
 CASES, COUNTS, WIDTH, PROJECTED = 5, (3, 2), 8, 4

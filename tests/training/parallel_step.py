@@ -14,7 +14,7 @@ from stepcot_jax.models.teacher import Teacher
 from stepcot_jax.systems.answer_schedules import AnswerSchedule
 from stepcot_jax.systems.gradients import Objective
 from stepcot_jax.systems.networks import Networks, init_params
-from stepcot_jax.systems.step_cot import SHARED, make_joint_update, start_state
+from stepcot_jax.systems.updates import SHARED, make_joint_update, start_state
 from stepcot_jax.training.parallel import Devices
 
 CASES, COUNTS, WIDTH = 32, (3, 2, 4), 8
