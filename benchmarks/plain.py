@@ -70,6 +70,7 @@ class PlainTeacher(nn.Module):
         image_features: Float[Array, "case width"],
         text_features: Any,
         deterministic: bool,
+        given_answers: None = None,  # noqa: ARG002 - as published: none is given
         first_case: Any = 0,  # noqa: ARG002 - dropout masks ignore the position in the global batch
     ) -> TeacherReading:
         """Read a batch; see `Teacher`."""

@@ -56,6 +56,8 @@ _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 _LOSS_PARTS = {"hard_label": "answers", "soft_label": "teacher's answers", "channel_alignment": "channel alignment"}
 _FIRST_NAMES = ("teacher", "student")
+_OWN_AND_GIVEN = "mean_accuracy_own_and_given"
+_HOW = ", mean of own answers and true ones given"
 
 
 def write_curves(entries: Sequence[Entry]) -> Markup:
@@ -64,13 +66,18 @@ def write_curves(entries: Sequence[Entry]) -> Markup:
     Args:
       entries: the run's logged numbers; those of one kind and epoch are averaged.
     """
-    found = {key.partition("/")[0] for entry in entries for key in entry if key.endswith(("/total", "/mean_accuracy"))}
-    names = sorted(found, key=lambda name: (name not in _FIRST_NAMES, name != "teacher", name))
-    accuracies = _find_lines(entries, "val", {name: f"{name}/mean_accuracy" for name in names})
+    ends = ("/total", "/mean_accuracy", f"/{_OWN_AND_GIVEN}")
+    keys = {key for entry in entries for key in entry if key.endswith(ends)}
+    names = sorted(
+        {key.partition("/")[0] for key in keys}, key=lambda name: (name not in _FIRST_NAMES, name != "teacher", name)
+    )
+    with_given = any(key.endswith(_OWN_AND_GIVEN) for key in keys)
+    measure = _OWN_AND_GIVEN if with_given else "mean_accuracy"
+    accuracies = _find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
     losses = _find_lines(entries, "train", {name: f"{name}/total" for name in names})
     parts = _find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
     charts = [
-        ("Mean accuracy of the steps on validation", "accuracy", accuracies),
+        (f"Mean accuracy of the steps on validation{_HOW if with_given else ''}", "accuracy", accuracies),
         ("Training loss, mean of the epoch's logged updates", "loss", losses),
     ]
     if len(parts) > 1:

@@ -217,7 +217,7 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(feed, "collect", lambda predict, batches: list(batches))
     plain = evaluation_batches(run.dataset, "val", batch_size=128)[0]
     seen = []
-    run.predict = lambda params, batch: seen.append(np.asarray(batch["images"]))
+    monkeypatch.setattr(type(run), "predict", lambda _, params, batch: seen.append(np.asarray(batch["images"])))
     run._predictions(None, "val")
     np.testing.assert_array_equal(seen[0], plain["images"])
     assert asked == [(1, 3), (1, 3)]

@@ -279,7 +279,8 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     assert "skipped 1 files that are not PNG" in complained
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
-    assert set(found[0]) == {"image", "model", "calibrated", "coverage", "steps", "flipped", "shifted", "paragraph"}
+    words = {"image", "model", "calibrated", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
+    assert set(found[0]) == words
     assert len(found[0]["steps"]) == 7
 
 

@@ -112,3 +112,11 @@ def test_a_line_that_is_no_entry_is_named(tmp_path, line):
 def test_a_missing_log_is_named(tmp_path):
     with pytest.raises(BadInput, match=r"metrics\.jsonl"):
         read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_curves_of_a_run_with_given_answers_say_what_was_measured(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "val", "step": 2, "epoch": 0, "teacher/mean_accuracy_own_and_given": 0.5}\n')
+    text = write_curves(read_metrics(path))
+    assert "mean of own answers and true ones given" in text
+    assert ">teacher</text>" in text

@@ -170,7 +170,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp
 
 def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch, training__teacher_learning_rate=1e6)
-    with pytest.raises(RunStopped, match=r"step 2: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
+    with pytest.raises(RunStopped, match=r"step [23]: teacher/gradient_norm is (nan|inf); no checkpoint .* may help"):
         run.execute()
     assert not saved_steps(tmp_path / "checkpoints")
 
