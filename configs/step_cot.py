@@ -4,10 +4,10 @@ The image encoder is a small residual network trained with the teacher; the prom
 
 python -m stepcot_jax.main --config=step_cot --config.data.root=FOLDER --workdir=runs/step_cot
 
-Hardware and time: 2 CPU cores, 130 s for 589 radiographs (293 s with other load). Expected on a sample of NIH ChestX-ray8
-(85 test cases, one run): detection 72 % (teacher) and 73 % (student), majority class 62 %. At this size a true detection
-does not move the teacher's diagnosis (0.0 points), and the student's by 21 points; for a few hundred cases small_data is
-the better config.
+Hardware and time: 2 CPU cores, 130 s for 589 radiographs (293 s with other load). Expected on a sample of NIH
+ChestX-ray8 (85 test cases, one run): detection 72 % (teacher) and 73 % (student), majority class 62 %. At this size a
+true detection does not move the teacher's diagnosis (0.0 points), and the student's by 21 points. For a few hundred
+cases small_data is the better config.
 """
 
 from configs import base
