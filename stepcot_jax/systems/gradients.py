@@ -222,7 +222,6 @@ def student_gradients(
       Loss parts and gradients of the global batch.
     """
     totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights))
-    first_case = whole.first_case(len(batch["labels"]))
 
     def loss(trained: Params) -> tuple[Array, LossParts]:
         everything = {**params, **trained}
@@ -232,7 +231,7 @@ def student_gradients(
             given_answers=batch.get("given_answers"),
             deterministic=key is None,
             rngs=None if key is None else {"dropout": key},
-            first_case=first_case,
+            first_case=whole.first_case(len(batch["labels"])),
         )
         parts = student_objective(
             student_logits=reading.logits,

@@ -1,6 +1,7 @@
 """Make the paper's tables, one of corrections and one of folds, from runs on any data.
 
-NAME is one or more of diagnosis, steps, components, effect, transfer, cost, corrections, folds, or all (but folds).
+NAME is diagnosis, steps, components, effect, transfer, cost, corrections or folds, several of them, or all: the first
+six.
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost", "corrections", "folds")
 """Tables, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
 
-NOT_IN_ALL = ("folds",)
-"""Tables that `all` leaves out: five more trainings for each seed, meant for data of a few hundred cases."""
+NOT_IN_ALL = ("corrections", "folds")
+"""Tables that `all` leaves out: they are not the paper's, and train anew, folds five times for each seed."""
 
 
 def read_names(arguments: list[str]) -> tuple[str, ...]:

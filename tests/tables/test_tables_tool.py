@@ -19,8 +19,8 @@ def test_names_are_those_that_can_be_made():
         module = importlib.import_module(f"stepcot_jax.tables.{name}_table")
         assert callable(module.list_cells)
         assert callable(module.make_tables)
-    assert tables.read_names(["all"]) == tuple(name for name in tables.NAMES if name != "folds")
-    assert tables.read_names(["folds", "all"]) == tables.NAMES
+    assert tables.read_names(["all"]) == tuple(name for name in tables.NAMES if name not in ("corrections", "folds"))
+    assert tables.read_names(["folds", "corrections", "all"]) == tables.NAMES
     assert tables.read_names(["cost", "steps", "cost"]) == ("cost", "steps")
 
 

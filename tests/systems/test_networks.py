@@ -1,0 +1,73 @@
+"""Reading fixed cases with given answers, in calls of bounded size."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.random_params import normal, randomise
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.models.student import Student
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.systems.answer_schedules import AnswerSchedule
+from stepcot_jax.systems.networks import Networks, init_params, make_read_given
+from stepcot_jax.systems.step_cot import StepCoT
+
+CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
+COUNTS, CASES = CHAIN.answers_per_step, 5
+FEATURES, TEXT = normal(1, CASES, 6), jnp.asarray(normal(2, 3, 8))
+TEACHER = Teacher(answers_per_step=COUNTS, width=8, num_layers=1, num_heads=2)
+STUDENT = Student(answers_per_step=COUNTS, width=8)
+LABELS = np.array([[0, 1, 0], [1, -100, 1], [0, 2, -100], [1, 0, 0], [0, 0, 1]], np.int32)
+
+
+@pytest.fixture(scope="module")
+def params():
+    networks = Networks(teacher=TEACHER, student=STUDENT, projection_width=4)
+    batch = {"image_features": FEATURES}
+    shapes = jax.eval_shape(lambda: init_params(networks, key=jax.random.key(0), batch=batch, text_features=TEXT))
+    return randomise(shapes)
+
+
+@pytest.mark.parametrize("name", ["teacher", "student"])
+@pytest.mark.parametrize("num_at_once", [4096, 7, 5, 1])
+def test_variants_are_read_as_one_by_one(params, name, num_at_once):
+    rng = np.random.default_rng(0)
+    labels = np.stack([rng.integers(-1, count, (4, CASES)) for count in COUNTS], axis=-1)
+    given = (labels[..., None] == np.arange(3)).astype(np.float32)
+    given[0, 0, 1] = [0.7, 0.2, 0.1]  # a soft answer
+    networks = Networks(teacher=TEACHER, student=STUDENT, projection_width=4)
+    found = make_read_given(networks, name, params, FEATURES, TEXT, num_at_once=num_at_once)(given)
+    for variant, expected in zip(given, found, strict=True):
+        more = {"text_features": TEXT} if name == "teacher" else {}
+        module = TEACHER if name == "teacher" else STUDENT
+        logits = module.apply(
+            {"params": params[name]},
+            image_features=jnp.asarray(FEATURES),
+            given_answers=jnp.asarray(variant),
+            deterministic=True,
+            **more,
+        ).logits
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_score_of_training_with_given_answers_is_the_mean_of_both_accuracies(params):
+    batch = {"image_features": jnp.asarray(FEATURES), "labels": jnp.asarray(LABELS), "text_features": TEXT}
+    scores = {}
+    for schedule in ("none", "random"):
+        system = StepCoT(CHAIN, teacher=TEACHER, student=STUDENT, given=AnswerSchedule(schedule, 0.5))
+        logits = {name: np.asarray(own) for name, own in system.predict(params, batch).items()}
+        found = Predictions(index=np.arange(CASES, dtype=np.int32), labels=LABELS, logits=logits)
+        scores[schedule] = system.evaluate(found)
+        assert set(scores[schedule]) == {"teacher", "student"}
+    given = {name.removesuffix(" given"): own for name, own in logits.items() if name.endswith(" given")}
+    read = make_read_given(system.networks, "teacher", params, FEATURES, TEXT)
+    np.testing.assert_allclose(
+        given["teacher"], read((LABELS[None, ..., None] == np.arange(3)).astype(np.float32))[0], atol=1e-5
+    )
+    with_given = evaluate(dataclasses.replace(found, logits=given), CHAIN)
+    for name in given:
+        assert scores["random"][name] == pytest.approx((scores["none"][name] + with_given[name].mean_accuracy) / 2)
