@@ -14,7 +14,7 @@ from stepcot_jax.host.files import read_file
 from stepcot_jax.host.pages import make_environment
 from stepcot_jax.predict.answers import ChainReading, describe_shifts
 from stepcot_jax.predict.asking import NextStep, find_next_steps
-from stepcot_jax.predict.corrections import check_takes_answers, label_corrections
+from stepcot_jax.predict.corrections import check_takes_answers, give_answers
 from stepcot_jax.predict.radiographs import read_picture, to_input
 from stepcot_jax.report.embedded_pictures import write_overlay, write_picture
 
@@ -90,13 +90,13 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
       BadInput: a correction cannot be taken.
     """
     chain = explainer.trained.chain
-    labels = label_corrections(session.given, chain)
-    explained, (reading,) = explain_pictures(explainer, names=["radiograph"], pictures=[session.picture], labels=labels)
+    given = give_answers(session.given, chain)
+    explained, (reading,) = explain_pictures(explainer, names=["radiograph"], pictures=[session.picture], given=given)
     asked = None
     if takes_corrections(explainer):
         read = explainer.reader.given_reader(to_input([session.picture], explainer.trained.preprocessing))
         costs = explainer.trained.settings.evaluation.step_costs
-        asked = find_next_steps(read, labels[None], chain, costs=costs)[0]
+        asked = find_next_steps(read, given[None], chain, costs=costs)[0]
     worth = asked.step.name if asked else None
     marks = {True: " (corrected)", False: ""}
     steps = tuple(

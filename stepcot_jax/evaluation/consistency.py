@@ -15,6 +15,7 @@ one collection of 150 (e^-5). The share of held-out true chains that break the r
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -65,7 +66,7 @@ def pairs_of(num_steps: int) -> tuple[Pair, ...]:
 
 
 def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt.NDArray[np.int64]]:
-    """Count the chains that have each pair of answers.
+    """Count the chains that have each pair of answers, of all pairs of steps.
 
     Args:
       labels: int [case, step] of training chains; a pair with an unannotated step does not count.
@@ -79,7 +80,7 @@ def count_pairs(labels: npt.NDArray[np.integer], chain: Chain) -> dict[Pair, npt
     """
     _check_answers(labels, chain.answers_per_step)
     counts = {}
-    for earlier, later in pairs_of(chain.num_steps):
+    for earlier, later in itertools.combinations(range(chain.num_steps), 2):
         shape = (chain.answers_per_step[earlier], chain.answers_per_step[later])
         known = (labels[:, earlier] != NOT_ANNOTATED) & (labels[:, later] != NOT_ANNOTATED)
         cells = labels[known, earlier].astype(np.int64) * shape[1] + labels[known, later]

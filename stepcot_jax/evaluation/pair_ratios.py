@@ -6,7 +6,7 @@ rule, which counts twice what they have in common; a weight for each later step,
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,34 +15,14 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.consistency import Pair
 from stepcot_jax.evaluation.interventions import as_distributions
 
 _SMOOTHING = 2.0  # cases that an answer has in addition, spread as the later step's answers are over all cases
 _LARGEST_WEIGHT = 2.0
 
-Ratios = npt.NDArray[np.float64]
-"""[step, answer, step, answer]: of an earlier step's answer on a later step's; 0 for all other pairs."""
-
-
-def count_ratios(labels: npt.NDArray[np.integer], chain: Chain) -> Ratios:
-    """Return log P(later answer | earlier answer) / P(later answer) over cases in which both are annotated.
-
-    Args:
-      labels: [case, step] of training cases, negative where not annotated.
-      chain: the steps.
-    """
-    most = max(chain.answers_per_step)
-    ratios = np.zeros((chain.num_steps, most, chain.num_steps, most))
-    for earlier in range(chain.num_steps):
-        for later in range(earlier + 1, chain.num_steps):
-            known = labels[(labels[:, earlier] >= 0) & (labels[:, later] >= 0)]
-            shape = chain.answers_per_step[earlier], chain.answers_per_step[later]
-            counts = np.zeros(shape)
-            np.add.at(counts, (known[:, earlier], known[:, later]), 1)
-            shares = (counts.sum(axis=0) + 1) / (counts.sum() + shape[1])
-            given = (counts + _SMOOTHING * shares) / (counts.sum(axis=1, keepdims=True) + _SMOOTHING)
-            ratios[earlier, : shape[0], later, : shape[1]] = np.log(given / shares)
-    return ratios
+Counts = Mapping[Pair, npt.NDArray[np.integer]]
+"""Training chains that have each pair of answers, see `consistency.count_pairs`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,60 +30,79 @@ class PairRatios:
     """Log-ratios with the weight that each later step gives them.
 
     Attributes:
-      ratios: of the training labels, see `count_ratios`.
-      weights: of each step, 0 or more.
-      temperatures: of each step, that the network's logits are divided by first.
+      ratios: [step, answer, step, answer], of an earlier step's answer on a later step's; 0 for all other pairs.
+      weights: of each step, 0 or more, in units of the network's logits.
     """
 
-    ratios: Ratios
+    ratios: npt.NDArray[np.float64]
     weights: tuple[float, ...]
-    temperatures: tuple[float, ...]
+
+    def of(self, given: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """Return what given answers [..., step, answer] add to the logits; a soft answer adds its mean ratio."""
+        return np.tensordot(given.astype(np.float64), self.ratios, axes=2) * np.asarray(self.weights)[:, None]
 
     def follow(self, read_logits: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a function from given answers [..., step, answer] to logits that adds the ratios to a network's."""
+        return lambda given: np.asarray(read_logits(given), np.float64) + self.of(given)
 
-        def read(given: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-            logits = np.asarray(read_logits(given), np.float64) / np.asarray(self.temperatures)[:, None]
-            said = np.tensordot(given.astype(np.float64), self.ratios, axes=2)
-            return logits + said * np.asarray(self.weights)[:, None]
 
-        return read
+def make_ratios(counts: Counts, chain: Chain) -> npt.NDArray[np.float64]:
+    """Return log P(later answer | earlier answer) / P(later answer) over cases in which both are annotated.
+
+    Args:
+      counts: of all pairs of steps.
+      chain: the steps.
+
+    Returns:
+      [step, answer, step, answer], 0 where the second step is not a later one.
+    """
+    most = max(chain.answers_per_step)
+    ratios = np.zeros((chain.num_steps, most, chain.num_steps, most))
+    for (earlier, later), own in counts.items():
+        shares = (own.sum(axis=0) + 1) / (own.sum() + own.shape[1])
+        given = (own + _SMOOTHING * shares) / (own.sum(axis=1, keepdims=True) + _SMOOTHING)
+        ratios[earlier, : own.shape[0], later, : own.shape[1]] = np.log(given / shares)
+    return ratios
+
+
+def give_prefixes(labels: npt.NDArray[np.integer], chain: Chain) -> npt.NDArray[np.float32]:
+    """Return the true answers of the first 0, 1, ... and all but the last step: [step, case, step, answer]."""
+    truth = as_distributions(labels, chain)
+    return np.stack([truth * (np.arange(chain.num_steps) < count)[:, None] for count in range(chain.num_steps)])
 
 
 def fit_pair_ratios(
-    read_logits: Callable[[Any], Any],
+    logits: npt.NDArray[np.floating],
     *,
-    train_labels: npt.NDArray[np.integer],
+    counts: Counts,
     labels: npt.NDArray[np.integer],
-    temperatures: tuple[float, ...],
+    temperatures: Sequence[float],
     chain: Chain,
 ) -> PairRatios:
-    """Count ratios and choose each step's weight by the likelihood of validation answers.
+    """Choose each step's weight by the likelihood of validation answers.
 
-    Each validation case is read with the true answers of its first 1, 2, ... steps given; a later step's weight is that
-    of the largest likelihood over all of them, after the temperatures that calibrate the network without corrections.
+    A later step's weight is that of the largest likelihood over the readings with 1, 2, ... of the earlier true answers
+    given, at the temperatures that calibrate the network without corrections: so the corrected probabilities are
+    calibrated on these readings, as far as one factor can.
 
     Args:
-      read_logits: given answers [variant, case, step, answer] -> logits, of the validation cases.
-      train_labels: [case, step], to count.
+      logits: [step, case, step, answer] of the validation cases, given `give_prefixes`.
+      counts: of the training labels.
       labels: [case, step] of the validation cases.
-      temperatures: [step], of the network.
+      temperatures: of each step, that the network's logits are divided by.
       chain: the steps.
     """
-    ratios, truth = count_ratios(train_labels, chain), as_distributions(labels, chain)
-    variants = np.stack([truth * (np.arange(chain.num_steps) < count)[:, None] for count in range(chain.num_steps)])
-    logits = np.asarray(read_logits(variants), np.float64) / np.asarray(temperatures)[:, None]
-    said = np.tensordot(variants.astype(np.float64), ratios, axes=2)
-    weights = [0.0]
+    ratios, weights = make_ratios(counts, chain), [0.0]
+    said = PairRatios(ratios, (1.0,) * chain.num_steps).of(give_prefixes(labels, chain))
     for later in range(1, chain.num_steps):
         known = labels[:, later] != NOT_ANNOTATED
         own = labels[known, later]
 
         def loss(weight: float, later: int = later, known: Any = known, own: Any = own) -> float:
-            given = slice(1, later + 1)
-            found = log_softmax(logits[given, :, later] + weight * said[given, :, later], axis=-1)[:, known]
-            return float(-found[:, np.arange(len(own)), own].mean())
+            summed = (logits[1 : later + 1, :, later] + weight * said[1 : later + 1, :, later]) / temperatures[later]
+            return float(-log_softmax(summed, axis=-1)[:, known][:, np.arange(len(own)), own].mean())
 
-        best = minimize_scalar(loss, bounds=(0, _LARGEST_WEIGHT), method="bounded").x if len(own) else 0.0
+        bounds = (0.0, _LARGEST_WEIGHT * temperatures[later])
+        best = minimize_scalar(loss, bounds=bounds, method="bounded").x if len(own) else 0.0
         weights.append(float(best))
-    return PairRatios(ratios, tuple(weights), temperatures)
+    return PairRatios(ratios, tuple(weights))

@@ -2,18 +2,18 @@
 
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from stepcot_jax.explain.figure import attention_table, draw_attention, draw_explanation, save, step_attention
 from stepcot_jax.explain.geometry import change_a_step, describe_change, spread
-from stepcot_jax.explain.saliency import Explainer, Explanation
+from stepcot_jax.explain.saliency import PREDICTED, Explainer, Explanation
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.predict.answers import ChainReading, make_readings
-from stepcot_jax.predict.corrections import NOT_GIVEN, check_given, label_corrections
+from stepcot_jax.predict.corrections import Given, check_given, give_answers
 from stepcot_jax.predict.radiographs import Pixels, read_pictures, to_input
 from stepcot_jax.predict.trained_model import Trained
 
@@ -25,7 +25,7 @@ def write_explanations(
     paths: Iterable[pathlib.Path],
     *,
     model: str,
-    given: Mapping[str, str],
+    given: Given,
     out: pathlib.Path,
     refuse: Callable[[str], None],
 ) -> list[pathlib.Path]:
@@ -45,10 +45,10 @@ def write_explanations(
     Raises:
       BadInput: the network cannot be explained or does not take given answers, or the folder is not writable.
     """
-    labels = label_corrections(given, trained.chain)
+    taken = give_answers(given, trained.chain)
     paths = list(paths)
     explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
-    check_given(labels[None], trained, model=model, num_cases=1)
+    check_given(taken[None], trained, model=model, num_cases=1)
     batches = read_pictures(
         paths,
         trained.preprocessing,
@@ -60,7 +60,7 @@ def write_explanations(
     taken: set[str] = set()
     for names, pictures in batches:
         sources = [str(name) for name in names]
-        explained, readings = explain_pictures(explainer, names=sources, pictures=pictures, labels=labels)
+        explained, readings = explain_pictures(explainer, names=sources, pictures=pictures, given=taken)
         for case, reading in enumerate(readings):
             name = _free_name(names[case].name, taken)
             try:
@@ -71,7 +71,7 @@ def write_explanations(
 
 
 def explain_pictures(
-    explainer: Explainer, *, names: list[str], pictures: list[Pixels], labels: np.ndarray
+    explainer: Explainer, *, names: list[str], pictures: list[Pixels], given: np.ndarray
 ) -> tuple[Explanation, list[ChainReading]]:
     """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer.
 
@@ -79,20 +79,21 @@ def explain_pictures(
       explainer: of a network.
       names: of the pictures.
       pictures: at the encoder's size.
-      labels: given answers [step], the same for all pictures, `NOT_GIVEN` for none.
+      given: answers as distributions [step, answer], the same for all pictures, zeros for none.
     """
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
-    given = np.repeat(labels[None], len(pictures), axis=0)
-    explained = explainer.explain(images, given_answers=given, labels=given)
-    uncorrected = explainer.reader.read(images) if (labels != NOT_GIVEN).any() else None
+    labels = np.where(given.any(axis=-1), given.argmax(axis=-1), PREDICTED)
+    every = [np.repeat(rows[None], len(pictures), axis=0) for rows in (given, labels)]
+    explained = explainer.explain(images, given_answers=every[0], labels=every[1])
+    uncorrected = explainer.reader.read(images) if given.any() else None
     readings = make_readings(
         explained.reading,
         trained.chain,
         sources=names,
         model=explainer.model,
         calibration=trained.calibration,
-        given=labels,
+        given=given,
         uncorrected=uncorrected,
     )
     return explained, readings

@@ -81,7 +81,7 @@ class Explainer:
         self,
         images: Float32[np.ndarray, "case height width 3"],
         *,
-        given_answers: Int[np.ndarray, "case step"] | None = None,
+        given_answers: Int[np.ndarray, "case step"] | Float[np.ndarray, "case step answer"] | None = None,
         labels: Int[np.ndarray, "case step"] | None = None,
     ) -> Explanation:
         """Read images and map the support of each answer.
@@ -95,7 +95,7 @@ class Explainer:
           BadInput: the network does not take given answers.
         """
         given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
-        asked = np.full(given.shape, PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
+        asked = np.full(given.shape[:2], PREDICTED, np.int32) if labels is None else np.asarray(labels, np.int32)
         parts = []
         for start in range(0, len(images), self.batch_size):
             chosen = slice(start, start + self.batch_size)

@@ -1,6 +1,6 @@
 """Read radiographs with a trained network: questions, answers with their probabilities, and a paragraph.
 
-    python -m stepcot_jax.predict IMAGE... --checkpoint=WORKDIR [--model=teacher] [--given "STEP=ANSWER"]... [--json]
+    python -m stepcot_jax.predict IMAGE... --checkpoint=WORKDIR [--given "STEP=ANSWER"]... [--model=teacher] [--json]
 
 IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the network's own, and its later answers
 follow from it. `--ask` asks for corrections at the terminal, one step at a time, the most useful first. Exit code 1:
@@ -45,12 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
     paths = find_images(options.images, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
-    reader = load(options.checkpoint, model=options.model, batch_size=min(BATCH_SIZE, len(paths)))
+    reader = load(options.checkpoint, model=options.model, batch_size=min(BATCH_SIZE, len(paths)), pairs=options.pairs)
     if options.ask:
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
         _write([f"\n{reading}"], options.out)
         return 0
-    reader.label(given)  # reports a wrong answer before the first image is read
+    reader.take(given)  # reports a wrong answer before the first image is read
     readings = reader.read_files(paths, given=given, refuse=complaints.refuse)
     if options.json:
         _write((json.dumps(reading.as_dict()) for reading in readings), options.out)
@@ -75,7 +75,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="STEP=ANSWER",
-        help='an answer that later steps follow from, such as "Anatomical location=Lower lung zone"; may be repeated',
+        help='an answer that later steps follow from, such as "Anatomical location=Lower lung zone", or "... 70 %%" '
+        "if it is not certain; may be repeated",
+    )
+    parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="steps after a given answer also follow counted pairs of answers (for networks trained as published)",
     )
     parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")

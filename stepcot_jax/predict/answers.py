@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.text import make_printable
-from stepcot_jax.predict.corrections import NOT_GIVEN
 from stepcot_jax.predict.paragraph import percent, write_paragraph
 from stepcot_jax.predict.reader import Reading
 
@@ -27,17 +26,22 @@ class StepAnswer:
 
     Attributes:
       step: the question with its options.
-      label: the given answer's label if one was given, else that of the network's most probable answer.
+      label: of the most probable answer: the person's if one was given, else the network's.
       probabilities: the network's, one for each option, also if an answer was given.
-      given: whether a person gave the answer.
+      given_shares: the person's probability of each option; () if no answer was given.
       answer_set: the options of the conformal set, most probable first; None without calibration.
     """
 
     step: Step
     label: int
     probabilities: tuple[float, ...]
-    given: bool
+    given_shares: tuple[float, ...]
     answer_set: tuple[str, ...] | None
+
+    @property
+    def given(self) -> bool:
+        """Whether a person gave the answer."""
+        return bool(self.given_shares)
 
     @property
     def answer(self) -> str:
@@ -52,7 +56,8 @@ class StepAnswer:
     def describe_certainty(self) -> str:
         """Return the probability and the other answers of the conformal set, in words."""
         if self.given:
-            return f"given (network: {percent(self.probability)})"
+            share = self.given_shares[self.label]
+            return f"given{'' if share == 1 else f' at {percent(share)}'} (network: {percent(self.probability)})"
         others = [option for option in self.answer_set or () if option != self.answer]
         return " or ".join([percent(self.probability), *([", ".join(others)] if others else [])])
 
@@ -135,6 +140,8 @@ class ChainReading:
                 "probability": each.probability,
                 "probabilities": dict(zip(each.step.options, each.probabilities, strict=True)),
             }
+            if each.given:
+                entry["given_probabilities"] = dict(zip(each.step.options, each.given_shares, strict=True))
             if each.answer_set is not None:
                 entry["answer_set"] = list(each.answer_set)
             steps.append(entry)
@@ -195,7 +202,7 @@ def make_readings(
     sources: Sequence[str],
     model: str,
     calibration: "Calibration | None",
-    given: Int[np.ndarray, "step"] | None = None,
+    given: Float[np.ndarray, "step answer"] | None = None,
     uncorrected: Reading | None = None,
     pictures: Sequence[Any] = (),
 ) -> list[ChainReading]:
@@ -207,11 +214,11 @@ def make_readings(
       sources: name of each image.
       model: that read them.
       calibration: of the probabilities and answer sets; None without.
-      given: labels that a person gave, the same for all images, `NOT_GIVEN` for the network's own; None for none.
+      given: distributions that a person gave, the same for all images, zeros for the network's own; None for none.
       uncorrected: of the same images without given answers, to find the changes.
       pictures: of the images, kept in the readings; () for none.
     """
-    given = np.full(chain.num_steps, NOT_GIVEN) if given is None else given
+    given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
     coverage = None if calibration is None else calibration.coverage
     readings = []
     for case, source in enumerate(sources):
@@ -231,13 +238,13 @@ def _answer_step(
     step: Step, probabilities: Float[np.ndarray, "answer"], given: np.ndarray, place: int, sets: np.ndarray | None
 ) -> StepAnswer:
     own = probabilities[: step.num_answers]
-    is_given = bool(given[place] != NOT_GIVEN)
-    label = int(given[place]) if is_given else int(own.argmax())
+    shares = tuple(float(share) for share in given[place, : step.num_answers]) if given[place].any() else ()
+    label = int(np.argmax(shares or own))
     answer_set = None
-    if sets is not None and not (given[: place + 1] != NOT_GIVEN).any():
+    if sets is not None and not given[: place + 1].any():
         ordered = np.argsort(-own, kind="stable")
         answer_set = tuple(step.options[option] for option in ordered if sets[place, option])
-    return StepAnswer(step, label, tuple(float(share) for share in own), is_given, answer_set)
+    return StepAnswer(step, label, tuple(float(share) for share in own), shares, answer_set)
 
 
 def _find_changes(

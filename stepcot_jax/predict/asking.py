@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, expected_gains
+from stepcot_jax.evaluation.interventions import ReadGiven, expected_gains
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.answers import ChainReading
 from stepcot_jax.predict.paragraph import percent
@@ -79,7 +79,7 @@ class NextStep:
 
 def find_next_steps(
     read: ReadGiven,
-    given: npt.NDArray[np.integer],
+    given: npt.NDArray[np.floating],
     chain: Chain,
     *,
     costs: Sequence[float] = (),
@@ -89,7 +89,7 @@ def find_next_steps(
 
     Args:
       read: the network.
-      given: [case, step], labels that were given, negative where none was.
+      given: [case, step, answer], distributions that were given, zeros where none was.
       chain: the steps.
       costs: of checking each step; () for equal costs.
       leave_out: names of steps that nobody can answer.
@@ -101,7 +101,7 @@ def find_next_steps(
         raise BadInput(
             f"config.evaluation.step_costs: {len(costs)} costs are not one for each of {chain.num_steps} steps"
         )
-    gains, found = expected_gains(read, as_distributions(given, chain), chain)
+    gains, found = expected_gains(read, given.astype(np.float32), chain)
     gains[:, [step.name in leave_out for step in chain.steps]] = -np.inf
     weights = np.asarray(costs or [1.0] * chain.num_steps)
     scores = gains / weights

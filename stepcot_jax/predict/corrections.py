@@ -1,18 +1,26 @@
-"""Answers that a person gives in place of the network's: from "STEP=ANSWER" to labels, and what a network accepts."""
+"""Answers that a person gives in place of the network's: from "STEP=ANSWER" to distributions; what a network takes."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Float, Float32, Int
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
+from stepcot_jax.evaluation.interventions import as_distributions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.trained_model import Trained
 
 NOT_GIVEN = -1
-"""In given answers: the network answers this step."""
+"""In given labels: the network answers this step."""
+
+Given = Mapping[str, str | Mapping[str, float]]
+"""Answers by step, certain or with probabilities, see `give_answers`."""
+
+_PERCENT = re.compile(r"(?P<option>.*\S)\s+(?P<percent>\d{1,3}(\.\d+)?)\s*%")
+_TOLERANCE = 1e-3
 
 
 def read_corrections(texts: Iterable[str]) -> dict[str, str]:
@@ -32,50 +40,100 @@ def read_corrections(texts: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def label_corrections(given: Mapping[str, str], chain: Chain) -> Int32[np.ndarray, "step"]:
-    """Return the labels of given answers, `NOT_GIVEN` for the other steps.
+def give_answers(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer"]:
+    """Return given answers as distributions over each step's answers, zeros where the network answers.
 
     Args:
-      given: answers by step: its name or its number from 1; an option's text or letter. Case and spacing are ignored.
+      given: answers by step: its name or its number from 1 -> an option's text or letter, "Nodular 70 %" for one that
+        is not certain, or options with their probabilities. What is left of 1 is spread evenly over the options that
+        are not named. Case and spacing are ignored.
       chain: the steps.
 
     Raises:
-      BadInput: the chain has no such step or answer; the message lists them and the nearest.
+      BadInput: the chain has no such step or answer, where the message lists them and the nearest; or the probabilities
+        are none.
     """
-    labels = np.full(chain.num_steps, NOT_GIVEN, np.int32)
+    shares = np.zeros((chain.num_steps, max(chain.answers_per_step)), np.float32)
     for name, answer in given.items():
         place = _find_step(name, chain)
-        if labels[place] != NOT_GIVEN:
+        if shares[place].any():
             raise BadInput(f"given answers: step {chain.steps[place].name!r} occurs twice")
-        labels[place] = _find_answer(answer, chain, place)
-    return labels
+        named = _read_percent(answer, chain.steps[place]) if isinstance(answer, str) else answer
+        shares[place, : chain.steps[place].num_answers] = _spread(named, chain, place)
+    return shares
 
 
-def check_given(given_answers: Any, trained: Trained, *, model: str, num_cases: int) -> Int[np.ndarray, "case step"]:
-    """Return given answers as an array; `NOT_GIVEN` everywhere for None.
+def _read_percent(answer: str, step: Step) -> dict[str, float]:
+    """Split "Nodular 70 %" into option and probability; 1 without a percentage."""
+    found = _PERCENT.fullmatch(answer.strip())
+    if found is None or fold(answer) in {fold(option) for option in step.options}:
+        return {answer: 1.0}
+    return {found["option"]: float(found["percent"]) / 100}
+
+
+def _spread(named: Mapping[str, float], chain: Chain, place: int) -> Float[np.ndarray, "answer"]:
+    """Return the probabilities of all options of a step, of which some are named."""
+    step, shares = chain.steps[place], np.full(chain.steps[place].num_answers, np.nan)
+    for option, share in named.items():
+        label = _find_answer(option, chain, place)
+        if not 0 < share <= 1:
+            raise BadInput(
+                f"given answers, {step.name}, {option[:80]!r}: probability {share} is not above 0 and at most 1"
+            )
+        if not np.isnan(shares[label]):
+            raise BadInput(f"given answers, {step.name}: {step.options[label]!r} occurs twice")
+        shares[label] = share
+    left, num_others = 1 - np.nansum(shares), int(np.isnan(shares).sum())
+    if left < -_TOLERANCE or (not num_others and left > _TOLERANCE):
+        raise BadInput(
+            f"given answers, {step.name}: the probabilities sum to {1 - left:.3f}; expected at most 1, and 1 if all "
+            "options are named"
+        )
+    return np.where(np.isnan(shares), max(left, 0.0) / max(num_others, 1), shares)
+
+
+def check_given(
+    given_answers: Any, trained: Trained, *, model: str, num_cases: int
+) -> Float32[np.ndarray, "case step answer"]:
+    """Return given answers as distributions; zeros everywhere for None.
 
     Args:
-      given_answers: labels [case, step], or `NOT_GIVEN`; None for none.
+      given_answers: labels [case, step], `NOT_GIVEN` for none; distributions [case, step, answer], zeros for none; or
+        None.
       trained: the run.
       model: "teacher" or "student".
       num_cases: number of cases to read.
 
     Raises:
-      BadInput: they are not labels of the chain, or the network takes none.
+      BadInput: they are neither, or the network takes none.
     """
-    shape = (num_cases, trained.chain.num_steps)
+    chain = trained.chain
+    shape = (num_cases, chain.num_steps, max(chain.answers_per_step))
     if given_answers is None:
-        return np.full(shape, NOT_GIVEN, np.int32)
-    given = np.asarray(given_answers, np.int32)
-    most = np.asarray(trained.chain.answers_per_step, np.int32)
-    if given.shape != shape or (given < NOT_GIVEN).any() or (given >= most[None]).any():
+        return np.zeros(shape, np.float32)
+    given, most = np.asarray(given_answers), np.asarray(chain.answers_per_step)
+    if given.ndim == 2:
+        if given.shape != shape[:2] or (given < NOT_GIVEN).any() or (given >= most).any():
+            raise BadInput(
+                f"given_answers must be labels of shape {list(shape[:2])}, {NOT_GIVEN} for none; got "
+                f"{list(given.shape)}, {given.min(initial=0)} to {given.max(initial=0)}"
+            )
+        given = as_distributions(given, chain)
+    given = given.astype(np.float32)
+    if given.shape != shape or not _are_distributions(given, most):
         raise BadInput(
-            f"given_answers must be labels of shape {list(shape)}, {NOT_GIVEN} for none; got {list(given.shape)}, "
-            f"{given.min(initial=0)} to {given.max(initial=0)}"
+            f"given_answers must be distributions of shape {list(shape)}, which sum to 1 over a step's own answers, or "
+            f"zeros for none; got {list(given.shape)}"
         )
-    if (given != NOT_GIVEN).any():
+    if given.any():
         check_takes_answers(trained, model=model)
     return given
+
+
+def _are_distributions(given: Float32[np.ndarray, "case step answer"], most: Int[np.ndarray, "step"]) -> bool:
+    sums, padding = given.sum(axis=-1), np.arange(given.shape[-1]) >= most[:, None]
+    whole = (np.abs(sums - 1) < _TOLERANCE) | (sums == 0)
+    return bool(whole.all() and (given >= 0).all() and not given[:, padding].any())
 
 
 def check_takes_answers(trained: Trained, *, model: str) -> None:

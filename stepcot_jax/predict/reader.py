@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float, Float32, Int
 
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.evaluation.interventions import ReadGiven, give_logits
+from stepcot_jax.evaluation.pair_ratios import PairRatios
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.reading_step import join_heads, split_heads
-from stepcot_jax.predict.corrections import NOT_GIVEN, check_given
+from stepcot_jax.predict.corrections import check_given
 from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.systems.networks import Networks, encode_images, encode_in_parts, make_read_given
 from stepcot_jax.training.state import Params
@@ -111,19 +112,26 @@ class Reader:
       model: "teacher" or "student".
       batch_size: images read at once; fewer are padded, more are read in several batches.
       with_attention: whether readings hold the attention; the teacher compiles faster without.
+      pairs: log-ratios of pairs of answers, added to the logits of steps after given ones; None for the network alone.
 
     Raises:
       BadInput: the run has no such network.
     """
 
     def __init__(
-        self, trained: Trained, *, model: str = "student", batch_size: int = 8, with_attention: bool = True
+        self,
+        trained: Trained,
+        *,
+        model: str = "student",
+        batch_size: int = 8,
+        with_attention: bool = True,
+        pairs: PairRatios | None = None,
     ) -> None:
         trained.check_model(model)
         if batch_size < 1:
             raise BadInput(f"batch_size must be at least 1; got {batch_size}")
         self.trained, self.model, self.batch_size = trained, model, batch_size
-        self._with_attention = with_attention
+        self._with_attention, self._pairs = with_attention, pairs
         wanted = [name for name in (model, "image_encoder") if name in trained.params[model]]
         self.params: Params = jax.device_put({name: trained.params[model][name] for name in wanted})
         self.text_features = trained.text_features if model == "teacher" else None
@@ -162,13 +170,14 @@ class Reader:
     def read(
         self,
         images: Float32[np.ndarray, "case height width 3"],
-        given_answers: Int[np.ndarray, "case step"] | None = None,
+        given_answers: Int[np.ndarray, "case step"] | Float[np.ndarray, "case step answer"] | None = None,
     ) -> Reading:
         """Read images.
 
         Args:
           images: normalised, at the encoder's size; at least one.
-          given_answers: labels, or `NOT_GIVEN`.
+          given_answers: labels [case, step], -1 where the network answers, or distributions [case, step, answer], zeros
+            where it does.
 
         Raises:
           BadInput: the images have another shape, or the network does not take given answers.
@@ -183,6 +192,8 @@ class Reader:
             for start in range(0, len(images), self.batch_size)
         ]
         logits = np.concatenate([logits for logits, _ in parts])
+        if self._pairs is not None:
+            logits = (logits + self._pairs.of(given)).astype(np.float32)
         attention = None if parts[0][1] is None else np.concatenate([each for _, each in parts])
         return self.interpret(logits, attention)
 
@@ -197,13 +208,15 @@ class Reader:
         else:
             features = np.asarray(frozen.encode(images))
         read = make_read_given(self.trained.networks, self.model, self.params, features, self.text_features)
+        if self._pairs is not None:
+            read = self._pairs.follow(read)
         return give_logits(read, () if calibration is None else calibration.temperatures[self.model])
 
     def _read_batch(self, images: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         num_images, num_missing = len(images), self.batch_size - len(images)
         if num_missing:
             images = np.concatenate([images, np.zeros((num_missing, *images.shape[1:]), np.float32)])
-            given = np.concatenate([given, np.full((num_missing, given.shape[1]), NOT_GIVEN, np.int32)])
+            given = np.concatenate([given, np.zeros((num_missing, *given.shape[1:]), np.float32)])
         frozen = self.trained.frozen_encoder
         batch = {"images": images} if frozen is None else {"image_features": jnp.asarray(frozen.encode(images))}
         logits, attention = _read(

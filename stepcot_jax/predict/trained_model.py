@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CALIBRATION_FILE = "calibration.json"
 STATISTICS_FILE = "statistics.json"
+PAIRS_FILE = "pairs.json"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.features.inputs import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.asking import find_next_steps
-from stepcot_jax.predict.corrections import NOT_GIVEN
 from stepcot_jax.predict.radiographs import to_input
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import Trained, load_trained
@@ -174,7 +173,7 @@ def _correct(
 
     truth = run.split.predictions.labels[places[:num_corrected]]
     names = [each.case.image_path for each in found[:num_corrected]]
-    nothing = np.full(truth.shape, NOT_GIVEN, np.int32)
+    nothing = np.zeros((*truth.shape, max(run.chain.answers_per_step)), np.float32)
     costs = run.settings.evaluation.step_costs
     asked = find_next_steps(reader.given_reader(images), nothing, run.chain, costs=costs)
     corrections = read_corrections(read, truth=truth, names=names, asked=asked)

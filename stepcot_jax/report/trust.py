@@ -27,9 +27,6 @@ from stepcot_jax.report.figures import draw_reliability
 from stepcot_jax.report.finished_run import FinishedRun
 from stepcot_jax.report.page import Section, decimal, percent, render
 
-PAIRS_FILE = "pairs.json"
-"""In a workdir: the pairs of answers in the training chains, as `consistency_files.write_pairs` writes them."""
-
 _NUM_RULES_SHOWN = 12
 
 

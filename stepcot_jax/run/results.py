@@ -10,12 +10,13 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.calibration import fit_calibration
+from stepcot_jax.evaluation.calibration import Calibration, fit_calibration
 from stepcot_jax.evaluation.calibration_files import write_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.consistency_files import write_pairs
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.evaluation.interventions import describe_reliance, give_logits, measure_reliance
+from stepcot_jax.evaluation.pair_ratios import Counts, fit_pair_ratios, give_prefixes
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
 from stepcot_jax.evaluation.summary import describe, summarise
@@ -29,8 +30,8 @@ PAIRS = "pairs.json"
 STATISTICS = "statistics.json"
 REPORT = "report.json"
 SPLITS = ("val", "test")
-NUM_RELIANCE = 500
-"""Test cases that the reliance of the steps is measured on."""
+NUM_GIVEN = 500
+"""Cases of a split that are read with answers given."""
 
 Predict = Callable[[Any, str], Predictions]
 
@@ -54,22 +55,39 @@ def predict_splits(names: tuple[str, ...], params_of: Callable[[str], Any], pred
     return {split: dataclasses.replace(found[split], logits=logits[split]) for split in SPLITS}
 
 
-def measure_run_reliance(
-    system: StepCoT, params_of: Callable[[str], Any], rows: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return how much each network's steps rely on earlier answers (`evaluation.interventions.measure_reliance`).
+@dataclasses.dataclass(frozen=True)
+class GivenReadings:
+    """What the networks of a run answer when answers are given.
+
+    Attributes:
+      reliance: by network, see `evaluation.interventions.measure_reliance`; of test cases.
+      logits: by network, [step, case, step, answer] of validation cases given `pair_ratios.give_prefixes`.
+      labels: [case, step] of these validation cases.
+    """
+
+    reliance: dict[str, dict[str, Any]]
+    logits: dict[str, np.ndarray]
+    labels: np.ndarray
+
+
+def read_with_given(
+    system: StepCoT, params_of: Callable[[str], Any], rows: Mapping[str, Mapping[str, Any]]
+) -> GivenReadings:
+    """Read cases with answers given.
 
     Args:
       system: with the networks.
       params_of: name -> parameters.
-      rows: test cases on the host, and the prompts.
+      rows: "val" and "test": cases on the host, and the prompts.
     """
-    labels, found = np.asarray(rows["labels"]), {}
+    labels = {split: np.asarray(own["labels"]) for split, own in rows.items()}
+    prefixes, reliance, logits = give_prefixes(labels["val"], system.chain), {}, {}
     for name in reversed(system.names):  # the last was restored last
         params = jax.device_get(params_of(name))
-        read = give_logits(system.given_reader(name, params, dict(rows)))
-        found[name] = measure_reliance(read, labels, system.chain)
-    return {name: found[name] for name in system.names}
+        read = {split: system.given_reader(name, params, dict(own)) for split, own in rows.items()}
+        reliance[name] = measure_reliance(give_logits(read["test"]), labels["test"], system.chain)
+        logits[name] = read["val"](prefixes)
+    return GivenReadings({name: reliance[name] for name in system.names}, logits, labels["val"])
 
 
 def with_facts(dataset: Dataset, split: str, predictions: Predictions) -> SplitPredictions:
@@ -86,6 +104,18 @@ def with_facts(dataset: Dataset, split: str, predictions: Predictions) -> SplitP
     return SplitPredictions(predictions, {"case_id": facts["image_path"], **facts})
 
 
+def _weigh_pairs(
+    given: GivenReadings, counts: Counts, calibration: Calibration, chain: Chain
+) -> dict[str, tuple[float, ...]]:
+    """Return the weights of pairs of answers of each network, chosen on validation cases."""
+    return {
+        name: fit_pair_ratios(
+            logits, counts=counts, labels=given.labels, temperatures=calibration.temperatures[name], chain=chain
+        ).weights
+        for name, logits in given.logits.items()
+    }
+
+
 def write_results(
     workdir: pathlib.Path,
     dataset: Dataset,
@@ -94,7 +124,7 @@ def write_results(
     best: Mapping[str, Best],
     wall_seconds: float,
     evaluation: EvaluationSettings,
-    reliance: Mapping[str, Mapping[str, Any]] | None = None,
+    given: GivenReadings | None = None,
 ) -> dict[str, Any]:
     """Write predictions, calibration, statistics and report; print the scores of the test split.
 
@@ -112,13 +142,15 @@ def write_results(
     )
     write_calibration(workdir / CALIBRATION, calibration, chain)
     counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
-    write_pairs(workdir / PAIRS, counts, chain)
+    weights = {} if given is None else _weigh_pairs(given, counts, calibration, chain)
+    write_pairs(workdir / PAIRS, counts, chain, weights=weights)
     rules = make_rules(chain, counts=counts)
     print("".join(f"consistency: {note}\n" for note in rules.notes), end="")
     statistics = summarise(
         splits["test"], chain, calibration=calibration, rules=rules, num_resamples=evaluation.num_resamples
     )
-    statistics["reliance"] = reliance
+    reliance = {} if given is None else given.reliance
+    statistics["reliance"] = reliance or None
     write_report(workdir / STATISTICS, statistics)
     metrics = evaluate(predictions["test"], chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
@@ -127,6 +159,6 @@ def write_results(
     print(format_table(metrics))
     print()
     print("\n".join(describe(statistics, decoded=evaluation.decoding == "consistent")))
-    print("\n".join(describe_reliance(reliance or {})))
+    print("\n".join(describe_reliance(reliance)))
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report

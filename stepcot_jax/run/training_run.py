@@ -20,7 +20,7 @@ from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.feed import Feed
-from stepcot_jax.run.results import NUM_RELIANCE, measure_run_reliance, predict_splits, write_results
+from stepcot_jax.run.results import NUM_GIVEN, SPLITS, GivenReadings, predict_splits, read_with_given, write_results
 from stepcot_jax.run.run_checks import (
     check_annotated,
     check_earlier_run,
@@ -238,14 +238,14 @@ class Run:
     def _validate(self, state: TrainState) -> dict[str, float]:
         return self.system.evaluate(self._predictions(state.params, "val"))
 
-    def _measure_reliance(self, params_of: Callable[[str], Any]) -> dict[str, Any] | None:
-        """Measure on some test cases how far given answers move later ones; None for a system that takes none."""
+    def _read_with_given(self, params_of: Callable[[str], Any]) -> GivenReadings | None:
+        """Read some validation and test cases with answers given; None for a system that takes none."""
         if not isinstance(self.system, StepCoT):
             return None
-        rows = self.feed.first_rows("test", NUM_RELIANCE)
         features = self.inputs.text_features
         shared = {} if features is None else {"text_features": features}
-        return measure_run_reliance(self.system, params_of, rows | shared)
+        rows = {split: self.feed.first_rows(split, NUM_GIVEN) | shared for split in SPLITS}
+        return read_with_given(self.system, params_of, rows)
 
     def _finish(
         self,
@@ -267,7 +267,7 @@ class Run:
             return held[wanted]
 
         predictions = predict_splits(self.system.names, params_of, self._predictions)
-        reliance = self._measure_reliance(params_of)
+        given = self._read_with_given(params_of)
         wall_seconds = seconds_before + time.monotonic() - self.started
         report: dict[str, Any] = {}
         if is_first():
@@ -278,7 +278,7 @@ class Run:
                 best=best,
                 wall_seconds=wall_seconds,
                 evaluation=self.settings.evaluation,
-                reliance=reliance,
+                given=given,
             )
             numbers = {f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()}
             metrics.write("test", step=step, epoch=plan.epoch_of(step), numbers=numbers)

@@ -1,7 +1,7 @@
-"""Make the paper's tables, one of corrections and one of folds, from runs on any data.
+"""Make the paper's tables, and those of corrections, of schedules of given answers and of folds, from runs on any data.
 
-NAME is diagnosis, steps, components, effect, transfer, cost, corrections or folds, several of them, or all: the first
-six.
+NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules or folds, several of them, or all:
+the first six.
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
@@ -28,10 +28,10 @@ from stepcot_jax.settings.run_settings import Settings, make_settings
 if TYPE_CHECKING:
     from stepcot_jax.tables.plan import Plan
 
-NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost", "corrections", "folds")
+NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost", "corrections", "schedules", "folds")
 """Tables, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
 
-NOT_IN_ALL = ("corrections", "folds")
+NOT_IN_ALL = ("corrections", "schedules", "folds")
 """Tables that `all` leaves out: they are not the paper's, and train anew, folds five times for each seed."""
 
 
@@ -104,6 +104,7 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
         diagnosis_table,
         effect_table,
         folds_table,
+        schedules_table,
         steps_table,
         transfer_table,
     )
@@ -117,6 +118,7 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
         transfer_table,
         cost_table,
         corrections_table,
+        schedules_table,
         folds_table,
     )
     module_of = dict(zip(NAMES, modules, strict=True))

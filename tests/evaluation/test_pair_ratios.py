@@ -5,8 +5,9 @@ import pytest
 from scipy.special import log_softmax
 
 from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.consistency import count_pairs
 from stepcot_jax.evaluation.interventions import as_distributions
-from stepcot_jax.evaluation.pair_ratios import PairRatios, count_ratios, fit_pair_ratios
+from stepcot_jax.evaluation.pair_ratios import PairRatios, fit_pair_ratios, give_prefixes, make_ratios
 
 CHAIN = Chain((Step("A", "A?", ("one", "two")), Step("B", "B?", ("up", "down", "off")), Step("C", "C?", ("yes", "no"))))
 RNG = np.random.default_rng(0)
@@ -19,9 +20,18 @@ def draw(num_cases, follow=0.9):
     return np.stack([first, second, third], axis=1).astype(np.int32)
 
 
+def count(labels):
+    return count_pairs(labels, CHAIN)
+
+
+def fit(read, train, labels, temperatures=(1.0, 1.0, 1.0)):
+    logits = read(give_prefixes(labels, CHAIN))
+    return fit_pair_ratios(logits, counts=count(train), labels=labels, temperatures=temperatures, chain=CHAIN)
+
+
 def test_ratios_are_those_of_counted_answers():
     labels = np.array([[0, 0, 0], [0, 1, 0], [1, 1, 1], [1, -1, 1], [-1, 2, 0]], np.int32)
-    ratios = count_ratios(labels, CHAIN)
+    ratios = make_ratios(count(labels), CHAIN)
     # A and C: four cases, two with each pair of equal answers; shares with one case more for each answer of C.
     shares = np.array([3, 3]) / 6
     given = (np.array([[2, 0], [0, 2]]) + 2 * shares) / (2 + 2)
@@ -32,7 +42,7 @@ def test_ratios_are_those_of_counted_answers():
 
 
 def test_ratios_of_an_independent_pair_are_zero():
-    ratios = count_ratios(draw(200_000), CHAIN)
+    ratios = make_ratios(count(draw(200_000)), CHAIN)
     assert np.abs(ratios[0, :2, 1]).max() < 0.03
     np.testing.assert_allclose(ratios[0, 0, 2, :2], np.log([0.9 / 0.5, 0.1 / 0.5]), atol=0.03)
 
@@ -44,9 +54,7 @@ def network(given):
 
 def test_weights_make_an_ignorant_network_follow_what_was_counted():
     labels = draw(4000)
-    found = fit_pair_ratios(
-        network, train_labels=draw(20_000), labels=labels, temperatures=(1.0, 1.0, 1.0), chain=CHAIN
-    )
+    found = fit(network, draw(20_000), labels)
     assert found.weights[2] == pytest.approx(1.0, abs=0.1)  # one informative answer is counted once
     read = found.follow(network)
     given = as_distributions(np.where(np.arange(3) < 2, labels, -1), CHAIN)
@@ -56,10 +64,10 @@ def test_weights_make_an_ignorant_network_follow_what_was_counted():
 
 
 def test_a_network_that_follows_already_is_left_alone():
-    ratios = count_ratios(draw(20_000), CHAIN)
-    knows = PairRatios(ratios, (0.0, 1.0, 1.0), (1.0, 1.0, 1.0)).follow(network)
+    ratios = make_ratios(count(draw(20_000)), CHAIN)
+    knows = PairRatios(ratios, (0.0, 1.0, 1.0)).follow(network)
     labels = draw(4000)
-    found = fit_pair_ratios(knows, train_labels=draw(20_000), labels=labels, temperatures=(1.0, 1.0, 1.0), chain=CHAIN)
+    found = fit(knows, draw(20_000), labels)
     assert found.weights[2] < 0.1
 
 
@@ -67,12 +75,21 @@ def test_double_counting_is_mended_by_the_weight():
     # B repeats A: both say the same of C, which naive Bayes would count twice.
     labels, train = draw(6000), draw(20_000)
     labels[:, 1], train[:, 1] = labels[:, 0], train[:, 0]
-    found = fit_pair_ratios(network, train_labels=train, labels=labels, temperatures=(1.0, 1.0, 1.0), chain=CHAIN)
+    found = fit(network, train, labels)
     assert 0.5 < found.weights[2] < 0.85
     given = as_distributions(np.where(np.arange(3) < 2, labels, -1), CHAIN)
 
     def loss(weight):
-        read = PairRatios(found.ratios, (0.0, 0.0, weight), (1.0, 1.0, 1.0)).follow(network)
+        read = PairRatios(found.ratios, (0.0, 0.0, weight)).follow(network)
         return -log_softmax(read(given)[:, 2], axis=-1)[np.arange(len(labels)), labels[:, 2]].mean()
 
     assert loss(found.weights[2]) < loss(1.0)
+
+
+def test_a_temperature_scales_the_weight_and_soft_answers_give_mean_ratios():
+    labels, train = draw(4000), draw(20_000)
+    plain, scaled = fit(network, train, labels), fit(network, train, labels, (1.0, 1.0, 3.0))
+    assert scaled.weights[2] == pytest.approx(3 * plain.weights[2], rel=0.01)
+    certain = as_distributions(np.array([[0, -1, -1], [1, -1, -1]]), CHAIN)
+    soft = 0.7 * certain[:1] + 0.3 * certain[1:]
+    np.testing.assert_allclose(plain.of(soft)[0], 0.7 * plain.of(certain)[0] + 0.3 * plain.of(certain)[1], rtol=1e-6)
