@@ -39,7 +39,6 @@ LONGEST = (
     "tests/tables/test_tables_real.py",
     "tests/settings/test_configs.py",
     "tests/tables/test_targets.py",
-    "tests/benchmarks/test_memory_training.py",
 )
 """Files of more than 15 s of CPU, longest first."""
 

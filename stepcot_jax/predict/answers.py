@@ -85,7 +85,7 @@ class ChainReading:
 
     Attributes:
       source: the image, such as its path.
-      model: "teacher" or "student".
+      model: "teacher" or "student", with "with counted pairs" if they were added to its logits.
       calibrated: whether the probabilities were calibrated on the validation split, which is read without given
         answers: it does not hold for the steps after a given one.
       coverage: target share of answer sets that hold the true answer; None without answer sets.

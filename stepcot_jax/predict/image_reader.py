@@ -48,6 +48,7 @@ class ImageReader:
 
     def __init__(self, trained: Trained, *, model: str, batch_size: int, pairs: bool = False) -> None:
         self.trained, self.model = trained, model
+        self._described = f"{model} with counted pairs" if pairs else model
         counted = read_pair_ratios(trained.workdir / PAIRS_FILE, trained.chain, model=model) if pairs else None
         self._reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False, pairs=counted)
 
@@ -147,7 +148,7 @@ class ImageReader:
             reading,
             self.trained.chain,
             sources=names,
-            model=self.model,
+            model=self._described,
             calibration=self.trained.calibration,
             given=given,
             uncorrected=None if given is None else uncorrected,

@@ -25,11 +25,11 @@ from stepcot_jax.tables.writing import Column, Figure
 NETWORKS = ("teacher", "student")
 PAIRS = " and pairs"
 """Suffix of a network whose logits get the log-ratios of pairs of answers."""
-NOISE, CERTAINTY = 0.2, 0.7
-"""Share of wrong answers of a careless reader, and the probability that a hesitant one gives the true answer."""
+NOISE, CERTAINTY = (0.1, 0.2), 0.7
+"""Shares of wrong answers of careless readers, and the probability that a hesitant one gives the true answer."""
 _LEVEL, _SEED = 0.95, 0
 
-KINDS = ("none given", "all true", "all true at 70 %", "one in five wrong", "another case's")
+KINDS = ("none given", "all true", "all true at 70 %", "one in ten wrong", "one in five wrong", "another case's")
 """Answers to the steps before the last, in the order of `Following.right`."""
 
 
@@ -101,14 +101,15 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     """
     rng, counts = np.random.default_rng(seed), np.asarray(chain.answers_per_step)
     others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
-    noisy = np.where((rng.random(labels.shape) < NOISE) & (labels >= 0), others, labels)
+    errs = rng.random(labels.shape)
+    careless = [np.where((errs < noise) & (labels >= 0), others, labels) for noise in NOISE]
     foreign = labels[rng.permutation(len(labels))]
     before_last = np.arange(chain.num_steps) < chain.num_steps - 1
     true = as_distributions(np.where(before_last, labels, -1), chain)
     rest = (1 - CERTAINTY) / np.maximum(counts - 1, 1)[:, None] * (np.arange(true.shape[-1]) < counts[:, None])
     hesitant = np.where(true > 0, CERTAINTY, rest) * true.any(axis=-1, keepdims=True)
-    careless, another = (as_distributions(np.where(before_last, own, -1), chain) for own in (noisy, foreign))
-    found = read(np.stack([np.zeros_like(true), true, hesitant.astype(np.float32), careless, another]))
+    wrong_ones = [as_distributions(np.where(before_last, own, -1), chain) for own in (*careless, foreign)]
+    found = read(np.stack([np.zeros_like(true), true, hesitant.astype(np.float32), *wrong_ones]))
     answers, counted = found.argmax(axis=-1), labels[:, -1] >= 0
     annotated = (labels >= 0) & (foreign >= 0) & before_last
     wrong = annotated & (foreign != labels)
@@ -117,7 +118,7 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     shares = {
         "calibration error, all true": calibrated["ece"][0],
         "contradicts true answers": _mean((answers[1] != labels)[annotated]),
-        "contradicts wrong answers": _mean((answers[4] != foreign)[wrong]),
+        "contradicts wrong answers": _mean((answers[-1] != foreign)[wrong]),
         "breaks rules, none given": share_inconsistent(answers[0], rules),
         "breaks rules, all true": share_inconsistent(corrected, rules),
         "breaks rules, true chains": share_inconsistent(labels, rules),
@@ -199,8 +200,8 @@ def describe_following(plan: Plan) -> tuple[str, ...]:
     return (
         f"Test split, seeds {list(plan.seeds)}. Given are the answers to all steps but the last.",
         INTERVALS,
-        "At 70 %: the true answer with that probability, the rest spread evenly. One in five wrong: another answer of "
-        "the same step. Another case's: all answers of one other test case.",
+        "At 70 %: the true answer with that probability, the rest spread evenly. One in ten, one in five wrong: "
+        "another answer of the same step. Another case's: all answers of one other test case.",
         "Contradicts: share of the given answers (of another case's that are wrong) that are not the network's own "
         "most probable answer to that step, which it still reports.",
         "Breaks rules: share of the chains with a pair of answers that the rules of the training chains forbid; given "

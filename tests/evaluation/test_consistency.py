@@ -23,8 +23,9 @@ from stepcot_jax.evaluation.consistency import (
     pairs_of,
     share_inconsistent,
 )
-from stepcot_jax.evaluation.consistency_files import read_pairs, write_pairs
+from stepcot_jax.evaluation.consistency_files import read_pair_ratios, read_pairs, write_pairs
 from stepcot_jax.evaluation.decoding import decode_consistent, decoding_effect
+from stepcot_jax.evaluation.pair_ratios import make_ratios
 from stepcot_jax.host.errors import BadInput
 
 NORMAL = [0, 3, 5, 6, 4, 6, 0]
@@ -283,6 +284,13 @@ def test_pairs_on_disk_come_back_and_others_are_refused(tmp_path, phantom):
     with pytest.raises(BadInput, match="cannot be read"):
         read_pairs(tmp_path / "none.json", CHAIN)
     whole = json.loads(path.read_text())
+    weights = {"teacher": (0.0, *np.arange(1.0, 7.0))}
+    write_pairs(path, counts, DEFAULT_CHAIN, weights=weights)
+    ratios = read_pair_ratios(path, DEFAULT_CHAIN, model="teacher")
+    assert ratios.weights == weights["teacher"]
+    np.testing.assert_array_equal(ratios.ratios, make_ratios(counts, DEFAULT_CHAIN))
+    with pytest.raises(BadInput, match="'weights', 'student': found 0, expected 7; a run of an earlier version"):
+        read_pair_ratios(path, DEFAULT_CHAIN, model="student")
     for change, message in (
         (lambda file: file["pairs"].pop(), "'pairs': "),
         (lambda file: file["pairs"][0]["counts"].pop(), r"counts of steps \(0, 1\) must be 4 rows of 4"),
@@ -290,6 +298,7 @@ def test_pairs_on_disk_come_back_and_others_are_refused(tmp_path, phantom):
         (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, -1), "whole numbers from 0"),
         (lambda file: file["pairs"][0]["counts"][0].__setitem__(0, "x"), r"\$\.pairs"),
         (lambda file: file.update(layout="other"), "'layout': 'other'"),
+        (lambda file: file.update(weights={"teacher": [-1.0]}), r"\$\.weights"),
     ):
         file = json.loads(json.dumps(whole))
         change(file)
@@ -299,3 +308,17 @@ def test_pairs_on_disk_come_back_and_others_are_refused(tmp_path, phantom):
     path.write_bytes(b" " * (2**24 + 1))
     with pytest.raises(BadInput, match="16777217 bytes"):
         read_pairs(path, DEFAULT_CHAIN)
+
+
+def test_pairs_of_a_run_of_an_earlier_version_make_rules_alone(tmp_path, phantom):
+    path, counts = tmp_path / "pairs.json", count_pairs(phantom, DEFAULT_CHAIN)
+    wanted = {pair: counts[pair] for pair in pairs_of(DEFAULT_CHAIN.num_steps)}
+    write_pairs(path, wanted, DEFAULT_CHAIN)
+    file = json.loads(path.read_text())
+    del file["weights"]
+    path.write_text(json.dumps(file | {"layout": "stepcot_jax pairs of answers 1"}))
+    rules, expected = (make_rules(DEFAULT_CHAIN, counts=own) for own in (read_pairs(path, DEFAULT_CHAIN), counts))
+    assert rules.allowed.keys() == expected.allowed.keys()
+    assert all((rules.allowed[pair] == own).all() for pair, own in expected.allowed.items())
+    with pytest.raises(BadInput, match="a run of an earlier version"):
+        read_pair_ratios(path, DEFAULT_CHAIN, model="teacher")

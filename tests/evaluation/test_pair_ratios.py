@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from stepcot_jax.chain import Chain, Step
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.consistency import count_pairs
 from stepcot_jax.evaluation.interventions import as_distributions
 from stepcot_jax.evaluation.pair_ratios import PairRatios, fit_pair_ratios, give_prefixes, make_ratios
@@ -30,7 +30,7 @@ def fit(read, train, labels, temperatures=(1.0, 1.0, 1.0)):
 
 
 def test_ratios_are_those_of_counted_answers():
-    labels = np.array([[0, 0, 0], [0, 1, 0], [1, 1, 1], [1, -1, 1], [-1, 2, 0]], np.int32)
+    labels = np.array([[0, 0, 0], [0, 1, 0], [1, 1, 1], [1, NOT_ANNOTATED, 1], [NOT_ANNOTATED, 2, 0]], np.int32)
     ratios = make_ratios(count(labels), CHAIN)
     # A and C: four cases, two with each pair of equal answers; shares with one case more for each answer of C.
     shares = np.array([3, 3]) / 6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.interventions import expected_gains, give_logits
+from stepcot_jax.evaluation.interventions import as_distributions, expected_gains, give_logits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.answers import ChainReading, StepAnswer
 from stepcot_jax.predict.asking import ask_in_turn, find_next_steps
@@ -25,7 +25,7 @@ def network(given):
 
 
 READ = give_logits(network)
-NONE = np.full((2, 3), -1)
+NONE = np.zeros((2, 3, 3), np.float32)
 
 
 def test_the_step_that_settles_the_last_one_most_is_worth_checking():
@@ -46,7 +46,7 @@ def test_the_step_that_settles_the_last_one_most_is_worth_checking():
 def test_costs_given_and_left_out_steps_count():
     assert find_next_steps(READ, NONE, CHAIN, costs=(1, 1e6, 1))[0].step.name == "A"
     assert find_next_steps(READ, NONE, CHAIN, leave_out=["B"])[0].step.name == "A"
-    given = np.array([[-1, 0, -1], [0, 0, -1]])
+    given = as_distributions(np.array([[-1, 0, -1], [0, 0, -1]]), CHAIN)
     first, second = find_next_steps(READ, given, CHAIN)
     assert first.step.name == "A"
     assert second is None
@@ -66,13 +66,19 @@ class FakeReader:
             labels[place] = CHAIN.steps[place].options.index(answer)
         shares = READ((labels[None, :, None] == np.arange(3)).astype(np.float32)[None])[0, 0]
         steps = tuple(
-            StepAnswer(step, int(label) if label >= 0 else int(own.argmax()), tuple(own), bool(label >= 0), None)
+            StepAnswer(
+                step,
+                int(label) if label >= 0 else int(own.argmax()),
+                tuple(own),
+                tuple((np.arange(3) == label).astype(float)) if label >= 0 else (),
+                None,
+            )
             for step, own, label in zip(CHAIN.steps, shares, labels, strict=True)
         )
         return ChainReading(str(image), "teacher", False, None, steps)
 
     def ask_next(self, reading, *, leave_out=()):
-        given = np.array([[each.label if each.given else -1 for each in reading.steps]])
+        given = np.array([[each.given_shares or (0.0, 0.0, 0.0) for each in reading.steps]], np.float32)
         return find_next_steps(READ, given, CHAIN, leave_out=leave_out)[0]
 
 

@@ -7,15 +7,19 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.special import softmax
 from trained_workdir import make_trained_workdir
 
 import stepcot_jax.predict
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.evaluation.consistency import count_pairs
+from stepcot_jax.evaluation.consistency_files import write_pairs
+from stepcot_jax.evaluation.pair_ratios import make_ratios
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
 from stepcot_jax.predict.answers import Shift, describe_shifts, make_readings
-from stepcot_jax.predict.corrections import label_corrections, read_corrections
+from stepcot_jax.predict.corrections import check_given, give_answers, read_corrections
 from stepcot_jax.predict.paragraph import write_paragraph
 from stepcot_jax.predict.radiographs import find_images, read_picture
 from stepcot_jax.predict.reader import Reading
@@ -116,7 +120,7 @@ def test_answers_that_a_correction_turned_are_told():
         sources=["x"],
         model="teacher",
         calibration=None,
-        given=np.array([1, -1, -1]),
+        given=np.array([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]),
         uncorrected=plain,
     )[0]
     assert told.answers == {"One": "No", "Two": "No", "Three": "Yes"}
@@ -128,12 +132,99 @@ def test_answers_that_a_correction_turned_are_told():
     assert told.as_dict()["steps"][0]["given"]
 
 
+def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, student, images):
+    path, step = images / "b.png", DEFAULT_CHAIN.steps[2]
+    for reader in (teacher, student):
+        certain, unsure = (
+            reader.read(path, given={step.name: answer}) for answer in ("Nodular", {"Nodular": 0.7, "Linear": 0.3})
+        )
+        told = unsure.steps[2]
+        assert (told.answer, told.given) == ("Nodular", True)
+        assert told.describe_certainty().startswith("given at 70 % (network: ")
+        assert certain.steps[2].describe_certainty().startswith("given (network: ")
+        entry = unsure.as_dict()["steps"][2]
+        assert entry["given_probabilities"]["Linear"] == pytest.approx(0.3)
+        assert unsure.probabilities["Diagnosis"] != certain.probabilities["Diagnosis"]
+        assert reader.ask_next(unsure).step.name != step.name
+    labels = np.array([[-1, -1, 2, -1, -1, -1, -1]])
+    as_labels, as_shares = (
+        check_given(given, teacher.trained, model="teacher", num_cases=1)
+        for given in (labels, give_answers({"3": step.options[2]}, DEFAULT_CHAIN)[None])
+    )
+    assert (as_labels == as_shares).all()
+    for wrong in (np.full((1, 7, 8), 0.5), np.full((1, 7, 3), 1 / 3), -as_shares):
+        with pytest.raises(BadInput, match="distributions of shape"):
+            check_given(wrong, teacher.trained, model="teacher", num_cases=1)
+
+
+def test_counted_pairs_are_added_to_later_steps_alone(workdir, images):
+    chain, path = DEFAULT_CHAIN, images / "b.png"
+    labels = np.random.default_rng(0).integers(0, np.array(chain.answers_per_step), (500, 7))
+    labels[:, 6] = labels[:, 2]
+    counts = count_pairs(labels, chain)
+    weights = (0.0, 0.0, 0.0, 1.5, 0.0, 0.0, 2.0)
+    write_pairs(workdir / "pairs.json", counts, chain, weights={"student": weights})
+    plain, paired = stepcot_jax.predict.load(workdir), stepcot_jax.predict.load(workdir, pairs=True)
+    assert plain.read(path).probabilities == paired.read(path).probabilities
+    assert [reader.read(path).model for reader in (plain, paired)] == ["student", "student with counted pairs"]
+    given = {chain.steps[2].name: chain.steps[2].options[4]}
+    without, found = plain.read(path, given=given), paired.read(path, given=given)
+    temperatures = plain.trained.calibration.temperatures["student"]
+    ratios = make_ratios(counts, chain)
+    for place, (one, other) in enumerate(zip(without.steps, found.steps, strict=True)):
+        own = ratios[2, 4, place, : len(one.probabilities)] * weights[place] / temperatures[place]
+        np.testing.assert_allclose(other.probabilities, softmax(np.log(one.probabilities) + own), rtol=1e-4)
+    assert found.answers["Diagnosis"] == chain.steps[6].options[4]
+    asked = paired.ask_next(plain.read(path))
+    assert asked.step.name == chain.steps[2].name  # the only one that says anything of the last
+    with pytest.raises(BadInput, match="'weights', 'teacher': found 0, expected 7"):
+        stepcot_jax.predict.load(workdir, model="teacher", pairs=True)
+
+
 def test_steps_and_answers_may_be_abbreviated():
     chain = DEFAULT_CHAIN
-    expected = label_corrections({"Anatomical location": "Lower lung zone"}, chain)
-    assert expected.tolist() == [-1, -1, -1, 2, -1, -1, -1]
+    expected = give_answers({"Anatomical location": "Lower lung zone"}, chain)
+    assert np.argwhere(expected).tolist() == [[3, 2]]
+    assert expected[3, 2] == 1
     for name, answer in {"anatomical  LOCATION": "c", "4": "lower lung zone"}.items():
-        assert label_corrections({name: answer}, chain).tolist() == expected.tolist()
+        assert (give_answers({name: answer}, chain) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Yes 70 %", [0.7, 0.15, 0.15]),
+        ("b 12.5%", [0.4375, 0.125, 0.4375]),
+        ("100 %", [0, 0, 1]),  # an option of this name
+        ({"Yes": 0.6, "No": 0.3}, [0.6, 0.3, 0.1]),
+        ({"A": 0.5, "B": 0.3, "C": 0.2}, [0.5, 0.3, 0.2]),
+        ({"Yes": 1}, [1, 0, 0]),
+    ],
+)
+def test_an_uncertain_answer_leaves_the_rest_to_the_other_options(answer, expected):
+    chain = Chain((Step("One", "?", ("Yes", "No", "100 %")), Step("Two", "?", ("Yes", "No"))))
+    given = give_answers({"One": answer}, chain)
+    np.testing.assert_allclose(given[0], expected, rtol=1e-6)
+    assert not given[1].any()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("Yes 170 %", "'Yes': probability 1.7 is not above 0 and at most 1"),
+        ("Yes 0 %", "probability 0.0 is not above 0"),
+        ({"Yes": float("nan")}, "probability nan"),
+        ({"Yes": 0.8, "No": 0.3}, "sum to 1.100; expected at most 1"),
+        ({"Yes": 0.5, "No": 0.3}, "sum to 0.800; expected at most 1, and 1 if all options are named"),
+        ({"Yes": 0.5, "a": 0.5}, "'Yes' occurs twice"),
+        ({"Maybe": 0.5}, "'Maybe' is not one of A. Yes, B. No"),
+        ("Maybe 70 %", "'Maybe' is not one of"),
+    ],
+)
+def test_a_wrong_probability_is_refused(answer, words):
+    chain = Chain((Step("One", "?", ("Yes", "No")), Step("Two", "?", ("Yes", "No"))))
+    with pytest.raises(BadInput, match=words):
+        give_answers({"One": answer}, chain)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +242,7 @@ def test_steps_and_answers_may_be_abbreviated():
 )
 def test_a_wrong_correction_names_what_is_accepted(given, words):
     with pytest.raises(BadInput) as caught:
-        label_corrections(given, DEFAULT_CHAIN)
+        give_answers(given, DEFAULT_CHAIN)
     assert all(word in str(caught.value) for word in words)
 
 
