@@ -45,10 +45,10 @@ def write_explanations(
     Raises:
       BadInput: the network cannot be explained or does not take given answers, or the folder is not writable.
     """
-    taken = give_answers(given, trained.chain)
+    shares = give_answers(given, trained.chain)
     paths = list(paths)
     explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
-    check_given(taken[None], trained, model=model, num_cases=1)
+    check_given(shares[None], trained, model=model, num_cases=1)
     batches = read_pictures(
         paths,
         trained.preprocessing,
@@ -60,7 +60,7 @@ def write_explanations(
     taken: set[str] = set()
     for names, pictures in batches:
         sources = [str(name) for name in names]
-        explained, readings = explain_pictures(explainer, names=sources, pictures=pictures, given=taken)
+        explained, readings = explain_pictures(explainer, names=sources, pictures=pictures, given=shares)
         for case, reading in enumerate(readings):
             name = _free_name(names[case].name, taken)
             try:
