@@ -1,4 +1,4 @@
-"""Accuracy of readers and models on the same cases by step, with intervals, gains and agreement."""
+"""Figures of readers and models on the same cases by step, with intervals, gains and agreement."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from jaxtyping import Float64, Int32
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.evaluation.intervals import Interval, percentiles
+from stepcot_jax.evaluation.metrics import FIGURES, step_figures
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.evaluation.resamples import count_once, count_patients, draw_weights, weighted_mean
 from stepcot_jax.host.errors import BadInput
@@ -30,6 +31,8 @@ class StepScores:
       step: name.
       num_cases: cases whose true answer is known; accuracy counts no others.
       accuracy: of all readers together, each reader and each model, in 0..1; NaN without such cases.
+      sensitivity: macro recall over the answers that occur as true ones, of the same; NaN likewise.
+      f1: macro F1 over these answers, of the same.
       gains: each model's accuracy less that of all readers together.
       num_patients: patients of these cases.
       p_values: of each gain, by `agreements.flip_signs`.
@@ -39,6 +42,8 @@ class StepScores:
     step: str
     num_cases: int
     accuracy: Mapping[str, Interval]
+    sensitivity: Mapping[str, Interval]
+    f1: Mapping[str, Interval]
     gains: Mapping[str, Interval]
     num_patients: int
     p_values: Mapping[str, float]
@@ -92,6 +97,7 @@ def compare_readers(
     if count_patients(patients) > 1:
         weights = np.concatenate(list(draw_weights(patients, num_resamples=num_resamples, seed=seed)))
     accuracy, gains = _measure(key, people, models, weights)
+    sensitivity, f1 = _measure_macro(key, people, models, weights)
     num_patients, p_values = compare_signs(key, people, models)
     agreements = measure_agreements(people, models, key.chain, weights)
     steps = tuple(
@@ -99,6 +105,8 @@ def compare_readers(
             step=step.name,
             num_cases=sum(case.labels[place] != NOT_ANNOTATED for case in key.cases),
             accuracy={name: intervals[place] for name, intervals in accuracy.items()},
+            sensitivity={name: intervals[place] for name, intervals in sensitivity.items()},
+            f1={name: intervals[place] for name, intervals in f1.items()},
             gains={name: intervals[place] for name, intervals in gains.items()},
             num_patients=num_patients[place],
             p_values={name: found[place] for name, found in p_values.items()},
@@ -151,6 +159,32 @@ def _measure(
         for name in models
     }
     return accuracy, gains
+
+
+def _measure_macro(
+    key: Key, people: Answers, models: Answers, weights: Float64[np.ndarray, "resample case"]
+) -> tuple[dict[str, list[Interval]], dict[str, list[Interval]]]:
+    """Macro sensitivity and macro F1 of all, by step; of all readers together the means of theirs."""
+    truth = np.array([case.labels for case in key.cases], np.int32)
+    once_and_resampled = np.concatenate([count_once(len(truth)), weights])
+    chosen = [FIGURES.index("sensitivity"), FIGURES.index("f1")]
+
+    def compute(answers: Int32[np.ndarray, "case step"]) -> Float64[np.ndarray, "step resample figure"]:
+        of_steps = []
+        for place, step in enumerate(key.steps):
+            given = np.eye(step.num_answers)[answers[:, place]]  # all of the probability on the answer
+            found = step_figures(once_and_resampled, probabilities=given, labels=truth[:, place])
+            of_steps.append(found[:, chosen])
+        return np.stack(of_steps)
+
+    found = {name: compute(answers) for name, answers in people.items()}
+    everyone = {ALL_READERS: np.mean(list(found.values()), axis=0), **found}
+    everyone |= {name: compute(answers) for name, answers in models.items()}
+    sensitivity, f1 = (
+        {name: _intervals(values[:, 0, place], values[:, 1:, place].T) for name, values in everyone.items()}
+        for place in range(len(chosen))
+    )
+    return sensitivity, f1
 
 
 def _intervals(values: Float64[np.ndarray, "step"], resampled: Float64[np.ndarray, "resample step"]) -> list[Interval]:

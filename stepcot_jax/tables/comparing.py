@@ -26,6 +26,9 @@ MCNEMAR = (
     "not corrected for the number of comparisons; the larger of two training runs, twice the median of three or more."
 )
 
+Question = tuple[str, str, str, int | None]
+"""First model, second model, figure, and step or None: is the first model's figure another than the second's?"""
+
 
 def join(parts: Mapping[str, tuple[SplitPredictions, str]]) -> SplitPredictions:
     """Join models of several runs on the same cases under new names.
@@ -132,17 +135,12 @@ class Comparison:
             ]
         return summarise([_pick(found, figure, step) for found in self._differences[first, second]])
 
-    def verdicts(self, questions: Sequence[tuple[str, str, str, int | None]]) -> list[str]:
-        """Return the verdicts of `decide` on all questions of a table, worded for the number of training runs.
+    def verdicts(self, questions: Sequence[Question]) -> list[str]:
+        """Return the verdicts of `judge` on questions about this comparison."""
+        return judge([(self, question) for question in questions])
 
-        Args:
-          questions: first model, second model, figure, and step or None.
-        """
-        runs = {1: " in this run", 2: " in both runs"}.get(len(self.splits), "")
-        found = decide([self._evidence(*question) for question in questions])
-        return [f"{said}{runs}" if said in (HIGHER, LOWER) else said for said in found]
-
-    def _evidence(self, first: str, second: str, figure: str, step: int | None) -> Evidence:
+    def evidence(self, first: str, second: str, figure: str, step: int | None) -> Evidence:
+        """Return what `decide` needs to know of a difference."""
         difference = self.difference(first, second, figure, step)
         values = tuple(_pick(found, figure, step).value for found in self._differences[first, second])
         p = self.p_value(first, second, step) if figure == "accuracy" and step is not None else None
@@ -177,6 +175,18 @@ class Comparison:
             labels = split.predictions.labels[:, step]
             found.append(compare_accuracy(labels=labels, first=one, second=other).exact_p)
         return max(found) if len(found) < MIN_RUNS else min(1.0, 2 * statistics.median_high(found))
+
+
+def judge(asked: Sequence[tuple[Comparison, Question]]) -> list[str]:
+    """Return the verdicts of `decide` on all questions of a table, corrected together.
+
+    Args:
+      asked: comparisons, all of the same number of training runs, for which the verdicts are worded, with a question.
+    """
+    found = decide([comparison.evidence(*question) for comparison, question in asked])
+    num_runs = [len(comparison.splits) for comparison, _ in asked]
+    runs = [{1: " in this run", 2: " in both runs"}.get(number, "") for number in num_runs]
+    return [f"{said}{of}" if said in (HIGHER, LOWER) else said for said, of in zip(found, runs, strict=True)]
 
 
 def summarise(intervals: Sequence[Interval]) -> Figure:

@@ -2,6 +2,7 @@
 
 import math
 
+from stepcot_jax.settings.sections import PromptSettings
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS, MCNEMAR, Comparison
 from stepcot_jax.tables.plan import ABLATIONS, OF_STUDENT, Plan
@@ -71,8 +72,29 @@ def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
         *columns("text", "mean accuracy without it"),
         *columns("percent", *published_steps, published=True),
     )
-    notes = (f"Accuracy on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, *conclude(comparison))
+    notes = (
+        f"Accuracy on the test split, seeds {list(plan.seeds)}.",
+        describe_text(plan.settings.prompts),
+        INTERVALS,
+        CORRECTED,
+        *conclude(comparison),
+    )
     return Table("components", "Accuracy of the ablations", headings, tuple(rows), notes)
+
+
+def describe_text(prompts: PromptSettings) -> str:
+    """Return what the ablation of the text compares, which depends on the prompt vectors."""
+    if prompts.encoder == "hashed":
+        compared = 'that are fixed random ones (config.prompts.encoder="hashed")'
+        about = "it says nothing about the meaning of the questions"
+    else:
+        compared = "imported with the features" if prompts.encoder == "imported" else f"of {prompts.weights}"
+        about = "the questions' meaning is in the former only"
+    return (
+        f'"Without text" compares prompt vectors {compared} with one vector per step that the teacher learns from a '
+        f"random start: {about}. The student reads no text in either case. The paper does not say what takes the place "
+        "of the prompts."
+    )
 
 
 def _judge(comparison: Comparison) -> dict[str, str]:
@@ -143,6 +165,7 @@ def _tabulate_differences(comparison: Comparison, plan: Plan) -> Table:
         *columns("points", "mAUC"),
         *columns("text", "mAUC is"),
     )
-    notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", INTERVALS, CORRECTED, MCNEMAR)
+    text = describe_text(plan.settings.prompts)
+    notes = (f"Paired on the test split, seeds {list(plan.seeds)}.", text, INTERVALS, CORRECTED, MCNEMAR)
     title = "Differences of the ablations from the full model"
     return Table("components_differences", title, headings, tuple(rows), notes)

@@ -2,6 +2,7 @@
 
 python -m stepcot_jax.tables.cost_measuring teacher|student|encoder --cell FOLDER
 python -m stepcot_jax.tables.cost_measuring encoder --weights FOLDER
+python -m stepcot_jax.tables.cost_measuring encoder --reference NAME
 """
 
 import argparse
@@ -33,6 +34,7 @@ class Cost:
       megabytes: peak memory of a dedicated process at batch 4; None where unknown.
       milliseconds: median from normalised images to answers (or features), by batch size.
       starts_from: "images", or "features" where those are imported.
+      multiply_adds: of matrix products and convolutions for one image; None where a network is not JAX's.
     """
 
     num_parameters: int
@@ -40,6 +42,7 @@ class Cost:
     megabytes: float | None
     milliseconds: dict[int, float]
     starts_from: str
+    multiply_adds: int | None = None
 
     @property
     def images_per_second(self) -> float:
@@ -75,13 +78,29 @@ class _Model:
     num_parameters: int
     num_trained: int
     starts_from: str = "images"
+    is_jax: bool = True
 
 
 def _open_weights(weights: str, dtype: str) -> _Model:
     from stepcot_jax.features.inputs import load_encoder
 
     encoder: Any = load_encoder(weights, dtype)
-    return _Model(encoder.encode, (*[encoder.preprocessing.size] * 2, 3), encoder.num_parameters, 0)
+    shape = (*[encoder.preprocessing.size] * 2, 3)
+    return _Model(encoder.encode, shape, encoder.num_parameters, 0, is_jax=_is_jax(encoder))
+
+
+def _open_reference(name: str) -> _Model:
+    from stepcot_jax.tables.reference_encoders import make_reference
+
+    reference = make_reference(name)
+    return _Model(reference.encode, (*[reference.size] * 2, 3), reference.num_parameters, 0)
+
+
+def _is_jax(encoder: Any) -> bool:
+    """Whether a frozen encoder, if any, is a network of this package and not PyTorch's."""
+    from stepcot_jax.encoders.load import ImageEncoder
+
+    return encoder is None or isinstance(encoder, ImageEncoder)
 
 
 def _open_cell(folder: pathlib.Path, what: str) -> _Model:
@@ -124,13 +143,16 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
         run = frozen.encode
     # The student uses an encoder that the teacher trained.
     num_trained = num_own + (0 if what == "student" else num_along)
-    return _Model(run, shape, num_own + num_along + num_frozen, num_trained, starts_from)
+    num_parameters = num_own + num_along + num_frozen
+    return _Model(run, shape, num_parameters, num_trained, starts_from, is_jax=_is_jax(frozen))
 
 
 def measure(model: _Model, *, repeats: int) -> Cost:
     """Time a model at each batch size; the first two calls compile and are left out."""
     import jax
     import numpy as np
+
+    from stepcot_jax.tables.reference_encoders import count_multiply_adds
 
     milliseconds: dict[int, float] = {}
     megabytes = None
@@ -144,7 +166,11 @@ def measure(model: _Model, *, repeats: int) -> Cost:
         milliseconds[size] = 1000 * statistics.median(seconds[2:])
         if size <= 4:
             megabytes = peak_megabytes()
-    return Cost(model.num_parameters, model.num_trained, megabytes, milliseconds, model.starts_from)
+    multiply_adds = None
+    if model.is_jax:
+        multiply_adds = count_multiply_adds(model.run, jax.ShapeDtypeStruct((1, *model.shape), np.float32))
+    found = megabytes, milliseconds, model.starts_from, multiply_adds
+    return Cost(model.num_parameters, model.num_trained, *found)
 
 
 def peak_megabytes() -> float | None:
@@ -168,17 +194,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("what", choices=("teacher", "student", "encoder"))
     parser.add_argument("--cell", type=pathlib.Path, help="workdir of a finished run")
     parser.add_argument("--weights", default="", help="of a frozen encoder, as config.image_encoder.weights")
+    parser.add_argument("--reference", default="", help="one of `reference_encoders.REFERENCES`, with random weights")
     parser.add_argument("--dtype", default="float32", help="compute type of a frozen encoder")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--compilation-cache", type=pathlib.Path)
     options = parser.parse_args(arguments)
-    if (options.cell is None) == (not options.weights) or (options.weights and options.what != "encoder"):
-        parser.error("give --cell, or --weights with `encoder`")
+    if sum(map(bool, (options.cell, options.weights, options.reference))) != 1:
+        parser.error("give --cell, --weights or --reference")
+    if options.cell is None and options.what != "encoder":
+        parser.error("give --cell, or --weights or --reference with `encoder`")
     if options.compilation_cache is not None:
         import jax
 
         jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache.resolve()))
-    model = _open_weights(options.weights, options.dtype) if options.weights else _open_cell(options.cell, options.what)
+    if options.reference:
+        model = _open_reference(options.reference)
+    elif options.weights:
+        model = _open_weights(options.weights, options.dtype)
+    else:
+        model = _open_cell(options.cell, options.what)
     print(json.dumps(dataclasses.asdict(measure(model, repeats=options.repeats))))
 
 

@@ -5,8 +5,20 @@ from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.cost_measuring import BATCH_SIZES, Cost, measure_apart
 from stepcot_jax.tables.encoders import Encoder
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.published_figures import COST, COST_MEGABYTES
+from stepcot_jax.tables.published_figures import COST, COST_MEGABYTES, COST_OF_ENCODERS
+from stepcot_jax.tables.reference_encoders import REFERENCES
 from stepcot_jax.tables.writing import Entry, Table, columns
+
+_RANDOM = ", random weights"
+
+_PUBLISHED_ENCODERS = (
+    "Encoders of Table 11 that this package has are measured with random weights, medians of 5 runs; a cost does not "
+    "depend on the weights' values. Without classifier; of CLIP (ViT-B/32) the image tower runs.",
+    "Published: of encoders the paper's text gives the parameters of three, in millions with two digits. It says that "
+    "ResNet18, ResNet50, DenseNet121 and EfficientNet-B3 have 7.03 to 23.67 million and take 0.20 to 1.30 ms a sample, "
+    "not which has what, and names BLIP and VisualBERT without figures. CLIP's exceed those counted here by "
+    "BiomedCLIP's 0.53 million, which therefore seem to be those of a head alone.",
+)
 
 
 def list_cells(plan: Plan) -> list[Cell]:
@@ -26,6 +38,11 @@ def make_tables(plan: Plan) -> list[Table]:
         terminal.say(f"measuring {name}")
         cost = measure_apart([*arguments, f"--compilation-cache={plan.workdir / 'compilation_cache'}"])
         rows.append(_row(name, cost))
+    shown = {_plain_name(str(row[0])) for row in rows}
+    rows += [
+        (f"encoder {name}", *[None] * 8, *_published(name)) for name in COST_OF_ENCODERS if name.casefold() not in shown
+    ]
+    counted = "parameters", "trained", "multiply-adds an image (G)"
     times = "one image (ms)", "four images (ms)", f"images/s at {max(BATCH_SIZES)}"
     published = "parameters", "trained", "a sample of four (ms)", "four images (ms)"
     import jax
@@ -36,12 +53,15 @@ def make_tables(plan: Plan) -> list[Table]:
         "dedicated process at batch 4; the student's includes the networks that are restored with it.",
         f"Published times are of the authors' GPU, with {COST_MEGABYTES:,} MB of memory; parameters count both towers "
         "of CLIP, and for the teacher BERT.",
+        "Multiply-adds: of matrix products and convolutions, about half of the floating-point operations; without "
+        "those of the prompts' encoder.",
+        *_PUBLISHED_ENCODERS,
     ]
     if left_out:
         notes.append(f"Left out because their features are imported: {', '.join(left_out)}.")
     headings = (
         *columns("text", "model", "from"),
-        *columns("number", "parameters", "trained", "peak memory (MB)", *times),
+        *columns("number", *counted, "peak memory (MB)", *times),
         *columns("number", *published, published=True),
     )
     return [Table("cost", "What the models cost", headings, tuple(rows), tuple(notes))]
@@ -51,7 +71,13 @@ def _list_models(plan: Plan) -> dict[str, list[str] | None]:
     """By model name, the arguments of `cost_measuring`; None without a network to measure."""
     cell = f"--cell={plan.cells.folder(plan.main(plan.seeds[0]))}"
     encoders = {f"encoder {encoder.name}": _encoder_arguments(encoder, plan, cell) for encoder in plan.encoders()}
-    return {**encoders, "teacher": ["teacher", cell], "student": ["student", cell]}
+    measured = {_plain_name(name) for name, arguments in encoders.items() if arguments is not None}
+    references: dict[str, list[str] | None] = {
+        f"encoder {name}{_RANDOM}": ["encoder", f"--reference={name}", "--repeats=5"]
+        for name in REFERENCES
+        if name.casefold() not in measured
+    }
+    return {**encoders, **references, "teacher": ["teacher", cell], "student": ["student", cell]}
 
 
 def _encoder_arguments(encoder: Encoder, plan: Plan, cell: str) -> list[str] | None:
@@ -72,9 +98,26 @@ def _row(name: str, cost: Cost) -> tuple[Entry, ...]:
         cost.starts_from,
         cost.num_parameters,
         cost.num_trained,
+        None if cost.multiply_adds is None else cost.multiply_adds / 1e9,
         cost.megabytes,
         cost.milliseconds[1],
         cost.milliseconds[4],
         cost.images_per_second,
-        *COST.get(name, (None,) * 4),
+        *COST.get(name, _published(_plain_name(name))),
     )
+
+
+def _plain_name(name: str) -> str:
+    """Return the name of a row's encoder without case.
+
+    >>> _plain_name("encoder CLIP, random weights")
+    'clip'
+    """
+    return name.removeprefix("encoder ").removesuffix(_RANDOM).casefold()
+
+
+def _published(encoder: str) -> tuple[Entry, ...]:
+    """The published columns of an encoder, empty where its figures are unknown."""
+    known = {name.casefold(): found for name, found in COST_OF_ENCODERS.items()}
+    parameters, milliseconds = known.get(encoder.casefold(), (None, None))
+    return parameters, None, milliseconds, None

@@ -1,14 +1,24 @@
 """Table 3: the diagnosis by baselines without and with the intermediate steps, teacher and student."""
 
+from collections.abc import Sequence
+
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, Comparison
+from stepcot_jax.tables.comparing import INTERVALS, Comparison, judge
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.published_figures import DIAGNOSIS_FIGURES
 from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, NONE_SHOWN
 from stepcot_jax.tables.writing import Entry, Table, columns
 
 METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}
-_WITHOUT, _WITH = "without", "with"
+WITHOUT, WITH = "without", "with"
+
+SUPERVISION = (
+    "Differences: with less without the intermediate steps as supervision. A gain is a higher figure, a loss a lower "
+    "one, for each of the four figures separately.",
+    "The best weights are chosen by different validation scores: with the intermediate steps by the mean accuracy of "
+    "all steps, without them by the accuracy of the diagnosis alone, which favours the row without.",
+)
+"""Notes on the baselines with and without steps."""
 
 
 def list_cells(plan: Plan) -> list[Cell]:
@@ -20,11 +30,11 @@ def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
     comparison = plan.compare_baselines(("last", "all")).last_step_alone()
     rows: list[tuple[Entry, ...]] = []
-    gains = _compare_baselines(comparison, [encoder.name for encoder in plan.encoders()])
+    (gains,) = compare_supervision([comparison], [encoder.name for encoder in plan.encoders()])
     for encoder in plan.encoders():
-        rows.append(_row(comparison, f"{encoder.name}, {_WITHOUT} steps", encoder.name, _WITHOUT))
-        rows.append(_row(comparison, f"{encoder.name}, {_WITH} steps", encoder.name, _WITH, gains[encoder.name]))
-    rows += [_row(comparison, model, model, _WITH) for model in ("teacher", "student")]
+        rows.append(_row(comparison, f"{encoder.name}, {WITHOUT} steps", encoder.name, WITHOUT))
+        rows.append(_row(comparison, f"{encoder.name}, {WITH} steps", encoder.name, WITH, gains[encoder.name]))
+    rows += [_row(comparison, model, model, WITH) for model in ("teacher", "student")]
     shown = {str(row[0]).casefold() for row in rows} | {f"{row[0]}, {row[1]} steps".casefold() for row in rows}
     rows += [
         (name, None, *[None] * (3 * len(METRICS)), *_published(name))
@@ -35,10 +45,7 @@ def make_tables(plan: Plan) -> list[Table]:
         f"{comparison.chain.steps[-1].name} alone, {comparison.num_cases(0)} test cases, seeds {list(plan.seeds)}.",
         INTERVALS,
         CORRECTED,
-        "Differences: with less without the intermediate steps as supervision. A gain is a higher figure, a loss a "
-        "lower one, for each of the four figures separately.",
-        "The best weights are chosen by different validation scores: with the intermediate steps by the mean accuracy "
-        "of all steps, without them by the accuracy of the diagnosis alone, which favours the row without.",
+        *SUPERVISION,
         *(encoder.note for encoder in plan.encoders() if encoder.note),
     ]
     headings = (
@@ -51,20 +58,31 @@ def make_tables(plan: Plan) -> list[Table]:
     return [Table("diagnosis", "Diagnosis with and without intermediate steps", headings, tuple(rows), tuple(notes))]
 
 
-def _compare_baselines(comparison: Comparison, encoders: list[str]) -> dict[str, list[Entry]]:
-    """By encoder, the differences in all figures and then their verdicts, corrected together."""
-    questions = [
-        (f"{encoder}, {_WITH} steps", f"{encoder}, {_WITHOUT} steps", metric, 0)
+def compare_supervision(comparisons: Sequence[Comparison], encoders: Sequence[str]) -> list[dict[str, list[Entry]]]:
+    """Compare the baselines with and without the intermediate steps, each on the same cases.
+
+    Args:
+      comparisons: of the last step, with models "ENCODER, with steps" and "ENCODER, without steps".
+      encoders: their names.
+
+    Returns:
+      For each comparison, by encoder, the differences in all figures and then their verdicts, corrected together.
+    """
+    asked = [
+        (comparison, (f"{encoder}, {WITH} steps", f"{encoder}, {WITHOUT} steps", metric, 0))
+        for comparison in comparisons
         for encoder in encoders
         for metric in METRICS
     ]
-    verdicts = iter(comparison.verdicts(questions))
-    found: dict[str, list[Entry]] = {}
-    for encoder in encoders:
-        models = f"{encoder}, {_WITH} steps", f"{encoder}, {_WITHOUT} steps"
-        differences = [comparison.difference(*models, metric, 0) for metric in METRICS]
-        found[encoder] = [*differences, *(_name_gain(next(verdicts)) for _ in METRICS)]
-    return found
+    verdicts = iter(judge(asked))
+    differences = iter([comparison.difference(*question) for comparison, question in asked])
+    return [
+        {
+            encoder: [*(next(differences) for _ in METRICS), *(_name_gain(next(verdicts)) for _ in METRICS)]
+            for encoder in encoders
+        }
+        for _ in comparisons
+    ]
 
 
 def _name_gain(verdict: str) -> str:

@@ -51,7 +51,21 @@ READER_ACCURACY: dict[str, dict[str, float]] = {
     TEACHER: {DETECTION: 0.8851, SECONDARY_EFFECTS: 0.7524},
     STUDENT: {DETECTION: 0.8037, DISTRIBUTION: 0.7263, LOCATION: 0.6946, SECONDARY_EFFECTS: 0.7397},
 }
-"""Tables 5 and 10: accuracy on 200 cases that clinicians also read; missing figures were not printed."""
+"""Tables 5 and 10: accuracy on 200 cases that clinicians also read; missing figures are not in the paper's text."""
+
+READER_F1: dict[str, dict[str, float]] = {
+    "clinician": {DETECTION: 0.3786},
+    TEACHER: {DETECTION: 0.5724},
+    STUDENT: {DETECTION: 0.5084},
+}
+"""Table 10, as Section C.3 has it: F1, of which the paper says neither the average nor the positive answer."""
+
+READER_SENSITIVITY: dict[str, dict[str, float]] = {
+    "clinician": {DETECTION: 0.3684},
+    TEACHER: {DETECTION: 0.5836},
+    STUDENT: {},
+}
+"""Table 10, as Section C.3 has it: sensitivity, likewise."""
 
 
 COST: dict[str, tuple[int, int, float, float]] = {
@@ -60,6 +74,13 @@ COST: dict[str, tuple[int, int, float, float]] = {
 }
 """Table 11, on the authors' GPU: parameters of all networks that run, both towers of frozen encoders included;
 parameters of the trained networks; milliseconds a sample in batches of four; milliseconds a batch of four."""
+
+COST_OF_ENCODERS: dict[str, tuple[int | None, float | None]] = {
+    "CLIP": (151_810_000, None),
+    "FLAVA": (242_540_000, None),
+    "BiomedCLIP": (530_000, 0.07),
+}
+"""Table 11, as Section C.4 has it: parameters, printed in millions with two digits; milliseconds a sample."""
 
 COST_MEGABYTES = 1219.72
 """Table 11: memory in MB, printed once."""

@@ -18,7 +18,7 @@ from readers.reader_samples import (
     write_cells,
     write_folder,
 )
-from sklearn.metrics import accuracy_score, cohen_kappa_score
+from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score
 
 from stepcot_jax.annotate.agreement import fleiss_kappa
 from stepcot_jax.chain import NOT_ANNOTATED
@@ -268,6 +268,45 @@ def test_accuracy_is_scikit_learns_over_the_cases_with_an_answer(sample, answers
     assert 0 < comparison.steps[2].num_cases < 24
 
 
+def macro(score, truth, answers):
+    """scikit-learn's macro average over the answers that are true ones."""
+    return score(truth, answers, average="macro", labels=np.unique(truth), zero_division=0)
+
+
+def test_sensitivity_and_f1_are_scikit_learns_macro_averages(sample, answers, comparison, predictions):
+    _, key = sample
+    truth = truth_of(key)
+    models = read_answers(predictions, key)
+    for place, step in enumerate(comparison.steps):
+        known = truth[:, place] != NOT_ANNOTATED
+        for found, score in ((step.sensitivity, recall_score), (step.f1, f1_score)):
+            each = [macro(score, truth[known, place], answers[name][known, place]) for name in READERS]
+            assert [found[f"reader {name}"].value for name in READERS] == pytest.approx(each)
+            assert found["readers"].value == pytest.approx(np.mean(each))
+            assert found["teacher"].value == 1.0
+            assert found["student"].value == pytest.approx(
+                macro(score, truth[known, place], models["student"][known, place])
+            )
+    # One reader's answers in print, at the first step: neither figure is the accuracy.
+    first = comparison.steps[0]
+    assert len({round(found["reader Ann"].value, 6) for found in (first.accuracy, first.sensitivity, first.f1)}) == 3
+
+
+def test_intervals_of_f1_are_those_of_the_resampled_cases(answers, comparison, sample):
+    """Each resample written out as cases, given to scikit-learn, and the mean taken over the readers."""
+    _, key = sample
+    truth, step = truth_of(key)[:, 0], comparison.steps[0]
+    patients = np.array([case.patient_id for case in key.cases])
+    drawn = []
+    for counts in np.concatenate(list(draw_weights(patients, num_resamples=300, seed=4))).astype(int):
+        own = np.repeat(truth, counts)
+        drawn.append([macro(f1_score, own, np.repeat(answers[name][:, 0], counts)) for name in READERS])
+    for name, found in (("readers", np.mean(drawn, axis=1)), ("reader Bo", np.array(drawn)[:, 1])):
+        low, high = np.quantile(found, [0.025, 0.975])
+        assert (step.f1[name].low, step.f1[name].high) == (pytest.approx(low), pytest.approx(high))
+        assert low < step.f1[name].value < high
+
+
 def test_intervals_are_those_of_the_evaluator_for_answers_given_once_a_reader(sample, answers, comparison, predictions):
     """All readers as one model that reads every case three times, by the evaluator's own bootstrap."""
     _, key = sample
@@ -286,6 +325,8 @@ def test_intervals_are_those_of_the_evaluator_for_answers_given_once_a_reader(sa
     for place, step in enumerate(comparison.steps):
         for name in models:
             assert_same(step.accuracy[name], expected[name].steps[place].accuracy)
+            assert_same(step.sensitivity[name], expected[name].steps[place].sensitivity)
+        assert_same(step.f1["student"], expected["student"].steps[place].f1)
         assert_same(step.gains["student"], gains.steps[place].accuracy)
     assert comparison.steps[0].accuracy["readers"].low < comparison.steps[0].accuracy["readers"].value
 
@@ -466,7 +507,8 @@ def test_the_command_writes_every_table_with_published_figures_apart(sample, for
     tool.main(["score", str(folder), *map(str, forms[:2]), *arguments])
     printed = capsys.readouterr().out
     assert "without the forms of Cy" in printed
-    names = [f"readers{kind}.{ending}" for kind in ("", "_agreement", "_gains") for ending in ("csv", "md", "tex")]
+    kinds = ("", "_agreement", "_f1", "_gains", "_sensitivity")
+    names = [f"readers{kind}.{ending}" for kind in kinds for ending in ("csv", "md", "tex")]
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
     with (out / "readers.csv").open(newline="") as file:
         rows = {row["step"]: row for row in csv.DictReader(file)}
@@ -479,6 +521,14 @@ def test_the_command_writes_every_table_with_published_figures_apart(sample, for
     assert float(rows["Detection"]["readers low"]) <= float(rows["Detection"]["readers"])
     published_in_print = (out / "readers.md").read_text()
     assert all(f"| {shown} |" in published_in_print for shown in ("72.12", "66.02", "66.03", "90.97"))
+    for figure, published in (("f1", ["0.3786", "0.5724", "0.5084"]), ("sensitivity", ["0.3684", "0.5836", ""])):
+        with (out / f"readers_{figure}.csv").open(newline="") as file:
+            detection, *others = csv.DictReader(file)
+        columns = [f"published: {name}" for name in ("clinician", "teacher", "student")]
+        assert [detection[name] for name in columns] == published
+        assert {row[name] for row in others for name in columns} == {""}
+        assert float(detection["readers low"]) <= float(detection["readers"]) <= float(detection["readers high"])
+        assert "The paper does not say how it averages" in (out / f"readers_{figure}.md").read_text()
     gains = (out / "readers_gains.md").read_text()
     assert "Holm" in gains
     assert "one training run" in gains

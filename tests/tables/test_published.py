@@ -7,7 +7,7 @@ import pytest
 from tables.finished_cells import CHAIN, finish_all, make_plan
 
 from stepcot_jax.tables import __main__ as making
-from stepcot_jax.tables import published_figures
+from stepcot_jax.tables import cost_table, published_figures
 from stepcot_jax.tables.published_figures import DETECTION, DIAGNOSIS, DISTRIBUTION, LOCATION, SECONDARY_EFFECTS
 
 
@@ -56,6 +56,17 @@ def test_readers_are_as_in_the_facts(facts):
         assert published_figures.READER_ACCURACY[model] == expected
 
 
+def test_f1_and_sensitivity_of_readers_are_as_in_the_papers_text(shared):
+    text = (shared / "papers" / "step_cot.txt").read_text(encoding="utf-8")
+    [f1] = re.findall(r"Detection F1 ([\d.]+)% vs\. Clinician ([\d.]+)% and Student ([\d.]+)%", text)
+    [sensitivity] = re.findall(r"Detection sensitivity: Teacher ([\d.]+)% vs\. Clinician ([\d.]+)%\)", text)
+    models = ("teacher", "clinician", "student")  # the student's sensitivity is not in the text
+    for found, numbers in ((published_figures.READER_F1, f1), (published_figures.READER_SENSITIVITY, sensitivity)):
+        known = zip(models, numbers, strict=False)
+        expected = {model: {DETECTION: round(float(number) / 100, 4)} for model, number in known}
+        assert {model: figures for model, figures in found.items() if figures} == expected
+
+
 def test_samples_and_costs_are_as_in_the_facts(facts):
     text = line(facts, "Cross-dataset")
     num_cases, num_classes = published_figures.TRANSFER_SAMPLES["NIH ChestX-ray8"]
@@ -68,6 +79,18 @@ def test_samples_and_costs_are_as_in_the_facts(facts):
         assert f"{model} {num_parameters:,}" in text
         assert f"{num_trained:,}" in text
     assert f"{published_figures.COST_MEGABYTES:,.2f} MB" in text
+
+
+def test_encoders_cost_what_the_papers_text_says(shared):
+    text = (shared / "papers" / "step_cot.txt").read_text(encoding="utf-8")
+    section = text[text.index("### C.4 Computational Efficiency Analysis") : text.index("## Appendix D")]
+    for name, (num_parameters, milliseconds) in published_figures.COST_OF_ENCODERS.items():
+        [found] = re.findall(rf"\b{name} [^(.]*\(([\d.]+)M[ )]", section)
+        assert num_parameters == round(float(found) * 1e6)
+        assert milliseconds is None or f"({found}M parameters, {milliseconds}ms inference)" in section
+    assert "parameter footprints (7.03-23.67M)" in section
+    assert "(0.20-1.30ms per sample)" in section
+    assert "7.03 to 23.67 million and take 0.20 to 1.30 ms" in " ".join(cost_table._PUBLISHED_ENCODERS)
 
 
 def test_two_tables_agree_where_both_speak():

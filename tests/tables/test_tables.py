@@ -1,6 +1,7 @@
 """Tables of finished cells: figures beside independent ones, honest verdicts, and cells that are run once."""
 
 import csv
+import dataclasses
 import json
 import math
 
@@ -119,6 +120,36 @@ def test_components_say_what_helps_and_what_is_not_shown_to(written):
     assert "Teacher without memory: mean accuracy -" in text
     assert "points; the teacher needs it in both runs." in text
     assert "points; no significant difference." in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, 'prompt vectors that are fixed random ones (config.prompts.encoder="hashed") with one vector per step'),
+        ({"prompts.encoder": "pretrained", "prompts.weights": "some/bert"}, "prompt vectors of some/bert with one vec"),
+        (
+            {"prompts.encoder": "imported", "image_encoder.name": "imported", "image_encoder.weights": "x"},
+            "prompt vectors imported with the features with one vector per step",
+        ),
+    ],
+)
+def test_the_ablation_of_the_text_says_which_vectors_it_compares(tmp_path, changes, words):
+    plan = make_plan(tmp_path, seeds=(0,))
+    plan = dataclasses.replace(plan, settings=vary(plan.settings, changes))
+    note = components_table.describe_text(plan.settings.prompts)
+    assert words in note
+    assert ("nothing about the meaning" in note) == (not changes)
+
+
+def test_tables_of_components_have_the_note_on_the_text(written):
+    for name in ("components", "components_differences"):
+        assert "fixed random ones" in (written[0] / f"{name}.md").read_text()
+
+
+def test_the_note_on_steps_says_that_two_scores_chose_the_weights(written):
+    text = (written[0] / "diagnosis.md").read_text()
+    assert "The best weights are chosen by different validation scores" in text
+    assert "Differences: with less without the intermediate steps" in text
 
 
 def test_differences_are_paired_and_have_p_values(plan, written):

@@ -89,11 +89,23 @@ def test_the_effect_begins_with_what_the_run_itself_measured(made):
 def test_transfer_reads_every_case_of_the_styles_that_were_held_out(made):
     plan, folder, _ = made
     found = rows(folder, "transfer")
-    assert [row["read"] for row in found] == [
-        *(name for name in ("the source's test split", "Phantom B", "Phantom C") for _ in range(3)),
-        "NIH ChestX-ray8",
+    own = "resnet_small, trained along"
+    assert [(row["read"], row["model"], row["intermediate steps"]) for row in found] == [
+        *(
+            (name, *model)
+            for name in ("the source's test split", "Phantom B", "Phantom C")
+            for model in ((own, "without"), (own, "with"), ("teacher", "with"), ("student", "with"))
+        ),
+        ("NIH ChestX-ray8", "", ""),
     ]
-    assert [row["published: cases"] for row in found] == [""] * 9 + ["985"]
+    assert [row["published: cases"] for row in found] == [""] * 12 + ["985"]
+    for without, with_steps, *others in (found[place : place + 4] for place in (0, 4, 8)):
+        difference = float(with_steps["accuracy"]) - float(without["accuracy"])
+        assert float(with_steps["difference in accuracy"]) == pytest.approx(difference, abs=1e-9)
+        low, high = (float(with_steps[f"difference in accuracy {end}"]) for end in ("low", "high"))
+        assert low <= difference <= high
+        assert with_steps["gain in mAUC"]
+        assert {row["difference in accuracy"] + row["gain in mAUC"] for row in (without, *others)} == {""}
     dataset = inputs.load_inputs(plan.settings, plan.workdir, Terminal()).dataset
     for origin in ("Phantom B", "Phantom C"):
         cases = {int(row["cases"]) for row in found if row["read"] == origin}
@@ -110,12 +122,28 @@ def test_another_config_says_what_transfer_reads(made, tmp_path):
     aimed = dataclasses.replace(plan, target=target)
     aimed_cells = transfer_table.list_cells(aimed)
     assert [plan.cells.digest(cell) for cell in aimed_cells] == [
-        plan.cells.digest(cell) for cell in (plan.main(0), plan.baselines(0, ("all",))[0])
+        plan.cells.digest(cell) for cell in (plan.main(0), *plan.baselines(0)[:2])
     ]
+    aimed.cells.run(aimed_cells)  # the baseline without steps is no cell of the table of steps
     (table,) = transfer_table.make_tables(aimed)
-    assert [row[0] for row in table.rows[:-1]] == ["the source's test split"] * 3 + ["phantom"] * 3
-    assert {row[2] for row in table.rows[3:6]} == {60}
-    assert table.rows[-1] == ("NIH ChestX-ray8", *[None] * 7, 985, 8)
+    assert [row[0] for row in table.rows[:-1]] == ["the source's test split"] * 4 + ["phantom"] * 4
+    assert {row[3] for row in table.rows[4:8]} == {60}
+    assert table.rows[-1] == ("NIH ChestX-ray8", *[None] * 16, 985, 8)
+
+
+def test_transfer_takes_the_users_encoders_but_those_that_may_have_seen_the_target(made, random_encoder):
+    plan, _, _ = made
+    stored = next((plan.workdir / "encoders").glob("teacher-*"))
+    named = dataclasses.replace(plan, named_encoders={"CLIP": str(random_encoder), "made elsewhere": str(stored)})
+    assert [cell.name for cell in transfer_table.list_cells(named)] == [
+        "teacher and student of the source",
+        *(
+            f"{encoder}, {steps} steps, of the source"
+            for encoder in ("resnet_small, trained along", "CLIP")
+            for steps in ("without", "with")
+        ),
+    ]
+    assert transfer_table._encoders(named, 0)[1] == ["made elsewhere"]
 
 
 def test_other_data_need_a_target(tmp_path):
@@ -158,6 +186,10 @@ def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder):
     assert cost.num_parameters == load_image_encoder(str(random_encoder)).num_parameters
     assert (cost.num_trained, cost.starts_from) == (0, "images")
     assert set(cost.milliseconds) == {1, 4, 32}
+    # 64 patches and a class token of width 64, two blocks with an MLP of 128, 4 heads, and the projection.
+    tokens, width = 65, 64
+    block = tokens * (4 * width**2 + 2 * width * 128) + 2 * tokens**2 * width
+    assert cost.multiply_adds == 64 * 192 * width + 2 * block + width * 128
     assert all(value > 0 for value in cost.milliseconds.values())
     assert cost.megabytes is None or 50 < cost.megabytes < 5000
     assert cost.images_per_second == pytest.approx(32_000 / cost.milliseconds[32])
@@ -177,6 +209,8 @@ def test_networks_of_a_run_are_counted_and_timed(made):
     assert student.num_parameters - student.num_trained == encoder.num_parameters
     cost = cost_measuring.measure(student, repeats=1)
     assert cost.num_parameters == student.num_parameters
+    # The linear encoder, the projection, and for each step its head and the way back, padded to nine answers.
+    assert cost.multiply_adds == 8 * 8 * 8 + 8 * 8 + 7 * 2 * 9 * 8
 
 
 def test_the_cost_table_has_published_columns(made, monkeypatch):
@@ -185,16 +219,32 @@ def test_the_cost_table_has_published_columns(made, monkeypatch):
 
     def measure(arguments):
         asked.append(arguments)
-        return cost_measuring.Cost(10, 5, 100.0, {1: 2.0, 4: 3.0, 32: 16.0}, "images")
+        return cost_measuring.Cost(10, 5, 100.0, {1: 2.0, 4: 3.0, 32: 16.0}, "images", 250_000_000)
 
     monkeypatch.setattr(cost_table, "measure_apart", measure)
     (table,) = cost_table.make_tables(plan)
     by_name = {row[0]: row for row in table.rows}
-    assert list(by_name) == ["encoder resnet_small, trained along", "encoder random ViT, frozen", "teacher", "student"]
+    own = ["encoder resnet_small, trained along", "encoder random ViT, frozen"]
+    random = [f"encoder {name}, random weights" for name in ("ResNet18", "ResNet50", "DenseNet121", "CLIP")]
+    assert list(by_name) == [*own, *random, "teacher", "student", "encoder FLAVA", "encoder BiomedCLIP"]
     assert by_name["teacher"][-4:] == (283_664_427, 22_904_874, 22.81, 91.23)
-    assert by_name["student"][7] == pytest.approx(2000)
+    assert by_name["encoder CLIP, random weights"][-4:] == (151_810_000, None, None, None)
+    assert by_name["encoder ResNet50, random weights"][-4:] == (None,) * 4
+    assert by_name["encoder BiomedCLIP"] == ("encoder BiomedCLIP", *[None] * 8, 530_000, None, 0.07, None)
+    assert by_name["student"][4] == pytest.approx(0.25)
+    assert by_name["student"][8] == pytest.approx(2000)
     assert asked[1][1].startswith("--weights=")
+    assert asked[2][:2] == ["encoder", "--reference=ResNet18"]
     assert any("from the teacher" in note for note in table.notes)
+
+
+def test_an_encoder_that_the_user_names_takes_the_place_of_that_with_random_weights(made, random_encoder, monkeypatch):
+    plan, _, _ = made
+    cost = cost_measuring.Cost(10, 5, 100.0, {1: 2.0, 4: 3.0, 32: 16.0}, "images")
+    monkeypatch.setattr(cost_table, "measure_apart", lambda arguments: cost)
+    (table,) = cost_table.make_tables(dataclasses.replace(plan, named_encoders={"clip": str(random_encoder)}))
+    of_clip = [row for row in table.rows if "clip" in str(row[0]).casefold() and "biomed" not in str(row[0]).casefold()]
+    assert [(row[0], row[4], row[9]) for row in of_clip] == [("encoder clip", None, 151_810_000)]
 
 
 # Encoders

@@ -264,15 +264,16 @@ def test_networks_of_another_chain_read_chestxray8(plan):
     making.make_tables(["transfer"], plan, command=["python"], folder=folder)
     with (folder / "transfer.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["read"], row["model"]) for row in rows] == [
-        (name, model)
+    own = "resnet_small, trained along"
+    assert [(row["read"], row["model"], row["intermediate steps"]) for row in rows] == [
+        (name, *model)
         for name in ("the source's test split", "nih")
-        for model in ("baseline", "teacher", "student")
-    ]  # fmt: skip
-    for row in rows[3:]:
+        for model in ((own, "without"), (own, "with"), ("teacher", "with"), ("student", "with"))
+    ]
+    for row in rows[4:]:
         assert (row["cases"], row["classes"]) == ("22", "3")
         assert (row["published: cases"], row["published: classes"]) == ("985", "8")
-    assert {(row["published: cases"], row["published: classes"]) for row in rows[:3]} == {("", "")}
+    assert {(row["published: cases"], row["published: classes"]) for row in rows[:4]} == {("", "")}
     text = (folder / "transfer.md").read_text()
     assert "nih: 3 classes (Effusion, Mass, Atelectasis). Left out: 4 cases of classes that the networks do" in text
     assert "(Nodule 4), 2 records set aside" in text
@@ -296,8 +297,25 @@ def test_what_is_read_is_what_the_networks_say_in_their_own_order(plan):
     ]
     (table,) = transfer_table.make_tables(plan)
     row = next(row for row in table.rows if row[:2] == ("nih", "student"))
-    assert row[4].value == pytest.approx(np.mean(right))
+    assert row[5].value == pytest.approx(np.mean(right))
     assert len(right) == 22
+
+
+def test_the_gain_on_the_target_is_paired_on_its_cases(plan):
+    """The difference in accuracy, from the logits that each baseline alone gives of the same 22 radiographs."""
+    correct = []
+    for cell in transfer_table._baselines(plan, 0).values():
+        split, _ = transfer_table._read(plan, cell, ("baseline",))["nih"]
+        labels = split.predictions.labels[:, -1]
+        there = np.unique(labels[labels >= 0])
+        answers = there[split.predictions.logits["baseline"][:, -1, there].argmax(axis=1)]
+        correct.append((answers == labels)[labels >= 0])
+    without, with_steps = correct
+    (table,) = transfer_table.make_tables(plan)
+    rows = [row for row in table.rows if row[0] == "nih"]
+    assert [row[5].value for row in rows[:2]] == pytest.approx([without.mean(), with_steps.mean()])
+    assert rows[1][9].value == pytest.approx((with_steps.astype(int) - without).mean())
+    assert rows[0][9:17] == (None,) * 8
 
 
 def test_an_overlap_is_refused_before_anything_is_trained(plan, tmp_path):

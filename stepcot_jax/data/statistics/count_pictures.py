@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from stepcot_jax.data.statistics.answer_flow import draw_flow
 from stepcot_jax.data.statistics.counts import Statistics
+from stepcot_jax.data.statistics.length_picture import draw_reasoning_by_diagnosis
 from stepcot_jax.host.text import make_printable
 
 # Okabe and Ito's colours, safe for colour-blind readers.
@@ -44,6 +45,7 @@ def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str
             "origins_diagnoses": draw_origins_diagnoses(statistics),
             "answers": draw_answers_of_steps(statistics),
             "reasoning_length": draw_reasoning_length(statistics),
+            "reasoning_length_by_diagnosis": draw_lengths_by_diagnosis(statistics),
             "answer_flow": draw_flow(statistics),
             "answer_flow_rest": draw_flow(statistics, without_usual=True),
         }
@@ -158,6 +160,16 @@ def draw_answers_of_steps(statistics: Statistics) -> Figure:
         axes.set_title(wrap(f"{number + 1}. {step.name}", 40), fontsize=11)
         axes.tick_params(labelsize=8)
     return figure
+
+
+def draw_lengths_by_diagnosis(statistics: Statistics) -> Figure | None:
+    """Draw the words of the reasoning by diagnosis and step; None without any reasoning."""
+    return draw_reasoning_by_diagnosis(
+        statistics,
+        _title(statistics, "Words of the reasoning by diagnosis"),
+        steps=[wrap(step.name, 12) for step in statistics.chain.steps],
+        answers=[wrap(name, 22) for name in statistics.answer_names(-1)],
+    )
 
 
 def draw_reasoning_length(statistics: Statistics) -> Figure | None:

@@ -1,15 +1,11 @@
 """Count a collection as the paper's Figure 2 and Table 7: origins, diagnoses, answers, reasoning, answer flow, splits.
 
-Cases that are not annotated have the last place of each count. The csv module writes the tables, not pandas: some
-integer columns have empty cells, which a data frame would turn into floats.
+Cases that are not annotated have the last place of each count.
 """
 
-import csv
 import dataclasses
-import io
 import itertools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64
@@ -17,15 +13,12 @@ from jaxtyping import Int64
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.records.cases import Case, CaseTable, as_table
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
-from stepcot_jax.host.files import write_whole
-from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printable
 
 NOT_ANNOTATED_NAME = "(not annotated)"
 NO_ORIGIN_NAME = "(none)"
 
-Row = Sequence[str | int | float]
-
-_PERCENTILES = (5, 25, 50, 75, 95)
+LENGTH_ENDS = (5, 10, 15, 20, 25)
+"""The most words of each range of lengths but the last; those of the paper's Figure 2B are not in its text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +35,9 @@ class Statistics:
       flows: for each step but the last, the cases with each answer and each next answer.
       rest_flows: the same without the cases of the most frequent first answer.
       words: for each step and origin, the number of words of each reasoning that is not empty.
+      diagnosis_words: for each step and answer of the last step, the same.
       splits: cases of each answer of the last step in each split.
+      origin_splits: cases of each origin in each split.
       splits_source: where the splits come from, in words.
     """
 
@@ -55,7 +50,9 @@ class Statistics:
     flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]
     rest_flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]
     words: tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]
+    diagnosis_words: tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]
     splits: Int64[np.ndarray, "answer split"]
+    origin_splits: Int64[np.ndarray, "origin split"]
     splits_source: str
 
     def answer_names(self, step: int) -> tuple[str, ...]:
@@ -86,10 +83,9 @@ def compute_statistics(cases: Iterable[Case], chain: Chain, splits: Splits, *, s
         answers=answers,
         flows=_count_flows(places, sizes),
         rest_flows=_count_flows(rest, sizes),
-        words=tuple(
-            tuple(lengths[(origin_of == origin) & (lengths > 0)] for origin in range(len(origins)))
-            for lengths in words.T
-        ),
+        words=_group_lengths(words, origin_of, len(origins)),
+        diagnosis_words=_group_lengths(words, places[:, -1], sizes[-1]),
+        origin_splits=_cross(origin_of[in_split], split_of[in_split], len(origins), len(SPLIT_NAMES)),
         splits=_cross(places[in_split, -1], split_of[in_split], sizes[-1], len(SPLIT_NAMES)),
         splits_source=splits_source,
     )
@@ -106,6 +102,15 @@ def _rank_origins(table: CaseTable) -> tuple[tuple[str, ...], Int64[np.ndarray, 
     return tuple(found[place] for place in order), rank[number_of]
 
 
+def _group_lengths(
+    words: Int64[np.ndarray, "case step"], group_of: Int64[np.ndarray, " case"], num_groups: int
+) -> tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]:
+    """Return by step and group the numbers of words of the reasonings that are not empty."""
+    return tuple(
+        tuple(lengths[(group_of == group) & (lengths > 0)] for group in range(num_groups)) for lengths in words.T
+    )
+
+
 def _cross(
     rows: Int64[np.ndarray, " case"], columns: Int64[np.ndarray, " case"], num_rows: int, num_columns: int
 ) -> Int64[np.ndarray, "row column"]:
@@ -120,78 +125,20 @@ def _count_flows(
     return tuple(_cross(given, then, size, next_size) for (given, size), (then, next_size) in steps)
 
 
-def write_tables(folder: Path, statistics: Statistics) -> list[str]:
-    """Write all tables into a folder; return the names of the files."""
-    tables: dict[str, Iterable[Row]] = {
-        "origins_diagnoses.csv": _with_totals(statistics, statistics.origins, statistics.diagnoses),
-        "answers.csv": _answers(statistics),
-        "reasoning_length.csv": _reasoning_length(statistics),
-        "answer_flow.csv": _answer_flow(statistics),
-        "splits.csv": list_splits(statistics),
-    }
-    for name, rows in tables.items():
-        text = io.StringIO()
-        safe = ([defuse_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-        csv.writer(text, lineterminator="\n").writerows(safe)
-        write_whole(folder / name, text.getvalue().encode("utf-8", "backslashreplace"))
-    write_whole(folder / "splits.md", _splits_in_markdown(statistics).encode())
-    return [*tables, "splits.md"]
+def count_lengths(words: Int64[np.ndarray, " reasoning"]) -> Int64[np.ndarray, " range"]:
+    """Count reasonings by range of their numbers of words.
+
+    >>> count_lengths(np.array([1, 5, 6, 25, 26, 90])).tolist()
+    [2, 1, 0, 0, 1, 2]
+    """
+    return np.bincount(np.searchsorted(LENGTH_ENDS, words), minlength=len(LENGTH_ENDS) + 1)
 
 
-def _with_totals(statistics: Statistics, names: Sequence[str], counts: Int64[np.ndarray, "answer column"]) -> list[Row]:
-    """Return head, a row for each diagnosis, and the totals."""
-    diagnoses = statistics.answer_names(-1)
-    rows = [[name, *row, sum(row)] for name, row in zip(diagnoses, counts.tolist(), strict=True)]
-    totals = counts.sum(axis=0).tolist()
-    return [["diagnosis", *names, "total"], *rows, ["total", *totals, sum(totals)]]
+def list_ranges() -> list[str]:
+    """Return the names of the ranges of numbers of words.
 
-
-def _answers(statistics: Statistics) -> list[Row]:
-    rows: list[Row] = [["step", "answer", "cases", "share_of_annotated"]]
-    for number, (step, counts) in enumerate(zip(statistics.chain.steps, statistics.answers, strict=True)):
-        *given, missing = counts.tolist()
-        shares = [*(round(count / max(sum(given), 1), 6) for count in given), ""]
-        answers = zip(statistics.answer_names(number), [*given, missing], shares, strict=True)
-        rows += [[step.name, *answer] for answer in answers]
-    return rows
-
-
-def _reasoning_length(statistics: Statistics) -> list[Row]:
-    rows: list[Row] = [["step", "origin", "reasonings", "mean_words", *(f"percentile_{each}" for each in _PERCENTILES)]]
-    for step, by_origin in zip(statistics.chain.steps, statistics.words, strict=True):
-        for origin, words in zip(statistics.origins, by_origin, strict=True):
-            spread: list[float | str] = [""] * (1 + len(_PERCENTILES))
-            if words.size:
-                spread = [round(float(words.mean()), 3), *np.percentile(words, _PERCENTILES).tolist()]
-            rows.append([step.name, origin, words.size, *spread])
-    return rows
-
-
-def _answer_flow(statistics: Statistics) -> list[Row]:
-    rows: list[Row] = [["step", "answer", "next_step", "next_answer", "cases"]]
-    steps = statistics.chain.steps
-    for number, counts in enumerate(statistics.flows):
-        names, next_names = statistics.answer_names(number), statistics.answer_names(number + 1)
-        for row, column in np.argwhere(counts).tolist():
-            answers = steps[number].name, names[row], steps[number + 1].name, next_names[column]
-            rows.append([*answers, int(counts[row, column])])
-    return rows
-
-
-def list_splits(statistics: Statistics) -> list[Row]:
-    """Return head, a row for each diagnosis, and the totals; "(not annotated)" only if there are such cases."""
-    rows = _with_totals(statistics, SPLIT_NAMES, statistics.splits)
-    return rows if rows[-2][-1] else [*rows[:-2], rows[-1]]
-
-
-def _splits_in_markdown(statistics: Statistics) -> str:
-    head, *rows = list_splits(statistics)
-    lines = [
-        "| " + " | ".join(str(cell).capitalize() for cell in head) + " |",
-        "|---|" + "---:|" * (len(head) - 1),
-        *(
-            "| " + " | ".join([escape_markdown(make_printable(str(row[0]))), *(f"{cell:,}" for cell in row[1:])]) + " |"
-            for row in rows
-        ),
-    ]
-    return "\n".join([*lines, "", f"Splits: {escape_markdown(make_printable(statistics.splits_source))}.", ""])
+    >>> list_ranges()
+    ['1-5', '6-10', '11-15', '16-20', '21-25', 'over 25']
+    """
+    starts = [1, *(end + 1 for end in LENGTH_ENDS[:-1])]
+    return [*(f"{start}-{end}" for start, end in zip(starts, LENGTH_ENDS, strict=True)), f"over {LENGTH_ENDS[-1]}"]

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import PathPatch, Rectangle, Wedge
 from matplotlib.text import Text
 from PIL import Image
 
@@ -22,10 +22,11 @@ from stepcot_jax.data.records.records import read_records, write_records
 from stepcot_jax.data.splits.split_making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
-from stepcot_jax.data.statistics import count_pictures
+from stepcot_jax.data.statistics import count_pictures, length_picture
 from stepcot_jax.data.statistics.answer_flow import draw_flow
 from stepcot_jax.data.statistics.count_pictures import write_pictures
-from stepcot_jax.data.statistics.counts import compute_statistics, list_splits, write_tables
+from stepcot_jax.data.statistics.count_tables import list_splits, write_tables
+from stepcot_jax.data.statistics.counts import compute_statistics
 from stepcot_jax.host.errors import BadInput
 
 CHAIN = Chain(
@@ -140,6 +141,26 @@ def test_reasoning_lengths(tables, cases):
         assert float(row[6]) == python_statistics.median(lengths)
 
 
+def test_reasoning_lengths_by_diagnosis(tables, cases):
+    head, *rows = read_table(tables / "reasoning_length_by_diagnosis.csv")
+    ranges = {"1-5": (1, 5), "6-10": (6, 10), "11-15": (11, 15), "16-20": (16, 20), "21-25": (21, 25)}
+    ranges |= {"over 25": (26, 99)}
+    assert head[9:] == [f"{name} words" for name in ranges]
+    names = [*CHAIN.steps[-1].options, "(not annotated)"]
+    assert [row[:2] for row in rows] == [
+        ["'" + step.name if step.name.startswith("=") else step.name, name] for step in CHAIN.steps for name in names
+    ]
+    for place, row in enumerate(rows):
+        number = place // len(names)
+        texts = [case.reasoning[number] for case in cases if name_of(CHAIN.steps[-1], case.labels[-1]) == row[1]]
+        lengths = [text.count(" ") + 1 for text in texts if text]
+        assert int(row[2]) == len(lengths)
+        assert float(row[3]) == pytest.approx(python_statistics.fmean(lengths), abs=1e-3)
+        assert float(row[6]) == python_statistics.median(lengths)
+        expected = [sum(low <= length <= high for length in lengths) for low, high in ranges.values()]
+        assert [int(cell) for cell in row[9:]] == expected
+
+
 def test_flow_of_answers(tables, cases):
     _, *rows = read_table(tables / "answer_flow.csv")
     expected = collections.Counter()
@@ -169,10 +190,45 @@ def test_split_table_as_csv_and_markdown(tables, cases):
             assert int(value) == sum(name_of(CHAIN.steps[-1], label) == row[0] for label in labels)
     assert [int(value) for value in rows[-1][1:]] == [*(len(splits[name]) for name in SPLIT_NAMES), len(cases)]
     lines = (tables / "splits.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "| Diagnosis | Train | Val | Test | Total |"
-    shown = [line.replace("\\|", "!").replace("&lt;", "<").strip("| ").split(" | ") for line in lines[2:-2]]
-    assert shown == [[row[0].replace("|", "!"), *row[1:]] for row in rows]
+    assert lines[0] == "| Diagnosis | Train | Val | Test | Total | Train (%) | Val (%) | Test (%) |"
+    shown = [
+        line.replace("\\|", "!").replace("&lt;", "<").strip("| ").split(" | ") for line in lines[2 : lines.index("")]
+    ]
+    assert [row[:5] for row in shown] == [[row[0].replace("|", "!"), *row[1:]] for row in rows]
+    for row in shown:
+        assert row[5:] == [f"{100 * int(count) / int(row[4]):.1f}" for count in row[1:4]]
     assert lines[-1] == "Splits: made from seed 1."
+
+
+def test_origins_by_split_as_csv_and_markdown(tables, cases):
+    splits = make_splits(cases, seed=1).by_name()
+    head, *rows = read_table(tables / "splits_by_origin.csv")
+    assert head == ["origin", "train", "val", "test", "total"]
+    origins = collections.Counter(case.origin or "(none)" for case in cases)
+    assert [(row[0], int(row[4])) for row in rows] == [*origins.most_common(), ("total", len(cases))]
+    for row in rows[:-1]:
+        for name, value in zip(SPLIT_NAMES, row[1:4], strict=True):
+            assert int(value) == sum((cases[index].origin or "(none)") == row[0] for index in splits[name])
+    assert [int(value) for value in rows[-1][1:4]] == [len(splits[name]) for name in SPLIT_NAMES]
+    lines = (tables / "splits.md").read_text(encoding="utf-8").splitlines()
+    block = lines[lines.index("") + 1 : -2]
+    assert block[0] == "| Origin | Train | Val | Test | Total | Train (%) | Val (%) | Test (%) |"
+    assert [line.strip("| ").split(" | ")[:5] for line in block[2:]] == rows
+
+
+def test_hostile_origins_are_harmless_in_both_tables_and_one_outside_the_splits_has_no_shares(tmp_path):
+    names = ("=1+1", "a|b <i>", "elsewhere")
+    cases = [Case(f"P{n}", f"{n}.png", names[n // 4], "", (0, 0, 0), ("",) * 3) for n in range(9)]
+    splits = Splits((0, 1, 2, 4, 5), (3, 6), (7,))
+    write_tables(tmp_path, compute_statistics(cases, CHAIN, splits, splits_source="read"))
+    rows = read_table(tmp_path / "splits_by_origin.csv")[1:]
+    assert rows == [
+        ["'=1+1", "3", "1", "0", "4"], ["a|b <i>", "2", "1", "1", "4"], ["elsewhere", "0", "0", "0", "0"],
+        ["total", "5", "2", "1", "8"],
+    ]  # fmt: skip
+    text = (tmp_path / "splits.md").read_text(encoding="utf-8")
+    assert "| a\\|b &lt;i> | 2 | 1 | 1 | 4 | 50.0 | 25.0 | 25.0 |" in text
+    assert "| elsewhere | 0 | 0 | 0 | 0 | - | - | - |" in text
 
 
 def test_cases_outside_the_splits_are_in_no_row_of_the_split_table():
@@ -237,6 +293,7 @@ def test_texts_of_pictures_are_inside_and_apart(chain, how):
         assert_readable(count_pictures.draw_origins_diagnoses(found))
         assert_readable(count_pictures.draw_answers_of_steps(found))
         assert_readable(count_pictures.draw_reasoning_length(found))
+        assert_readable(count_pictures.draw_lengths_by_diagnosis(found))
         assert_readable(draw_flow(found))
         assert_readable(draw_flow(found, without_usual=True))
 
@@ -276,6 +333,32 @@ def test_bands_of_the_flow_lead_from_answer_to_answer_at_the_heights_of_their_co
             assert (edges[:, 1] - edges[:, 0]).sum() == pytest.approx(sum(node.get_height() for node in column))
 
 
+def test_pies_and_bars_show_the_shares_of_each_range_and_cells_their_means(cases):
+    """Six colours: around a pie and along a histogram they have the shares of the table, at the place of the cell."""
+    found = count(cases)
+    figure = count_pictures.draw_lengths_by_diagnosis(found)
+    wedges = collections.defaultdict(dict)
+    for patch in figure.axes[0].patches:
+        if isinstance(patch, Wedge):
+            wedges[patch.center][patch.get_facecolor()] = (patch.theta2 - patch.theta1) / 360
+    across, down = (sorted({center[axis] for center in wedges}) for axis in (0, 1))
+    assert (len(across), len(down)) == (3, 5)
+    colours = length_picture._COLOURS
+    texts = {(round(text.get_position()[0], 6), text.get_text()) for text in figure.axes[0].texts}
+    for (x, y), shares in wedges.items():
+        words = found.diagnosis_words[across.index(x)][down.index(y)]
+        counts = np.histogram(words, [1, 6, 11, 16, 21, 26, 1000])[0]
+        assert [shares.get(colour, 0) for colour in colours] == pytest.approx(counts / words.size)
+        assert (round(x, 6), f"{words.mean():.1f}") in texts
+    bars = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    for step, x in enumerate(across):
+        words = np.concatenate(found.diagnosis_words[step])
+        above = [bar for bar in bars if abs(bar.get_x() - x) < 0.5 and bar.get_y() + bar.get_height() < down[0] - 0.3]
+        heights = np.array([bar.get_height() for bar in sorted(above, key=Rectangle.get_x)])
+        expected = np.histogram(words, [1, 6, 11, 16, 21, 26, 1000])[0] / words.size
+        assert (heights / heights.sum()).tolist() == pytest.approx(expected.tolist())
+
+
 def is_inside(ends, node):
     return node.get_y() - 1e-9 <= ends[0] and ends[1] <= node.get_y() + node.get_height() + 1e-9
 
@@ -288,7 +371,7 @@ def test_pictures_are_written_twice_alike(cases, tmp_path):
             warnings.simplefilter("error")
             names, missing = write_pictures(tmp_path / folder, found)
     assert missing == ""
-    assert len(names) == 10
+    assert len(names) == 12
     for name in names:
         content = (tmp_path / "one" / name).read_bytes()
         assert content == (tmp_path / "two" / name).read_bytes()
@@ -366,7 +449,7 @@ def test_the_command_writes_everything(tmp_path, capsys):
     arguments = ["--out", str(out), "--split-seed", "5", "--step-names", "one", "two"]
     assert main(["stats", str(tmp_path / "root"), *arguments]) is None
     assert "60 cases in" in capsys.readouterr().out
-    assert len(list(out.iterdir())) == 16
+    assert len(list(out.iterdir())) == 20
     assert "made from seed 5" in (out / "splits.md").read_text()
     with pytest.raises(BadInput, match="does not exist"):
         main(["stats", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")])
