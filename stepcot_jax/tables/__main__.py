@@ -1,4 +1,4 @@
-"""Make the paper's tables, and those of corrections, of schedules of given answers and of folds, from runs on any data.
+"""Make the paper's tables, and others of given answers, corrections, schedules and folds, from runs on any data.
 
 NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules or folds, several of them, or all:
 the first six.

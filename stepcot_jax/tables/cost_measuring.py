@@ -90,8 +90,10 @@ def _open_weights(weights: str, dtype: str) -> _Model:
 
 
 def _open_reference(name: str) -> _Model:
-    from stepcot_jax.tables.reference_encoders import make_reference
+    from stepcot_jax.tables.reference_encoders import REFERENCES, make_reference
 
+    if name not in REFERENCES:
+        raise BadInput(f"--reference={name!r} is not one of {', '.join(REFERENCES)}")
     reference = make_reference(name)
     return _Model(reference.encode, (*[reference.size] * 2, 3), reference.num_parameters, 0)
 

@@ -15,11 +15,11 @@ from stepcot_jax.tables.reference_encoders import count_multiply_adds
 @pytest.mark.parametrize(
     ("name", "parameters", "billions"),
     [
-        # torchvision's counts, less the classifier to 1,000 classes; its multiply-adds to two digits.
+        # torchvision's counts, less the classifier to 1,000 classes; its multiply-adds, of CLIP those of its ViT-B/32.
         ("ResNet18", 11_689_512 - 513_000, 1.81),
         ("ResNet50", 25_557_032 - 2_049_000, 4.09),
         ("DenseNet121", 7_978_856 - 1_025_000, 2.83),
-        ("CLIP", 151_277_313, 4.37),
+        ("CLIP", 151_277_313, 4.41),
     ],
 )
 def test_reference_encoders_have_the_known_sizes(name, parameters, billions):
@@ -29,7 +29,7 @@ def test_reference_encoders_have_the_known_sizes(name, parameters, billions):
     image, shapes = networks[0], reference_encoders._shapes(networks[0])
     inputs_of = jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32)
     found = count_multiply_adds(lambda params, images: image.apply({"params": params}, images)[0], shapes, inputs_of)
-    assert found / 1e9 == pytest.approx(billions, rel=0.01)
+    assert found / 1e9 == pytest.approx(billions, abs=0.006)
 
 
 def test_a_reference_encoder_runs():

@@ -198,6 +198,8 @@ def test_an_encoder_is_measured_in_a_process_of_its_own(random_encoder):
 def test_what_cannot_be_measured_is_said_in_its_own_words(tmp_path):
     with pytest.raises(BadInput, match="nowhere"):
         cost_measuring.measure_apart(["encoder", f"--weights={tmp_path / 'nowhere'}"])
+    with pytest.raises(BadInput, match="--reference='FLAVA' is not one of ResNet18, ResNet50, DenseNet121, CLIP"):
+        cost_measuring.main(["encoder", "--reference=FLAVA"])
 
 
 def test_networks_of_a_run_are_counted_and_timed(made):
