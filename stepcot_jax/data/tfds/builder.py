@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.data.tfds.examples import import_tfds, make_example, make_features
-from stepcot_jax.data.tfds.preparing import Prepared, Reading, gather, identify_source
+from stepcot_jax.data.tfds import preparing
+from stepcot_jax.data.tfds.preparing import Prepared, Reading, import_tfds
 from stepcot_jax.data.tfds.source import QUARANTINE_NAME, VERSION, Shard, check_prepared_from, write_contents
 from stepcot_jax.host.errors import BadInput, make_workdir
 
@@ -81,7 +81,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(
             builder=self,
             description=_DESCRIPTION,
-            features=make_features(),
+            features=preparing.make_features(),
             homepage=_HOMEPAGE,
             citation=_CITATION,
             metadata=tfds.core.MetadataDict(),
@@ -103,8 +103,8 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
 
     def _download_and_prepare(self, dl_manager: Any, download_config: Any) -> None:
         root = self._root or _find_manual_dir(dl_manager)
-        self._gathered = gather(root, self._reading)
-        source = identify_source(root, self._reading)
+        self._gathered = preparing.gather(root, self._reading)
+        source = preparing.identify_source(root, self._reading)
         self._describe(self._gathered, source)
         super()._download_and_prepare(dl_manager, download_config)
         folder = Path(self.data_dir)  # a temporary one, renamed when this returns
@@ -141,7 +141,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         for place, index in enumerate(indices):
             content = self._gathered.images.read(index)
             self._images[index] = len(content), hashlib.sha256(content).hexdigest()
-            yield place, make_example(self._gathered.collection.cases[index], content)
+            yield place, preparing.make_example(self._gathered.collection.cases[index], content)
 
 
 def _find_manual_dir(dl_manager: Any) -> Path:
