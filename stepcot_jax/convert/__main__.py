@@ -18,15 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from stepcot_jax.convert import torch_reference
 from stepcot_jax.convert.tensor_files import check_destination, read_tensors, write_tensors
 from stepcot_jax.convert.torch_names import NETWORKS
-from stepcot_jax.convert.torch_reference import (
-    check_numbers,
-    flatten,
-    from_torch_networks,
-    to_torch_networks,
-    unflatten,
-)
 from stepcot_jax.host.errors import BadInput, run_tool
 
 
@@ -51,7 +45,7 @@ def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) ->
         grouped[owner][rest] = array
     if not grouped:
         raise BadInput("the source holds no tensors")
-    return flatten(from_torch_networks(grouped))
+    return torch_reference.flatten(torch_reference.from_torch_networks(grouped))
 
 
 def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
@@ -67,15 +61,15 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
     Raises:
       BadInput: a path belongs to no network, or the tensors do not match the networks; lists all of them.
     """
-    check_numbers(tensors)
+    torch_reference.check_numbers(tensors)
     unknown = [name for name in tensors if name.partition("/")[0] not in NETWORKS.values()]
     if unknown:
         raise BadInput(f"unknown tensors: {', '.join(unknown)}; names start with {', '.join(NETWORKS.values())}")
     if not tensors:
         raise BadInput("the source holds no tensors")
-    found = to_torch_networks(unflatten(tensors))
+    found = torch_reference.to_torch_networks(torch_reference.unflatten(tensors))
     if network is None:
-        return flatten(found)
+        return torch_reference.flatten(found)
     if set(found) != {network}:
         raise BadInput(f"--network {network}: the source holds {', '.join(found)}")
     return found[network]
@@ -111,7 +105,7 @@ def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
         if step not in params:
             params[step] = restore_params(folder, step)
         print(f"{name}: from the checkpoint of step {step}", file=sys.stderr)
-        tensors |= flatten({name: params[step][name]})
+        tensors |= torch_reference.flatten({name: params[step][name]})
     return tensors
 
 
