@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.records.cases import Box, Case
+from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.data.sources import chestxray8_tables as tables
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
@@ -97,7 +97,6 @@ def read_chestxray8(
     require_images: bool = True,
     single_label: bool = True,
     labels_from: LabelsFrom = "auto",
-    image_folders: Sequence[str] = IMAGE_FOLDERS,
 ) -> Collection:
     """Read the box list, the table of labels, or both.
 
@@ -112,7 +111,6 @@ def read_chestxray8(
       single_label: whether to exclude images with several distinct labels; if not, they have no diagnosis.
       labels_from: "boxes": the images of the box list with the labels of their boxes, as in the paper's test across
         datasets; "entries": those of the table of labels; "auto": "boxes" if there is a box list.
-      image_folders: patterns of the folders with the images, below `root`.
 
     Raises:
       BadInput: a table cannot be used, no record is good, or a record is bad and `on_bad_record` is "stop".
@@ -128,7 +126,7 @@ def read_chestxray8(
     boxes = tables.read_box_list(box_list) if box_list else []
     entries = tables.read_entries(entry_table) if entry_table else []
     records = list((_list_box_images if from_boxes else _list_entries)(boxes, entries))
-    finder = ImageFinder(root, folders=image_folders, require_images=require_images)
+    finder = ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images)
     intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
     num_unscaled = sum(_take(record, finder=finder, intake=intake, single_label=single_label) for record in records)
     if num_unscaled:
@@ -170,7 +168,7 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
         report="",
         labels=labels,
         reasoning=reasoning,
-        boxes=tuple(_scale(box, size) for box in record.boxes),
+        boxes=tuple(box.scaled(*size) for box in record.boxes),
         sex=record.entry.sex if record.entry else "",
         age=record.entry.age if record.entry else None,
         view=record.entry.view if record.entry else "",
@@ -185,11 +183,6 @@ def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:
     if labels != (tables.NO_FINDING,) and not any(FINDINGS[label].diagnosis for label in labels):
         return f"{', '.join(sorted(labels))} is not one of {', '.join((tables.NO_FINDING, *DIAGNOSES))}"
     return ""
-
-
-def _scale(box: tables.ListedBox, size: tuple[int, int]) -> Box:
-    across, down = size[0] / tables.RELEASED_SIDE, size[1] / tables.RELEASED_SIDE
-    return Box(box.label, box.x * across, box.y * down, box.width * across, box.height * down)
 
 
 def _warn_of_entries(

@@ -33,7 +33,6 @@ def read_padchest_gr(
     require_images: bool = True,
     single_label: bool = True,
     readers: Readers = "first",
-    image_folders: Sequence[str] = IMAGE_FOLDERS,
 ) -> Collection:
     """Read `grounded_reports*.json`, and the patients from `master_table*.csv` if there is one.
 
@@ -49,7 +48,6 @@ def read_padchest_gr(
       single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
         Labels outside the diagnoses ("scoliosis") do not count.
       readers: boxes of the "first" reader or of "both".
-      image_folders: patterns of the folders with the images, below `root`.
 
     Raises:
       BadInput: a file cannot be used, no study is good, or a study is bad and `on_bad_record` is "stop".
@@ -61,7 +59,7 @@ def read_padchest_gr(
     if path is None:
         raise BadInput(f"{root}: has no {files.REPORTS}")
     reader = _StudyReader(
-        finder=ImageFinder(root, folders=image_folders, require_images=require_images),
+        finder=ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images),
         facts=_read_facts(root, path=path),
         readers=readers,
         single_label=single_label,
@@ -124,7 +122,8 @@ class _StudyReader:
         except BadInput as error:
             raise BadInput(f"{error} - at `$[{index}].ImageID`") from error
         patient_id = self.find_patient(study_id)
-        labels = _list_labels(study)
+        present = (finding.labels or () for finding in study.findings if finding.abnormal)
+        labels = sorted({" ".join(label.split()) for found in present for label in found} - {""})
         findings = files.find_findings(labels)
         diagnoses = list(dict.fromkeys(finding.diagnosis for finding in findings if finding.diagnosis))
         if not any(finding.abnormal for finding in study.findings):
@@ -170,12 +169,6 @@ class _StudyReader:
             self.num_boxless += bool(chosen)
             return ()
         return tuple(_scale(finding, corners, size) for finding, corners in chosen)
-
-
-def _list_labels(study: files.GroundedStudy) -> list[str]:
-    """Return the labels of abnormal findings, each once, sorted."""
-    present = (finding.labels or () for finding in study.findings if finding.abnormal)
-    return sorted({" ".join(label.split()) for labels in present for label in labels} - {""})
 
 
 def _sentence(finding: files.GroundedFinding) -> str:
