@@ -34,7 +34,7 @@ _HOMES = {
     "explain_image": "explain.saliency",
     "export_model": "export.folder",
     "load": "predict.image_reader",
-    "load_chain": "data.sources.csv_columns:read_chain",
+    "load_chain": "data.sources.csv_table:read_chain",
     "load_dataset": "features.inputs:load_cases",
     "load_settings": "settings.run_settings",
     "losses": "losses",

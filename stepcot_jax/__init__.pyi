@@ -6,7 +6,7 @@ from stepcot_jax.chain import Chain as Chain
 from stepcot_jax.chain import Step as Step
 from stepcot_jax.data.dataset import Dataset as Dataset
 from stepcot_jax.data.phantom.phantom import draw_case as draw_phantom
-from stepcot_jax.data.sources.csv_columns import read_chain as load_chain
+from stepcot_jax.data.sources.csv_table import read_chain as load_chain
 from stepcot_jax.encoders.resnet import make_resnet as make_resnet
 from stepcot_jax.evaluation.evaluator import Predictions as Predictions
 from stepcot_jax.evaluation.evaluator import collect as collect

@@ -81,8 +81,10 @@ def read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
     """Apply a reviewer's corrections."""
     from stepcot_jax.annotate.review import apply_review
 
-    counts = apply_review(options.form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out)
-    print(f"{counts.cases} cases reviewed, {counts.answers} answers corrected in {counts.corrected} of them")
+    cases, answers, corrected = apply_review(
+        options.form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out
+    )
+    print(f"{cases} cases reviewed, {answers} answers corrected in {corrected} of them")
     print(f"{len(aligned.collections[0].cases)} records in {options.out}")
 
 

@@ -69,6 +69,20 @@ class Aside:
     detail: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The outcome of a report: its chain, or why it is set aside.
+
+    With `has_failed` a request was given up, so that another run may succeed.
+    """
+
+    report: Report
+    annotation: Annotation | None = None
+    provenance: Provenance = ()
+    aside: Aside | None = None
+    has_failed: bool = False
+
+
 class CannotAnnotate(Exception):
     """A report without a chain; `detail` has no text of the report."""
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.annotate.annotation import Annotation, Aside, Provenance, Reason, Report
-from stepcot_jax.annotate.scheduling import Outcome
+from stepcot_jax.annotate.annotation import Annotation, Aside, Outcome, Provenance, Reason, Report
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case

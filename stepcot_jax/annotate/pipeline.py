@@ -1,16 +1,22 @@
-"""Annotate a source of reports into a folder of records: annotator, checks, quality assurance, output."""
+"""Annotate a source of reports into a folder of records: annotator, checks, quality assurance, output.
+
+Reports are annotated concurrently; their outcomes come in the order of the reports.
+"""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import datetime
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
 from stepcot_jax import __version__
 from stepcot_jax.annotate import annotation_checks
-from stepcot_jax.annotate.annotation import Annotation, Aside, Provenance, Report
+from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Outcome, Provenance, Reason, Report
 from stepcot_jax.annotate.llm.budget import Budget
+from stepcot_jax.annotate.llm.client import RequestFailed, RequestRefused
 from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.interviews import Interviewer, examine
 from stepcot_jax.annotate.llm.ledger import SUFFIX, count_spent
@@ -18,12 +24,18 @@ from stepcot_jax.annotate.llm.prompt import Prompt, write_annotation_prompt, wri
 from stepcot_jax.annotate.output import LEDGER_FOLDER, Result, bring_images
 from stepcot_jax.annotate.reports import locate_images, read_reports
 from stepcot_jax.annotate.rules.annotator import annotate_report
-from stepcot_jax.annotate.scheduling import Process, process_reports
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.records import data_json
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.terminal import Terminal
+
+Process = Callable[[Report], Awaitable[tuple[Annotation, Provenance]]]
+
+MOST_FAILURES_IN_A_ROW = 3
+"""Consecutive requests given up after which the run blames the endpoint; refused requests do not count."""
+
+_WINDOW = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +97,19 @@ def annotate_source(source: Path, folder: Path, plan: Plan, terminal: Terminal) 
     with lock_folder(folder):
         # Again: another run may have finished while this one read the source.
         _require_no_result(source, folder, plan)
-        result = _process_source(source, folder, plan, terminal, len(found))
+        result = Result()
+        try:
+            asyncio.run(_collect(source, folder, plan, terminal, len(found), result))
+        except (KeyboardInterrupt, RunStopped) as error:
+            why = str(error) if isinstance(error, RunStopped) else "interrupted; rerun the command to resume"
+            num_done = result.num_collected - len(result.failed)
+            raise RunStopped(f"{num_done} of {len(found)} reports are done; {why}") from None
+        if result.failed and plan.on_failure == "stop":
+            first = f"{result.failed[0].id[:80]!r}: {result.failed[0].detail}"
+            raise RunStopped(
+                f"requests for {len(result.failed)} of {len(found)} reports were given up (first: {first}); all other "
+                "answers are in the ledger, rerun the command to ask again or pass --on-failure=set-aside"
+            )
         result.set_aside += filter(None, found)
         if result.num_collected != len(found):
             raise BadInput(f"{source} changed during the run: {len(found)} reports, then {result.num_collected}")
@@ -93,23 +117,6 @@ def annotate_source(source: Path, folder: Path, plan: Plan, terminal: Terminal) 
             num_images = bring_images(result.cases, source=locate_images(source), folder=folder)
             terminal.say(f"images of {num_images} of {len(result.cases)} records found and linked")
         result.write(folder, plan.chain)
-    return result
-
-
-def _process_source(source: Path, folder: Path, plan: Plan, terminal: Terminal, num_reports: int) -> Result:
-    result = Result()
-    try:
-        asyncio.run(_collect(source, folder, plan, terminal, num_reports, result))
-    except (KeyboardInterrupt, RunStopped) as error:
-        why = str(error) if isinstance(error, RunStopped) else "interrupted; rerun the command to resume"
-        num_done = result.num_collected - len(result.failed)
-        raise RunStopped(f"{num_done} of {num_reports} reports are done; {why}") from None
-    if result.failed and plan.on_failure == "stop":
-        first = f"{result.failed[0].id[:80]!r}: {result.failed[0].detail}"
-        raise RunStopped(
-            f"requests for {len(result.failed)} of {num_reports} reports were given up (first: {first}); all other "
-            "answers are in the ledger, rerun the command to ask again or pass --on-failure=set-aside"
-        )
     return result
 
 
@@ -170,3 +177,70 @@ def _prepare(folder: Path, plan: Plan, budget: Budget, stack: contextlib.AsyncEx
         )
 
     return process
+
+
+async def process_reports(
+    reports: Iterable[Report], process: Process, *, budget: Budget, concurrency: int = 1
+) -> AsyncIterator[Outcome]:
+    """Yield the outcome of each report, in order, holding only a few reports at a time.
+
+    `process` returns a report's chain, or raises `CannotAnnotate` or `RequestFailed`. The budget is stopped when the
+    run has to stop, so that requests in flight finish and no new one starts.
+
+    Raises:
+      RunStopped: spending cap, full disk or unreachable endpoint.
+      BadInput: no request can succeed with this key, address or model.
+    """
+    slots, streak = asyncio.Semaphore(concurrency), 0
+    pending: collections.deque[asyncio.Task[Outcome]] = collections.deque()
+
+    async def process_one(report: Report) -> Outcome:
+        nonlocal streak
+        async with slots:
+            try:
+                annotation, provenance = await process(report)
+            except CannotAnnotate as error:
+                streak = 0
+                return Outcome(report, aside=Aside(report.id, error.reason, error.detail))
+            except RequestFailed as error:
+                streak += not isinstance(error, RequestRefused)
+                if isinstance(error, RequestRefused) or streak < MOST_FAILURES_IN_A_ROW:
+                    aside = Aside(report.id, Reason.NO_ANSWER, str(error))
+                    return Outcome(report, aside=aside, has_failed=True)
+                why = f"{streak} requests in a row were given up, the last with: {error}"
+                stop = RunStopped(f"{why}; every answer is in the ledger, rerun the command to resume")
+                await budget.stop(stop)
+                raise stop from None
+            except (RunStopped, BadInput) as error:
+                # Before the slot is released to the next report, whose request would fail too.
+                await budget.stop(error)
+                raise
+            streak = 0
+            return Outcome(report, annotation, provenance)
+
+    try:
+        for report in reports:
+            pending.append(asyncio.create_task(process_one(report)))
+            while len(pending) >= _WINDOW * concurrency or (pending and pending[0].done()):
+                yield await _first(pending)
+            await asyncio.sleep(0)
+        while pending:
+            yield await _first(pending)
+    except (RunStopped, BadInput) as error:
+        await budget.stop(error)
+        # Requests in flight are paid for: wait, so that the ledger keeps their answers for the next run.
+        await asyncio.gather(*pending, return_exceptions=True)
+        raise
+    finally:
+        for task in pending:
+            task.cancel()
+
+
+async def _first(pending: collections.deque[asyncio.Task[Outcome]]) -> Outcome:
+    """Return the first task's outcome; raise at once what stops any other task."""
+    while not pending[0].done():
+        await asyncio.wait([task for task in pending if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            if task.done():
+                task.result()
+    return pending.popleft().result()

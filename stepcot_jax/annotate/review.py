@@ -30,15 +30,6 @@ _REVIEW = re.compile(r"review (\d{1,6}) by")
 _NUM_SHOWN = 60
 
 
-@dataclasses.dataclass(frozen=True)
-class ReviewCounts:
-    """Cases reviewed, answers changed, and cases with a change."""
-
-    cases: int
-    answers: int
-    corrected: int
-
-
 _Verdict = tuple[int, str]
 """The right label of one answer, and the comment."""
 
@@ -60,10 +51,13 @@ def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
     return len(units)
 
 
-def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, folder: Path) -> ReviewCounts:
+def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, folder: Path) -> tuple[int, int, int]:
     """Write the first annotator's records with the corrections of a filled form into a folder without records.
 
     `aligned` and `every` are as when the form was written; the reviewer's name is kept in the records.
+
+    Returns:
+      The numbers of cases reviewed, of answers changed, and of cases with a change.
 
     Raises:
       BadInput: the form is incomplete or altered (names row and column), a corrected case contradicts itself, or the
@@ -88,7 +82,7 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
         sum(label != now for (label, _), now in zip(said, unit.cases[0].labels, strict=True))
         for unit, said in zip(units, verdicts, strict=True)
     ]
-    return ReviewCounts(len(units), sum(changed), sum(map(bool, changed)))
+    return len(units), sum(changed), sum(map(bool, changed))
 
 
 def _choose(aligned: Aligned, *, every: bool) -> Sequence[Unit]:

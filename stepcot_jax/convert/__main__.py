@@ -14,20 +14,18 @@ import json
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from stepcot_jax.convert.tensor_files import check_destination, read_tensors, write_tensors
+from stepcot_jax.convert import torch_reference
 from stepcot_jax.convert.torch_names import NETWORKS
-from stepcot_jax.convert.torch_reference import (
-    check_numbers,
-    flatten,
-    from_torch_networks,
-    to_torch_networks,
-    unflatten,
-)
+from stepcot_jax.encoders import weights
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import writing_whole
+
+TORCH_SUFFIXES = (".pt", ".pth")
+SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 
 
 def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
@@ -51,7 +49,7 @@ def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) ->
         grouped[owner][rest] = array
     if not grouped:
         raise BadInput("the source holds no tensors")
-    return flatten(from_torch_networks(grouped))
+    return torch_reference.flatten(torch_reference.from_torch_networks(grouped))
 
 
 def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
@@ -67,15 +65,15 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
     Raises:
       BadInput: a path belongs to no network, or the tensors do not match the networks; lists all of them.
     """
-    check_numbers(tensors)
+    torch_reference.check_numbers(tensors)
     unknown = [name for name in tensors if name.partition("/")[0] not in NETWORKS.values()]
     if unknown:
         raise BadInput(f"unknown tensors: {', '.join(unknown)}; names start with {', '.join(NETWORKS.values())}")
     if not tensors:
         raise BadInput("the source holds no tensors")
-    found = to_torch_networks(unflatten(tensors))
+    found = torch_reference.to_torch_networks(torch_reference.unflatten(tensors))
     if network is None:
-        return flatten(found)
+        return torch_reference.flatten(found)
     if set(found) != {network}:
         raise BadInput(f"--network {network}: the source holds {', '.join(found)}")
     return found[network]
@@ -111,7 +109,7 @@ def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
         if step not in params:
             params[step] = restore_params(folder, step)
         print(f"{name}: from the checkpoint of step {step}", file=sys.stderr)
-        tensors |= flatten({name: params[step][name]})
+        tensors |= torch_reference.flatten({name: params[step][name]})
     return tensors
 
 
@@ -126,7 +124,85 @@ def _split_torch_name(name: str) -> tuple[str, str]:
     )
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def read_tensors(path: pathlib.Path) -> dict[str, Any]:
+    """Read tensors by name; names of nested mappings are joined with '/'.
+
+    Args:
+      path: a .safetensors, or a .pt or .pth of tensors in nested mappings.
+
+    Returns:
+      NumPy arrays; other values of a .pt are returned unchanged.
+
+    Raises:
+      BadInput: the file is missing, broken, of another kind or needs unpickling, or torch is not installed.
+    """
+    _check_suffix(path)
+    if not path.is_file():
+        raise BadInput(f"{path} does not exist")
+    if path.suffix == ".safetensors":
+        return dict(weights.read_tensors(path))
+    found = weights.load_torch(path)
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{path} holds a {type(found).__name__}; expected a state_dict or a dict of them")
+    return {name: weights.to_numpy(leaf) for name, leaf in torch_reference.flatten(found).items()}
+
+
+def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, overwrite: bool = False) -> None:
+    """Write named tensors atomically.
+
+    Args:
+      path: a .safetensors, or a .pt or .pth, which maps each network to its state_dict.
+      tensors: NETWORK/NAME or NAME -> arrays.
+      overwrite: replace an existing file.
+
+    Raises:
+      BadInput: the file exists without `overwrite`, its folder does not exist, or the suffix is unknown.
+    """
+    check_destination(path, overwrite=overwrite)
+    with writing_whole(path) as file:
+        if path.suffix in TORCH_SUFFIXES:
+            _write_torch(path, file, tensors)
+        else:
+            import safetensors.numpy
+
+            # safetensors ignores strides and writes the underlying memory.
+            whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+            safetensors.numpy.save_file(whole, file.name)  # by name: a file object would need twice the memory
+
+
+def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:
+    """Check a destination of `write_tensors` before long work.
+
+    Raises:
+      BadInput: as `write_tensors`.
+    """
+    _check_suffix(path)
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise BadInput(f"{path} exists; choose another name, or pass --force to replace a file")
+    if not path.parent.is_dir():
+        raise BadInput(f"{path}: the folder {path.parent} does not exist")
+    if path.suffix in TORCH_SUFFIXES:
+        weights.import_torch(path)
+
+
+def _check_suffix(path: pathlib.Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise BadInput(f"{path}: the suffix {path.suffix!r} is not one of {', '.join(SUFFIXES)}")
+
+
+def _write_torch(path: pathlib.Path, file: BinaryIO, tensors: Mapping[str, np.ndarray]) -> None:
+    torch = weights.import_torch(path)
+    tree: dict[str, Any] = {}
+    for name, array in tensors.items():
+        network, _, rest = name.rpartition("/")
+        # Arrays from JAX are read-only, torch tensors cannot be.
+        tensor = torch.from_numpy(np.array(array))
+        (tree.setdefault(network, {}) if network else tree)[rest] = tensor
+    torch.save(tree, file)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Convert a file and print one JSON line."""
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.convert",
         description="Convert parameters between the authors' PyTorch names and layouts and ours.",
@@ -145,12 +221,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="skip tensors with this prefix, such as frozen encoders; may be repeated",
     )
     parser.add_argument("--force", action="store_true", help="replace DEST")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Convert a file and print one JSON line."""
-    flags = _parse(arguments)
+    flags = parser.parse_args(arguments)
     check_destination(flags.dest, overwrite=flags.force)
     if flags.to == "jax" and flags.dest.suffix != ".safetensors":
         raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax")

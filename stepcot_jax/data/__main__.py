@@ -126,7 +126,7 @@ def _add_shards(commands: Any) -> None:
 
 
 def _make_shards(options: argparse.Namespace) -> None:
-    from stepcot_jax.data.sharding import make_shards
+    from stepcot_jax.data.images.shard_writing import make_shards
 
     make_shards(
         options.root,

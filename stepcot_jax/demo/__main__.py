@@ -38,7 +38,18 @@ _SECONDS_TO_FINISH = 2
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve the page until it is interrupted."""
-    options = _parse(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.demo", description="Serve a page that reads radiographs step by step."
+    )
+    parser.add_argument("--checkpoint", metavar="WORKDIR", type=pathlib.Path, required=True, help="of a trained run")
+    parser.add_argument(
+        "--model", choices=("teacher", "student"), default="teacher", help="network that reads (default: teacher)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 picks a free one (default: 7860)")
+    options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be 0 (any free port) to 65535; got {options.port}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
@@ -148,21 +159,6 @@ def _make_app(explainer: "Explainer", gradio: Any, *, host: str, port: int) -> A
         theme=gradio.themes.Default(font=fonts, font_mono=("ui-monospace", "monospace")),
         css=(pathlib.Path(__file__).parent / "demo.css").read_text(encoding="utf-8"),
     )
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stepcot_jax.demo", description="Serve a page that reads radiographs step by step."
-    )
-    parser.add_argument("--checkpoint", metavar="WORKDIR", type=pathlib.Path, required=True, help="of a trained run")
-    parser.add_argument(
-        "--model", choices=("teacher", "student"), default="teacher", help="network that reads (default: teacher)"
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
-    )
-    parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 picks a free one (default: 7860)")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,6 @@ class Layout(NamedTuple):
     shape_before: Callable[[Shape], Shape]
 
 
-def _patch_before(shape: Shape) -> Shape:
-    side = math.isqrt(shape[0] // 3)
-    return (shape[1], 3, side, side)
-
-
 LAYOUTS: Mapping[str, Layout] = {
     "same": Layout(lambda tensor: tensor, lambda shape: shape),
     # [out, in] -> [in, out]
@@ -32,7 +27,10 @@ LAYOUTS: Mapping[str, Layout] = {
     # [out, in, height, width] -> [height, width, in, out]
     "conv": Layout(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda shape: (shape[3], shape[2], *shape[:2])),
     # [out, 3, size, size] -> [size * size * 3, out]: a patch embedding as a matmul
-    "patch": Layout(lambda tensor: tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0]), _patch_before),
+    "patch": Layout(
+        lambda tensor: tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0]),
+        lambda shape: (shape[1], 3, *[math.isqrt(shape[0] // 3)] * 2),
+    ),
     # leading axes of length 1: cls_token [1, 1, width] -> [width], pos_embed [1, token, width] -> [token, width]
     "leading": Layout(
         lambda tensor: tensor.reshape(tensor.shape[-1:] if tensor.shape[1] == 1 else tensor.shape[1:]),

@@ -6,7 +6,7 @@ import hashlib
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -24,17 +24,10 @@ from stepcot_jax.encoders.weights import read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
 
 
-class Checkpoint(NamedTuple):
-    """One encoder of a checkpoint, checked and not kept in memory."""
-
-    architecture: Architecture
-    path: pathlib.Path
-    digest: str
-    read_params: Callable[[], Any]
-
-
-def _open_checkpoint(source: str, dtype: DTypeLike, part: Literal["image", "text"]) -> Checkpoint:
-    """Find a checkpoint, recognise its architecture and check all its tensors."""
+def _open_checkpoint(
+    source: str, dtype: DTypeLike, part: Literal["image", "text"]
+) -> tuple[Architecture, pathlib.Path, str, Callable[[], Any]]:
+    """Return architecture, path, digest and reader of one encoder; all tensors are checked, none kept in memory."""
     path = resolve(source)
     tensors = read_tensors(path)
     architecture = recognise(path, tensors, jnp.dtype(dtype))
@@ -53,7 +46,7 @@ def _open_checkpoint(source: str, dtype: DTypeLike, part: Literal["image", "text
             raise BadInput(f"{path}: the weights changed while the run was using them")
         return params
 
-    return Checkpoint(architecture, path, digest, read_params)
+    return architecture, path, digest, read_params
 
 
 def count_parameters(shapes: Mapping[str, Any]) -> int:

@@ -21,34 +21,6 @@ if TYPE_CHECKING:
 EXIT_UNREADABLE = 1
 
 
-def _parse_images(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stepcot_jax.explain",
-        description="Map which parts of a radiograph support each answer. For research; not a medical device.",
-        epilog="For scores see: python -m stepcot_jax.explain score --help",
-    )
-    parser.add_argument("images", nargs="+", type=pathlib.Path, metavar="IMAGE", help="files, or folders of them")
-    _add_network(parser)
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder for pictures and JSON")
-    parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
-    return parser.parse_args(arguments)
-
-
-def _parse_score(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stepcot_jax.explain score",
-        description="Score the maps against lesion boxes, compared with an even map and a model with random weights.",
-    )
-    _add_network(parser)
-    parser.add_argument("--data", type=pathlib.Path, metavar="DIR", help="radiographs with boxes; default: the phantom")
-    parser.add_argument(
-        "--boxes", type=pathlib.Path, metavar="FILE", help="ChestX-ray8's box list for images of --data"
-    )
-    parser.add_argument("--num-cases", type=int, default=100, help="most radiographs with boxes (default: 100)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the figures as JSON")
-    return parser.parse_args(arguments)
-
-
 def _add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=pathlib.Path, required=True, metavar="WORKDIR", help="of a run of main")
     parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
@@ -58,12 +30,22 @@ def main(arguments: list[str] | None = None) -> int:
     """Explain or score, as the command line says."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["score"]:
-        return score(_parse_score(arguments[1:]))
-    return explain(_parse_images(arguments))
+        return score(arguments[1:])
+    return explain(arguments)
 
 
-def explain(options: argparse.Namespace) -> int:
+def explain(arguments: list[str]) -> int:
     """Write a picture and a JSON file for each image."""
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.explain",
+        description="Map which parts of a radiograph support each answer. For research; not a medical device.",
+        epilog="For scores see: python -m stepcot_jax.explain score --help",
+    )
+    parser.add_argument("images", nargs="+", type=pathlib.Path, metavar="IMAGE", help="files, or folders of them")
+    _add_network(parser)
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder for pictures and JSON")
+    parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
+    options = parser.parse_args(arguments)
     from stepcot_jax.explain.drawing import write_explanations
     from stepcot_jax.predict.corrections import read_corrections
     from stepcot_jax.predict.radiographs import Complaints, find_images
@@ -79,8 +61,20 @@ def explain(options: argparse.Namespace) -> int:
     return EXIT_UNREADABLE if complaints.num_refused else 0
 
 
-def score(options: argparse.Namespace) -> int:
+def score(arguments: list[str]) -> int:
     """Print the table of scores."""
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.explain score",
+        description="Score the maps against lesion boxes, compared with an even map and a model with random weights.",
+    )
+    _add_network(parser)
+    parser.add_argument("--data", type=pathlib.Path, metavar="DIR", help="radiographs with boxes; default: the phantom")
+    parser.add_argument(
+        "--boxes", type=pathlib.Path, metavar="FILE", help="ChestX-ray8's box list for images of --data"
+    )
+    parser.add_argument("--num-cases", type=int, default=100, help="most radiographs with boxes (default: 100)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the figures as JSON")
+    options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     if options.boxes is not None and options.data is None:
@@ -90,11 +84,7 @@ def score(options: argparse.Namespace) -> int:
 
     trained = _load(options)
     found = score_network(
-        trained,
-        model=options.model,
-        data=options.data,
-        box_list=options.boxes,
-        num_cases=options.num_cases,
+        trained, model=options.model, data=options.data, box_list=options.boxes, num_cases=options.num_cases
     )
     print(describe_scores(found))
     if options.json is not None:

@@ -50,11 +50,7 @@ def write_explanations(
     explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
     check_given(shares[None], trained, model=model, num_cases=1)
     batches = read_pictures(
-        paths,
-        trained.preprocessing,
-        batch_size=explainer.batch_size,
-        max_pixels=trained.max_pixels,
-        refuse=refuse,
+        paths, trained.preprocessing, batch_size=explainer.batch_size, max_pixels=trained.max_pixels, refuse=refuse
     )
     written: list[pathlib.Path] = []
     taken: set[str] = set()

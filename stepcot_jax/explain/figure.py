@@ -1,15 +1,9 @@
 """Draw an explanation: the maps of all steps over the radiograph, and the attention between the steps."""
 
-import contextlib
 import pathlib
-import textwrap
-from collections.abc import Iterator
-from typing import Any
 
-import matplotlib
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -17,7 +11,7 @@ from matplotlib.figure import Figure
 from stepcot_jax.chain import Chain
 from stepcot_jax.explain.geometry import change_a_step, describe_change, smooth, spread
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import make_printable
+from stepcot_jax.host.text import make_printable, plain_text_style, wrap_text
 from stepcot_jax.predict.answers import ChainReading
 from stepcot_jax.predict.paragraph import percent
 
@@ -25,7 +19,6 @@ MEMORY = "Memory"
 
 _COLUMNS = 4
 _DPI = 130
-_FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans", "Arial Unicode MS")
 _MAP_COLOURS = "inferno"
 
 
@@ -42,15 +35,21 @@ def draw_explanation(
     num_steps = len(reading.steps)
     num_rows = -(-(num_steps + 1) // _COLUMNS)
     spreads = spread(maps)
-    with _style():
+    with plain_text_style():
         figure = Figure(figsize=(3.3 * _COLUMNS, 4.15 * num_rows + 0.3), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(num_rows, _COLUMNS, squeeze=False).ravel()
         for place, answer in enumerate(reading.steps):
-            _show_map(axes[place], picture, maps[place])
-            axes[place].set_title(_wrap(f"{place + 1}. {answer.step.question}", 36), fontsize=9, loc="left")
+            axes[place].imshow(picture)
+            heat = smooth(maps[place], picture.shape[0])
+            # The opacity follows the map, so that the picture stays visible elsewhere.
+            axes[place].imshow(heat, cmap=_MAP_COLOURS, vmin=0, vmax=1, alpha=0.65 * heat)
+            axes[place].set(xticks=[], yticks=[])
+            axes[place].set_title(
+                wrap_text(f"{place + 1}. {answer.step.question}", 36, num_lines=3), fontsize=9, loc="left"
+            )
             how = "given" if answer.given else percent(answer.probability)
-            below = f"{_wrap(answer.answer, 30)} ({how})\nspread of the map {spreads[place]:.2f}"
+            below = f"{wrap_text(answer.answer, 30, num_lines=3)} ({how})\nspread of the map {spreads[place]:.2f}"
             axes[place].set_xlabel(below, fontsize=9, fontweight="bold")
         _show_spreads(axes[num_steps], spreads)
         for empty in axes[num_steps + 1 :]:
@@ -61,15 +60,6 @@ def draw_explanation(
         )
         figure.suptitle(title, fontsize=11)
     return figure
-
-
-def _show_map(axes: Axes, picture: np.ndarray, cells: np.ndarray) -> None:
-    heat = smooth(cells, picture.shape[0])
-    axes.imshow(picture)
-    # The opacity follows the map, so that the picture stays visible elsewhere.
-    axes.imshow(heat, cmap=_MAP_COLOURS, vmin=0, vmax=1, alpha=0.65 * heat)
-    axes.set_xticks([])
-    axes.set_yticks([])
 
 
 def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
@@ -87,19 +77,18 @@ def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
 
 
 def step_attention(
-    attention: Float32[np.ndarray, "case step layer head node node"], *, layer: int = -1
+    attention: Float32[np.ndarray, "case step layer head node node"],
 ) -> Float[np.ndarray, "case step node"]:
     """Return the attention of each step, in its own turn, to every step and to the memory; rows sum to 1.
 
     Args:
       attention: of the teacher's graph, in the pass before each step's answer.
-      layer: of the graph attention; the step reads the output of the last one.
 
     Returns:
       The mean over the heads.
     """
     num_steps = attention.shape[1]
-    of_layer = attention[:, :, layer].mean(axis=2, dtype=np.float64)
+    of_layer = attention[:, :, -1].mean(axis=2, dtype=np.float64)  # the step reads the last layer's output
     return of_layer[:, np.arange(num_steps), np.arange(num_steps)]
 
 
@@ -126,8 +115,8 @@ def attention_table(weights: Float[np.ndarray, "step node"], chain: Chain) -> di
 
 def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Figure:
     """Draw the attention of each step to every step and to the memory as a heat map with numbers."""
-    names = [_wrap(name, 18) for name in node_names(chain, num_nodes=weights.shape[1])]
-    with _style():
+    names = [wrap_text(name, 18, num_lines=3) for name in node_names(chain, num_nodes=weights.shape[1])]
+    with plain_text_style():
         figure = Figure(figsize=(0.95 * len(names) + 2.2, 0.6 * len(weights) + 1.8), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
@@ -151,18 +140,5 @@ def draw_attention(weights: Float[np.ndarray, "step node"], chain: Chain) -> Fig
 
 def save(figure: Figure, path: pathlib.Path) -> None:
     """Write a picture as PNG."""
-    with _style():
+    with plain_text_style():
         figure.savefig(path, dpi=_DPI)
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    """Use installed fonts, and take no text for a formula."""
-    present = set(font_manager.get_font_names())
-    settings: Any = {"font.family": [font for font in _FONTS if font in present], "text.parse_math": False}
-    with matplotlib.rc_context(settings):
-        yield
-
-
-def _wrap(text: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(make_printable(text), width, max_lines=3, placeholder=" …")) or " "

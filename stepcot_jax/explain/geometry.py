@@ -3,17 +3,20 @@
 File pixels, the encoder's square, map cells, and how widely a map is spread: from step to step, the paper's Figure 4.
 """
 
+import collections
 import dataclasses
 import pathlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, UInt8
+from scipy import ndimage
 
 from stepcot_jax.data.images.preprocessing import Preprocessing, decode_image, repeat_grey, resize_image
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.data.records.cases import Box
-from stepcot_jax.data.sources.chestxray8_tables import RELEASED_SIDE, read_box_list
+from stepcot_jax.data.sources.chestxray8_tables import ListedBox, read_box_list
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
@@ -61,29 +64,17 @@ def spread_out(maps: Float[np.ndarray, "*case row column"], size: int) -> Float[
 
     Sums do not change.
     """
-    rows, columns = (_cell_of_pixels(num_cells, size) for num_cells in maps.shape[-2:])
+    centres = np.arange(size) + 0.5  # of the pixels
+    rows, columns = (np.minimum((centres * number / size).astype(int), number - 1) for number in maps.shape[-2:])
     num_rows, num_columns = np.bincount(rows, minlength=maps.shape[-2]), np.bincount(columns, minlength=maps.shape[-1])
     a_pixel = maps / np.maximum(num_rows[:, None] * num_columns[None], 1)
     return a_pixel[..., rows[:, None], columns[None]]
 
 
-def _cell_of_pixels(num_cells: int, size: int) -> Int[np.ndarray, "size"]:
-    """Return the cell that contains each pixel's centre."""
-    return np.minimum(((np.arange(size) + 0.5) * num_cells / size).astype(int), num_cells - 1)
-
-
 def smooth(cells: Float[np.ndarray, "row column"], size: int) -> Float[np.ndarray, "size size"]:
     """Resample a map to the encoder's pixels for display: bilinear between cell centres, scaled to a maximum of 1."""
-    sampled = np.asarray(cells, np.float64)
-    for axis in (0, 1):
-        num_cells = sampled.shape[axis]
-        places = np.clip((np.arange(size) + 0.5) * num_cells / size - 0.5, 0, num_cells - 1)
-        below = np.minimum(places.astype(int), max(num_cells - 2, 0))
-        share = places - below
-        above = np.minimum(below + 1, num_cells - 1)
-        shape = (-1, 1) if axis == 0 else (1, -1)
-        share = share.reshape(shape)
-        sampled = np.take(sampled, below, axis) * (1 - share) + np.take(sampled, above, axis) * share
+    factors = [size / num_cells for num_cells in cells.shape]
+    sampled = ndimage.zoom(np.asarray(cells, np.float64), factors, order=1, mode="nearest", grid_mode=True)
     return sampled / max(sampled.max(), 1e-30)
 
 
@@ -110,9 +101,9 @@ def change_a_step(spreads: Float[np.ndarray, "*case step"]) -> Float[np.ndarray,
     return (spreads * places).sum(axis=-1) / np.maximum((places**2).sum(), 1e-12)
 
 
-def describe_change(change: float, *, least: float = 0.005) -> str:
-    """Return a slope in words; one below `least` a step counts as constant."""
-    if abs(change) < least:
+def describe_change(change: float) -> str:
+    """Return a slope in words; one below 0.005 a step counts as constant."""
+    if abs(change) < 0.005:
         return "the focus stays as wide"
     return f"the focus {'narrows' if change < 0 else 'widens'}"
 
@@ -183,13 +174,13 @@ def read_boxed(
     listed = None if box_list is None else _read_listed(box_list)
     pictures: list[BoxedPicture] = []
     for case in collection.cases:
-        boxes = case.boxes if listed is None else listed.get(pathlib.PurePosixPath(case.image_path).stem, ())
+        boxes: Any = case.boxes if listed is None else listed.get(pathlib.PurePosixPath(case.image_path).stem, ())
         if not boxes:
             continue
         pixels = decode_image(collection.root / case.image_path, max_pixels=max_pixels)
         height, width = pixels.shape[:2]
         if listed is not None:
-            boxes = tuple(_scale(box, width=width, height=height) for box in boxes)
+            boxes = tuple(box.scaled(width, height) for box in boxes)
         boxed = _make(case.image_path, case.patient_id, pixels, boxes, preprocessing)
         if boxed is not None:
             pictures.append(boxed)
@@ -203,21 +194,14 @@ def read_boxed(
     return pictures
 
 
-def _read_listed(path: pathlib.Path) -> dict[str, tuple[Box, ...]]:
+def _read_listed(path: pathlib.Path) -> dict[str, list[ListedBox]]:
     """Return boxes by the image's name without suffix, in pixels of the released images."""
-    by_name: dict[str, tuple[Box, ...]] = {}
+    by_name = collections.defaultdict(list)
     for row in read_box_list(path):
         if row.problem:
             raise BadInput(f"{path}: {row.problem}")
-        stem = pathlib.PurePosixPath(row.image).stem
-        box = Box(row.label, row.x, row.y, row.width, row.height)
-        by_name[stem] = (*by_name.get(stem, ()), box)
+        by_name[pathlib.PurePosixPath(row.image).stem].append(row)
     return by_name
-
-
-def _scale(box: Box, *, width: int, height: int) -> Box:
-    across, down = width / RELEASED_SIDE, height / RELEASED_SIDE
-    return Box(box.label, box.x * across, box.y * down, box.width * across, box.height * down)
 
 
 def _make(

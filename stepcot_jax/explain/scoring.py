@@ -63,16 +63,11 @@ def score_maps(
     for case in range(num_cases):  # one at a time: all maps at the encoder's size would take gigabytes
         energy[case] = (spread_out(maps[case], inside.shape[1]) * inside[case][None]).sum(axis=(1, 2))
     highest = maps == maps.max(axis=(2, 3), keepdims=True)
-    hit = highest & _centres_inside(inside, rows, columns)[:, None]
-    pointing = hit.sum(axis=(2, 3)) / highest.sum(axis=(2, 3))
-    return MapScores(spread(maps), energy, pointing)
-
-
-def _centres_inside(inside: Bool[np.ndarray, "case size size"], rows: int, columns: int) -> np.ndarray:
-    """Return whether each cell's centre is inside, [case, row, column]."""
     size = inside.shape[1]
     down, across = (((np.arange(cells) + 0.5) * size / cells).astype(int) for cells in (rows, columns))
-    return inside[:, down[:, None], across[None]]
+    hit = highest & inside[:, None, down[:, None], across[None]]  # the cells whose centre is inside
+    pointing = hit.sum(axis=(2, 3)) / highest.sum(axis=(2, 3))
+    return MapScores(spread(maps), energy, pointing)
 
 
 def score_even_map(inside: Bool[np.ndarray, "case size size"], *, num_steps: int) -> MapScores:
@@ -81,13 +76,12 @@ def score_even_map(inside: Bool[np.ndarray, "case size size"], *, num_steps: int
     return MapScores(np.ones_like(area), area, area)
 
 
-def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str], *, seed: int = 0) -> dict[str, float]:
+def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str]) -> dict[str, float]:
     """Return the mean with its 95 % bootstrap interval over patients.
 
     Args:
       values: one for each case.
       groups: the patient of each case; a case without one ("") is a patient of its own.
-      seed: of the resampling.
 
     Returns:
       "mean", "low" and "high"; the ends are NaN with fewer than two patients, whose resamples would all be alike.
@@ -97,7 +91,7 @@ def mean_interval(values: Float[np.ndarray, "case"], groups: Sequence[str], *, s
     sums, counts = np.bincount(places, values), np.bincount(places)
     if len(counts) < 2:
         return {"mean": float(values.mean()), "low": math.nan, "high": math.nan}
-    drawn = np.random.default_rng(seed).integers(0, len(counts), (_NUM_RESAMPLES, len(counts)))
+    drawn = np.random.default_rng(0).integers(0, len(counts), (_NUM_RESAMPLES, len(counts)))
     means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return {"mean": float(values.mean()), "low": float(low), "high": float(high)}

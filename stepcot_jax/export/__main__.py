@@ -16,7 +16,8 @@ from stepcot_jax.host.errors import BadInput, run_tool
 MODELS = ("student", "teacher")
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def main(arguments: list[str] | None = None) -> int:
+    """Export the networks that the command line names; prints one JSON line."""
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.export",
         description="Export a trained model, with a loader that needs only jax and numpy.",
@@ -29,23 +30,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--torch-names", action="store_true", help="also write the parameters under the authors' PyTorch names"
     )
-    return parser.parse_args(arguments)
-
-
-def _read_names(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    unknown = [name for name in names if name not in MODELS]
+    flags = parser.parse_args(arguments)
+    names = None if flags.model is None else tuple(dict.fromkeys(map(str.strip, flags.model.split(","))))
+    unknown = [name for name in names or () if name not in MODELS]
     if unknown:
         raise BadInput(f"--model: {unknown[0]!r} is not one of {', '.join(MODELS)}")
-    return names
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Export the networks that the command line names; prints one JSON line."""
-    flags = _parse(arguments)
-    names = _read_names(flags.model)
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.export.folder import export_model
 

@@ -93,10 +93,7 @@ def _describe_training(trained: Trained, report: _Report | None) -> str:
         lines.append(f"- Image encoder: {name}, pretrained and frozen; its own licence and data apply.")
     else:
         lines.append(f"- Image encoder: {plain(encoder.name)}, trained from scratch on these cases only.")
-    prompts = {
-        "pretrained": f"encoded by {plain(settings.prompts.weights)}",
-        "hashed": "fixed random vectors",
-    }
+    prompts = {"pretrained": f"encoded by {plain(settings.prompts.weights)}", "hashed": "fixed random vectors"}
     if settings.teacher.text:
         text = prompts.get(settings.prompts.encoder, "encoded elsewhere")
         lines.append(f"- Prompts of the teacher: {text}; stored in the export, no text encoder is needed.")

@@ -48,8 +48,20 @@ def fill(arguments: list[str]) -> None:
     run_tool(run)
 
 
-def run_import(options: argparse.Namespace) -> None:
-    """Import features for the cases of a folder."""
+def main(arguments: list[str]) -> None:
+    """Import features for the cases of a folder: the command `import`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.features import", description="Import features made elsewhere."
+    )
+    path = pathlib.Path
+    parser.add_argument("file", type=path, metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
+    parser.add_argument("--ids", type=path, help=".txt, .csv or .json with the image path of each row")
+    parser.add_argument("--root", type=path, required=True, help="folder of the cases")
+    parser.add_argument("--store", type=path, required=True, metavar="DIR", help="folder for the features")
+    parser.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
+    parser.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+    options = parser.parse_args(arguments)
     from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
     from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.features.importing import import_features
@@ -65,22 +77,6 @@ def run_import(options: argparse.Namespace) -> None:
     counts = import_features(options.file, options.ids, collection.cases, options.store)
     prompts = f" and {counts.prompts} prompts" if counts.prompts else ""
     print(f"features of {counts.images} images{prompts}, width {counts.width}, in {options.store}")
-
-
-def main(arguments: list[str]) -> None:
-    """Run the command `import`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m stepcot_jax.features import", description="Import features made elsewhere."
-    )
-    path = pathlib.Path
-    parser.add_argument("file", type=path, metavar="FILE", help=".npz (features, ids) or .npy [case, width]")
-    parser.add_argument("--ids", type=path, help=".txt, .csv or .json with the image path of each row")
-    parser.add_argument("--root", type=path, required=True, help="folder of the cases")
-    parser.add_argument("--store", type=path, required=True, metavar="DIR", help="folder for the features")
-    parser.add_argument("--layout", default="auto", help="of the folder, see docs/sources.md; detected by default")
-    parser.add_argument("--step-names", nargs="+", default=(), metavar="NAME", help="default: the published seven")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
-    run_import(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -134,11 +134,7 @@ def encode_images(
 
 
 def _encode_batch(
-    encoder: FrozenImageEncoder,
-    batch: Sequence[tuple[ImageItem, np.ndarray]],
-    store: FeatureStore,
-    *,
-    batch_size: int,
+    encoder: FrozenImageEncoder, batch: Sequence[tuple[ImageItem, np.ndarray]], store: FeatureStore, *, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return features [case, width] and patch tokens [case, patch, width] of a batch, without padding."""
     pixels = np.stack([rows for _, rows in batch])

@@ -9,15 +9,7 @@ import numpy as np
 
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.record_reader import normalise_image_path
-from stepcot_jax.features.arrays import (
-    ArrayFile,
-    check_features,
-    list_arrays,
-    open_array,
-    read_features,
-    read_ids,
-    read_texts,
-)
+from stepcot_jax.features import arrays
 from stepcot_jax.features.keys import digest_fields, digest_file
 from stepcot_jax.features.spec import DESCRIPTION_FILE, Kind, StoreSpec
 from stepcot_jax.features.store import FeatureStore
@@ -53,7 +45,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
     if not cases:
         raise BadInput(f"{path}: the data have no cases")
     features, texts, prompts = _open_parts(path, ids)
-    check_features(features)
+    arrays.check_features(features)
     where, num_rows = str(ids) if ids is not None else f"{path}: ids", features.shape[0]
     if len(texts) != num_rows:
         raise BadInput(f"{where}: {len(texts)} ids for {num_rows} rows of features in {path} (expected one id per row)")
@@ -61,7 +53,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
     _check_finite(features, image_paths)
     num_steps = len(cases[0].labels)
     if prompts is not None:
-        check_features(prompts)
+        arrays.check_features(prompts)
         if prompts.shape[0] != num_steps:
             raise BadInput(
                 f"{prompts.where}: {prompts.shape[0]} rows for {num_steps} steps (expected one row per step)"
@@ -113,7 +105,7 @@ def _open_store(folder: Path, kind: Kind) -> FeatureStore:
     return store
 
 
-def _open_parts(path: Path, ids: Path | None) -> tuple[ArrayFile, list[str], ArrayFile | None]:
+def _open_parts(path: Path, ids: Path | None) -> tuple[arrays.ArrayFile, list[str], arrays.ArrayFile | None]:
     """Return the features, the ids, and the prompt features if any."""
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".npz"):
@@ -121,21 +113,21 @@ def _open_parts(path: Path, ids: Path | None) -> tuple[ArrayFile, list[str], Arr
     if suffix == ".npy":
         if ids is None:
             raise BadInput(f"{path}: --ids is required with an .npy file (a file of ids)")
-        return open_array(path), read_ids(ids), None
-    names = list_arrays(path)
+        return arrays.open_array(path), arrays.read_ids(ids), None
+    names = arrays.list_arrays(path)
     needed = ["features"] if ids is not None else ["features", "ids"]
     if any(names.count(name) != 1 for name in needed):
         raise BadInput(f"{path}: the arrays are {names[:_NUM_LISTED]}; expected {' and '.join(needed)}, each once")
-    texts = read_ids(ids) if ids is not None else read_texts(open_array(path, "ids"))
-    prompts = open_array(path, "prompt_features") if "prompt_features" in names else None
-    return open_array(path, "features"), texts, prompts
+    texts = arrays.read_ids(ids) if ids is not None else arrays.read_texts(arrays.open_array(path, "ids"))
+    prompts = arrays.open_array(path, "prompt_features") if "prompt_features" in names else None
+    return arrays.open_array(path, "features"), texts, prompts
 
 
-def _check_finite(features: ArrayFile, names: Sequence[str]) -> None:
+def _check_finite(features: arrays.ArrayFile, names: Sequence[str]) -> None:
     """Refuse features with values that are not finite, naming the first rows."""
     bad = [
         start + int(row)
-        for start, rows in read_features(features)
+        for start, rows in arrays.read_features(features)
         for row in np.flatnonzero(~np.isfinite(rows).all(axis=1))
     ]
     if bad:
@@ -143,11 +135,11 @@ def _check_finite(features: ArrayFile, names: Sequence[str]) -> None:
         raise BadInput(f"{features.where}: {len(bad)} rows have values that are not finite in float32: {shown}")
 
 
-def _write(features: ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Kind, source: str) -> None:
+def _write(features: arrays.ArrayFile, keys: Sequence[bytes], folder: Path, *, kind: Kind, source: str) -> None:
     """Write the rows that are not in the store yet."""
     spec = StoreSpec(kind=kind, encoder=features.path.name, digest=source, width=features.shape[1])
     store = FeatureStore(folder, spec)
-    for start, rows in read_features(features, max_rows=4096):
+    for start, rows in arrays.read_features(features, max_rows=4096):
         wanted = [row for row in range(len(rows)) if keys[start + row] not in store]
         if wanted:
             store.write([keys[start + row] for row in wanted], rows[wanted])

@@ -1,6 +1,7 @@
 """Inputs of a run: cases, prompt vectors, and image features or an encoder that is trained with the networks."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -82,7 +83,7 @@ def load_inputs(
             release_freed_memory()
         else:
             dataset = load_dataset(settings, preprocessing=encoder.preprocessing, progress=terminal.watch)
-            prepare = _encoding(encoder)
+            prepare = functools.partial(_encode, encoder)
     else:
         image_encoder = make_resnet(settings.image_encoder.name)
         dataset = load_dataset(settings, preprocessing=trained_preprocessing(settings), progress=terminal.watch)
@@ -130,13 +131,9 @@ def _select(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: batch[name] for name in ("images", "image_features", "labels") if name in batch}
 
 
-def _encoding(encoder: FrozenImageEncoder) -> Prepare:
-    """Encode each batch anew, since augmented images differ every time."""
-
-    def prepare(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"image_features": np.asarray(encoder.encode(batch["images"])), "labels": batch["labels"]}
-
-    return prepare
+def _encode(encoder: FrozenImageEncoder, batch: dict[str, Any]) -> dict[str, Any]:
+    """Encode a batch anew, since augmented images differ every time."""
+    return {"image_features": np.asarray(encoder.encode(batch["images"])), "labels": batch["labels"]}
 
 
 def _example(dataset: Dataset, prepare: Prepare) -> dict[str, jax.Array]:

@@ -25,7 +25,7 @@ import numpy as np
 import safetensors.numpy
 
 from stepcot_jax.features.keys import KEY_BYTES
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.files import sync_folder, write_whole
 
 SUFFIX = ".safetensors"
 
@@ -112,11 +112,7 @@ def write_shard(
     # Random per shard: forked processes would share a counter.
     path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
     write_whole(path, content)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # so that the new name survives a power cut
-    finally:
-        os.close(descriptor)
+    sync_folder(folder)
     return path
 
 
@@ -146,9 +142,10 @@ def open_shard(path: Path, *, store_digest: str, width: int, patch_dtype: np.dty
         if found_dtype != patch_dtype or len({rows.num_rows for rows in arrays.values()}) != 1:
             raise BadShard("unexpected arrays for this store")
         digest = hashlib.sha256()
-        for name in _TENSORS:
-            if name in arrays:
-                _update(digest, file.fileno(), arrays[name])
+        for rows in (arrays[name] for name in _TENSORS if name in arrays):
+            end = rows.offset + rows.num_rows * rows.row_bytes
+            for position in range(rows.offset, end, _CHUNK_BYTES):
+                digest.update(os.pread(file.fileno(), min(_CHUNK_BYTES, end - position), position))
     if metadata.get("sha256") != digest.hexdigest():
         raise BadShard("content does not match its checksum")
     return Shard(path, arrays)
@@ -178,12 +175,6 @@ def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], dict[str, 
     if 8 + length + end_of_last != size:
         raise BadShard(f"{size} bytes instead of {8 + length + end_of_last}")
     return metadata, arrays
-
-
-def _update(digest: Any, descriptor: int, rows: Rows) -> None:
-    end = rows.offset + rows.num_rows * rows.row_bytes
-    for position in range(rows.offset, end, _CHUNK_BYTES):
-        digest.update(os.pread(descriptor, min(_CHUNK_BYTES, end - position), position))
 
 
 def remove_stale_partials(folder: Path) -> None:

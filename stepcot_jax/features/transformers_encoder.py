@@ -68,12 +68,11 @@ class TransformersEncoder:
         return _pool(output, self.pooling), patches.float().cpu().numpy()
 
 
-def load_transformers_encoder(source: str, *, device: str | None = None) -> TransformersEncoder:
-    """Load a model and its image processor.
+def load_transformers_encoder(source: str) -> TransformersEncoder:
+    """Load a model, on a GPU if there is one, and its image processor.
 
     Args:
       source: a folder or a Hugging Face id, without `PREFIX`. Code shipped with a model is never run.
-      device: torch device; a GPU if available by default.
 
     Raises:
       BadInput: torch is not installed, or the model cannot be loaded or cannot encode images without text.
@@ -82,7 +81,7 @@ def load_transformers_encoder(source: str, *, device: str | None = None) -> Tran
         import torch
     except ImportError:
         raise BadInput(f"{PREFIX}{source}: torch is not installed (pip install 'stepcot-jax[torch]')") from None
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     model, absent = _load_model(source)
     model = model.to(device).eval().requires_grad_(False)
     preprocessing = read_preprocessing(source)

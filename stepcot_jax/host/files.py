@@ -87,6 +87,15 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
         file.write(content)
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync a folder, so that the names of new files in it survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def digest_file(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a file.
 

@@ -1,11 +1,17 @@
-"""Text that is safe to hand to other programs: spreadsheet cells, Markdown and terminals."""
+"""Text that is safe to hand to other programs: spreadsheet cells, Markdown, terminals and matplotlib."""
 
+import contextlib
 import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
 
 # Characters that spreadsheets take for the start of a formula, their full-width forms included.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 # Underscores within words, and brackets that no link follows, are themselves.
 _MARKDOWN = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
+
+_FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans", "Arial Unicode MS")
 
 
 def defuse_formula(cell: str) -> str:
@@ -40,6 +46,24 @@ def make_printable(text: str) -> str:
     a\x1b[2Jb
     """
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def wrap_text(text: str, width: int, *, num_lines: int) -> str:
+    """Return printable text in at most `num_lines` lines of `width` characters; a space for none."""
+    lines = textwrap.wrap(make_printable(text), width, max_lines=num_lines, placeholder=" …")
+    return "\n".join(lines) or " "
+
+
+@contextlib.contextmanager
+def plain_text_style(**settings: Any) -> Iterator[None]:
+    """Let matplotlib draw text in installed fonts and never as a formula; `settings` are further rcParams."""
+    import matplotlib
+    from matplotlib import font_manager
+
+    present = set(font_manager.get_font_names())
+    style: Any = {"font.family": [font for font in _FONTS if font in present], "text.parse_math": False, **settings}
+    with matplotlib.rc_context(style):
+        yield
 
 
 def one_line(error: BaseException) -> str:

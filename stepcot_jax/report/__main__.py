@@ -13,7 +13,16 @@ from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page of the run that the command line names."""
-    options = _parse(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.report", description="Write a finished run as one web page that loads nothing."
+    )
+    parser.add_argument("workdir", metavar="WORKDIR", type=pathlib.Path, help="of a finished run")
+    parser.add_argument("--out", metavar="FILE", type=pathlib.Path, help="default: report.html in the workdir")
+    parser.add_argument("--num-cases", metavar="N", type=int, default=200, help="most cases to show (default: 200)")
+    parser.add_argument("--model", default="student", help="network whose answers the cases show (default: student)")
+    parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
+    parser.add_argument("--without-data", action="store_true", help="leave out pictures, reports, maps and corrections")
+    options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
@@ -37,19 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
     write_whole(out, page)
     print(f"{out}: {len(page) / 1e6:.1f} MB")
     return 0
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stepcot_jax.report", description="Write a finished run as one web page that loads nothing."
-    )
-    parser.add_argument("workdir", metavar="WORKDIR", type=pathlib.Path, help="of a finished run")
-    parser.add_argument("--out", metavar="FILE", type=pathlib.Path, help="default: report.html in the workdir")
-    parser.add_argument("--num-cases", metavar="N", type=int, default=200, help="most cases to show (default: 200)")
-    parser.add_argument("--model", default="student", help="network whose answers the cases show (default: student)")
-    parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
-    parser.add_argument("--without-data", action="store_true", help="leave out pictures, reports, maps and corrections")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ def gather(
     if len(places) == len(predictions.index):
         which = f"All {len(places)} test cases"
     notes = [f"{which}, with the answers of the {model}."]
-    answers = _answers(run, model)[places]
+    own = zip(np.moveaxis(predictions.logits[model][places], 1, 0), run.chain.answers_per_step, strict=True)
+    answers = np.stack([logits[:, :num].argmax(axis=-1) for logits, num in own], axis=1).astype(np.int32)
     broken = broken_rules(answers)
     if not with_data:
         notes.append("Pictures, reports and maps were left out.")
@@ -86,23 +87,22 @@ def gather(
         return Gathered(cases, None, notes, "There are none: they need the data of the run, which were left out.")
     trained = None if _why_unread(run) else load_trained(run.workdir)
     found = _find(run, places, trained, progress)
-    maps, note = _make_maps(run, trained, found, model, answers, with_maps, progress)
+    maps: Sequence[Any] = [None] * len(found)
+    note = "Maps were left out."
+    if with_maps and trained is None:
+        note = f"There are no maps: {_why_unread(run)}."
+    elif with_maps and trained is not None:
+        maps, note = _make_maps(trained, found, model, answers, progress), _MAP_NOTE
     corrections, correction_note = _correct(run, trained, found, places, progress)
     cases = _show(run, places, model, found, maps, broken)
     return Gathered(cases, corrections, [*notes, note], correction_note)
 
 
-def draw_places(num_cases: int, num_shown: int, *, seed: int = 0) -> list[int]:
+def draw_places(num_cases: int, num_shown: int) -> list[int]:
     """Return the places of the cases to show, ascending: all of them, or `num_shown` drawn at random."""
     if num_shown >= num_cases:
         return list(range(num_cases))
-    return sorted(np.random.default_rng(seed).choice(num_cases, num_shown, replace=False).tolist())
-
-
-def _answers(run: FinishedRun, model: str) -> Int[np.ndarray, "case step"]:
-    logits = run.split.predictions.logits[model]
-    own = [logits[:, place, :num].argmax(axis=-1) for place, num in enumerate(run.chain.answers_per_step)]
-    return np.stack(own, axis=1).astype(np.int32)
+    return sorted(np.random.default_rng(0).choice(num_cases, num_shown, replace=False).tolist())
 
 
 def _why_unread(run: FinishedRun) -> str:
@@ -127,20 +127,9 @@ def _find(run: FinishedRun, places: list[int], trained: Trained | None, progress
 
 
 def _make_maps(
-    run: FinishedRun,
-    trained: Trained | None,
-    found: Sequence[FoundCase],
-    model: str,
-    answers: Int[np.ndarray, "case step"],
-    with_maps: bool,
-    progress: Progress,
-) -> tuple[Sequence[Any], str]:
-    """Return maps [step, row, column] for each case, None without, and a note on them."""
-    none: list[None] = [None] * len(found)
-    if not with_maps:
-        return none, "Maps were left out."
-    if trained is None:
-        return none, f"There are no maps: {_why_unread(run)}."
+    trained: Trained, found: Sequence[FoundCase], model: str, answers: Int[np.ndarray, "case step"], progress: Progress
+) -> list[Float[np.ndarray, "step row column"]]:
+    """Return the maps of each case."""
     from stepcot_jax.explain.saliency import Explainer
 
     try:
@@ -151,7 +140,7 @@ def _make_maps(
     for start in progress(range(0, len(found), _BATCH_SIZE), "making maps (batches)"):
         images = _to_input(found[start : start + _BATCH_SIZE], trained.preprocessing)
         maps.extend(explainer.explain(images, labels=answers[start : start + _BATCH_SIZE]).maps)
-    return maps, _MAP_NOTE
+    return maps
 
 
 def _correct(

@@ -45,11 +45,7 @@ class Corrections:
 
 
 def read_corrections(
-    read: ReadGiven,
-    *,
-    truth: Int[np.ndarray, "case step"],
-    names: Sequence[str],
-    asked: Sequence[NextStep | None] = (),
+    read: ReadGiven, *, truth: Int[np.ndarray, "case step"], names: Sequence[str], asked: Sequence[NextStep | None] = ()
 ) -> Corrections:
     """Read the cases with 0, 1, ... and all but the last step given.
 

@@ -9,16 +9,7 @@ from jaxtyping import Bool, Int
 from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
-from stepcot_jax.evaluation.consistency import (
-    MIN_EXPECTED,
-    Pair,
-    Rules,
-    count_broken,
-    count_pairs,
-    find_clear_chest,
-    make_rules,
-    share_inconsistent,
-)
+from stepcot_jax.evaluation import consistency
 from stepcot_jax.evaluation.consistency_files import read_pairs
 from stepcot_jax.evaluation.distributions import own_logits
 from stepcot_jax.evaluation.prediction_files import read_predictions
@@ -118,7 +109,7 @@ class Plausibility:
     """
 
     chain: Chain
-    rules: Rules
+    rules: consistency.Rules
     source: str
 
     @classmethod
@@ -129,22 +120,22 @@ class Plausibility:
           BadInput: the run's file of answer pairs or of validation predictions is damaged.
         """
         sources = []
-        clear = find_clear_chest(run.chain)
+        clear = consistency.find_clear_chest(run.chain)
         if clear is not None:
             sources.append(f"“{run.chain.steps[0].options[clear.label]}” settles every later step")
         counts, taught_by = _count_known_pairs(run)
         if counts is not None:
             sources.append(
-                f"two answers contradict each other if no {taught_by} chain has both, though {MIN_EXPECTED:.0f} would "
-                "by chance"
+                f"two answers contradict each other if no {taught_by} chain has both, though "
+                f"{consistency.MIN_EXPECTED:.0f} would by chance"
             )
-        rules = make_rules(run.chain, counts=counts)
+        rules = consistency.make_rules(run.chain, counts=counts)
         source = f"Rules: {'; '.join(sources)}." if sources else "There are no rules for this chain."
         return cls(run.chain, rules, " ".join([source, *(f"Not applied: {note}." for note in rules.notes)]))
 
     def broken_rules(self, answers: Int[np.ndarray, "case step"]) -> list[str]:
         """Return the rules that each case's answers break, in words; "" for none."""
-        return ["; ".join(count_broken(row[None], self.rules, self.chain)) for row in answers]
+        return ["; ".join(consistency.count_broken(row[None], self.rules, self.chain)) for row in answers]
 
     def write_section(self, run: FinishedRun) -> Section:
         """Write the share of chains that break a rule, of the truth and of every network."""
@@ -155,9 +146,9 @@ class Plausibility:
         chains = [
             {
                 "name": name,
-                "share": share_inconsistent(rows, self.rules),
+                "share": consistency.share_inconsistent(rows, self.rules),
                 "num_cases": len(rows),
-                "broken": list(count_broken(rows, self.rules, self.chain).items()),
+                "broken": list(consistency.count_broken(rows, self.rules, self.chain).items()),
             }
             for name, rows in answers.items()
         ]
@@ -165,11 +156,12 @@ class Plausibility:
         return Section("consistency", "Consistency", self.source, body)
 
 
-def _count_known_pairs(run: FinishedRun) -> tuple[dict[Pair, np.ndarray] | None, str]:
+def _count_known_pairs(run: FinishedRun) -> tuple[dict[consistency.Pair, np.ndarray] | None, str]:
     """Return how often each pair of answers occurs, and in which split's chains; None if the run kept neither."""
     if (run.workdir / PAIRS_FILE).is_file():
         return read_pairs(run.workdir / PAIRS_FILE, run.chain), "training"
     validation = run.workdir / "predictions" / "val.npz"
     if validation.is_file():
-        return count_pairs(read_predictions(validation, run.chain).predictions.labels, run.chain), "validation"
+        labels = read_predictions(validation, run.chain).predictions.labels
+        return consistency.count_pairs(labels, run.chain), "validation"
     return None, ""

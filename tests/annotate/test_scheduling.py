@@ -8,7 +8,7 @@ import pytest
 from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.client import RequestFailed, RequestRefused
-from stepcot_jax.annotate.scheduling import MOST_FAILURES_IN_A_ROW, process_reports
+from stepcot_jax.annotate.pipeline import MOST_FAILURES_IN_A_ROW, process_reports
 from stepcot_jax.host.errors import BadInput, RunStopped
 
 ANNOTATION = Annotation((0,), ("why",))

@@ -8,10 +8,9 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 class Budget:
     """Tokens of all models of a run and of earlier runs into the same folder, at most `cap` (None: no cap)."""
 
-    def __init__(self, cap: int | None, *, num_spent: int = 0) -> None:
+    def __init__(self, cap: int | None) -> None:
         self.cap = cap
-        self.num_spent = num_spent
-        self._num_reserved = 0
+        self.num_spent = self._num_reserved = 0
         self._changed = asyncio.Condition()
         self._stopped: RunStopped | BadInput | None = None
 

@@ -96,7 +96,10 @@ class Client:
         """
         attempt = 1
         while True:
-            await self._wait_for_turn()
+            # Without jitter all waiting requests would return at the same instant.
+            jitter = random.uniform(0, self._endpoint.first_wait)  # noqa: S311
+            while (wait := self._not_before + jitter - time.monotonic()) > 0 and not self._budget.is_stopped:
+                await asyncio.sleep(min(wait, _WAIT_STEP))
             try:
                 return await self._attempt(messages, about, record)
             except _OtherForm:
@@ -220,12 +223,6 @@ class Client:
         if "content_filter" in body or not _REFUSING.search(body):
             return ""
         return next((name for name in sent if re.search(rf"\b{name}\b", body)), "")
-
-    async def _wait_for_turn(self) -> None:
-        # Without jitter all waiting requests would return at the same instant.
-        jitter = random.uniform(0, self._endpoint.first_wait)  # noqa: S311
-        while (wait := self._not_before + jitter - time.monotonic()) > 0 and not self._budget.is_stopped:
-            await asyncio.sleep(min(wait, _WAIT_STEP))
 
     def _postpone(self, asked: float | None, attempt: int) -> None:
         """Delay all requests: an endpoint that throttles one throttles the others too."""

@@ -3,22 +3,32 @@
 Every answer is read from the ledger, where a new one goes first, so a repeated run asks nothing again. A chain is kept
 if the annotator trusts it and every voter calls it correct. Voters are asked in turn until one disagrees, because
 every vote costs tokens.
+
+The wording of `BadAnswer` is sent back to the model and is part of the ledger's request digest: changing it makes
+resumed runs pay for repairs again.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Provenance, Reason, Report
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.client import Client
 from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.ledger import Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.model_answers import BadAnswer, read_chain_answer, read_choice, write_chain_answer
 from stepcot_jax.annotate.llm.prompt import PROMPT_VERSION, TRUST, VOTES, Message, Prompt, write_repair
 from stepcot_jax.annotate.llm.replies import Entry
-from stepcot_jax.chain import Chain
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
+from stepcot_jax.host.errors import BadInput
+
+MAX_REASONING = 4000
+"""Most characters of one reasoning."""
+
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_MAX_OBJECTS = 200
 
 _Value = TypeVar("_Value")
 
@@ -64,7 +74,11 @@ class Interviewer:
         """
         conversation = list(messages)
         for _ in range(self._num_tries):
-            entry = await self._find_or_ask(report, conversation)
+            request = digest_messages(conversation)
+            entry = self.ledger.find(report.id, request)
+            if entry is None:
+                about = {"report": report.id, "text": digest_text(report.text), "request": request}
+                entry = await self._client.ask(conversation, about=about, record=self.ledger.append)
             if entry.answer is None:
                 raise CannotAnnotate(Reason.NO_ANSWER, f"{self.endpoint.model}: {entry.problem}")
             try:
@@ -77,13 +91,6 @@ class Interviewer:
         # The full problem quotes the answer, and so the report; the ledger has it.
         problem = f"{self._num_tries} unreadable answers, the last at {field}"
         raise CannotAnnotate(Reason.NO_ANSWER, f"{self.endpoint.model}: {problem}")
-
-    async def _find_or_ask(self, report: Report, messages: Sequence[Message]) -> Entry:
-        request = digest_messages(messages)
-        if (found := self.ledger.find(report.id, request)) is not None:
-            return found
-        about = {"report": report.id, "text": digest_text(report.text), "request": request}
-        return await self._client.ask(messages, about=about, record=self.ledger.append)
 
     async def annotate(self, report: Report, chain: Chain) -> tuple[Annotation, Provenance]:
         """Return a report's chain and its provenance; for the annotation prompt. Raises as `ask`."""
@@ -128,3 +135,114 @@ async def examine(
         if vote != VOTES[0]:
             raise CannotAnnotate(Reason.VOTED_DOWN, ", ".join(votes))
     return (*said, *([("votes", ", ".join(votes))] if votes else []))
+
+
+class BadAnswer(ValueError):
+    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field or "the JSON object"
+
+
+def read_chain_answer(text: str, *, chain: Chain) -> Annotation:
+    """Read an answer to the annotation prompt; text around its single JSON object is ignored.
+
+    Raises:
+      BadAnswer: there is no such object, or it violates the schema.
+    """
+    names = [f"step_{number}" for number in range(1, chain.num_steps + 1)]
+    found = _find_object(text, names)
+    labels, reasoning = [], []
+    for name, step in zip(names, chain.steps, strict=True):
+        entry = found[name]
+        if not isinstance(entry, dict) or set(entry) != {"reasoning", "answer"}:
+            raise BadAnswer(f"found {entry!r:.80}, accepted is an object of reasoning and answer", field=name)
+        if not isinstance(entry["reasoning"], str) or not entry["reasoning"].strip():
+            raise BadAnswer(f"found {entry['reasoning']!r:.80}, accepted is a text", field=f"{name}.reasoning")
+        if len(entry["reasoning"]) > MAX_REASONING:
+            found_length = f"{name}.reasoning: found {len(entry['reasoning'])} characters"
+            raise BadAnswer(f"{found_length}, accepted are 1 to 3 sentences")
+        labels.append(_read_label(entry["answer"], name=name, step=step))
+        reasoning.append(entry["reasoning"].strip())
+    return Annotation(tuple(labels), tuple(reasoning))
+
+
+def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
+    """Read an answer to the trust question or a vote; `accepted` are the valid values, in lower case.
+
+    Raises:
+      BadAnswer: there is no such object, or its value is not accepted.
+
+    >>> read_choice('{"reasoning": "As reported.", "vote": "Correct"}', field="vote", accepted=("correct",))
+    'correct'
+    """
+    found = _find_object(text, ["reasoning", field])
+    value = found[field]
+    folded = fold(value) if isinstance(value, str) else ""
+    if folded not in accepted:
+        raise BadAnswer(f"found {value!r:.80}, accepted is one of {', '.join(accepted)}", field=field)
+    return folded
+
+
+def write_chain_answer(annotation: Annotation, *, chain: Chain) -> dict[str, dict[str, str | None]]:
+    """Write an annotation as the object that the annotation prompt asks for; `read_chain_answer` reads it back."""
+    steps = zip(chain.steps, annotation.labels, annotation.reasoning, strict=True)
+    return {
+        f"step_{number}": {"reasoning": reasoning, "answer": step.written(label)}
+        for number, (step, label, reasoning) in enumerate(steps, start=1)
+    }
+
+
+def _read_label(answer: Any, *, name: str, step: Step) -> int:
+    try:
+        label = step.read_answer(answer) if isinstance(answer, str) else NOT_ANNOTATED
+    except BadInput:
+        label = NOT_ANNOTATED
+    if label == NOT_ANNOTATED:
+        accepted = f"accepted is one of {', '.join(step.lettered_options)}"
+        raise BadAnswer(f"found {answer!r:.80}, {accepted}", field=f"{name}.answer")
+    return label
+
+
+def _find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the one JSON object of a text with exactly these names."""
+    other = "no JSON object"
+    found: list[dict[str, Any]] = []
+    for candidate in _objects(_THOUGHTS.sub("", text)):
+        missing = [name for name in names if name not in candidate]
+        more = [str(name)[:80] for name in candidate if name not in names]
+        if missing:
+            other = f"an object with the names {missing} missing"
+        elif more:
+            other = f"an object with more names: {more[:8]}"
+        else:
+            found.append(candidate)
+    if found and all(each == found[0] for each in found):
+        return found[0]
+    what = f"{len(found)} objects that differ" if found else other
+    raise BadAnswer(f"found {what}, accepted is one JSON object with the names {', '.join(names)}")
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Return the outermost JSON objects of a text."""
+    decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition)
+    found, position = [], text.find("{")
+    # Bounded: a text of opening brackets would take quadratic time.
+    for _ in range(_MAX_OBJECTS):
+        if position < 0:
+            break
+        try:
+            value, position = decoder.raw_decode(text, position)
+            found.append(value)
+        except (json.JSONDecodeError, RecursionError):
+            position += 1
+        position = text.find("{", position)
+    return found
+
+
+def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise BadAnswer("found a name twice in one object, accepted is each name once")
+    return found

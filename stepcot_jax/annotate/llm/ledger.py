@@ -17,6 +17,7 @@ import msgspec
 from stepcot_jax.annotate.llm.prompt import Message
 from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
+from stepcot_jax.host.files import sync_folder
 from stepcot_jax.host.locks import lock_file
 
 FORMAT = "stepcot_jax ledger 1"
@@ -64,7 +65,7 @@ class Ledger:
             self._size = self._read(header)
             if not self._size:
                 self._write(json.dumps(header, ensure_ascii=False).encode() + b"\n")
-                _sync_folder(folder)
+                sync_folder(folder)
         except BaseException:
             os.close(self._file)
             raise
@@ -157,12 +158,3 @@ def _scan(file: BinaryIO, path: Path) -> Iterator[tuple[Entry | dict[str, Any], 
             problem = f"line {number} is not a ledger entry ({str(error)[:80]}); restore the file or move it away"
             raise BadInput(f"{path}, {problem}") from None
         position += len(line)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a new file survives a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

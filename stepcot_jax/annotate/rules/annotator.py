@@ -44,7 +44,7 @@ def annotate_report(report: Report | str, *, chain: Chain = DEFAULT_CHAIN) -> An
     return _annotation(_answers(reading, find_diagnosis(reading)), chain)
 
 
-def describe_report(report: Report, *, chain: Chain = DEFAULT_CHAIN) -> Annotation:
+def describe_report(report: Report) -> Annotation:
     """Annotate the first-ranking lesion of lung or pleura, whether or not it is a diagnosis of the chain.
 
     Next to an enlarged heart this describes the opacity. A lesion outside the taxonomy leaves the diagnosis not
@@ -54,7 +54,7 @@ def describe_report(report: Report, *, chain: Chain = DEFAULT_CHAIN) -> Annotati
       CannotAnnotate: as `annotate_report`, if there is no such lesion.
     """
     reading = read_report(report.text)
-    return _annotation(_answers(reading, _find_lesion(reading) or find_diagnosis(reading)), chain)
+    return _annotation(_answers(reading, _find_lesion(reading) or find_diagnosis(reading)), DEFAULT_CHAIN)
 
 
 def _find_lesion(reading: Reading) -> Mention | None:

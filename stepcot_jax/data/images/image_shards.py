@@ -206,9 +206,7 @@ class ShardFiles:
                 from array_record.python.array_record_module import ArrayRecordReader  # only shards need it
 
                 reader = ArrayRecordReader(
-                    str(self._root / file),
-                    options=_READER_OPTIONS,
-                    file_reader_buffer_size=_READER_BUFFER_BYTES,
+                    str(self._root / file), options=_READER_OPTIONS, file_reader_buffer_size=_READER_BUFFER_BYTES
                 )
             self._readers[file] = reader  # the least recently used comes first
             if len(self._readers) > _MOST_OPEN:

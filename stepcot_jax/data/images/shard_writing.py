@@ -1,4 +1,4 @@
-"""Write the images of a collection into ArrayRecord shards: each image decoded once, each shard whole, resumable.
+"""Write a folder's images into ArrayRecord shards: each image decoded once, each shard whole, resumable.
 
 Shards are written one after the other. After each shard comes a note that lists its content: a restart continues
 behind the last noted shard, and rewrites a shard without a note. The index replaces the notes at the end.
@@ -15,17 +15,23 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture
-from stepcot_jax.data.images.image_files import ImageFiles, set_aside_cases
-from stepcot_jax.data.images.image_shards import INDEX_NAME, ShardEntry, ShardIndex, check_entry, read_index, shard_name
+from stepcot_jax.data.images import image_shards
+from stepcot_jax.data.images.image_decoding import decode_picture
+from stepcot_jax.data.images.image_files import folder_files, set_aside_cases
+from stepcot_jax.data.images.image_shards import INDEX_NAME, ShardEntry, ShardIndex, shard_name
+from stepcot_jax.data.records import records
 from stepcot_jax.data.records.cases import Case
-from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.host.errors import BadInput
+from stepcot_jax.data.records.data_json import FILE_NAME
+from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.data.splits.split_resolver import TABLE_SUFFIXES
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.host.errors import BadInput, make_workdir
 from stepcot_jax.host.files import digest_file, read_json, write_whole
+from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.threads import map_in_threads
 
 _WRITER_OPTIONS = "group_size:1,uncompressed"  # one image a chunk, for random access; images are compressed already
-_LOCK_NAME = ".lock"
+_QUARANTINE_NAME = "quarantine.jsonl"
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,28 +47,19 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class ShardWriter:
-    """Writes the images of a collection to a folder.
+class _ShardWriter:
+    """Writes the image files of a collection to a folder, which must exist; see `make_shards`.
 
-    Attributes:
-      collection: the cases.
-      images: their images.
-      folder: for the shards; it must exist.
-      source: SHA-256 of the records; a folder with shards of other records is refused.
-      on_bad_record: "stop" at the first image that cannot be decoded, or "skip" it.
-      max_pixels: largest accepted width times height of an image.
-      shard_bytes: a shard ends with the image that reaches this size.
-      num_threads: images decoded at the same time.
+    `source` is the SHA-256 of the records: a folder with shards of other records is refused.
     """
 
-    collection: Collection
-    images: ImageFiles
+    collection: records.Collection
     folder: Path
     source: str
-    on_bad_record: OnBadRecord = "stop"
-    max_pixels: int = MAX_PIXELS
-    shard_bytes: int = 256 * 2**20
-    num_threads: int = 2
+    on_bad_record: records.OnBadRecord
+    max_pixels: int
+    shard_bytes: int
+    num_threads: int
 
     def write(self, progress: Callable[[Sequence[Case]], Iterable[Case]]) -> tuple[ShardIndex, int]:
         """Write the remaining shards; until `finish`, readers do not see them. `progress` wraps the remaining cases.
@@ -74,7 +71,7 @@ class ShardWriter:
           BadInput: an image cannot be decoded; the folder is not writable or has other shards.
         """
         if (self.folder / INDEX_NAME).exists():
-            index = read_index(self.folder)
+            index = image_shards.read_index(self.folder)
             self._check_source(index.source)
             return index, sum(len(entry.paths) for entry in index.shards)
         notes = self._read_notes()
@@ -92,16 +89,17 @@ class ShardWriter:
 
     def finish(self, index: ShardIndex) -> None:
         """Write the index, after which readers use the shards, and delete the notes."""
-        with saying_what_fails(self.folder):
+        with _saying_what_fails(self.folder):
             if not (self.folder / INDEX_NAME).exists():
                 write_whole(self.folder / INDEX_NAME, msgspec.json.encode(index))
             for path in (*self.folder.glob("images-*.json"), *self.folder.glob(".images-*.partial")):
                 path.unlink(missing_ok=True)
 
     def _read(self, item: tuple[int, Case]) -> bytes | BadInput:
+        images = folder_files(self.collection, max_pixels=self.max_pixels)
         try:
-            content = self.images.read(item[0])
-            decode_picture(content, name=self.images.name(item[0]), max_pixels=self.max_pixels)
+            content = images.read(item[0])
+            decode_picture(content, name=images.name(item[0]), max_pixels=self.max_pixels)
         except BadInput as error:
             return error
         return content
@@ -116,7 +114,7 @@ class ShardWriter:
         set_aside: list[tuple[str, str]] = []
         num_bytes = 0
         try:
-            with saying_what_fails(path):
+            with _saying_what_fails(path):
                 writer: Any = ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
                 for (place, case), content in contents:
                     if isinstance(content, BadInput):
@@ -149,7 +147,7 @@ class ShardWriter:
             if sorted(paths) != sorted(case.image_path for case in covered):
                 raise BadInput(f"{path}: lists other images than the records; use a new folder")
             if note.entry:
-                check_entry(note.entry, where=path)
+                image_shards.check_entry(note.entry, where=path)
                 found = None
                 with contextlib.suppress(OSError):
                     found = digest_file(self.folder / note.entry.file)
@@ -173,7 +171,7 @@ def _publish_shard(partial: Path, path: Path, rows: Sequence[tuple[str, int, str
 
 
 @contextlib.contextmanager
-def saying_what_fails(path: Path) -> Iterator[None]:
+def _saying_what_fails(path: Path) -> Iterator[None]:
     """Turn write errors, such as a full disk or missing permission, into `BadInput`."""
     try:
         yield
@@ -188,9 +186,64 @@ def saying_what_fails(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Lock a folder against a second writing process, which gets `BadInput`; the lock ends with the process."""
-    with saying_what_fails(folder), (folder / _LOCK_NAME).open("w") as file:
+    with _saying_what_fails(folder), (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput(f"{folder}: another process is writing shards there; wait for it to end") from None
         yield
+
+
+def make_shards(
+    root: Path,
+    out: Path,
+    *,
+    reading: dict[str, Any],
+    max_pixels: int,
+    shard_bytes: int,
+    num_threads: int,
+    terminal: Terminal,
+) -> None:
+    """Write a folder's images into shards, and its records and split tables next to them: a data root for fast starts.
+
+    Args:
+      root: folder or file in any layout, with image files.
+      out: a new folder, or one in which this was interrupted.
+      reading: keyword arguments of `layouts.read_source`; "on_bad_record" is also for images that cannot be decoded.
+      max_pixels: largest accepted width times height of an image.
+      shard_bytes: a shard ends with the image that reaches this size.
+      num_threads: images decoded at the same time.
+      terminal: shows progress.
+
+    Raises:
+      BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.
+    """
+    if image_shards.has_shards(root):
+        raise BadInput(f"{root} has shards already ({INDEX_NAME}); a folder with image files is required")
+    if out.resolve() == root.resolve():
+        raise BadInput(f"--out: {out} is the folder that is read; another one is required")
+    collection = read_source(root, **reading)
+    make_workdir(out)
+    with only_writer(out):
+        published, chain, cases = collection.layout == "published", collection.chain, collection.cases
+        content = collection.path.read_bytes() if published else records.encode_records(chain, cases)
+        source = hashlib.sha256(content).hexdigest()
+        writer = _ShardWriter(collection, out, source, reading["on_bad_record"], max_pixels, shard_bytes, num_threads)
+        index, num_found = writer.write(lambda left: terminal.watch(left, "writing shards"))
+        missing = image_shards.find_missing(index, cases.image_paths)
+        set_aside = set_aside_cases(collection, missing, on_bad_record="skip").set_aside
+        with _saying_what_fails(out):
+            write_whole(out / FILE_NAME, content)
+            for name in (name + suffix for name in SPLIT_NAMES for suffix in TABLE_SUFFIXES):
+                if (collection.root / name).is_file():
+                    write_whole(out / name, (collection.root / name).read_bytes())
+            if set_aside:
+                records.write_quarantine(out / _QUARANTINE_NAME, set_aside)
+        writer.finish(index)
+    num_images = sum(len(entry.paths) for entry in index.shards)
+    print(f"{num_images} images in {len(index.shards)} shards in {out}, {num_found} of them from an earlier start")
+    names = tuple(step.name for step in chain.steps)
+    if names != records.PUBLISHED_STEP_NAMES:
+        print(f"data.json has no step names: read it with config.data.step_names={names}")
+    if set_aside:
+        print(f"{len(set_aside)} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")

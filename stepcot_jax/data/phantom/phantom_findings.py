@@ -42,7 +42,8 @@ def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) 
         attenuation[rows, columns] += layer
         boxes.append(_box_of_layer(focus.label, layer, top=rows.start, left=columns.start))
     size = frame.x.shape[0]
-    return attenuation, _without_held([_widened(box, margin, size) for box in boxes if box is not None])
+    found = list(dict.fromkeys(_widened(box, margin, size) for box in boxes if box is not None))
+    return attenuation, tuple(box for box in found if not any(_holds(other, box) for other in found if other != box))
 
 
 def _box_of_sign(sign: Sign, frame: Frame) -> Box | None:
@@ -71,11 +72,6 @@ def _widened(box: Box, margin: int, size: int) -> Box:
     x, y = max(0, box.x - margin), max(0, box.y - margin)
     right, lower = min(size, box.x + box.width + margin), min(size, box.y + box.height + margin)
     return Box(box.label, x, y, right - x, lower - y)
-
-
-def _without_held(boxes: list[Box]) -> tuple[Box, ...]:
-    unique = list(dict.fromkeys(boxes))
-    return tuple(box for box in unique if not any(_holds(other, box) for other in unique if other is not box))
 
 
 def _holds(outer: Box, inner: Box) -> bool:
@@ -146,7 +142,9 @@ def _focus(focus: Focus, *, chest: Chest, frame: Frame, rows: slice, columns: sl
         radius = radius * (1 + 0.12 * mottle)
     inside = smooth_step(1 - radius, softness)
     if focus.spiculated:
-        inside = np.maximum(inside, _spikes(focus, along=along, aside=aside, radius=radius))
+        angle = np.arctan2(aside, along)
+        rays = np.clip(np.cos(9 * angle + focus.phase) + 0.3 * np.cos(4 * angle + 2 * focus.phase), 0, 1)
+        inside = np.maximum(inside, rays * rays * np.clip(2.0 - radius, 0, 1))
     filling = _filling(focus, chest=chest, frame=frame, place=place, radius=radius)
     layer = focus.density * inside * filling
     if focus.calcified:
@@ -186,12 +184,6 @@ def _dots(focus: Focus, *, frame: Frame, place: tuple[slice, slice]) -> Image:
     across, down = x - column - 0.5 - 0.24 * np.sin(91.7 * chance), y - row - 0.5 - 0.24 * np.sin(57.3 * chance)
     edge = max(0.15 * (1 + focus.softness), frame.pixel / cell)
     return smooth_step(0.24 + 0.05 * chance - np.hypot(across, down), edge) * (chance > -0.3)
-
-
-def _spikes(focus: Focus, *, along: Image, aside: Image, radius: Image) -> Image:
-    angle = np.arctan2(aside, along)
-    rays = np.clip(np.cos(9 * angle + focus.phase) + 0.3 * np.cos(4 * angle + 2 * focus.phase), 0, 1)
-    return rays * rays * np.clip(2.0 - radius, 0, 1)
 
 
 def _calcification(focus: Focus, *, mottle: Image, frame: Frame, place: tuple[slice, slice], radius: Image) -> Image:

@@ -92,16 +92,12 @@ def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) 
       The report, and for each step one phrase that quotes the report.
     """
     if answers[-1] == "Normal":
-        return _normal_report(rng)
+        sentences = _NORMAL[int(rng.integers(len(_NORMAL)))]
+        none = f'No lesion to describe: "{sentences[0]}".'
+        return ". ".join(sentences) + ".", (f'"{sentences[0]}".', *[none] * 5, f'"{sentences[2]}".')
     phrases = _choose_phrases(answers, side, rng)
     report = ". ".join(text[:1].upper() + text[1:] for text in _sentences(phrases, rng)) + "."
     return report, tuple(_cite(*pair, report) for pair in zip(answers, phrases, strict=True))
-
-
-def _normal_report(rng: np.random.Generator) -> tuple[str, tuple[str, ...]]:
-    sentences = _NORMAL[int(rng.integers(len(_NORMAL)))]
-    none = f'No lesion to describe: "{sentences[0]}".'
-    return ". ".join(sentences) + ".", (f'"{sentences[0]}".', *[none] * 5, f'"{sentences[2]}".')
 
 
 def _choose_phrases(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> list[str]:

@@ -7,18 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.data.records.cases import Box, Case
+from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
-from stepcot_jax.data.sources.chestxray8_tables import (
-    BOX_LIST,
-    ENTRY_TABLE,
-    NO_FINDING,
-    RELEASED_SIDE,
-    Entry,
-    ListedBox,
-    read_box_list,
-    read_entries,
-)
+from stepcot_jax.data.sources import chestxray8_tables as tables
 from stepcot_jax.data.sources.findings import DIAGNOSES, Finding, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.named_images import ImageFinder, find_file, read_image_size
@@ -49,8 +40,8 @@ class ImageRecord:
     image: str
     place: str
     labels: tuple[str, ...]
-    boxes: Sequence[ListedBox]
-    entry: Entry | None
+    boxes: Sequence[tables.ListedBox]
+    entry: tables.Entry | None
     problem: str
 
     @property
@@ -61,7 +52,7 @@ class ImageRecord:
         return self.image.partition("_")[0] or self.image
 
 
-def _list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
+def _list_box_images(boxes: Iterable[tables.ListedBox], entries: Iterable[tables.Entry]) -> Iterator[ImageRecord]:
     """Yield the images of the box list, in its order, with the labels of their boxes."""
     entry_of = {entry.image: entry for entry in entries}
     for listed in _group(boxes).values():
@@ -74,7 +65,7 @@ def _list_box_images(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> It
         yield ImageRecord(image, place, labels, listed, entry, problem)
 
 
-def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Iterator[ImageRecord]:
+def _list_entries(boxes: Iterable[tables.ListedBox], entries: Iterable[tables.Entry]) -> Iterator[ImageRecord]:
     """Yield the rows of the table of labels, in its order, then the images that only the box list has."""
     boxes_of = _group(boxes)
     first: dict[str, int] = {}
@@ -91,9 +82,9 @@ def _list_entries(boxes: Iterable[ListedBox], entries: Iterable[Entry]) -> Itera
         yield ImageRecord(listed[0].image, place, (), listed, None, problem)
 
 
-def _group(boxes: Iterable[ListedBox]) -> dict[str, list[ListedBox]]:
+def _group(boxes: Iterable[tables.ListedBox]) -> dict[str, list[tables.ListedBox]]:
     """Group the boxes by image; a row without an image's name is a group of its own."""
-    groups: dict[str, list[ListedBox]] = {}
+    groups: dict[str, list[tables.ListedBox]] = {}
     for box in boxes:
         groups.setdefault(box.image or f"\0{box.number}", []).append(box)
     return groups
@@ -106,7 +97,6 @@ def read_chestxray8(
     require_images: bool = True,
     single_label: bool = True,
     labels_from: LabelsFrom = "auto",
-    image_folders: Sequence[str] = IMAGE_FOLDERS,
 ) -> Collection:
     """Read the box list, the table of labels, or both.
 
@@ -121,7 +111,6 @@ def read_chestxray8(
       single_label: whether to exclude images with several distinct labels; if not, they have no diagnosis.
       labels_from: "boxes": the images of the box list with the labels of their boxes, as in the paper's test across
         datasets; "entries": those of the table of labels; "auto": "boxes" if there is a box list.
-      image_folders: patterns of the folders with the images, below `root`.
 
     Raises:
       BadInput: a table cannot be used, no record is good, or a record is bad and `on_bad_record` is "stop".
@@ -129,20 +118,20 @@ def read_chestxray8(
     root = Path(root)
     if labels_from not in ("auto", "boxes", "entries"):
         raise BadInput(f"labels_from: {labels_from!r} is not 'auto', 'boxes' or 'entries'")
-    box_list, entry_table = find_file(root, BOX_LIST), find_file(root, ENTRY_TABLE)
+    box_list, entry_table = find_file(root, tables.BOX_LIST), find_file(root, tables.ENTRY_TABLE)
     from_boxes = labels_from == "boxes" or (labels_from == "auto" and box_list is not None)
     source = box_list if from_boxes else entry_table
     if source is None:
-        raise BadInput(f"{root}: has no {BOX_LIST if from_boxes else ENTRY_TABLE}")
-    boxes = read_box_list(box_list) if box_list else []
-    entries = read_entries(entry_table) if entry_table else []
+        raise BadInput(f"{root}: has no {tables.BOX_LIST if from_boxes else tables.ENTRY_TABLE}")
+    boxes = tables.read_box_list(box_list) if box_list else []
+    entries = tables.read_entries(entry_table) if entry_table else []
     records = list((_list_box_images if from_boxes else _list_entries)(boxes, entries))
-    finder = ImageFinder(root, folders=image_folders, require_images=require_images)
+    finder = ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images)
     intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
     num_unscaled = sum(_take(record, finder=finder, intake=intake, single_label=single_label) for record in records)
     if num_unscaled:
         message = "%s: %d images with boxes have no file: their boxes are in pixels of the released %d x %d image"
-        _LOG.warning(message, source, num_unscaled, RELEASED_SIDE, RELEASED_SIDE)
+        _LOG.warning(message, source, num_unscaled, tables.RELEASED_SIDE, tables.RELEASED_SIDE)
     _warn_of_entries(entry_table, entries, records=records, from_boxes=from_boxes)
     return intake.finish(DEFAULT_CHAIN)
 
@@ -156,7 +145,7 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
     try:
         image_path, real_path = finder.find(record.image)
         is_scaled = bool(record.boxes) and Path(real_path).is_file()
-        size = read_image_size(Path(real_path)) if is_scaled else (RELEASED_SIDE, RELEASED_SIDE)
+        size = read_image_size(Path(real_path)) if is_scaled else (tables.RELEASED_SIDE, tables.RELEASED_SIDE)
     except BadInput as error:
         intake.refuse(f"{record.place}: {error}", image_path=record.image, patient_id=patient)
         return False
@@ -165,7 +154,7 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
         intake.leave_out(f"{record.place}: {reason}", image_path=image_path, patient_id=patient)
         return False
     reason = f"NIH label: {', '.join(sorted(record.labels))}."
-    if record.labels == (NO_FINDING,):
+    if record.labels == (tables.NO_FINDING,):
         labels, reasoning = answer_normal(reason)
     else:
         diagnosis = record.labels[0] if len(record.labels) == 1 else ""
@@ -179,7 +168,7 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
         report="",
         labels=labels,
         reasoning=reasoning,
-        boxes=tuple(_scale(box, size) for box in record.boxes),
+        boxes=tuple(box.scaled(*size) for box in record.boxes),
         sex=record.entry.sex if record.entry else "",
         age=record.entry.age if record.entry else None,
         view=record.entry.view if record.entry else "",
@@ -191,18 +180,13 @@ def _take(record: ImageRecord, *, finder: ImageFinder, intake: Intake, single_la
 def _find_no_use(labels: Sequence[str], *, single_label: bool) -> str:
     if single_label and len(labels) > 1:
         return f"{len(labels)} labels ({', '.join(sorted(labels))}) instead of one (single_label)"
-    if labels != (NO_FINDING,) and not any(FINDINGS[label].diagnosis for label in labels):
-        return f"{', '.join(sorted(labels))} is not one of {', '.join((NO_FINDING, *DIAGNOSES))}"
+    if labels != (tables.NO_FINDING,) and not any(FINDINGS[label].diagnosis for label in labels):
+        return f"{', '.join(sorted(labels))} is not one of {', '.join((tables.NO_FINDING, *DIAGNOSES))}"
     return ""
 
 
-def _scale(box: ListedBox, size: tuple[int, int]) -> Box:
-    across, down = size[0] / RELEASED_SIDE, size[1] / RELEASED_SIDE
-    return Box(box.label, box.x * across, box.y * down, box.width * across, box.height * down)
-
-
 def _warn_of_entries(
-    path: Path | None, entries: Sequence[Entry], *, records: Sequence[ImageRecord], from_boxes: bool
+    path: Path | None, entries: Sequence[tables.Entry], *, records: Sequence[ImageRecord], from_boxes: bool
 ) -> None:
     num_ageless = sum(not entry.problem and entry.age is None for entry in entries)
     if num_ageless:

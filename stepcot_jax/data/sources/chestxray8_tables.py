@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepcot_jax.data.records.cases import Box
 from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
 from stepcot_jax.data.sources.named_images import find_file
 from stepcot_jax.host.errors import BadInput
@@ -49,6 +50,11 @@ class ListedBox:
     height: float = 0.0
     problem: str = ""
 
+    def scaled(self, width: int, height: int) -> Box:
+        """Return the box in an image of this size in pixels."""
+        across, down = width / RELEASED_SIDE, height / RELEASED_SIDE
+        return Box(self.label, self.x * across, self.y * down, self.width * across, self.height * down)
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -75,17 +81,10 @@ class Entry:
     problem: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class BoxListCounts:
-    """Counts of a box list; the released one has 984 boxes on 880 images, 787 of these with one distinct label."""
-
-    num_boxes: int
-    num_images: int
-    num_single_label: int
-
-
-def count_boxes(root: Path) -> BoxListCounts:
+def count_boxes(root: Path) -> tuple[int, int, int]:
     """Count boxes, images and images with one distinct label in the box list of a data root.
+
+    The released list has 984 boxes on 880 images, 787 of these with one distinct label.
 
     Raises:
       BadInput: the box list is missing or unreadable, or a row is bad; names the row.
@@ -98,7 +97,7 @@ def count_boxes(root: Path) -> BoxListCounts:
         if box.problem:
             raise BadInput(f"{path}: {box.problem}")
         labels[box.image].add(box.label)
-    return BoxListCounts(len(boxes), len(labels), sum(len(found) == 1 for found in labels.values()))
+    return len(boxes), len(labels), sum(len(found) == 1 for found in labels.values())
 
 
 def read_box_list(path: Path) -> list[ListedBox]:

@@ -3,32 +3,53 @@
 Every cell is text: a cell that a spreadsheet would run as a formula is read literally.
 """
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain
+import msgspec
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, read_options
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
-from stepcot_jax.data.sources.csv_columns import (
-    CHAIN_NAME,
-    PATIENT_COLUMN,
-    TABLE_NAME,
-    Columns,
-    find_columns,
-    known_columns,
-    read_chain,
-)
-from stepcot_jax.data.sources.delimited import Row, read_age, read_table
+from stepcot_jax.data.sources.delimited import Row, fold_column, read_age, read_table
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
+
+TABLE_NAME, CHAIN_NAME = "cases.csv", "chain.json"
+
+IMAGE_COLUMNS = ("image", "image path")
+PATIENT_COLUMN = "patient id"
+TEXT_COLUMNS = (PATIENT_COLUMN, "report", "origin", "sex", "age", "view")
+LABEL_COLUMN = "label"
 
 _SEXES = {"": "", "f": "F", "female": "F", "m": "M", "male": "M", "o": "O", "other": "O"}
 _MAX_AGE = 150
 _LOG = logging.getLogger(__name__)
+_MAX_CHAIN_BYTES = 1_000_000
+_EXPECTED_CHAIN = 'expected a JSON array of {"name": ..., "question": ..., "options": [...]} in UTF-8'
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Place of each column in a row, from 0.
+
+    Attributes:
+      image: the image's path.
+      texts: those of `TEXT_COLUMNS` that the table has.
+      steps: the answers of each step of the chain; None without a column.
+      num_columns: cells of a row.
+    """
+
+    image: int
+    texts: dict[str, int]
+    steps: tuple[int | None, ...]
+    num_columns: int
 
 
 def read_csv_table(
@@ -56,7 +77,12 @@ def read_csv_table(
     """
     path = Path(root) / TABLE_NAME if Path(root).is_dir() else Path(root)
     folder = path.parent
-    chain = _find_chain(folder, step_names=step_names)
+    chain_path = folder / CHAIN_NAME
+    chain = read_chain(chain_path) if chain_path.exists() else DEFAULT_CHAIN
+    names = tuple(step.name for step in chain.steps)
+    if tuple(step_names) not in (names, PUBLISHED_STEP_NAMES):
+        where = chain_path if chain_path.exists() else f"{folder}: without {CHAIN_NAME}"
+        raise BadInput(f"{where}: step_names {list(step_names)} do not match the chain's {list(names)}")
     header, rows = read_table(path, known_columns=known_columns(chain))
     columns = find_columns(header, chain=chain, path=path)
     if PATIENT_COLUMN not in columns.texts:
@@ -67,21 +93,12 @@ def read_csv_table(
         try:
             case, real_path = reader.read(row)
         except BadInput as error:
-            image_path, patient_id = reader.identify(row)
-            intake.refuse(f"row {row.number}: {error}", image_path=image_path, patient_id=patient_id)
+            cells = dict(enumerate(row.cells))  # the row may be too short
+            image, patient = cells.get(columns.image, ""), cells.get(columns.texts.get(PATIENT_COLUMN, -1), "")
+            intake.refuse(f"row {row.number}: {error}", image_path=image, patient_id=patient)
         else:
             intake.keep(case, real_path=real_path, place=f"row {row.number}")
     return intake.finish(chain)
-
-
-def _find_chain(folder: Path, *, step_names: Sequence[str]) -> Chain:
-    path = folder / CHAIN_NAME
-    chain = read_chain(path) if path.exists() else DEFAULT_CHAIN
-    expected = tuple(step.name for step in chain.steps)
-    if tuple(step_names) not in (expected, PUBLISHED_STEP_NAMES):
-        where = path if path.exists() else f"{folder}: without {CHAIN_NAME}"
-        raise BadInput(f"{where}: step_names {list(step_names)} do not match the chain's {list(expected)}")
-    return chain
 
 
 class _RowReader:
@@ -93,11 +110,6 @@ class _RowReader:
         self._chain = chain
         self._read_label = functools.cache(self._parse_label)
         self._derives = chain == DEFAULT_CHAIN and all(place is None for place in columns.steps[:-1])
-
-    def identify(self, row: Row) -> tuple[str, str]:
-        """Return image and patient of a bad row, each "" where the row is too short."""
-        cells = dict(enumerate(row.cells))
-        return cells.get(self._columns.image, ""), cells.get(self._columns.texts.get(PATIENT_COLUMN, -1), "")
 
     def read(self, row: Row) -> tuple[Case, str]:
         """Return the case of a row, and the real path of its image.
@@ -157,3 +169,81 @@ class _RowReader:
             return self._chain.steps[index].read_answer(written)
         except BadInput as error:
             raise BadInput(f"column {self._chain.steps[index].name}: {error}") from error
+
+
+def known_columns(chain: Chain) -> set[str]:
+    """Return the folded names of all columns that are read."""
+    return {*IMAGE_COLUMNS, *TEXT_COLUMNS, LABEL_COLUMN, *(fold_column(step.name) for step in chain.steps)}
+
+
+def find_columns(header: Sequence[str], *, chain: Chain, path: Path) -> Columns:
+    """Find the columns by their names; a warning lists unknown names.
+
+    Raises:
+      BadInput: the image column or every column with answers is missing, or one occurs twice.
+    """
+    while header and not header[-1]:  # spreadsheets save empty columns at the end
+        header = header[:-1]
+    folded = [fold_column(name) for name in header]
+    known = known_columns(chain)
+    # A table without a header has patients where the names should be: messages must not repeat these.
+    names = [name[:40] for name in header]
+    shown = names[:30] if known.intersection(folded) else f"{len(header)} unknown columns"
+    expected = (
+        f"expected image, one or more of {', '.join(step.name for step in chain.steps)} (or label for the last), "
+        "and optionally patient_id, report, origin, sex, age, view"
+    )
+    repeated = sorted({name for name in folded if name in known and folded.count(name) > 1})
+    if repeated:
+        raise BadInput(f"{path}: column {repeated[0]!r} occurs more than once in {shown}; {expected}")
+    places = {name: place for place, name in enumerate(folded) if name in known}
+    images = [places[name] for name in IMAGE_COLUMNS if name in places]
+    if len(images) != 1:
+        raise BadInput(f"{path}: {len(images) or 'no'} image columns in {shown}; {expected}")
+    step_names = [fold_column(step.name) for step in chain.steps]
+    steps = [places.get(name) for name in step_names]
+    label = None if LABEL_COLUMN in step_names else places.get(LABEL_COLUMN)
+    if label is not None and steps[-1] is not None:
+        raise BadInput(f"{path}: columns label and {chain.steps[-1].name} exclude each other")
+    steps[-1] = label if steps[-1] is None else steps[-1]
+    if all(place is None for place in steps):
+        raise BadInput(f"{path}: no column with answers in {shown}; {expected}")
+    unknown = [name for name, key in zip(names, folded, strict=True) if key not in known]
+    if any(unknown):
+        _LOG.warning("%s: ignored columns: %s; %s", path, ", ".join(map(repr, unknown[:20])), expected)
+    texts = {name: places[name] for name in TEXT_COLUMNS if name in places}
+    return Columns(images[0], texts, tuple(steps), len(header))
+
+
+class _FileStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    question: str
+    options: tuple[str, ...]
+
+
+def read_chain(path: str | Path) -> Chain:
+    """Read a `chain.json`: a list of steps with name, question and options.
+
+    Options come with or without letters; "N/A" moves to the end.
+
+    Raises:
+      BadInput: the file is not such a list, a step's options cannot be used, or a step's name is taken by another
+        step or column.
+    """
+    try:
+        path = Path(path)
+        content = read_file(path, max_bytes=_MAX_CHAIN_BYTES, accepted="a JSON file")
+        entries = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"), type=list[_FileStep])
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); {_EXPECTED_CHAIN}") from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: {error}; {_EXPECTED_CHAIN}") from error
+    try:
+        chain = Chain(tuple(Step(entry.name, entry.question, read_options(entry.options)) for entry in entries))
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
+    names = [fold_column(step.name) for step in chain.steps]
+    if len(set(names)) != len(names) or "" in names or not {*IMAGE_COLUMNS, *TEXT_COLUMNS}.isdisjoint(names):
+        shown = [step.name[:80] for step in chain.steps]
+        raise BadInput(f"{path}: step names {shown} must be distinct and differ from the other columns' names")
+    return chain

@@ -31,13 +31,8 @@ class Finding:
 
 
 DIAGNOSES: dict[str, Finding] = {
-    "Nodule": Finding("Nodule", "increased"),
-    "Atelectasis": Finding("Atelectasis", "increased"),
-    "Infiltration": Finding("Infiltration", "increased"),
-    "Effusion": Finding("Effusion", "increased"),
-    "Pneumonia": Finding("Pneumonia", "increased"),
+    **{name: Finding(name, "increased") for name in DIAGNOSIS_OPTIONS if name != NORMAL},
     "Cardiomegaly": Finding("Cardiomegaly"),
-    "Mass": Finding("Mass", "increased"),
     "Pneumothorax": Finding("Pneumothorax", "decreased"),
 }
 """The eight abnormal diagnoses as findings."""

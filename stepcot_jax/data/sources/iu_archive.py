@@ -46,7 +46,11 @@ def iterate_files(source: Path) -> Iterator[ReportFile]:
     source = Path(source)
     try:
         if source.is_dir():
-            yield from _iterate_folder(source)
+            with os.scandir(source) as entries:
+                names = [entry.name for entry in itertools.islice(entries, MAX_REPORTS + 1)]
+            _check_count(len(names), source=source)
+            for name in sorted(filter(_is_report_name, names)):
+                yield name, _read_file(source / name)
         else:
             yield from _iterate_archive(source)
     except (OSError, ValueError, EOFError, zlib.error, tarfile.TarError, RecursionError) as error:
@@ -54,14 +58,6 @@ def iterate_files(source: Path) -> Iterator[ReportFile]:
             raise
         found = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:_NUM_SHOWN]
         raise BadInput(f"{source}: cannot be read as report files ({found}); {_EXPECTED}") from None
-
-
-def _iterate_folder(folder: Path) -> Iterator[ReportFile]:
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in itertools.islice(entries, MAX_REPORTS + 1)]
-    _check_count(len(names), source=folder)
-    for name in sorted(filter(_is_report_name, names)):
-        yield name, _read_file(folder / name)
 
 
 def _read_file(path: Path) -> bytes | str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord, read_records
-from stepcot_jax.data.sources.csv_columns import TABLE_NAME
+from stepcot_jax.data.sources.csv_table import TABLE_NAME, read_csv_table
 from stepcot_jax.host.errors import BadInput
 
 AUTO = "auto"
@@ -88,8 +88,6 @@ def read_source(
     if layout == "published":
         return read_records(root, step_names=step_names, **options)
     if layout == "csv":
-        from stepcot_jax.data.sources.csv_table import read_csv_table
-
         return read_csv_table(root, step_names=step_names, **options)
     expected = [step.name for step in DEFAULT_CHAIN.steps]
     if list(step_names) != expected:

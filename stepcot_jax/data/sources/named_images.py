@@ -2,7 +2,7 @@
 
 import collections
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import JpegImagePlugin, PngImagePlugin
@@ -47,7 +47,10 @@ class ImageFinder:
         self._folders = tuple(folders)
         self._require_images = require_images
         self._found: dict[str, list[str]] = collections.defaultdict(list)
-        for folder in _list_folders(root, folders):
+        found: list[Path] = []
+        for pattern in folders:
+            found += [root] if pattern == "." else filter(Path.is_dir, sorted(root.glob(pattern)))
+        for folder in dict.fromkeys(path.relative_to(root).as_posix() for path in found):
             try:
                 names = sorted(os.listdir(root / folder))  # noqa: PTH208
             except OSError as error:
@@ -80,16 +83,6 @@ class ImageFinder:
             )
         path = paths[0] if paths else f"images/{name}"
         return path, self._locator.locate(path)
-
-
-def _list_folders(root: Path, patterns: Iterable[str]) -> list[str]:
-    folders: list[str] = []
-    for pattern in patterns:
-        if ".." in Path(pattern).parts or Path(pattern).is_absolute() or not pattern.strip():
-            raise BadInput(f"image folder {pattern!r} is not below the data root, or has '..'")
-        found = [root] if pattern == "." else filter(Path.is_dir, sorted(root.glob(pattern)))
-        folders += [folder.relative_to(root).as_posix() for folder in found]
-    return list(dict.fromkeys(folders))
 
 
 def read_image_size(path: Path) -> tuple[int, int]:

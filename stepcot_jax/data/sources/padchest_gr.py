@@ -10,21 +10,10 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.records import Collection, OnBadRecord
+from stepcot_jax.data.sources import padchest_gr_files as files
 from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, answer_findings, answer_normal
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.data.sources.named_images import ImageFinder, find_file, read_image_size
-from stepcot_jax.data.sources.padchest_gr_files import (
-    MASTER_TABLE,
-    REPORTS,
-    Corners,
-    GroundedFinding,
-    GroundedStudy,
-    StudyFacts,
-    decode_study,
-    find_findings,
-    identify,
-    read_master_table,
-)
 from stepcot_jax.host.errors import BadInput
 
 Readers = Literal["first", "both"]
@@ -44,7 +33,6 @@ def read_padchest_gr(
     require_images: bool = True,
     single_label: bool = True,
     readers: Readers = "first",
-    image_folders: Sequence[str] = IMAGE_FOLDERS,
 ) -> Collection:
     """Read `grounded_reports*.json`, and the patients from `master_table*.csv` if there is one.
 
@@ -60,7 +48,6 @@ def read_padchest_gr(
       single_label: whether to exclude studies with several diagnoses; if not, their diagnosis is not annotated.
         Labels outside the diagnoses ("scoliosis") do not count.
       readers: boxes of the "first" reader or of "both".
-      image_folders: patterns of the folders with the images, below `root`.
 
     Raises:
       BadInput: a file cannot be used, no study is good, or a study is bad and `on_bad_record` is "stop".
@@ -68,11 +55,11 @@ def read_padchest_gr(
     root = Path(root)
     if readers not in ("first", "both"):
         raise BadInput(f"readers: {readers!r} is not 'first' or 'both'")
-    path = find_file(root, REPORTS)
+    path = find_file(root, files.REPORTS)
     if path is None:
-        raise BadInput(f"{root}: has no {REPORTS}")
+        raise BadInput(f"{root}: has no {files.REPORTS}")
     reader = _StudyReader(
-        finder=ImageFinder(root, folders=image_folders, require_images=require_images),
+        finder=ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images),
         facts=_read_facts(root, path=path),
         readers=readers,
         single_label=single_label,
@@ -80,9 +67,9 @@ def read_padchest_gr(
     )
     for index, raw in enumerate(data_json.read_raw_records(path)):
         try:
-            reader.read(decode_study(raw, index=index), index=index)
+            reader.read(files.decode_study(raw, index=index), index=index)
         except BadInput as error:
-            study, image = identify(raw)
+            study, image = files.identify(raw)
             reader.intake.refuse(str(error), image_path=image, patient_id=reader.find_patient(study))
     collection = reader.intake.finish(DEFAULT_CHAIN)
     boxless = "%s: %d studies with boxes have no image file: their boxes are ignored"
@@ -93,12 +80,12 @@ def read_padchest_gr(
     return collection
 
 
-def _read_facts(root: Path, *, path: Path) -> Mapping[str, StudyFacts]:
+def _read_facts(root: Path, *, path: Path) -> Mapping[str, files.StudyFacts]:
     # Unpacking the released archive makes a folder named like the table in it.
-    table = find_file(root, MASTER_TABLE, f"{MASTER_TABLE}/{MASTER_TABLE}")
+    table = find_file(root, files.MASTER_TABLE, f"{files.MASTER_TABLE}/{files.MASTER_TABLE}")
     if table is not None:
-        return read_master_table(table)
-    _LOG.warning("%s: no %s: each study counts as a patient of its own", path, MASTER_TABLE)
+        return files.read_master_table(table)
+    _LOG.warning("%s: no %s: each study counts as a patient of its own", path, files.MASTER_TABLE)
     return {}
 
 
@@ -107,7 +94,7 @@ class _StudyReader:
     """Reads single studies and counts for the warnings at the end."""
 
     finder: ImageFinder
-    facts: Mapping[str, StudyFacts]
+    facts: Mapping[str, files.StudyFacts]
     readers: Readers
     single_label: bool
     intake: Intake
@@ -117,7 +104,7 @@ class _StudyReader:
     def find_patient(self, study: str) -> str:
         return self.facts[study].patient_id if study in self.facts else study
 
-    def read(self, study: GroundedStudy, *, index: int) -> None:
+    def read(self, study: files.GroundedStudy, *, index: int) -> None:
         """Add one study to the intake.
 
         Raises:
@@ -135,8 +122,9 @@ class _StudyReader:
         except BadInput as error:
             raise BadInput(f"{error} - at `$[{index}].ImageID`") from error
         patient_id = self.find_patient(study_id)
-        labels = _list_labels(study)
-        findings = find_findings(labels)
+        present = (finding.labels or () for finding in study.findings if finding.abnormal)
+        labels = sorted({" ".join(label.split()) for found in present for label in found} - {""})
+        findings = files.find_findings(labels)
         diagnoses = list(dict.fromkeys(finding.diagnosis for finding in findings if finding.diagnosis))
         if not any(finding.abnormal for finding in study.findings):
             answers, reasoning = answer_normal("PadChest-GR: no abnormal finding.")
@@ -170,8 +158,8 @@ class _StudyReader:
             return f"{len(diagnoses)} diagnoses ({', '.join(sorted(diagnoses))}) instead of one (single_label)"
         return ""
 
-    def _boxes(self, study: GroundedStudy, *, size: tuple[int, int] | None) -> tuple[Box, ...]:
-        chosen: list[tuple[GroundedFinding, Corners]] = []
+    def _boxes(self, study: files.GroundedStudy, *, size: tuple[int, int] | None) -> tuple[Box, ...]:
+        chosen: list[tuple[files.GroundedFinding, files.Corners]] = []
         for finding in study.findings:
             second = finding.extra_boxes or ()
             self.num_second += len(second) if self.readers == "first" else 0
@@ -183,17 +171,11 @@ class _StudyReader:
         return tuple(_scale(finding, corners, size) for finding, corners in chosen)
 
 
-def _list_labels(study: GroundedStudy) -> list[str]:
-    """Return the labels of abnormal findings, each once, sorted."""
-    present = (finding.labels or () for finding in study.findings if finding.abnormal)
-    return sorted({" ".join(label.split()) for labels in present for label in labels} - {""})
-
-
-def _sentence(finding: GroundedFinding) -> str:
+def _sentence(finding: files.GroundedFinding) -> str:
     return (finding.sentence_en or "").strip() or (finding.sentence_es or "").strip()
 
 
-def _scale(finding: GroundedFinding, corners: Corners, size: tuple[int, int]) -> Box:
+def _scale(finding: files.GroundedFinding, corners: files.Corners, size: tuple[int, int]) -> Box:
     left, upper, right, lower = (min(max(corner, 0.0), 1.0) for corner in corners)
     label = ", ".join(" ".join(label.split()) for label in finding.labels or ())
     width, height = size

@@ -80,7 +80,8 @@ def decode_study(raw: bytes, *, index: int) -> GroundedStudy:
     for number, finding in enumerate(study.findings):
         for name in ("boxes", "extra_boxes"):
             for place, corners in enumerate(getattr(finding, name) or ()):
-                if not _is_box(corners):
+                left, upper, right, lower = corners
+                if not (-_SLACK <= left < right <= 1 + _SLACK and -_SLACK <= upper < lower <= 1 + _SLACK):
                     where = f"`$[{index}].findings[{number}].{name}[{place}]`"
                     expected = "expected x0 < x1, y0 < y1 as fractions from 0 to 1"
                     raise BadInput(f"box {list(corners)}: {expected} - at {where}")
@@ -120,11 +121,6 @@ def read_master_table(path: Path) -> dict[str, StudyFacts]:
         if known.patient_id != patient:
             raise BadInput(f"{path}: row {row.number}: the study has another patient than in row {known.row}")
     return studies
-
-
-def _is_box(corners: Corners) -> bool:
-    left, upper, right, lower = corners
-    return -_SLACK <= left < right <= 1 + _SLACK and -_SLACK <= upper < lower <= 1 + _SLACK
 
 
 _LABELS_OF_DIAGNOSES = {

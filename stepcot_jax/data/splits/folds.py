@@ -23,12 +23,7 @@ def list_folds(num_folds: int = NUM_FOLDS) -> list[str]:
 
 
 def make_fold(
-    cases: Iterable[Case],
-    *,
-    fold: str,
-    seed: int,
-    fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
-    joined: Any = (),
+    cases: Iterable[Case], *, fold: str, seed: int, fractions: tuple[float, ...] = PUBLISHED_FRACTIONS, joined: Any = ()
 ) -> Splits:
     """Make the splits of one fold of a cross-validation by patient.
 

@@ -3,8 +3,7 @@
 import argparse
 import pathlib
 
-from stepcot_jax.data.tfds.examples import import_tfds
-from stepcot_jax.data.tfds.preparing import Reading
+from stepcot_jax.data.tfds.preparing import Reading, import_tfds
 from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
 from stepcot_jax.host.errors import run_tool
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.data.tfds.examples import import_tfds, make_example, make_features
-from stepcot_jax.data.tfds.preparing import Prepared, Reading, gather, identify_source
+from stepcot_jax.data.tfds import preparing
+from stepcot_jax.data.tfds.preparing import Reading, import_tfds
 from stepcot_jax.data.tfds.source import QUARANTINE_NAME, VERSION, Shard, check_prepared_from, write_contents
 from stepcot_jax.host.errors import BadInput, make_workdir
 
@@ -81,7 +81,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(
             builder=self,
             description=_DESCRIPTION,
-            features=make_features(),
+            features=preparing.make_features(),
             homepage=_HOMEPAGE,
             citation=_CITATION,
             metadata=tfds.core.MetadataDict(),
@@ -103,9 +103,22 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
 
     def _download_and_prepare(self, dl_manager: Any, download_config: Any) -> None:
         root = self._root or _find_manual_dir(dl_manager)
-        self._gathered = gather(root, self._reading)
-        source = identify_source(root, self._reading)
-        self._describe(self._gathered, source)
+        self._gathered = preparing.gather(root, self._reading)
+        source, collection = preparing.identify_source(root, self._reading), self._gathered.collection
+        # tensorflow_datasets writes the metadata beside the shards.
+        self.info.metadata.update(
+            {
+                "steps": [
+                    {"name": step.name, "question": step.question, "options": list(step.options)}
+                    for step in collection.chain.steps
+                ],
+                "not_annotated": NOT_ANNOTATED,
+                "splits": self._gathered.splits_source,
+                "num_set_aside": len(collection.set_aside),
+                "set_aside": QUARANTINE_NAME if collection.set_aside else "",
+                "source": source,
+            }
+        )
         super()._download_and_prepare(dl_manager, download_config)
         folder = Path(self.data_dir)  # a temporary one, renamed when this returns
         shards = []
@@ -116,23 +129,6 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
                 shards.append(Shard(file=file.name, split=split.name, num_bytes=num_bytes, num_records=length))
         write_contents(folder, self._gathered, source=source, shards=shards, images=self._images)
 
-    def _describe(self, gathered: Prepared, source: str) -> None:
-        """Set the metadata that tensorflow_datasets writes beside the shards."""
-        collection = gathered.collection
-        self.info.metadata.update(
-            {
-                "steps": [
-                    {"name": step.name, "question": step.question, "options": list(step.options)}
-                    for step in collection.chain.steps
-                ],
-                "not_annotated": NOT_ANNOTATED,
-                "splits": gathered.splits_source,
-                "num_set_aside": len(collection.set_aside),
-                "set_aside": QUARANTINE_NAME if collection.set_aside else "",
-                "source": source,
-            }
-        )
-
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         del dl_manager  # nothing is downloaded
         return {name: self._generate_examples(indices) for name, indices in self._gathered.splits.by_name().items()}
@@ -141,7 +137,7 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
         for place, index in enumerate(indices):
             content = self._gathered.images.read(index)
             self._images[index] = len(content), hashlib.sha256(content).hexdigest()
-            yield place, make_example(self._gathered.collection.cases[index], content)
+            yield place, preparing.make_example(self._gathered.collection.cases[index], content)
 
 
 def _find_manual_dir(dl_manager: Any) -> Path:

@@ -17,8 +17,8 @@ from stepcot_jax.data.images.image_shards import ShardEntry, ShardFiles, ShardIn
 from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.records.records import Collection, SetAside, read_records, write_quarantine, write_records
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
-from stepcot_jax.data.tfds.examples import import_tfds, read_image
-from stepcot_jax.data.tfds.preparing import Prepared, Reading, digest_of_file, identify_source
+from stepcot_jax.data.tfds import preparing
+from stepcot_jax.data.tfds.preparing import Prepared, Reading, read_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
 
@@ -104,7 +104,7 @@ def write_contents(
     order = [images[index] for index in range(len(collection.cases))]
     contents = Contents(
         source=source,
-        records=digest_of_file(folder / FILE_NAME),
+        records=preparing.digest_of_file(folder / FILE_NAME),
         step_names=tuple(step.name for step in collection.chain.steps),
         splits=splits,
         splits_source=gathered.splits_source,
@@ -144,7 +144,7 @@ def read_contents(folder: Path) -> Contents:
 def read_collection(folder: Path, contents: Contents) -> tuple[Collection, Splits]:
     """Read the cases beside the shards, those set aside, and the splits; `BadInput` if the records have changed."""
     path = folder / FILE_NAME
-    if digest_of_file(path) != contents.records:
+    if preparing.digest_of_file(path) != contents.records:
         raise BadInput(f"{path}: the records have changed since they were prepared; {_EXPECTED}, unaltered")
     found = read_records(folder, step_names=contents.step_names, require_images=False)
     if len(found.cases) != len(contents.digests):
@@ -162,7 +162,7 @@ def open_prepared(folder: Path, *, max_pixels: int = MAX_PIXELS) -> Prepared:
     Raises:
       BadInput: nothing is prepared there, or it is of another version, truncated, altered or incomplete.
     """
-    import_tfds()
+    preparing.import_tfds()
     place = find_prepared(folder)
     contents = read_contents(place)
     collection, splits = read_collection(place, contents)
@@ -185,7 +185,7 @@ def find_prepared(folder: Path) -> Path:
 
 def check_prepared_from(folder: Path, root: Path, reading: Reading | None = None) -> None:
     """Refuse a dataset that was prepared from other data than those of `root`, or read in another way; names both."""
-    if read_contents(find_prepared(folder)).source != identify_source(Path(root), reading or Reading()):
+    if read_contents(find_prepared(folder)).source != preparing.identify_source(Path(root), reading or Reading()):
         raise BadInput(
             f"{folder}: the dataset was prepared from other records, splits or settings than those of {root}; "
             "delete it or prepare to another folder"

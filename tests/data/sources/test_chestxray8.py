@@ -13,7 +13,7 @@ from PIL import Image
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.data.sources.chestxray8 import FINDINGS, read_chestxray8
-from stepcot_jax.data.sources.chestxray8_tables import CLASSES, BoxListCounts, count_boxes, read_entries
+from stepcot_jax.data.sources.chestxray8_tables import CLASSES, count_boxes, read_entries
 from stepcot_jax.host.errors import BadInput
 
 BOX_HEADER = "Image Index,Finding Label,Bbox [x,y,w,h],,,"
@@ -46,7 +46,7 @@ def answers(case):
 
 
 def test_released_box_list_has_the_known_counts(shared):
-    assert count_boxes(shared / "data/nih_chestxray8") == BoxListCounts(984, 880, 787)
+    assert count_boxes(shared / "data/nih_chestxray8") == (984, 880, 787)
 
 
 def test_single_label_rule_on_the_released_box_list(shared):
@@ -334,14 +334,6 @@ def test_an_image_in_two_folders_is_refused_and_the_named_ending_is_preferred(tm
     write_image(tmp_path / "images_001/images/00000001_000.png")
     with pytest.raises(BadInput, match=r"images/00000001_000\.png and images_001/images/00000001_000\.png"):
         read_chestxray8(tmp_path)
-    assert read_chestxray8(tmp_path, image_folders=["images_001/*"]).cases[0].image_path.startswith("images_001/")
-
-
-@pytest.mark.parametrize("folder", ["../elsewhere", "/etc", " "])
-def test_image_folders_are_below_the_root(tmp_path, folder):
-    write_boxes(tmp_path, "00000001_000.png,Mass,1,1,1,1")
-    with pytest.raises(BadInput, match=r"image folder .* is not below the data root"):
-        read_chestxray8(tmp_path, image_folders=[folder])
 
 
 def test_links_out_of_the_root_are_refused(tmp_path):
