@@ -14,7 +14,7 @@ from stepcot_jax.host.files import read_file
 from stepcot_jax.host.pages import make_environment
 from stepcot_jax.predict.answers import ChainReading, describe_shifts
 from stepcot_jax.predict.asking import NextStep, find_next_steps
-from stepcot_jax.predict.corrections import check_takes_answers, give_answers
+from stepcot_jax.predict.corrections import follows_corrections, give_answers, takes_answers
 from stepcot_jax.predict.radiographs import read_picture, to_input
 from stepcot_jax.report.embedded_pictures import write_overlay, write_picture
 
@@ -93,7 +93,7 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
     given = give_answers(session.given, chain)
     explained, (reading,) = explain_pictures(explainer, names=["radiograph"], pictures=[session.picture], given=given)
     asked = None
-    if takes_corrections(explainer):
+    if takes_corrections(explainer) and follows_corrections(explainer.trained, model=explainer.model):
         read = explainer.reader.given_reader(to_input([session.picture], explainer.trained.preprocessing))
         costs = explainer.trained.settings.evaluation.step_costs
         asked = find_next_steps(read, given[None], chain, costs=costs)[0]
@@ -159,9 +159,5 @@ def warm_up(explainer: Explainer) -> None:
 
 
 def takes_corrections(explainer: Explainer) -> bool:
-    """Whether the network takes given answers; a teacher without memory does not."""
-    try:
-        check_takes_answers(explainer.trained, model=explainer.model)
-    except BadInput:
-        return False
-    return True
+    """Return whether the network takes given answers."""
+    return takes_answers(explainer.trained, model=explainer.model)

@@ -75,7 +75,7 @@ def read_pair_ratios(path: str | os.PathLike[str], chain: Chain, *, model: str) 
     if len(weights) != chain.num_steps:
         raise BadInput(
             f"{path}, 'weights', {model!r}: found {len(weights)}, expected {chain.num_steps}; a run of an earlier "
-            "version gets them if its command is started once more"
+            "version gets them if it is started once more with its own settings"
         )
     return PairRatios(make_ratios(counts, chain), tuple(weights))
 

@@ -43,6 +43,14 @@ def as_distributions(labels: npt.NDArray[np.integer], chain: Chain) -> npt.NDArr
     return (np.asarray(labels)[..., None] == np.arange(most)).astype(np.float32)
 
 
+def exchange(labels: npt.NDArray[np.integer], rng: np.random.Generator) -> npt.NDArray[np.integer]:
+    """Return for each case the labels [case, step] of another one, drawn so that each is used once."""
+    order = rng.permutation(len(labels))
+    found = np.empty_like(labels)
+    found[order] = labels[np.roll(order, 1)]
+    return found
+
+
 def entropy(probabilities: Probabilities) -> Probabilities:
     """Return the entropy in nats over the last axis."""
     return -(probabilities * np.log(np.maximum(probabilities, 1e-300))).sum(axis=-1)
@@ -106,7 +114,7 @@ def choose_steps(
       given: [case, step, answer], what is given already.
       chain: the steps.
       can_ask: [case, step], steps that somebody can answer; the last step and given ones are never asked.
-      costs: of asking each step, positive; the gain is taken per cost. () for equal costs.
+      costs: of asking each step, positive; gain and uncertainty are taken per cost. () for equal costs.
       rng: of the policy "random".
     """
     allowed = can_ask & (given.sum(axis=-1) == 0)
@@ -119,7 +127,7 @@ def choose_steps(
         scores = np.broadcast_to(-np.arange(chain.num_steps, dtype=np.float64), allowed.shape)
     else:
         scores = (rng or np.random.default_rng(0)).random(allowed.shape)
-    if costs:
+    if costs and policy in ("expected gain", "uncertainty"):
         scores = scores / np.asarray(costs, np.float64)
     chosen = np.where(allowed, scores, -np.inf).argmax(axis=1)
     return np.where(allowed.any(axis=1), chosen, -1)
@@ -189,12 +197,12 @@ def measure_reliance(
     answers = {
         "own": own,
         "true": as_distributions(labels, chain),
-        "another case's": as_distributions(labels[np.random.default_rng(seed).permutation(len(labels))], chain),
+        "another case's": as_distributions(exchange(labels, np.random.default_rng(seed)), chain),
         "uniform": np.broadcast_to(equal, none.shape).astype(np.float32),
     }
     moved: dict[str, Any] = {kind: {} for kind in KINDS}
     movements: list[float] = []
-    for kind, source in answers.items():
+    for kind, source in answers.items() if chain.num_steps > 1 else ():
         variants = np.stack([none] * (chain.num_steps - 1))
         for position in range(chain.num_steps - 1):
             variants[position, :, position] = source[:, position]

@@ -35,7 +35,7 @@ def write_explanations(
       trained: the run.
       paths: of radiographs.
       model: "teacher" or "student".
-      given: answers in place of the network's, by step; only a teacher takes them.
+      given: answers in place of the network's, by step (`corrections.give_answers`).
       out: the folder; files of these names are replaced.
       refuse: called with a message for each file that cannot be read.
 

@@ -22,6 +22,10 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
 
 EXIT_UNREADABLE = 1
+_HARDLY_FOLLOWS = (
+    "note: the run measured that this network's later answers hardly follow given ones, or did not measure it; with "
+    "--pairs they follow counted pairs of answers"
+)
 BATCH_SIZE = 8
 """Images that the command reads at once."""
 
@@ -33,20 +37,25 @@ def main(arguments: list[str] | None = None) -> int:
     from absl import logging
 
     from stepcot_jax.predict.asking import ask_in_turn
-    from stepcot_jax.predict.corrections import read_corrections
+    from stepcot_jax.predict.corrections import check_takes_answers, read_corrections
     from stepcot_jax.predict.image_reader import load
     from stepcot_jax.predict.radiographs import Complaints, find_images
 
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     given = read_corrections(options.given)
-    if options.ask and (given or options.json or len(options.images) > 1):
-        raise BadInput("--ask takes one IMAGE, without --given and --json")
+    if options.ask and (given or options.json):
+        raise BadInput("--ask cannot be used with --given or --json")
     complaints = Complaints()
     paths = find_images(options.images, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
+    if options.ask and len(paths) > 1:
+        raise BadInput(f"--ask: found {len(paths)} images, expected 1")
     reader = load(options.checkpoint, model=options.model, batch_size=min(BATCH_SIZE, len(paths)), pairs=options.pairs)
     if options.ask:
+        check_takes_answers(reader.trained, model=reader.model)
+        if not reader.follows:
+            print(_HARDLY_FOLLOWS)
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
         _write([f"\n{reading}"], options.out)
         return 0

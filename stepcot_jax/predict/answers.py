@@ -148,7 +148,7 @@ class ChainReading:
         return {
             "image": self.source,
             "model": self.model,
-            "calibrated": self.calibrated,
+            "calibrated": self.calibrated and not self.has_given,
             "coverage": self.coverage,
             "coverage_of": self.coverage_of,
             "steps": steps,
@@ -270,5 +270,5 @@ def describe_shifts(shifts: Sequence[Shift]) -> str:
         return ""
     most = max(shifts, key=lambda shift: shift.change)
     if most.change < _LEAST_SHIFT:
-        return "no later probability moved by 0.1 points: this network hardly uses its earlier answers"
+        return "no later probability moved by 0.1 points"
     return f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"

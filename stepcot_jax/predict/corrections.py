@@ -1,5 +1,6 @@
 """Answers that a person gives in place of the network's: from "STEP=ANSWER" to distributions; what a network takes."""
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
 from stepcot_jax.evaluation.interventions import as_distributions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.trained_model import Trained
@@ -45,8 +46,8 @@ def give_answers(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer
 
     Args:
       given: answers by step: its name or its number from 1 -> an option's text or letter, "Nodular 70 %" for one that
-        is not certain, or options with their probabilities. What is left of 1 is spread evenly over the options that
-        are not named. Case and spacing are ignored.
+        is not certain, or options with their probabilities, the most probable among them. What is left of 1 is spread
+        evenly over the options that are not named. Case and spacing are ignored.
       chain: the steps.
 
     Raises:
@@ -58,17 +59,17 @@ def give_answers(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer
         place = _find_step(name, chain)
         if shares[place].any():
             raise BadInput(f"given answers: step {chain.steps[place].name!r} occurs twice")
-        named = _read_percent(answer, chain.steps[place]) if isinstance(answer, str) else answer
+        named = _read_percent(answer, chain, place) if isinstance(answer, str) else answer
         shares[place, : chain.steps[place].num_answers] = _spread(named, chain, place)
     return shares
 
 
-def _read_percent(answer: str, step: Step) -> dict[str, float]:
-    """Split "Nodular 70 %" into option and probability; 1 without a percentage."""
+def _read_percent(answer: str, chain: Chain, place: int) -> dict[str, float]:
+    """Split "Nodular 70 %" into option and probability; 1 without a percentage, also where an option ends with one."""
     found = _PERCENT.fullmatch(answer.strip())
-    if found is None or fold(answer) in {fold(option) for option in step.options}:
-        return {answer: 1.0}
-    return {found["option"]: float(found["percent"]) / 100}
+    with contextlib.suppress(BadInput):
+        found = None if chain.steps[place].read_answer(answer) != NOT_ANNOTATED else found
+    return {answer: 1.0} if found is None else {found["option"]: float(found["percent"]) / 100}
 
 
 def _spread(named: Mapping[str, float], chain: Chain, place: int) -> Float[np.ndarray, "answer"]:
@@ -76,10 +77,8 @@ def _spread(named: Mapping[str, float], chain: Chain, place: int) -> Float[np.nd
     step, shares = chain.steps[place], np.full(chain.steps[place].num_answers, np.nan)
     for option, share in named.items():
         label = _find_answer(option, chain, place)
-        if not 0 < share <= 1:
-            raise BadInput(
-                f"given answers, {step.name}, {option[:80]!r}: probability {share} is not above 0 and at most 1"
-            )
+        if not 0 <= share <= 1:
+            raise BadInput(f"given answers, {step.name}, {option[:80]!r}: probability {share} is not from 0 to 1")
         if not np.isnan(shares[label]):
             raise BadInput(f"given answers, {step.name}: {step.options[label]!r} occurs twice")
         shares[label] = share
@@ -89,7 +88,13 @@ def _spread(named: Mapping[str, float], chain: Chain, place: int) -> Float[np.nd
             f"given answers, {step.name}: the probabilities sum to {1 - left:.3f}; expected at most 1, and 1 if all "
             "options are named"
         )
-    return np.where(np.isnan(shares), max(left, 0.0) / max(num_others, 1), shares)
+    spread = np.where(np.isnan(shares), max(left, 0.0) / max(num_others, 1), shares)
+    if np.nan_to_num(shares).max() <= np.max(spread[np.isnan(shares)], initial=0.0):
+        raise BadInput(
+            f"given answers, {step.name}: {', '.join(map(repr, named)) or 'nothing'} leaves {100 * spread.max():.0f} % "
+            "for each other option; name the most probable one"
+        )
+    return spread
 
 
 def check_given(
@@ -143,11 +148,17 @@ def check_takes_answers(trained: Trained, *, model: str) -> None:
       BadInput: the network is a teacher without memory.
     """
     teacher = trained.settings.teacher
-    if model == "teacher" and not (teacher.memory and teacher.write_back):
+    if not takes_answers(trained, model=model):
         raise BadInput(
             "given answers need config.teacher.memory=True and write_back=True; this run has "
             f"memory={teacher.memory}, write_back={teacher.write_back}"
         )
+
+
+def takes_answers(trained: Trained, *, model: str) -> bool:
+    """Return whether a network takes given answers; a teacher without memory or write-back does not."""
+    teacher = trained.settings.teacher
+    return model != "teacher" or (teacher.memory and teacher.write_back)
 
 
 LEAST_MOVEMENT = 0.01
@@ -160,6 +171,7 @@ def follows_corrections(trained: Trained, *, model: str) -> bool:
 
 
 def _find_step(name: str, chain: Chain) -> int:
+    name = str(name)
     names = {fold(step.name): place for place, step in enumerate(chain.steps)}
     numbers = {str(place + 1): place for place in range(chain.num_steps)}
     places = numbers | names

@@ -12,7 +12,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.consistency_files import read_pair_ratios
 from stepcot_jax.predict.answers import ChainReading, make_readings
 from stepcot_jax.predict.asking import NextStep, find_next_steps
-from stepcot_jax.predict.corrections import Given, check_takes_answers, give_answers
+from stepcot_jax.predict.corrections import Given, check_takes_answers, follows_corrections, give_answers
 from stepcot_jax.predict.radiographs import Pixels, read_picture, read_pictures, to_input
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import PAIRS_FILE, Trained, load_trained, read_default_model
@@ -47,7 +47,7 @@ class ImageReader:
     """
 
     def __init__(self, trained: Trained, *, model: str, batch_size: int, pairs: bool = False) -> None:
-        self.trained, self.model = trained, model
+        self.trained, self.model, self._pairs = trained, model, pairs
         self._described = f"{model} with counted pairs" if pairs else model
         counted = read_pair_ratios(trained.workdir / PAIRS_FILE, trained.chain, model=model) if pairs else None
         self._reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False, pairs=counted)
@@ -56,6 +56,11 @@ class ImageReader:
     def chain(self) -> Chain:
         """The steps that the network answers."""
         return self.trained.chain
+
+    @property
+    def follows(self) -> bool:
+        """Whether later steps follow given answers: by counted pairs, or as the run measured."""
+        return self._pairs or follows_corrections(self.trained, model=self.model)
 
     @property
     def image_size(self) -> int:

@@ -11,6 +11,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.features.inputs import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.asking import find_next_steps
+from stepcot_jax.predict.corrections import takes_answers
 from stepcot_jax.predict.radiographs import to_input
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import Trained, load_trained
@@ -149,8 +150,10 @@ def _correct(
     """Return the teacher's answers with earlier answers given, and a note on the cases or on why there are none."""
     if trained is None:
         return None, f"There are none: {_why_unread(run)}."
-    if "teacher" not in trained.params or not trained.networks.teacher.memory:
-        return None, "There are none: only a teacher with a memory takes given answers, and this run has none."
+    if "teacher" not in trained.params:
+        return None, "There are none: this section is of a teacher, and this run has none."
+    if not takes_answers(trained, model="teacher"):
+        return None, "There are none: the teacher of this run takes no given answers (memory or write-back is off)."
     num_corrected = min(NUM_CORRECTED, len(found))
     images = _to_input(found[:num_corrected], trained.preprocessing)
     reader = Reader(trained, model="teacher", batch_size=_BATCH_SIZE)

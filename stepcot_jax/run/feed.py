@@ -1,6 +1,7 @@
 """The batches of a run: which rows this process loads, and how they reach the devices."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -96,23 +97,22 @@ class Feed:
         with contextlib.closing(self._iterate(batches)) as read:
             return collect(lambda batch: batch["logits"], answered(read))
 
-    def first_rows(self, split: str, num_cases: int) -> dict[str, Any]:
-        """Return the first prepared rows of a split that this process loads, at most `num_cases`, on the host."""
+    def sample_rows(self, split: str, num_cases: int) -> dict[str, Any]:
+        """Return prepared rows of a split on the host: all, or `num_cases` spread evenly; alike in every process."""
+        dataset, members = self.inputs.dataset, self.inputs.dataset.splits.by_name()[split]
+        places = np.unique(np.linspace(0, len(members) - 1, min(num_cases, len(members))).round().astype(int))
+        chosen = tuple(members[place] for place in places)
         batches = evaluation_batches(
-            self.inputs.dataset,
+            dataclasses.replace(dataset, splits=dataclasses.replace(dataset.splits, **{split: chosen})),
             split,
-            batch_size=min(self.settings.evaluation.batch_size, num_cases),
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            batch_size=min(self.settings.evaluation.batch_size, len(chosen)),
         )
         parts: list[dict[str, Any]] = []
         with contextlib.closing(self._iterate(batches)) as read:
             for batch in read:
                 rows = jax.device_get(self.inputs.prepare(batch))
                 parts.append({name: array[np.asarray(batch["present"], bool)] for name, array in rows.items()})
-                if sum(len(part["labels"]) for part in parts) >= num_cases:
-                    break
-        return {name: np.concatenate([part[name] for part in parts])[:num_cases] for name in parts[0]}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _iterate(self, batches: Batches) -> ReadAhead:
         """Load ahead: in workers what is decoded; features that are only looked up in threads."""

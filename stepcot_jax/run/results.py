@@ -31,7 +31,7 @@ STATISTICS = "statistics.json"
 REPORT = "report.json"
 SPLITS = ("val", "test")
 NUM_GIVEN = 500
-"""Cases of a split that are read with answers given."""
+"""Most cases of a split that are read with answers given."""
 
 Predict = Callable[[Any, str], Predictions]
 

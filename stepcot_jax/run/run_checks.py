@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.split_manifest import check_manifest
 from stepcot_jax.host.errors import BadInput, RunStopped
@@ -45,10 +46,26 @@ def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> None:
     if not settings.resume:
         raise BadInput(f"{workdir}: there are checkpoints of an earlier run; use a new workdir or config.resume=True")
     path = workdir / "settings.json"
-    changed = changed_keys(read_settings(path), settings)
+    before = read_settings(path)
+    changed = changed_keys(before, settings)
+    if settings.training.given_answers == "annealed" and before.training.joint_epochs != settings.training.joint_epochs:
+        changed.append("config.training.joint_epochs (the rate of given_answers='annealed' depends on it)")
     if changed:
         raise BadInput(
             f"{path}: the run started with other values of {', '.join(changed)}; use the same settings or a new workdir"
+        )
+
+
+def check_step_costs(settings: Settings, chain: Chain) -> None:
+    """Refuse costs that are not one for each step.
+
+    Raises:
+      BadInput: their number is another.
+    """
+    found = len(settings.evaluation.step_costs)
+    if found not in (0, chain.num_steps):
+        raise BadInput(
+            f"config.evaluation.step_costs: found {found} costs, expected one for each of {chain.num_steps} steps"
         )
 
 

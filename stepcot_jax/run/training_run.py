@@ -26,6 +26,7 @@ from stepcot_jax.run.run_checks import (
     check_earlier_run,
     check_same_data,
     check_same_splits,
+    check_step_costs,
     explain_disk,
 )
 from stepcot_jax.run.stored_reading import write_reading
@@ -86,6 +87,7 @@ class Run:
         self.inputs = load_inputs(settings, workdir, self.terminal, processes=processes)
         wait_for_all("inputs")
         self.dataset = self.inputs.dataset
+        check_step_costs(settings, self.dataset.chain)
         for note in check_annotated(self.dataset):
             self.terminal.say(note)
         self.batches_per_epoch = batches_per_epoch(self.dataset, settings.training.batch_size)
@@ -244,7 +246,7 @@ class Run:
             return None
         features = self.inputs.text_features
         shared = {} if features is None else {"text_features": features}
-        rows = {split: self.feed.first_rows(split, NUM_GIVEN) | shared for split in SPLITS}
+        rows = {split: self.feed.sample_rows(split, NUM_GIVEN) | shared for split in SPLITS}
         return read_with_given(self.system, params_of, rows)
 
     def _finish(

@@ -249,6 +249,8 @@ def make_read_given(
         found = np.empty(given.shape, np.float32)
         rows, flat = given.reshape(-1, *given.shape[2:]), found.reshape(-1, *given.shape[2:])
         size = min(num_at_once, len(rows))
+        if not size:
+            return found
         for start in [
             *range(0, len(rows) - size, size),
             len(rows) - size,

@@ -54,7 +54,9 @@ def make_tables(plan: Plan) -> list[Table]:
                 own = follow(read, found.labels, chain, found.rules, seed=seed)
                 followed.setdefault((training, network), []).append(own)
                 for policy in POLICIES:
-                    probabilities, _ = correct_in_turn(policy, read, found.labels, chain, seed=seed)
+                    probabilities, _ = correct_in_turn(
+                        policy, read, found.labels, chain, costs=plan.settings.evaluation.step_costs, seed=seed
+                    )
                     hits = np.where(found.labels >= 0, probabilities.argmax(axis=-1) == found.labels, np.nan)
                     curve = np.concatenate([hits[..., -1], hits[..., -1].mean(axis=0, keepdims=True)])
                     right.setdefault((training, network, policy), []).append(curve)

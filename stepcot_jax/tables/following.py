@@ -1,6 +1,7 @@
 """How networks of finished cells follow given answers: the last step, calibration, contradictions, rules."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration_files import read_calibration
 from stepcot_jax.evaluation.consistency import Rules, count_pairs, make_rules, share_inconsistent
 from stepcot_jax.evaluation.intervals import percentiles
-from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, give_logits
+from stepcot_jax.evaluation.interventions import ReadGiven, as_distributions, exchange, give_logits
 from stepcot_jax.evaluation.pair_ratios import fit_pair_ratios, give_prefixes
 from stepcot_jax.evaluation.reliability import calibration_figures
 from stepcot_jax.evaluation.resamples import count_once, resample, weighted_mean
@@ -103,7 +104,7 @@ def follow(read: ReadGiven, labels: npt.NDArray[np.int32], chain: Chain, rules: 
     others = (labels + rng.integers(1, np.maximum(counts, 2), labels.shape)) % counts
     errs = rng.random(labels.shape)
     careless = [np.where((errs < noise) & (labels >= 0), others, labels) for noise in NOISE]
-    foreign = labels[rng.permutation(len(labels))]
+    foreign = exchange(labels, rng)
     before_last = np.arange(chain.num_steps) < chain.num_steps - 1
     true = as_distributions(np.where(before_last, labels, -1), chain)
     rest = (1 - CERTAINTY) / np.maximum(counts - 1, 1)[:, None] * (np.arange(true.shape[-1]) < counts[:, None])
@@ -212,7 +213,8 @@ def describe_following(plan: Plan) -> tuple[str, ...]:
 
 
 def _mean_of_seeds(values: Sequence[float]) -> Figure:
-    return Figure(statistics.fmean(values), deviation=statistics.stdev(values) if len(values) > 1 else None)
+    known = len(values) > 1 and not any(math.isnan(value) for value in values)
+    return Figure(statistics.fmean(values), deviation=statistics.stdev(values) if known else None)
 
 
 def on_features(plan: Plan, changes: Mapping[str, Any], name: str, seed: int) -> Cell:

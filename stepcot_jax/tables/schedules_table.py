@@ -53,7 +53,7 @@ def make_tables(plan: Plan) -> list[Table]:
         "All trainings of a seed read the same image features, of the encoder that the config's own training left, and "
         "differ in nothing but the answers given in training.",
         "Random: each earlier true answer with this probability, by case and step. Prefix: the first answers, one to "
-        "all, in this share of the cases. Annealed: as random, from 100 % down to this rate.",
+        "all but the last, in this share of the cases. Annealed: as random, from 100 % down to this rate.",
         *describe_following(plan),
     )
     return [Table("schedules", "Schedules of answers given in training", columns, rows, notes)]

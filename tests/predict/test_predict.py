@@ -130,6 +130,7 @@ def test_answers_that_a_correction_turned_are_told():
     assert "20.0 points (Two)" in str(told)
     assert "<li>changed by the given answers: Two: Yes → No</li>" in told._repr_html_()
     assert told.as_dict()["steps"][0]["given"]
+    assert give_answers({1: "No"}, chain)[0].tolist() == [0, 1]
 
 
 def test_an_uncertain_answer_lies_between_none_and_a_certain_one(teacher, student, images):
@@ -194,7 +195,9 @@ def test_steps_and_answers_may_be_abbreviated():
     ("answer", "expected"),
     [
         ("Yes 70 %", [0.7, 0.15, 0.15]),
-        ("b 12.5%", [0.4375, 0.125, 0.4375]),
+        ("b 62.5%", [0.1875, 0.625, 0.1875]),
+        ("C. 100 %", [0, 0, 1]),
+        ({"Yes": 0.6, "No": 0, "100 %": 0.4}, [0.6, 0, 0.4]),
         ("100 %", [0, 0, 1]),  # an option of this name
         ({"Yes": 0.6, "No": 0.3}, [0.6, 0.3, 0.1]),
         ({"A": 0.5, "B": 0.3, "C": 0.2}, [0.5, 0.3, 0.2]),
@@ -211,8 +214,10 @@ def test_an_uncertain_answer_leaves_the_rest_to_the_other_options(answer, expect
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ("Yes 170 %", "'Yes': probability 1.7 is not above 0 and at most 1"),
-        ("Yes 0 %", "probability 0.0 is not above 0"),
+        ("Yes 170 %", "'Yes': probability 1.7 is not from 0 to 1"),
+        ("Yes 50 %", "'Yes' leaves 50 % for each other option; name the most probable one"),
+        ("Yes 0 %", "leaves 100 % for each other option"),
+        ({}, "nothing leaves 50 %"),
         ({"Yes": float("nan")}, "probability nan"),
         ({"Yes": 0.8, "No": 0.3}, "sum to 1.100; expected at most 1"),
         ({"Yes": 0.5, "No": 0.3}, "sum to 0.800; expected at most 1, and 1 if all options are named"),
@@ -313,7 +318,7 @@ def test_pictures_become_the_encoders_size(images, student):
 
 def test_a_correction_that_nothing_follows_is_said_to_be_one():
     assert describe_shifts([]) == ""
-    assert "hardly uses its earlier answers" in describe_shifts([Shift("Two", 0.0009), Shift("Three", 0.0)])
+    assert describe_shifts([Shift("Two", 0.0009), Shift("Three", 0.0)]) == "no later probability moved by 0.1 points"
     assert describe_shifts([Shift("Two", 0.001), Shift("Three", 0.25)]).endswith("25.0 points (Three)")
 
 
@@ -397,10 +402,21 @@ def test_wrong_corrections_end_before_an_image_is_read(workdir, images, capsys):
     for flags, words in (
         (["--given=Location=A", "--model=teacher"], "nearest: Anatomical location"),
         (["--given=Diagnosis=Z"], "Diagnosis: 'Z' is not one of"),
-        (["--ask", "--json"], "--ask takes one IMAGE"),
+        (["--ask", "--json"], "--ask cannot be used with --given or --json"),
     ):
         with pytest.raises(BadInput, match=words):
             predict.main([str(images / "b.png"), f"--checkpoint={workdir}", *flags])
+
+
+def test_only_one_image_is_asked_about(workdir, images):
+    with pytest.raises(BadInput, match="--ask: found 3 images, expected 1"):
+        predict.main([str(images), f"--checkpoint={workdir}", "--ask"])
+
+
+def test_asking_about_a_network_that_was_not_measured_to_follow_says_so(workdir, images, capsys, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda prompt: "q")
+    assert predict.main([str(images / "b.png"), f"--checkpoint={workdir}", "--ask"]) == 0
+    assert "later answers hardly follow given ones, or did not measure it" in capsys.readouterr().out
 
 
 def test_no_image_is_exit_code_1_and_an_unwritable_file_is_bad_input(workdir, images, capsys, tmp_path):
