@@ -67,7 +67,46 @@ def make_tables(plan: Plan) -> list[Table]:
     columns, rows = tabulate_following(plan, chain, cells, followed, found.patients)
     title = "The price of following corrections"
     cost = Table("corrections_cost", title, columns, rows, describe_following(plan))
-    return [_tabulate_curves(figures, chain, plan), _tabulate_steps(by_step, found.patients, chain, plan), cost]
+    curves = _tabulate_curves(figures, chain, plan)
+    differences = _tabulate_differences(right, found.patients, chain, plan)
+    return [curves, differences, _tabulate_steps(by_step, found.patients, chain, plan), cost]
+
+
+def _tabulate_differences(
+    right: Mapping[tuple[str, str, str], Sequence[npt.NDArray[np.float64]]],
+    patients: npt.NDArray[np.str_],
+    chain: Chain,
+    plan: Plan,
+) -> Table:
+    """What corrections and the choice of the steps are worth, in pairs; `right`: [count, case] of each seed."""
+    gain, *others = POLICIES
+    few, last = min(3, chain.num_steps - 1), chain.steps[-1].name
+    rows = []
+    for training, network in dict.fromkeys(key[:2] for key in right):
+        own, published = right[training, network, gain], right[_PUBLISHED, network, gain]
+        every = [
+            [one[0] - other[0] for one, other in zip(own, published, strict=True)],
+            *([one[count] - one[0] for one in own] for count in (few, chain.num_steps - 1)),
+            *(
+                [one[count] - other[count] for one, other in zip(own, right[training, network, policy], strict=True)]
+                for count in (1, few)
+                for policy in others
+            ),
+        ]
+        by_seed = [np.stack(rows_of_seed) for rows_of_seed in zip(*every, strict=True)]
+        rows.append((training, network, *share_figures(by_seed, patients, plan.num_resamples)))
+    headings = (
+        f"own answers, from {_PUBLISHED!r}",
+        *(f"{count} corrected, from none" for count in (few, chain.num_steps - 1)),
+        *(f"{count} corrected, {gain} from {policy}" for count in (1, few) for policy in others),
+    )
+    notes = (
+        f"Differences in the accuracy of {last} on the same test cases, seeds {list(plan.seeds)}; where no policy "
+        f"is named, steps are chosen by {gain}.",
+        INTERVALS,
+    )
+    shown = (Column("training"), Column("network"), *(Column(heading, "points") for heading in headings))
+    return Table("corrections_differences", "What corrections are worth", shown, tuple(rows), notes)
 
 
 def _tabulate_steps(

@@ -54,3 +54,21 @@ def test_curves_are_drawn_for_every_panel():
     content = corrections_table.draw_curves(figures, 3, CHAIN)
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
+
+
+def test_differences_are_taken_case_by_case(tmp_path):
+    rng = np.random.default_rng(2)
+    keys = [(training, "teacher", policy) for training in ("as published", "with answers given") for policy in POLICIES]
+    right = {key: [(rng.random((4, 200)) < 0.6).astype(float) for _ in range(2)] for key in keys}
+    plan = Plan(make_settings(quickstart.get_config()), (0, 1), Cells(tmp_path, None), num_resamples=50)
+    table = corrections_table._tabulate_differences(right, PATIENTS, CHAIN, plan)
+    published, given = table.rows
+    assert published[2].value == 0
+    found = {column.name: entry for column, entry in zip(table.columns, given, strict=True)}
+    own, random = (right["with answers given", "teacher", policy] for policy in ("expected gain", "random"))
+    few = np.mean([one[2].mean() - other[2].mean() for one, other in zip(own, random, strict=True)])
+    assert found["2 corrected, expected gain from random"].value == pytest.approx(few)
+    pub = right["as published", "teacher", "expected gain"]
+    alone = np.mean([one[0].mean() - other[0].mean() for one, other in zip(own, pub, strict=True)])
+    assert found["own answers, from 'as published'"].value == pytest.approx(alone)
+    assert found["own answers, from 'as published'"].low < alone < found["own answers, from 'as published'"].high
