@@ -1,7 +1,6 @@
 """The demo's page in Gradio: its parts and their events."""
 
 import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -52,58 +51,37 @@ def make_blocks(explainer: Explainer, gradio: Any) -> Any:
                     gradio.Radio(list(step.options), label=step.name, info=step.question, interactive=False)
                     for step in steps
                 ]
-        events = _Events(explainer, gradio, can_correct)
+        show = functools.partial(_show, explainer, gradio, can_correct)
         outputs = [session, view, undo, *radios]
         how = {"outputs": outputs, "api_visibility": "private", "show_progress": "minimal"}
-        file.upload(events.upload, file, **how)
-        file.clear(events.forget, None, **how)
-        undo.click(events.undo, session, **how)
+        file.upload(lambda path: show(lambda: path and take_upload(path, explainer)), file, **how)
+        file.clear(lambda: show(lambda: None), None, **how)
+        undo.click(lambda session: show(lambda: session and session.undo()), session, **how)
         for step, radio in zip(steps, radios, strict=True):
-            radio.input(functools.partial(events.choose, step.name), [session, radio], **how)
+            radio.input(functools.partial(_choose, show, step.name), [session, radio], **how)
     return blocks
 
 
-class _Events:
-    """Handlers of the page's events; each returns the new state of every output."""
+def _choose(show: Callable[[Any], list[Any]], step: str, session: Session | None, answer: str | None) -> list[Any]:
+    """Correct the answer of a step."""
+    return show(lambda: session if session is None or answer is None else session.correct(step, answer))
 
-    def __init__(self, explainer: Explainer, gradio: Any, can_correct: bool) -> None:
-        self._explainer, self._gradio, self._can_correct = explainer, gradio, can_correct
 
-    def upload(self, path: str | None) -> list[Any]:
-        """Read a dropped file."""
-        return self._show(lambda: None if path is None else take_upload(pathlib.Path(path), self._explainer))
-
-    def forget(self) -> list[Any]:
-        """Forget the removed file."""
-        return self._show(lambda: None)
-
-    def undo(self, session: Session | None) -> list[Any]:
-        """Remove the corrections."""
-        return self._show(lambda: None if session is None else session.undo())
-
-    def choose(self, step: str, session: Session | None, answer: str | None) -> list[Any]:
-        """Correct the answer of a step."""
-        return self._show(lambda: session if session is None or answer is None else session.correct(step, answer))
-
-    def _show(self, change: Callable[[], Session | None]) -> list[Any]:
-        """Return session, view, button and answers after a change; a failed change is reported and undone."""
-        try:
-            session = change()
-            if session is None:
-                return [None, _NOTHING_YET, self._gradio.update(interactive=False), *self._empty_answers()]
-            view, steps = read_session(session, self._explainer)
-        except BadInput as error:
-            raise self._gradio.Error(str(error), print_exception=False) from None
-        answers = [
-            self._gradio.update(
-                value=step.answer, choices=list(step.choices), label=step.label, interactive=self._can_correct
-            )
-            for step in steps
-        ]
-        return [session, view, self._gradio.update(interactive=any(step.given for step in steps)), *answers]
-
-    def _empty_answers(self) -> list[Any]:
-        return [
-            self._gradio.update(value=None, choices=list(step.options), label=step.name, interactive=False)
-            for step in self._explainer.trained.chain.steps
-        ]
+def _show(explainer: Explainer, gradio: Any, can_correct: bool, change: Callable[[], Session | None]) -> list[Any]:
+    """Return session, view, button and answers after a change; a failed change is reported and undone."""
+    try:
+        session = change()
+        if session is None:
+            empty = [
+                gradio.update(value=None, choices=list(step.options), label=step.name, interactive=False)
+                for step in explainer.trained.chain.steps
+            ]
+            return [None, _NOTHING_YET, gradio.update(interactive=False), *empty]
+        view, steps = read_session(session, explainer)
+    except BadInput as error:
+        raise gradio.Error(str(error), print_exception=False) from None
+    answers = [
+        gradio.update(value=step.answer, choices=list(step.choices), label=step.label, interactive=can_correct)
+        for step in steps
+    ]
+    return [session, view, gradio.update(interactive=any(step.given for step in steps)), *answers]

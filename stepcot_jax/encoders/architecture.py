@@ -121,10 +121,10 @@ def _clip(config: ConfigFile, folder: pathlib.Path, model_type: str, dtype: DTyp
     if model_type != "clip_text_model":
         vision = config.group("vision_config") if both else config
         image, preprocessing = _clip_image(vision, folder, width, dtype)
-        table |= clip_vision_table("image/", image.sizes.num_layers)
+        table |= clip_vision_table(image.sizes.num_layers)
     if model_type != "clip_vision_model":
         text = _clip_text(config.group("text_config") if both else config, width, dtype)
-        table |= clip_text_table("text/", text.sizes.num_layers)
+        table |= clip_text_table(text.sizes.num_layers)
     unused = ("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids")
     return Architecture(model_type, table, unused, image, text, preprocessing, text.max_positions if text else 0)
 
@@ -163,7 +163,7 @@ def _bert(config: ConfigFile, tensors: Tensors, dtype: DTypeLike) -> Architectur
         dtype=dtype,
     )
     legacy = f"{prefix}embeddings.LayerNorm.gamma" in tensors
-    table = bert_table("text/", text.sizes.num_layers, prefix=prefix, pooler=text.pooler, legacy_norms=legacy)
+    table = bert_table(text.sizes.num_layers, prefix=prefix, pooler=text.pooler, legacy_norms=legacy)
     unused = (f"{prefix}embeddings.position_ids", *_BERT_PRETRAINING_HEADS)
     return Architecture(name="bert", table=table, unused=unused, text=text, max_tokens=text.max_positions)
 
@@ -206,8 +206,8 @@ def _torchvision(name: str, tensors: Tensors, dtype: DTypeLike) -> Architecture:
     if name == "densenet121":
         dense = FrozenDenseNet(dtype=dtype)
         old_names = "features.denseblock1.denselayer1.norm.1.weight" in tensors
-        table, unused = torchvision_table("image/", dense, old_names=old_names), (*DENSENET_CLASSIFIER, *counters)
+        table, unused = torchvision_table(dense, old_names=old_names), (*DENSENET_CLASSIFIER, *counters)
         return Architecture(name, table, unused, dense, preprocessing=preprocessing)
     residual = make_frozen_resnet(name, dtype)
-    table, unused = torchvision_table("image/", residual), (*RESNET_CLASSIFIER, *counters)
+    table, unused = torchvision_table(residual), (*RESNET_CLASSIFIER, *counters)
     return Architecture(name, table, unused, residual, preprocessing=preprocessing)

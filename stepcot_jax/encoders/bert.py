@@ -95,11 +95,10 @@ class Bert(nn.Module):
         return vector.astype(jnp.float32)
 
 
-def bert_table(path: str, num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool) -> dict[str, Place]:
-    """Map transformers' BERT tensor names to places below `path`.
+def bert_table(num_layers: int, *, prefix: str, pooler: bool, legacy_norms: bool) -> dict[str, Place]:
+    """Map transformers' BERT tensor names to places below "text/".
 
     Args:
-      path: prefix in the parameter tree.
       num_layers: number of blocks.
       prefix: of the tensor names: "bert." for models with heads, "text.transformer." for open_clip.
       pooler: whether the checkpoint has a pooler.
@@ -107,26 +106,26 @@ def bert_table(path: str, num_layers: int, *, prefix: str, pooler: bool, legacy_
     """
 
     def norm(found: str, place: str) -> dict[str, Place]:
-        return place_norm(f"{prefix}{found}", f"{path}{place}", legacy=legacy_norms)
+        return place_norm(f"{prefix}{found}", f"text/{place}", legacy=legacy_norms)
 
     embeddings = f"{prefix}embeddings."
     table = {
-        f"{embeddings}word_embeddings.weight": Place(f"{path}token_embedding/embedding"),
-        f"{embeddings}token_type_embeddings.weight": Place(f"{path}type_embedding/embedding"),
-        f"{embeddings}position_embeddings.weight": Place(f"{path}positions"),
+        f"{embeddings}word_embeddings.weight": Place("text/token_embedding/embedding"),
+        f"{embeddings}token_type_embeddings.weight": Place("text/type_embedding/embedding"),
+        f"{embeddings}position_embeddings.weight": Place("text/positions"),
         **norm("embeddings.LayerNorm", "embedding_norm"),
-        **(place_dense(f"{prefix}pooler.dense", f"{path}pooler") if pooler else {}),
+        **(place_dense(f"{prefix}pooler.dense", "text/pooler") if pooler else {}),
     }
     for layer in range(num_layers):
         found, place = f"encoder.layer.{layer}.", f"blocks/layer_{layer}/"
         for part, name in enumerate(("query", "key", "value")):
             table |= place_dense(
-                f"{prefix}{found}attention.self.{name}", f"{path}{place}attention/qkv", part=part, parts=3
+                f"{prefix}{found}attention.self.{name}", f"text/{place}attention/qkv", part=part, parts=3
             )
-        table |= place_dense(f"{prefix}{found}attention.output.dense", f"{path}{place}attention/out")
+        table |= place_dense(f"{prefix}{found}attention.output.dense", f"text/{place}attention/out")
         table |= norm(f"{found}attention.output.LayerNorm", f"{place}attention_norm")
-        table |= place_dense(f"{prefix}{found}intermediate.dense", f"{path}{place}up")
-        table |= place_dense(f"{prefix}{found}output.dense", f"{path}{place}down")
+        table |= place_dense(f"{prefix}{found}intermediate.dense", f"text/{place}up")
+        table |= place_dense(f"{prefix}{found}output.dense", f"text/{place}down")
         table |= norm(f"{found}output.LayerNorm", f"{place}mlp_norm")
     return table
 
@@ -189,8 +188,8 @@ def biomedclip_table(vision: VisionTransformer, text: Bert) -> dict[str, Place]:
     """Map open_clip's tensor names to places below "image/" and "text/", and "logit_scale"."""
     return {
         "logit_scale": Place("logit_scale"),
-        **timm_vision_table("image/", vision.sizes.num_layers),
-        **bert_table("text/", text.sizes.num_layers, prefix=TEXT_PREFIX, pooler=text.pooler, legacy_norms=False),
+        **timm_vision_table(vision.sizes.num_layers),
+        **bert_table(text.sizes.num_layers, prefix=TEXT_PREFIX, pooler=text.pooler, legacy_norms=False),
         **{
             f"text.proj{suffix}.weight": Place(f"text/projection_{layer}/kernel", "dense")
             for layer, suffix in enumerate(_PROJECTION.get(len(text.projection), ()))

@@ -92,33 +92,33 @@ def clip_blocks_table(prefix: str, path: str, num_layers: int) -> dict[str, Plac
     return table
 
 
-def clip_vision_table(path: str, num_layers: int) -> dict[str, Place]:
-    """Map transformers' CLIP image tower names to places below `path`."""
+def clip_vision_table(num_layers: int) -> dict[str, Place]:
+    """Map transformers' CLIP image tower names to places below "image/"."""
     embeddings = "vision_model.embeddings."
     return {
-        f"{embeddings}class_embedding": Place(f"{path}class_token"),
-        f"{embeddings}patch_embedding.weight": Place(f"{path}patch_embedding/kernel", "patch"),
-        f"{embeddings}position_embedding.weight": Place(f"{path}positions"),
-        "visual_projection.weight": Place(f"{path}projection/kernel", "dense"),
-        **place_norm("vision_model.pre_layrnorm", f"{path}pre_norm"),  # sic: transformers writes it without "e"
-        **place_norm("vision_model.post_layernorm", f"{path}post_norm"),
-        **clip_blocks_table("vision_model.", path, num_layers),
+        f"{embeddings}class_embedding": Place("image/class_token"),
+        f"{embeddings}patch_embedding.weight": Place("image/patch_embedding/kernel", "patch"),
+        f"{embeddings}position_embedding.weight": Place("image/positions"),
+        "visual_projection.weight": Place("image/projection/kernel", "dense"),
+        **place_norm("vision_model.pre_layrnorm", "image/pre_norm"),  # sic: transformers writes it without "e"
+        **place_norm("vision_model.post_layernorm", "image/post_norm"),
+        **clip_blocks_table("vision_model.", "image/", num_layers),
     }
 
 
-def timm_vision_table(path: str, num_layers: int) -> dict[str, Place]:
-    """Map the names of timm's vision transformer in open_clip checkpoints to places below `path`."""
+def timm_vision_table(num_layers: int) -> dict[str, Place]:
+    """Map the names of timm's vision transformer in open_clip checkpoints to places below "image/"."""
     trunk = "visual.trunk."
     table = {
-        f"{trunk}cls_token": Place(f"{path}class_token", "leading"),
-        f"{trunk}pos_embed": Place(f"{path}positions", "leading"),
-        f"{trunk}patch_embed.proj.weight": Place(f"{path}patch_embedding/kernel", "patch"),
-        f"{trunk}patch_embed.proj.bias": Place(f"{path}patch_embedding/bias"),
-        "visual.head.proj.weight": Place(f"{path}projection/kernel", "dense"),
-        **place_norm(f"{trunk}norm", f"{path}post_norm"),
+        f"{trunk}cls_token": Place("image/class_token", "leading"),
+        f"{trunk}pos_embed": Place("image/positions", "leading"),
+        f"{trunk}patch_embed.proj.weight": Place("image/patch_embedding/kernel", "patch"),
+        f"{trunk}patch_embed.proj.bias": Place("image/patch_embedding/bias"),
+        "visual.head.proj.weight": Place("image/projection/kernel", "dense"),
+        **place_norm(f"{trunk}norm", "image/post_norm"),
     }
     for layer in range(num_layers):
-        found, place = f"{trunk}blocks.{layer}.", f"{path}blocks/layer_{layer}/"
+        found, place = f"{trunk}blocks.{layer}.", f"image/blocks/layer_{layer}/"
         table |= place_dense(f"{found}attn.qkv", f"{place}attention/qkv")
         table |= place_dense(f"{found}attn.proj", f"{place}attention/out")
         table |= place_norm(f"{found}norm1", f"{place}attention_norm")
@@ -171,12 +171,12 @@ class CLIPText(nn.Module):
         )
 
 
-def clip_text_table(path: str, num_layers: int) -> dict[str, Place]:
-    """Map transformers' CLIP text tower names to places below `path`."""
+def clip_text_table(num_layers: int) -> dict[str, Place]:
+    """Map transformers' CLIP text tower names to places below "text/"."""
     return {
-        "text_model.embeddings.token_embedding.weight": Place(f"{path}token_embedding/embedding"),
-        "text_model.embeddings.position_embedding.weight": Place(f"{path}positions"),
-        "text_projection.weight": Place(f"{path}projection/kernel", "dense"),
-        **place_norm("text_model.final_layer_norm", f"{path}final_norm"),
-        **clip_blocks_table("text_model.", path, num_layers),
+        "text_model.embeddings.token_embedding.weight": Place("text/token_embedding/embedding"),
+        "text_model.embeddings.position_embedding.weight": Place("text/positions"),
+        "text_projection.weight": Place("text/projection/kernel", "dense"),
+        **place_norm("text_model.final_layer_norm", "text/final_norm"),
+        **clip_blocks_table("text_model.", "text/", num_layers),
     }

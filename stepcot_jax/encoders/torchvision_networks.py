@@ -189,13 +189,10 @@ def _average_pairs(hidden: Float[Array, "case height width channel"]) -> Float[A
     return jnp.mean(cells.reshape(num_cases, height // 2, 2, width // 2, 2, channels), axis=(2, 4))
 
 
-def torchvision_table(
-    path: str, network: FrozenResNet | FrozenDenseNet, *, old_names: bool = False
-) -> dict[str, Place]:
-    """Map torchvision's tensor names to places below `path`; the names of the modules here follow torchvision's.
+def torchvision_table(network: FrozenResNet | FrozenDenseNet, *, old_names: bool = False) -> dict[str, Place]:
+    """Map torchvision's tensor names to places below "image/"; the names of the modules here follow torchvision's.
 
     Args:
-      path: prefix in the parameter tree.
       network: the network.
       old_names: whether DenseNet's tensors are named "norm.1" instead of "norm1", as in torchvision's published files.
     """
@@ -211,5 +208,5 @@ def torchvision_table(
         for pattern, replacement in rules:
             module = re.sub(pattern, replacement, module)
         tensor = f"{module.replace('/', '.')}.{_TENSOR_NAMES.get(name, name)}"
-        table[tensor] = Place(f"{path}{place}", "conv" if name == "kernel" else "same")
+        table[tensor] = Place(f"image/{place}", "conv" if name == "kernel" else "same")
     return table

@@ -8,7 +8,7 @@ patches.
 Convolutional networks: Grad-CAM (Selvaraju et al., ICCV 2017) in its element-wise form: activation times gradient,
 summed over channels, positive part (Draelos and Carin, HiResCAM, 2020). After a global average both are the same; after
 an average over cells (resnet_small) Grad-CAM's mean gradient no longer distinguishes the cells. The map is the last
-one with at least `least_rows` rows: a 64 px image ends at 2 x 2, too coarse to locate anything. On 200 phantoms, a
+one with at least `LEAST_ROWS` rows: a 64 px image ends at 2 x 2, too coarse to locate anything. On 200 phantoms, a
 quickstart's student and boxes of 21 % of the area, the mean gradient had 23 % of the map inside and its highest cell
 there in 27 %, the element-wise form 28 % and 36 %.
 """
@@ -64,16 +64,13 @@ class Explainer:
       trained: the run.
       model: "teacher" or "student".
       batch_size: images explained at once; fewer are padded.
-      least_rows: fewest rows of a convolutional network's map.
 
     Raises:
       BadInput: the run has no such network, or its image encoder runs in another framework.
     """
 
-    def __init__(
-        self, trained: Trained, *, model: str = "student", batch_size: int = 1, least_rows: int = LEAST_ROWS
-    ) -> None:
-        self.trained, self.model, self.batch_size, self._least_rows = trained, model, batch_size, least_rows
+    def __init__(self, trained: Trained, *, model: str = "student", batch_size: int = 1) -> None:
+        self.trained, self.model, self.batch_size = trained, model, batch_size
         self.reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False)
         self._network, self._encoder_params = self.reader.image_network
 
@@ -101,7 +98,8 @@ class Explainer:
             chosen = slice(start, start + self.batch_size)
             batch = (np.asarray(images[chosen], np.float32), given[chosen], asked[chosen])
             num_cases = len(batch[0])
-            padded = [_pad(rows, self.batch_size) for rows in batch]
+            missing = self.batch_size - num_cases
+            padded = [np.concatenate([rows, np.repeat(rows[:1], missing, axis=0)]) for rows in batch]
             found = _explain(
                 self._encoder_params,
                 self.reader.params,
@@ -110,7 +108,6 @@ class Explainer:
                 network=self._network,
                 networks=self.trained.networks,
                 model=self.model,
-                least_rows=self._least_rows,
             )
             parts.append(jax.tree.map(lambda rows, num=num_cases: np.asarray(rows)[:num], found))
         whole: Any = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
@@ -137,7 +134,7 @@ def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step 
     return Explainer(trained, model=reader.model).explain(images).maps[0]
 
 
-@functools.partial(jax.jit, static_argnames=("network", "networks", "model", "least_rows"))
+@functools.partial(jax.jit, static_argnames=("network", "networks", "model"))
 def _explain(
     encoder_params: Params,
     params: Params,
@@ -149,7 +146,6 @@ def _explain(
     network: nn.Module,
     networks: Networks,
     model: str,
-    least_rows: int,
 ) -> tuple[Array, Any, Array, Array]:
     """Return logits, attention, the explained labels, and maps [case, step, row, column]."""
 
@@ -172,14 +168,10 @@ def _explain(
         read=read,
         labels=labels,
         choose=choose,
-        tapped=choose_taps(network, found, least_rows=least_rows),
+        tapped=choose_taps(network, found, least_rows=LEAST_ROWS),
     )
     maps = make_maps(network, values, gradients)
     return logits, attention, followed, normalise_maps(jnp.moveaxis(maps, 0, 1))
-
-
-def _pad(rows: np.ndarray, num_rows: int) -> np.ndarray:
-    return np.concatenate([rows, np.repeat(rows[:1], num_rows - len(rows), axis=0)])
 
 
 def choose_modules(network: nn.Module) -> Any:

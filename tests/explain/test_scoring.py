@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.preprocessing import Preprocessing, resize_image
 from stepcot_jax.data.records.cases import Box
-from stepcot_jax.explain.figure import attention_table, node_names, step_attention
+from stepcot_jax.explain.drawing import attention_table, node_names, step_attention
 from stepcot_jax.explain.geometry import (
     change_a_step,
     describe_change,
