@@ -20,7 +20,7 @@ from stepcot_jax.tables.following import (
     tabulate_following,
 )
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.writing import Column, Figure, Table
+from stepcot_jax.tables.writing import Column, Entry, Figure, Table
 
 _PUBLISHED, _GIVEN = "as published", "with answers given"
 
@@ -81,7 +81,7 @@ def _tabulate_differences(
     """What corrections and the choice of the steps are worth, in pairs; `right`: [count, case] of each seed."""
     gain, *others = POLICIES
     few, last = min(3, chain.num_steps - 1), chain.steps[-1].name
-    rows = []
+    rows: list[tuple[Entry, ...]] = []
     for training, network in dict.fromkeys(key[:2] for key in right):
         own, published = right[training, network, gain], right[_PUBLISHED, network, gain]
         every = [
