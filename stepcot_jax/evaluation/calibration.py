@@ -26,6 +26,7 @@ from stepcot_jax.evaluation.distributions import own_logits
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.host.errors import BadInput
 
+_UNFITTED = "temperature 1"
 MIN_CASES = 20
 """With fewer annotated cases the temperature stays 1."""
 CoverageBy = Literal["step", "answer"]
@@ -60,6 +61,10 @@ class Calibration:
     def coverage_by(self) -> CoverageBy:
         """Whether the coverage is that of a step's cases together, or of the cases of each answer."""
         return "answer" if self.answer_thresholds else "step"
+
+    def steps_without_temperature(self, model: str) -> tuple[int, ...]:
+        """Return the positions of steps whose temperature could not be fitted and is 1."""
+        return tuple(step for step, note in enumerate(self.notes.get(model, ())) if _UNFITTED in note)
 
     def describe_coverage(self) -> str:
         """Return what the answer sets aim to hold, in words.
@@ -112,11 +117,11 @@ def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.inte
       The temperature, 0.01 to 100, and "" or why it is 1 or at a bound.
     """
     if len(labels) < MIN_CASES:
-        return 1.0, f"{len(labels)} annotated cases, fewer than {MIN_CASES}: temperature 1"
+        return 1.0, f"{len(labels)} annotated cases, fewer than {MIN_CASES}: {_UNFITTED}"
     if (labels == labels[0]).all():
-        return 1.0, "every case has the same answer: temperature 1"
+        return 1.0, f"every case has the same answer: {_UNFITTED}"
     if (logits.argmax(axis=1) == labels).all():
-        return 1.0, "every case is answered correctly, so that no temperature is best: temperature 1"
+        return 1.0, f"every case is answered correctly, so that no temperature is best: {_UNFITTED}"
     true_logits = logits[np.arange(len(labels)), labels]
 
     def slope(log_sharpness: float) -> float:

@@ -94,6 +94,7 @@ class ChainReading:
       shifted: the change in each later step; empty without given answers.
       picture: uint8 [size, size, 3] as read, for reading it again; None if it was not kept.
       coverage_of: what the coverage is of, in words (`Calibration.describe_coverage`).
+      uncalibrated: names of the steps whose calibration had too few cases to fit, or none that told anything.
     """
 
     source: str
@@ -105,6 +106,7 @@ class ChainReading:
     shifted: tuple[Shift, ...] = ()
     picture: Any = dataclasses.field(default=None, repr=False, compare=False)
     coverage_of: str = ""
+    uncalibrated: tuple[str, ...] = ()
 
     @property
     def has_given(self) -> bool:
@@ -181,6 +183,8 @@ class ChainReading:
     def _describe_model(self) -> str:
         """Return the network's name and what its percentages and alternatives are."""
         text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'not calibrated'}"
+        if self.calibrated and self.uncalibrated:
+            text += f" (not of {', '.join(self.uncalibrated)})"
         if self.calibrated and self.has_given:
             text += " for readings without given answers"
         if self.coverage is None or all(each.answer_set is None for each in self.steps):
@@ -219,7 +223,13 @@ def make_readings(
       pictures: of the images, kept in the readings; () for none.
     """
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
-    coverage = None if calibration is None else calibration.coverage
+    coverage: float | None = None
+    words: tuple[Any, ...] = ()
+    is_calibrated = calibration is not None
+    if calibration is not None:
+        unfitted = calibration.steps_without_temperature(model.partition(" ")[0])
+        coverage = calibration.coverage
+        words = calibration.describe_coverage(), tuple(chain.steps[place].name for place in unfitted)
     readings = []
     for case, source in enumerate(sources):
         sets = None if reading.answer_sets is None else reading.answer_sets[case]
@@ -229,8 +239,7 @@ def make_readings(
         )
         changes = ((), ()) if uncorrected is None else _find_changes(steps, uncorrected.probabilities[case])
         picture = pictures[case] if len(pictures) else None
-        words = "" if calibration is None else calibration.describe_coverage()
-        readings.append(ChainReading(source, model, calibration is not None, coverage, steps, *changes, picture, words))
+        readings.append(ChainReading(source, model, is_calibrated, coverage, steps, *changes, picture, *words))
     return readings
 
 

@@ -13,6 +13,7 @@ from trained_workdir import make_trained_workdir
 import stepcot_jax.predict
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import count_pairs
 from stepcot_jax.evaluation.consistency_files import write_pairs
 from stepcot_jax.evaluation.pair_ratios import make_ratios
@@ -329,6 +330,16 @@ def strange_reading():
     probabilities = np.array([[[0.25, 0.75], [1.0, 0.0]]])
     reading = Reading(np.zeros((1, 2, 2), np.float32), probabilities, None, None)
     return make_readings(reading, STRANGE, sources=["<x>.png"], model="teacher", calibration=None)[0]
+
+
+def test_steps_without_a_fitted_temperature_are_not_called_calibrated():
+    note = "12 annotated cases, fewer than 20: temperature 1"
+    calibration = Calibration(0.9, {"teacher": (1.0, 2.0)}, {}, {"teacher": (note, "")})
+    reading = Reading(np.zeros((1, 2, 2), np.float32), np.full((1, 2, 2), 0.5), None, None)
+    chain = Chain((Step("One", "?", ("Yes", "No")), Step("Two", "?", ("Yes", "No"))))
+    told = make_readings(reading, chain, sources=["x"], model="teacher", calibration=calibration)[0]
+    assert told.uncalibrated == ("One",)
+    assert "teacher; probabilities calibrated (not of One)" in str(told)
 
 
 def test_html_is_escaped_and_terminals_are_not_steered():
