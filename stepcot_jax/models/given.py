@@ -8,7 +8,7 @@ GivenAnswers = Int[Array, "case step"] | Float[Array, "case step answer"]
 """Labels, -1 to predict; or soft answers: distributions over a step's answers, zeros to predict."""
 
 _LEAST = 0.01
-"""Least probability in a given answer that a student passes on; 0.001 works alike, 0.1 worse (docs/corrections.md)."""
+"""Least probability in a given answer that a student passes on; 0.001 works alike, 0.1 worse (docs/results)."""
 
 
 def given_distributions(
