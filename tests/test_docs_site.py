@@ -23,7 +23,9 @@ def pages():
 def test_the_navigation_names_every_document_once():
     named = re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2])
     assert len(set(named)) == len(named)
-    generated = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs" / "results").rglob("*.md")} - {"results/README.md"}
+    generated = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs" / "results").rglob("*.md")} - {
+        "results/README.md"
+    }
     there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     assert set(named) == there - generated
 

@@ -11,6 +11,7 @@ from stepcot_jax.evaluation.interventions import (
     choose_steps,
     correct_in_turn,
     describe_reliance,
+    exchange,
     expected_gains,
     give_logits,
     measure_reliance,
@@ -129,3 +130,28 @@ def test_network_that_ignores_answers_has_no_reliance_and_no_gain():
     assert unanswered["mean_movement"] is None
     assert unanswered["true"]["A"]["D"] is None
     assert describe_reliance({"teacher": unanswered}) == []
+
+
+def test_a_chain_of_one_step_has_no_reliance():
+    one = Chain(CHAIN.steps[:1])
+    found = measure_reliance(give_logits(lambda given: np.zeros(given.shape)), np.zeros((3, 1), int), one)
+    assert found["mean_movement"] is None
+    assert all(found[kind] == {} for kind in ("own", "true", "another case's", "uniform"))
+    assert describe_reliance({"teacher": found}) == []
+
+
+@pytest.mark.parametrize("num_cases", [2, 3, 50])
+def test_exchanged_answers_are_another_cases_and_each_is_used_once(num_cases):
+    labels = np.arange(num_cases)[:, None]
+    for seed in range(20):
+        found = exchange(labels, np.random.default_rng(seed))
+        assert sorted(found[:, 0]) == list(range(num_cases))
+        assert (found != labels).all()
+
+
+def test_chain_order_is_kept_whatever_the_costs():
+    read, given = give_logits(chain_network), np.zeros((NUM_CASES, 4, MOST), np.float32)
+    given[:, 0, 0] = 1
+    can_ask = np.ones((NUM_CASES, 4), bool)
+    chosen = choose_steps("chain order", read, given, CHAIN, can_ask=can_ask, costs=(1, 10, 1, 1))
+    assert (chosen == 1).all()

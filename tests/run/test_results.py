@@ -9,10 +9,13 @@ import pytest
 from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.calibration_files import read_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules, share_inconsistent
-from stepcot_jax.evaluation.consistency_files import read_pairs
+from stepcot_jax.evaluation.consistency_files import read_pair_ratios, read_pairs
 from stepcot_jax.evaluation.evaluator import evaluate
 from stepcot_jax.evaluation.prediction_files import read_predictions
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run.results import write_results
+from stepcot_jax.run.run_checks import check_earlier_run, check_step_costs
+from stepcot_jax.settings.run_settings import load_settings, write_settings
 from stepcot_jax.training.checkpoints import Best
 
 
@@ -88,3 +91,34 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
     assert found.coverage_by == "answer"
     told = f"does not settle Diagnosis as 'Normal': {len(train)} of {len(train)} training chains have another answer"
     assert told in capsys.readouterr().out
+
+
+def test_cases_read_with_answers_given_are_spread_over_the_split(trained):
+    feed, labels = trained.run.feed, trained.run.dataset.labels
+    members = trained.run.dataset.splits.test
+    every, some = feed.sample_rows("test", 10_000), feed.sample_rows("test", 5)
+    np.testing.assert_array_equal(every["labels"], labels[list(members)])
+    places = [round(place) for place in np.linspace(0, len(members) - 1, 5)]
+    np.testing.assert_array_equal(some["labels"], labels[[members[place] for place in places]])
+
+
+def test_weights_of_pairs_are_written_for_each_network(trained):
+    for model in ("teacher", "student"):
+        found = read_pair_ratios(trained.workdir / "pairs.json", trained.run.dataset.chain, model=model)
+        assert found.weights[0] == 0
+        assert max(found.weights) > 0
+
+
+def test_costs_are_one_for_each_step_and_an_annealed_rate_keeps_its_length(trained, tmp_path):
+    settings, chain = trained.run.settings, trained.run.dataset.chain
+    priced = dataclasses.replace(settings, evaluation=dataclasses.replace(settings.evaluation, step_costs=(1.0, 2.0)))
+    check_step_costs(settings, chain)
+    with pytest.raises(BadInput, match="step_costs: found 2 costs, expected one for each of 7 steps"):
+        check_step_costs(priced, chain)
+    annealed = load_settings(dataclasses.asdict(settings), **{"training.given_answers": "annealed"})
+    longer = load_settings(dataclasses.asdict(annealed), **{"training.joint_epochs": 9})
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    write_settings(tmp_path / "settings.json", annealed)
+    check_earlier_run(annealed, tmp_path)
+    with pytest.raises(BadInput, match=r"config.training.joint_epochs \(the rate of given_answers='annealed'"):
+        check_earlier_run(longer, tmp_path)
