@@ -209,6 +209,7 @@ def make_readings(
     given: Float[np.ndarray, "step answer"] | None = None,
     uncorrected: Reading | None = None,
     pictures: Sequence[Any] = (),
+    pairs: bool = False,
 ) -> list[ChainReading]:
     """Return the readings of images in words.
 
@@ -221,13 +222,14 @@ def make_readings(
       given: distributions that a person gave, the same for all images, zeros for the network's own; None for none.
       uncorrected: of the same images without given answers, to find the changes.
       pictures: of the images, kept in the readings; () for none.
+      pairs: whether counted pairs were added to the network's logits, which the readings then say.
     """
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
     coverage: float | None = None
     words: tuple[Any, ...] = ()
-    is_calibrated = calibration is not None
+    is_calibrated, described = calibration is not None, f"{model} with counted pairs" if pairs else model
     if calibration is not None:
-        unfitted = calibration.steps_without_temperature(model.partition(" ")[0])
+        unfitted = calibration.steps_without_temperature(model)
         coverage = calibration.coverage
         words = calibration.describe_coverage(), tuple(chain.steps[place].name for place in unfitted)
     readings = []
@@ -239,7 +241,7 @@ def make_readings(
         )
         changes = ((), ()) if uncorrected is None else _find_changes(steps, uncorrected.probabilities[case])
         picture = pictures[case] if len(pictures) else None
-        readings.append(ChainReading(source, model, is_calibrated, coverage, steps, *changes, picture, *words))
+        readings.append(ChainReading(source, described, is_calibrated, coverage, steps, *changes, picture, *words))
     return readings
 
 

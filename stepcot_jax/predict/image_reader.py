@@ -15,7 +15,8 @@ from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import Given, check_takes_answers, follows_corrections, give_answers
 from stepcot_jax.predict.radiographs import Pixels, read_picture, read_pictures, to_input
 from stepcot_jax.predict.reader import Reader
-from stepcot_jax.predict.trained_model import PAIRS_FILE, Trained, load_trained, read_default_model
+from stepcot_jax.predict.trained_model import Trained, load_trained, read_default_model
+from stepcot_jax.run.stored_reading import PAIRS_FILE
 
 
 def load(
@@ -48,7 +49,6 @@ class ImageReader:
 
     def __init__(self, trained: Trained, *, model: str, batch_size: int, pairs: bool = False) -> None:
         self.trained, self.model, self._pairs = trained, model, pairs
-        self._described = f"{model} with counted pairs" if pairs else model
         counted = read_pair_ratios(trained.workdir / PAIRS_FILE, trained.chain, model=model) if pairs else None
         self._reader = Reader(trained, model=model, batch_size=batch_size, with_attention=False, pairs=counted)
 
@@ -153,9 +153,10 @@ class ImageReader:
             reading,
             self.trained.chain,
             sources=names,
-            model=self._described,
+            model=self.model,
             calibration=self.trained.calibration,
             given=given,
             uncorrected=None if given is None else uncorrected,
             pictures=pictures,
+            pairs=self._pairs,
         )

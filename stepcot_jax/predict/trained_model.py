@@ -15,7 +15,7 @@ from stepcot_jax.features.inputs import load_frozen_encoder, trained_preprocessi
 from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
-from stepcot_jax.run.stored_reading import StoredReading, read_reading
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, StoredReading, read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.systems.networks import Networks, init_params, make_networks
 from stepcot_jax.training.state import Params
@@ -23,10 +23,6 @@ from stepcot_jax.training.stored_params import read_best, restore_params
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
-
-CALIBRATION_FILE = "calibration.json"
-STATISTICS_FILE = "statistics.json"
-PAIRS_FILE = "pairs.json"
 
 
 @dataclasses.dataclass(frozen=True)

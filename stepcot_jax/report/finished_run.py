@@ -16,8 +16,7 @@ from stepcot_jax.evaluation.distributions import own_probabilities
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.predict.trained_model import CALIBRATION_FILE
-from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, read_reading
 from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.training.log import METRICS_FILE
 

@@ -14,10 +14,10 @@ from stepcot_jax.evaluation.consistency_files import read_pairs
 from stepcot_jax.evaluation.distributions import own_logits
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.evaluation.reliability import Reliability, step_reliability
-from stepcot_jax.predict.trained_model import PAIRS_FILE
 from stepcot_jax.report.figures import draw_reliability
 from stepcot_jax.report.finished_run import FinishedRun
 from stepcot_jax.report.page import Section, decimal, percent, render
+from stepcot_jax.run.stored_reading import PAIRS_FILE
 
 _NUM_RULES_SHOWN = 12
 

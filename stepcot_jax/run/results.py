@@ -20,14 +20,12 @@ from stepcot_jax.evaluation.pair_ratios import Counts, fit_pair_ratios, give_pre
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
 from stepcot_jax.evaluation.summary import describe, summarise
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE
 from stepcot_jax.settings.sections import EvaluationSettings
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.checkpoints import Best
 
 PREDICTIONS = "predictions"
-CALIBRATION = "calibration.json"
-PAIRS = "pairs.json"
-STATISTICS = "statistics.json"
 REPORT = "report.json"
 SPLITS = ("val", "test")
 NUM_GIVEN = 500
@@ -140,10 +138,10 @@ def write_results(
     calibration = fit_calibration(
         predictions["val"], chain, coverage=evaluation.coverage, coverage_by=evaluation.coverage_by
     )
-    write_calibration(workdir / CALIBRATION, calibration, chain)
+    write_calibration(workdir / CALIBRATION_FILE, calibration, chain)
     counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
     weights = {} if given is None else _weigh_pairs(given, counts, calibration, chain)
-    write_pairs(workdir / PAIRS, counts, chain, weights=weights)
+    write_pairs(workdir / PAIRS_FILE, counts, chain, weights=weights)
     rules = make_rules(chain, counts=counts)
     print("".join(f"consistency: {note}\n" for note in rules.notes), end="")
     statistics = summarise(
@@ -151,7 +149,7 @@ def write_results(
     )
     reliance = {} if given is None else given.reliance
     statistics["reliance"] = reliance or None
-    write_report(workdir / STATISTICS, statistics)
+    write_report(workdir / STATISTICS_FILE, statistics)
     metrics = evaluate(predictions["test"], chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
     report["best"] = {name: {"step": entry.step, "validation_score": entry.score} for name, entry in best.items()}

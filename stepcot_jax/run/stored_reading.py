@@ -17,6 +17,9 @@ from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, read_json, write_whole
 
+CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE = "calibration.json", "pairs.json", "statistics.json"
+"""Files that a finished run leaves in its workdir."""
+
 FOLDER = "reading"
 CHAIN_FILE = "chain.json"
 TEXT_FILE = "text_features.npy"

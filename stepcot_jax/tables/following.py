@@ -18,6 +18,7 @@ from stepcot_jax.evaluation.pair_ratios import fit_pair_ratios, give_prefixes
 from stepcot_jax.evaluation.reliability import calibration_figures
 from stepcot_jax.evaluation.resamples import count_once, resample, weighted_mean
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE
 from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.comparing import INTERVALS, Comparison, join, summarise
 from stepcot_jax.tables.plan import Plan
@@ -60,7 +61,7 @@ def read_networks(plan: Plan, cell: Cell, chain: Chain) -> Readers:
     folder = plan.cells.folder(cell)
     inputs = load_inputs(plan.cells.share_features(cell.settings), folder, Terminal())
     weights = load_weights(folder, NETWORKS)
-    calibration = read_calibration(folder / "calibration.json", chain)
+    calibration = read_calibration(folder / CALIBRATION_FILE, chain)
     counts = count_pairs(inputs.dataset.labels[np.asarray(inputs.dataset.splits.train, int)], chain)
     read: dict[str, ReadGiven] = {}
     for name in NETWORKS:

@@ -1,7 +1,10 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.report import case_gathering
 from stepcot_jax.report.correction_view import NOT_GIVEN, read_corrections, write_corrections
 
 CHAIN = Chain(tuple(Step(name, f"{name}?", ("no", "<yes>", "N/A")) for name in ("First", "Second", "Third")))
@@ -69,3 +72,15 @@ def test_a_given_answer_is_no_flip():
         return certain(np.where(given == NOT_GIVEN, 0, 2))
 
     assert not read_corrections(stubborn, truth=np.ones((1, 3), int), names=["a"]).flipped.any()
+
+
+@pytest.mark.parametrize(
+    ("networks", "write_back", "note"),
+    [(("student",), True, "this run has none"), (("teacher",), False, "takes no given answers")],
+)
+def test_a_run_whose_teacher_takes_no_answers_has_a_note_in_place_of_corrections(networks, write_back, note):
+    teacher = SimpleNamespace(memory=True, write_back=write_back)
+    trained = SimpleNamespace(params=dict.fromkeys(networks), settings=SimpleNamespace(teacher=teacher))
+    corrections, told = case_gathering._correct(None, trained, [], [], lambda items, _: items)
+    assert corrections is None
+    assert note in told
