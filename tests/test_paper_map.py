@@ -13,18 +13,38 @@ import pytest
 from configs import base
 from stepcot_jax.__main__ import find_tools
 from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.tables.__main__ import PUBLISHED_NAMES
 
 ROOT = Path(__file__).parents[1]
 MAP = ROOT / "docs" / "paper_map.md"
 TEXT = MAP.read_text(encoding="utf-8")
 
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
+SIBLINGS = {
+    "GEMeX-RMCoT": {"Eq.": 2, "Table": 5, "Figure": 4},
+    "MedCLM": {"Eq.": 5, "Table": 4, "Figure": 5},
+    "MEDSAGE": {"Eq.": 12, "Table": 7, "Figure": 12},
+}
+"""Last number of each kind in the papers that have a section of their own; all other sections are of Step-CoT."""
+
+
+def read_rows(text):
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+
+
+SECTIONS = {part.partition("\n")[0]: read_rows(part) for part in TEXT.split("\n## ")}
+ROWS = [row for name, rows in SECTIONS.items() if name not in SIBLINGS for row in rows]
+ALL_ROWS = ROWS + [row for name in SIBLINGS for row in SECTIONS[name]]
 CODE = sorted(set(re.findall(r"`([^`]+)`", TEXT)))
 PLACES = [code for code in CODE if re.fullmatch(r"[\w./]+\.(py|md|csv)(::[\w.]+)?", code)]
 TOOLS = [code for code in CODE if code.startswith("python -m ")]
 SETTINGS = [code for code in CODE if code.startswith("config.")]
 UNCALLED = "no table calls it"
 WITHOUT_CODE = "none: no computation"
+NOT_BUILT = "none: not built yet"
+NOT_AT_HAND = "none: not in the text at hand"
+UNCODED = (WITHOUT_CODE, NOT_BUILT, NOT_AT_HAND)
 
 
 def places_in(cell):
@@ -32,7 +52,7 @@ def places_in(cell):
     return re.findall(r"`([\w./]+\.py)::([\w.]+)`", cell)
 
 
-FULL = [row for row in ROWS if row[0] not in ("paper", "what") and not row[1].startswith(WITHOUT_CODE)]
+FULL = [row for row in ALL_ROWS if row[0] not in ("paper", "what") and not row[1].startswith(UNCODED)]
 TESTED = [(row[0], path, name) for row in FULL for path, name in places_in(row[3])]
 NAMED = sorted({place for row in FULL for place in places_in(row[1])})
 
@@ -120,6 +140,38 @@ def test_every_equation_has_exactly_one_row():
     assert counts == dict.fromkeys(range(1, 26), 1)
 
 
+@pytest.mark.parametrize("paper", SIBLINGS)
+def test_every_number_of_the_other_papers_has_exactly_one_row(paper):
+    rows, last = SECTIONS[paper], SIBLINGS[paper]
+    counts = collections.Counter(number for row in rows for number in equations_of(row[0]))
+    assert counts == dict.fromkeys(range(1, last["Eq."] + 1), 1)
+    for kind in ("Table", "Figure"):
+        counts = collections.Counter(int(n) for row in rows for n in re.findall(rf"^{kind} (\d+)\b", row[0]))
+        assert counts == dict.fromkeys(range(1, last[kind] + 1), 1)
+    starts = collections.Counter(row[0].split(",")[0] for row in rows)
+    assert {start: starts[start] for start in ("Table X", "Table Y") if paper == "MEDSAGE"} == (
+        {"Table X": 1, "Table Y": 1} if paper == "MEDSAGE" else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("paper", "marker", "expected"),
+    [
+        ("GEMeX-RMCoT", WITHOUT_CODE, ["Figure 1", "Figure 4"]),
+        ("GEMeX-RMCoT", NOT_BUILT, ["Section 5.2"]),
+        ("GEMeX-RMCoT", NOT_AT_HAND, []),
+        ("MedCLM", WITHOUT_CODE, ["Figure 2", "Figure 3", "Figure 4", "Figure 5"]),
+        ("MedCLM", NOT_BUILT, ["public code"]),
+        ("MedCLM", NOT_AT_HAND, ["Eq. 1 to 5", "Table 1", "Table 2", "Table 3", "Table 4"]),
+        ("MEDSAGE", WITHOUT_CODE, ["Table 6", "Table 7", "Figure 1", "Figure 7"]),
+        ("MEDSAGE", NOT_BUILT, ["Eq. 8 and 9", "Section 4.2", "Figure 4"]),
+        ("MEDSAGE", NOT_AT_HAND, ["Table X", "Table Y", "Figure 3", "Figure 5"]),
+    ],
+)
+def test_rows_without_code_are_those_that_are_known(paper, marker, expected):
+    assert [row[0].split(",")[0] for row in SECTIONS[paper] if row[1].startswith(marker)] == expected
+
+
 def equations_of(text):
     """Equation numbers after "Eq.": single, a list or a range."""
     for listed in re.findall(r"Eq\. (\d+(?:(?:, | and | to )\d+)*)", text):
@@ -142,17 +194,18 @@ def test_every_table_and_figure_has_exactly_one_row():
 
 
 def test_every_row_names_code_and_a_test_or_says_that_there_is_none():
-    rows = [row for row in ROWS if set(row[0]) - set("-: ") and row[0] not in ("paper", "what")]
-    assert len(rows) > 25
+    rows = [row for row in ALL_ROWS if set(row[0]) - set("-: ") and row[0] not in ("paper", "what")]
+    assert len(rows) > 80
     for row in rows:
         assert len(row) == 4, row
-        if row[1].startswith(WITHOUT_CODE):
+        if row[1].startswith("none"):
+            assert row[1].startswith(UNCODED), row
             assert row[3] == "none", row
             continue
         assert places_in(row[1]), f"{row[0]}: names no function"
         assert re.search(r"`tests/[^`]+::test_", row[3]), f"{row[0]}: names no test"
         assert row[2], f"{row[0]}: names no setting or command"
-    assert [row[0].split(",")[0] for row in rows if row[1].startswith(WITHOUT_CODE)] == [
+    assert [row[0].split(",")[0] for row in ROWS if len(row) > 1 and row[1].startswith("none")] == [
         "Table 1", "Section 4.2", "Figure 1", "Figure 3",
     ]  # fmt: skip
 
@@ -230,7 +283,8 @@ def test_every_table_has_a_test_that_reads_it(row, table):
 
 
 def test_every_published_table_of_the_tool_is_among_them():
-    assert {table for _, table in TABLES} == {"diagnosis", "steps", "components", "transfer", "cost", "effect"}
+    named = {table for _, table in TABLES}
+    assert named == {"diagnosis", "steps", "components", "transfer", "cost", "effect", *PUBLISHED_NAMES}
 
 
 # Tables call the functions of their rows
@@ -264,7 +318,8 @@ def is_called(name, paths):
     return False
 
 
-BEYOND = [row for row in FULL if row in ROWS[next(k for k, row in enumerate(ROWS) if row[0] == "what") :]]
+NAMES_OF_ALL = [table for _, table in TABLES if table not in PUBLISHED_NAMES]
+BEYOND = [row for row in FULL if row in SECTIONS["Beyond the paper"]]
 
 
 @pytest.mark.parametrize("row", BEYOND, ids=lambda row: row[0][:40])
@@ -275,7 +330,7 @@ def test_tables_call_what_they_are_said_to_and_nothing_they_are_not(row):
         assert not any(is_called(name, everything) for name in names), f"{row[0]}: is called, which the map denies"
         return
     for tables in re.findall(r"`python -m stepcot_jax\.tables ([\w ]+)`", row[2]):
-        for table in tables.split() if tables != "all" else [table for _, table in TABLES if table != "cost"]:
+        for table in tables.split() if tables != "all" else [name for name in NAMES_OF_ALL if name != "cost"]:
             reached = reached_from(f"stepcot_jax/tables/{table}_table.py")
             assert any(is_called(name, reached) for name in names), f"{row[0]}: table {table!r} never calls {names}"
     for name in names:

@@ -1,6 +1,7 @@
-"""Make chains from radiology reports, compare annotators, and review the records.
+"""Make chains from radiology reports and reasoning from boxes, compare annotators, and review the records.
 
 python -m stepcot_jax.annotate REPORTS --out DIR [--annotator=rules|llm --model NAME --base-url URL]
+python -m stepcot_jax.annotate vqa SOURCE --task=rmcot|lvkc|medclm --out DIR [--annotator=rules|llm ...]
 python -m stepcot_jax.annotate agree A B ... [--out DIR]
 python -m stepcot_jax.annotate review-out A [B ...] --out FORM.csv
 python -m stepcot_jax.annotate review-in FORM.csv A [B ...] --reviewer NAME --out DIR
@@ -8,17 +9,16 @@ python -m stepcot_jax.annotate review-in FORM.csv A [B ...] --reviewer NAME --ou
 
 import argparse
 import dataclasses
-import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE, Endpoint
+from stepcot_jax.annotate.llm.endpoint import Endpoint
+from stepcot_jax.annotate.parsers import TASK_FLAGS, VOTER_FIELDS, annotate_parser, comparison_parser, vqa_parser
 from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.alignment import Aligned
-
-_VOTER_FIELDS = ("base-url", "key-variable")
+    from stepcot_jax.annotate.runs import Plan
 
 
 def annotate(options: argparse.Namespace) -> None:
@@ -26,33 +26,47 @@ def annotate(options: argparse.Namespace) -> None:
     # Imported here, as below, to keep --help and the other subcommands fast.
     from stepcot_jax.annotate.alignment import read_annotator
     from stepcot_jax.annotate.output import as_markdown
-    from stepcot_jax.annotate.pipeline import Plan, annotate_source
+    from stepcot_jax.annotate.pipeline import annotate_source
     from stepcot_jax.chain import DEFAULT_CHAIN
     from stepcot_jax.host.terminal import Terminal
 
-    if options.annotator == "llm" and not options.model:
-        raise BadInput("--model is required with --annotator=llm (the name of a model)")
-    if options.annotator == "rules" and options.model:
-        raise BadInput(f"--model={options.model!r} requires --annotator=llm")
     chain = read_annotator(options.chain).chain if options.chain else DEFAULT_CHAIN
-    annotator = None
-    if options.annotator == "llm":
-        annotator = _make_endpoint(options, options.model, options.base_url, options.key_variable)
-    plan = Plan(
-        annotator=annotator,
-        voters=tuple(_read_voter(options, voter) for voter in options.voter),
-        asks_trust=options.trust,
-        chain=chain,
-        cap=options.max_tokens,
-        concurrency=options.concurrency,
-        num_repairs=options.repairs,
-        on_failure=options.on_failure,
-        images=options.images,
-        overwrite=options.overwrite,
-    )
-    result = annotate_source(options.reports, options.out, plan, Terminal())
+    result = annotate_source(options.reports, options.out, _make_plan(options), Terminal(), chain=chain)
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.cases)} records in {options.out}")
+    print(f"{len(result.records)} records in {options.out}")
+
+
+def annotate_vqa(options: argparse.Namespace) -> None:
+    """Make reasoning records from questions or boxes."""
+    from stepcot_jax.annotate.output import as_markdown
+    from stepcot_jax.annotate.vqa.tasks import TaskSettings
+    from stepcot_jax.annotate.vqa.vqa_pipeline import VqaSource, annotate_questions
+    from stepcot_jax.host.terminal import Terminal
+
+    given = vars(options)
+    for task, names in TASK_FLAGS.items():
+        unused = [f"--{name.replace('_', '-')}" for name in names if given[name] is not None and options.task != task]
+        if unused:
+            raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
+    if options.masks is not None and not options.masks.is_dir():
+        raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
+    box_size = None if options.box_size is None else (options.box_size[0], options.box_size[1])
+    result = annotate_questions(
+        VqaSource(options.source, box_size, options.question_seed, options.with_normal),
+        _make_plan(options),
+        Terminal(),
+        task=options.task,
+        settings=TaskSettings(
+            root=options.source,
+            folder=options.out,
+            seed=options.question_seed,
+            sends_pictures=options.send_images,
+            **{name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None},
+        ),
+        num_regenerations=options.regenerate,
+    )
+    print(as_markdown(result.funnel()), end="")
+    print(f"{len(result.records)} records in {options.out}")
 
 
 def agree(options: argparse.Namespace, aligned: "Aligned") -> None:
@@ -88,78 +102,84 @@ def read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
     print(f"{len(aligned.collections[0].cases)} records in {options.out}")
 
 
+def _handle_records(options: argparse.Namespace, command: str) -> bool:
+    """Compare or review reasoning records, if these are given; return whether they are."""
+    from stepcot_jax.annotate.vqa.vqa_review import apply_record_review, write_record_review
+    from stepcot_jax.data.grounded.record_files import holds_records
+
+    source, *others = options.annotators
+    if not holds_records(source):
+        return False
+    if command == "agree":
+        _agree_on_records(options)
+        return True
+    if others or options.all or options.names:
+        raise BadInput(f"{source} holds reasoning records; expected one folder, without --all and --names")
+    chosen = {"sample": options.sample, "seed": options.seed}
+    if command == "review-out":
+        print(f"{write_record_review(options.out, source, **chosen)} records to review in {options.out}")
+        return True
+    reviewed, rejected, written = apply_record_review(
+        options.form, source, **chosen, reviewer=options.reviewer, folder=options.out
+    )
+    print(f"{reviewed} records reviewed, {rejected} rejected")
+    print(f"{written} records in {options.out}")
+    return True
+
+
+def _agree_on_records(options: argparse.Namespace) -> None:
+    from stepcot_jax.annotate.agreement import show_figure
+    from stepcot_jax.annotate.vqa.vqa_agreement import compare_records, show_agreement, write_record_agreement
+
+    if len(options.annotators) != 2:
+        raise BadInput(f"agree on reasoning records requires two annotators; got {len(options.annotators)}")
+    rows, num_items, kappa = compare_records(*options.annotators)
+    print(show_agreement(rows), end="")
+    print(f"kept or set aside, {num_items} items: Cohen's kappa {show_figure(kappa)}")
+    if options.out is not None:
+        names = options.names or [path.resolve().name for path in options.annotators]
+        write_record_agreement(options.out, names, rows, kappa)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
     commands = {"agree": agree, "review-out": write_form, "review-in": read_form}
     # `annotate REPORTS` has no subcommand name; pass a file called "agree" as "./agree".
-    if arguments and arguments[0] in commands:
-        options = _comparison_parser(arguments[0]).parse_args(arguments[1:])
+    if arguments and arguments[0] == "vqa":
+        annotate_vqa(vqa_parser().parse_args(arguments[1:]))
+    elif arguments and arguments[0] in commands:
+        options = comparison_parser(arguments[0]).parse_args(arguments[1:])
+        if _handle_records(options, arguments[0]):
+            return
         from stepcot_jax.annotate.alignment import align
 
         commands[arguments[0]](options, align(options.annotators, names=options.names))
     else:
-        annotate(_annotate_parser().parse_args(arguments))
+        annotate(annotate_parser().parse_args(arguments))
 
 
-def _annotate_parser() -> argparse.ArgumentParser:
-    prog = "python -m stepcot_jax.annotate"
-    also = "Also: agree A B ..., review-out A [B ...], review-in FORM A [B ...]; each has a --help."
-    parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
-    path = pathlib.Path
-    parser.add_argument("reports", type=path, metavar="REPORTS", help="IU X-Ray, published layout, .csv or .jsonl")
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the result and the ledgers")
-    parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
-    parser.add_argument("--chain", type=path, metavar="DATA", help="folder whose data.json has the chain to answer")
-    parser.add_argument("--images", choices=("link", "none"), default="link", help="whether to link images into DIR")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
-    model = parser.add_argument_group("language models", "Any OpenAI-compatible endpoint (extra: annotate).")
-    model.add_argument("--model", metavar="NAME", help="name at the endpoint")
-    model.add_argument("--base-url", default=DEFAULT_BASE_URL, metavar="URL", help=f"default {DEFAULT_BASE_URL}")
-    model.add_argument("--key-variable", default=DEFAULT_KEY_VARIABLE, metavar="NAME", help="environment variable")
-    model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
-    model.add_argument("--max-answer-tokens", type=int, default=2048, metavar="N", help="of one answer, default 2048")
-    model.add_argument("--concurrency", type=int, default=4, metavar="N", help="reports at once, default 4")
-    model.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="of a request, default 120")
-    model.add_argument("--attempts", type=int, default=8, metavar="N", help="until a request is given up, default 8")
-    model.add_argument("--repairs", type=int, default=2, metavar="N", help="of an unreadable answer, default 2")
-    model.add_argument("--temperature", type=float, default=0.0, help="default 0")
-    model.add_argument("--seed", type=int, default=0, help="default 0")
-    omit = "decoding setting that an endpoint refuses; may be repeated"
-    model.add_argument("--omit", choices=("temperature", "seed"), action="append", default=[], help=omit)
-    model.add_argument("--trust", action="store_true", help="keep only chains that the annotator trusts when asked")
-    voter = f"further model that must vote 'correct'; NAME[,{'=...,'.join(_VOTER_FIELDS)}=...]; may be repeated"
-    model.add_argument("--voter", action="append", default=[], metavar="NAME", help=voter)
-    failure = "for reports whose request was given up, default stop"
-    model.add_argument("--on-failure", choices=("stop", "set-aside"), default="stop", help=failure)
-    return parser
+def _make_plan(options: argparse.Namespace) -> "Plan":
+    from stepcot_jax.annotate.runs import Plan
 
-
-def _comparison_parser(command: str) -> argparse.ArgumentParser:
-    description, metavar, written = {
-        "agree": (
-            "Compare annotators on the same reports, step by step.",
-            "DIR",
-            "agreement.json, .md and disagreements.html",
-        ),
-        "review-out": (
-            "Write a form (CSV) in which a reviewer confirms or corrects the first annotator.",
-            "FORM.csv",
-            "a new file",
-        ),
-        "review-in": ("Apply a filled form; the records say who changed what.", "DIR", "a folder without data.json"),
-    }[command]
-    path, is_review = pathlib.Path, command != "agree"
-    parser = argparse.ArgumentParser(prog=f"python -m stepcot_jax.annotate {command}", description=description)
-    if command == "review-in":
-        parser.add_argument("form", type=path, metavar="FORM.csv")
-        parser.add_argument("--reviewer", required=True, metavar="NAME", help="kept in the records")
-    parser.add_argument("annotators", type=path, nargs="+", metavar="A", help="folder with data.json, or such a file")
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="of the annotators; default the folders' names")
-    if is_review:
-        parser.add_argument("--all", action="store_true", help="all cases, not only disagreements")
-    parser.add_argument("--out", type=path, required=is_review, metavar=metavar, help=written)
-    return parser
+    if options.annotator == "llm" and not options.model:
+        raise BadInput("--model is required with --annotator=llm (the name of a model)")
+    if options.annotator == "rules" and options.model:
+        raise BadInput(f"--model={options.model!r} requires --annotator=llm")
+    annotator = None
+    if options.annotator == "llm":
+        annotator = _make_endpoint(options, options.model, options.base_url, options.key_variable)
+    return Plan(
+        annotator=annotator,
+        voters=tuple(_read_voter(options, voter) for voter in options.voter),
+        asks_trust=options.trust,
+        cap=options.max_tokens,
+        concurrency=options.concurrency,
+        num_repairs=options.repairs,
+        on_failure=options.on_failure,
+        images=options.images,
+        overwrite=options.overwrite,
+    )
 
 
 def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_variable: str) -> Endpoint:
@@ -178,9 +198,9 @@ def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_v
 def _read_voter(options: argparse.Namespace, text: str) -> Endpoint:
     model, *changes = text.split(",")
     fields = dict(change.partition("=")[::2] for change in changes)
-    unknown = [each for each in changes if "=" not in each or each.partition("=")[0] not in _VOTER_FIELDS]
+    unknown = [each for each in changes if "=" not in each or each.partition("=")[0] not in VOTER_FIELDS]
     if unknown:
-        expected = f"expected NAME[,{'=...][,'.join(_VOTER_FIELDS)}=...]"
+        expected = f"expected NAME[,{'=...][,'.join(VOTER_FIELDS)}=...]"
         raise BadInput(f"--voter {model[:80]!r}: {unknown[0][:80]!r} is not a setting; {expected}")
     base_url = fields.get("base-url", options.base_url)
     try:

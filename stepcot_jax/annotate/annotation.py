@@ -1,13 +1,31 @@
-"""The types shared by all annotators: reports, annotations and the reasons for having none."""
+"""The types shared by all annotators: items, annotations and the reasons for having none."""
 
 import dataclasses
 import enum
+from typing import Generic, Protocol, TypeVar
+
+
+class Item(Protocol):
+    """What is annotated: a report, or a question about an image."""
+
+    @property
+    def id(self) -> str:
+        """Unique name within its source."""
+
+    @property
+    def text(self) -> str:
+        """Everything that an answer depends on; ledgers keep its digest."""
+
+
+Made = TypeVar("Made")
+ItemT = TypeVar("ItemT", bound=Item)
 
 
 class Reason(enum.StrEnum):
-    """Why a report is set aside, in the order of the funnel."""
+    """Why an item is set aside, in the order of the funnel."""
 
     UNREADABLE = "report that cannot be read"
+    UNREADABLE_RECORD = "record that cannot be read"
     REPEATED = "report or image that came before"
     NO_REPORT = "no report"
     """The report is empty, or has neither findings nor impression."""
@@ -19,9 +37,32 @@ class Reason(enum.StrEnum):
     REASONING_NOT_IN_REPORT = "reasoning cites words not in the report"
     CONFLICTING_FINDINGS = "conflicting findings"
     """The report denies the diagnosis, whether or not it asserts it elsewhere."""
+    NO_LESION = "no boxed lesion"
+    NO_OTHER_CASE = "no other case of the domain"
+    NOT_KNOWN = "facts that the offline version needs are missing"
+    MARKUP = "markup, link or code in the text"
+    WRONG_BOX = "box that is not the source's under this name"
+    NO_REGION = "no region with a box"
+    SPEAKS_OF_REPORT = "speaks of a report or of given findings"
+    INSTRUCTION = "instruction or role in a text or its source"
+    WRONG_ANSWER = "last sentence does not state the answer alone"
+    OPTION_NOT_NAMED = "option not named"
+    WRONG_OPTION_AFFIRMED = "wrong option affirmed"
+    RIGHT_OPTION_DENIED = "right option denied"
+    COORDINATES = "coordinates in a stage that has none"
+    APPEARANCE = "appearance in the localisation"
+    SPEAKS_OF_HINT = "speaks of the hint"
+    LABEL_NAMED = "names the diagnosis before the conclusion"
+    INTERPRETATION = "interpretation in the visual analysis"
+    REPETITION = "stage repeats another"
+    NOT_ASSEMBLED = "record differs from its parts"
+    NO_BOX_TEXT = "reasoning without the box"
+    CLASS_NOT_NAMED = "answer without the class"
+    BOX_IN_HARD_STAGE = "box in the hard stage"
     NO_ANSWER = "no answer of the annotator"
     NOT_TRUSTED = "annotator does not trust its chain"
     VOTED_DOWN = "vote not unanimous"
+    REJECTED = "rejected in review"
 
 
 Provenance = tuple[tuple[str, str], ...]
@@ -62,7 +103,7 @@ class Annotation:
 
 @dataclasses.dataclass(frozen=True)
 class Aside:
-    """A report, or a file that is none, set aside; `detail` has no text of the report."""
+    """An item, or a file that is none, set aside; `detail` has no text of the item."""
 
     id: str
     reason: Reason
@@ -70,21 +111,21 @@ class Aside:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The outcome of a report: its chain, or why it is set aside.
+class Outcome(Generic[ItemT, Made]):
+    """The outcome of an item: what was made of it, or why it is set aside.
 
     With `has_failed` a request was given up, so that another run may succeed.
     """
 
-    report: Report
-    annotation: Annotation | None = None
+    item: ItemT
+    made: Made | None = None
     provenance: Provenance = ()
     aside: Aside | None = None
     has_failed: bool = False
 
 
 class CannotAnnotate(Exception):
-    """A report without a chain; `detail` has no text of the report."""
+    """An item without an annotation; `detail` has no text of the item."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

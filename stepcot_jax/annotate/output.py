@@ -1,4 +1,4 @@
-"""Write a run's results: records in the published layout, reports set aside with reasons, and the funnel."""
+"""Write a run's results: items set aside with reasons, the funnel, and the images of the records."""
 
 import collections
 import csv
@@ -6,17 +6,16 @@ import filecmp
 import io
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from stepcot_jax.annotate.annotation import Annotation, Aside, Outcome, Provenance, Reason, Report
-from stepcot_jax.chain import Chain
+from stepcot_jax.annotate.annotation import Aside, Outcome, Reason
+from stepcot_jax.data.grounded import record_files
 from stepcot_jax.data.records import data_json
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.record_reader import ImageLocator
-from stepcot_jax.data.records.records import write_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.locks import LOCK_NAME
@@ -25,35 +24,60 @@ SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
 LEDGER_FOLDER = "ledger"
 
-_TAKEN = (data_json.FILE_NAME, SET_ASIDE_NAME, FUNNEL_NAME, "funnel.md", LEDGER_FOLDER, LOCK_NAME)
+_TAKEN = (
+    data_json.FILE_NAME,
+    record_files.FILE_NAME,
+    SET_ASIDE_NAME,
+    FUNNEL_NAME,
+    "funnel.md",
+    LEDGER_FOLDER,
+    LOCK_NAME,
+)
 
 
-class Result:
-    """Collects the outcomes of all reports and writes them.
+class WithImage(Protocol):
+    """A record of an image."""
+
+    @property
+    def image_path(self) -> str:
+        """Image, relative to the data root."""
+
+
+Record = TypeVar("Record")
+
+
+class Result(Generic[Record]):
+    """Collects the outcomes of all items and writes them.
+
+    Args:
+      make: returns the records of an outcome that was kept.
+      units: what the items are, such as "reports".
+      written: what the records are, for the funnel.
 
     Attributes:
-      num_kept: reports with records.
-      cases: records, one per frontal image.
-      set_aside: reports without records.
+      num_kept: items with records.
+      records: all records.
+      set_aside: items without records.
       failed: those of them with a request given up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[Outcome[Any, Any]], list[Record]], *, units: str, written: str) -> None:
+        self._make, self.units, self._written = make, units, written
         self.num_kept = 0
-        self.cases: list[Case] = []
+        self.records: list[Record] = []
         self.set_aside: list[Aside] = []
         self.failed: list[Aside] = []
 
     @property
     def num_collected(self) -> int:
-        """Number of reports so far."""
+        """Number of items so far."""
         return self.num_kept + len(self.set_aside)
 
-    def take(self, outcome: Outcome) -> None:
-        """Add one report."""
-        if outcome.annotation is not None:
+    def take(self, outcome: Outcome[Any, Any]) -> None:
+        """Add one item."""
+        if outcome.made is not None:
             self.num_kept += 1
-            self.cases += _make_cases(outcome.report, outcome.annotation, outcome.provenance)
+            self.records += self._make(outcome)
         if outcome.aside is not None:
             self.set_aside.append(outcome.aside)
             self.failed += [outcome.aside] if outcome.has_failed else []
@@ -62,14 +86,14 @@ class Result:
         """Return stage, reason and count, as in the paper's Figure 5: collected, set aside by reason, kept."""
         counts = collections.Counter(aside.reason for aside in self.set_aside)
         filtered = [("set aside", reason, counts[reason]) for reason in Reason if counts[reason]]
-        ends = [("kept", "reports", self.num_kept), ("written", "records, one a frontal image", len(self.cases))]
-        return [("collected", "reports", self.num_collected), *filtered, *ends]
+        ends = [("kept", self.units, self.num_kept), ("written", self._written, len(self.records))]
+        return [("collected", self.units, self.num_collected), *filtered, *ends]
 
-    def write(self, folder: Path, chain: Chain) -> None:
-        """Write all files; `data.json` comes last and marks a complete run.
+    def write(self, folder: Path) -> None:
+        """Write funnel and items set aside.
 
         Raises:
-          BadInput: no report was kept; the other files say why.
+          BadInput: no item was kept; the files say why.
         """
         funnel = self.funnel()
         lines = msgspec.json.Encoder().encode_lines(self.set_aside)
@@ -78,28 +102,10 @@ class Result:
         csv.writer(table, lineterminator="\n").writerows([("stage", "what", "number"), *funnel])
         write_whole(folder / FUNNEL_NAME, table.getvalue().encode())
         write_whole((folder / FUNNEL_NAME).with_suffix(".md"), as_markdown(funnel).encode())
-        if not self.cases:
+        if not self.records:
             reasons = ", ".join(f"{reason}: {number}" for stage, reason, number in funnel if stage == "set aside")
-            raise BadInput(f"{folder / SET_ASIDE_NAME}: all {self.num_collected} reports were set aside ({reasons})")
-        write_records(folder, chain=chain, cases=self.cases)
-
-
-def _make_cases(report: Report, annotation: Annotation, provenance: Provenance) -> list[Case]:
-    named = dict(provenance)
-    if report.id not in (report.patient_id, *report.images):
-        named["report"] = report.id
-    return [
-        Case(
-            patient_id=report.patient_id,
-            image_path=image,
-            origin=report.origin,
-            report=report.text,
-            labels=annotation.labels,
-            reasoning=annotation.reasoning,
-            provenance=tuple(sorted(named.items())),
-        )
-        for image in report.images
-    ]
+            where, number = folder / SET_ASIDE_NAME, self.num_collected
+            raise BadInput(f"{where}: all {number} {self.units} were set aside ({reasons})")
 
 
 def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
@@ -117,7 +123,7 @@ def as_markdown(funnel: Sequence[tuple[str, str, int]]) -> str:
     return "\n".join([lines[0], ruler, *lines[1:]]) + "\n"
 
 
-def bring_images(cases: Sequence[Case], *, source: Path, folder: Path) -> int:
+def bring_images(cases: Sequence[WithImage], *, source: Path, folder: Path) -> int:
     """Link images from `source`, never from outside of it, into `folder`, or copy them where links are not possible.
 
     Returns:

@@ -1,4 +1,4 @@
-"""`python -m stepcot_jax.data`: check a folder of cases, count it, write its images to shards, or draw phantoms.
+"""`python -m stepcot_jax.data`: check a folder of cases or reasoning records, count it, write shards, draw phantoms.
 
 Each command imports what it needs when it runs, so that `--help` is fast.
 """
@@ -9,20 +9,26 @@ import pathlib
 import sys
 from typing import Any
 
+from stepcot_jax.data.grounded.vqa_command import add_vqa
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
-from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.errors import BadInput, make_new_folder, make_workdir, run_tool
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
 
 EXIT_WOULD_STOP = 1
+
+_RECORDS = (
+    "A folder with records.jsonl and no data.json is read as reasoning records; of a folder with both, data.json is "
+    "read, and ROOT=FOLDER/records.jsonl names the records."
+)
 
 
 def main(arguments: list[str] | None = None) -> int | None:
     """Run a command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_check, _add_stats, _add_shards, _add_phantom):
+    for add in (_add_check, _add_stats, _add_shards, _add_phantom, add_vqa):
         add(commands)
     options = parser.parse_args(arguments)
     for name in ("max_megapixels", "shard_megabytes", "num_threads"):
@@ -36,8 +42,8 @@ def _add_check(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help="show what a folder holds and whether a run can use it",
-        description="Shows what a folder of cases holds, reading it as a run does. Exit code 0: a run can use it; 1: "
-        "something would stop a run; 2: it cannot be read at all.",
+        description="Shows what a folder of cases or reasoning records holds, reading it as a run does. Exit code 0: a "
+        f"run can use it; 1: something would stop a run; 2: it cannot be read at all. {_RECORDS}",
     )
     _add_reading_options(parser)
     parser.add_argument("--json", metavar="FILE", help="also write the facts as JSON; - prints JSON instead of tables")
@@ -55,6 +61,8 @@ def _add_check(commands: Any) -> None:
 def _check(options: argparse.Namespace) -> int:
     from stepcot_jax.data.checks.check import CheckOptions, check_root
     from stepcot_jax.data.checks.check_printing import print_facts, write_facts
+    from stepcot_jax.data.checks.vqa_check import check_vqa, list_vqa_tables
+    from stepcot_jax.data.grounded.record_files import holds_records
 
     check_options = CheckOptions(
         **_reading_arguments(options),
@@ -63,7 +71,12 @@ def _check(options: argparse.Namespace) -> int:
         split_seed=options.split_seed,
         num_threads=options.num_threads,
     )
-    facts = check_root(options.root, check_options, terminal=Terminal())
+    tables = None
+    if holds_records(options.root):
+        facts = check_vqa(options.root, check_options, terminal=Terminal())
+        tables = list_vqa_tables(facts)
+    else:
+        facts = check_root(options.root, check_options, terminal=Terminal())
     if options.json == "-":
         sys.stdout.write(write_facts(facts))
     else:
@@ -72,7 +85,7 @@ def _check(options: argparse.Namespace) -> int:
                 write_whole(pathlib.Path(options.json), write_facts(facts).encode())
             except OSError as error:
                 raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
-        print_facts(facts)
+        print_facts(facts, tables=tables)
     return EXIT_WOULD_STOP if facts["stops"] else 0
 
 
@@ -81,7 +94,8 @@ def _add_stats(commands: Any) -> None:
         "stats",
         help="count a folder's origins, answers, reasoning and splits, and draw them",
         description="Counts origins and diagnoses, answers, lengths of reasoning, the flow of answers and splits (the "
-        "paper's Figure 2 and Table 7): CSV and Markdown tables, PNG and SVG pictures.",
+        "paper's Figure 2 and Table 7): CSV and Markdown tables, PNG and SVG pictures. Of reasoning records: kinds, "
+        f"boxes, stages, lengths, the majority answer of each topic, and examples with their boxes. {_RECORDS}",
     )
     _add_reading_options(parser)
     parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder for tables and pictures")
@@ -90,6 +104,11 @@ def _add_stats(commands: Any) -> None:
 
 
 def _write_statistics(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.grounded.record_files import holds_records
+
+    if holds_records(options.root):
+        _write_vqa_statistics(options)
+        return
     from stepcot_jax.data.sources.layouts import read_source
     from stepcot_jax.data.splits.split_making import make_splits
     from stepcot_jax.data.splits.split_resolver import read_splits
@@ -114,6 +133,21 @@ def _write_statistics(options: argparse.Namespace) -> None:
     if missing:
         print(f"no installed font has {make_printable(missing[:40])}: boxes in the .png, text in the .svg")
     print(make_printable(f"{statistics.num_cases:,} cases in {options.out}: {', '.join((*tables, *pictures))}"))
+
+
+def _write_vqa_statistics(options: argparse.Namespace) -> None:
+    from stepcot_jax.data.grounded.record_files import read_vqa_records
+    from stepcot_jax.data.statistics.vqa_statistics import write_vqa_statistics
+    from stepcot_jax.host.text import make_printable
+
+    collection = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
+    make_workdir(options.out)
+    names, num_missing = write_vqa_statistics(options.out, collection)
+    if collection.set_aside:
+        print(f"{len(collection.set_aside)} lines are set aside; `check` shows why")
+    if num_missing:
+        print(f"{num_missing} images of the examples cannot be read: drawn as empty")
+    print(make_printable(f"{len(collection.records):,} records in {options.out}: {', '.join(names)}"))
 
 
 def _add_shards(commands: Any) -> None:
@@ -153,9 +187,7 @@ def _draw_phantom(options: argparse.Namespace) -> None:
     from stepcot_jax.data.phantom.phantom import export_phantom
 
     folder: pathlib.Path = options.folder
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} is not empty; a new or empty folder is required")
-    make_workdir(folder)
+    make_new_folder(folder)
     export_phantom(
         folder,
         num_cases=options.num_cases,

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -118,6 +117,8 @@ def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
 
 
 def _collect_batch(predict: Callable[[Any], Mapping[str, Any]], batch: Mapping[str, Any]) -> Predictions:
+    import jax  # takes a second to import, which those who score stored answers need not wait for
+
     predicted = predict(batch)
     on_host, labels, present, index = jax.device_get(
         (dict(predicted), batch["labels"], batch["present"], batch["index"])

@@ -35,6 +35,17 @@ def make_workdir(folder: pathlib.Path) -> None:
         raise BadInput(f"{folder}: not a writable folder ({error.strerror})") from None
 
 
+def make_new_folder(folder: pathlib.Path) -> None:
+    """Create a folder that must not hold anything yet.
+
+    Raises:
+      BadInput: the folder is not empty, or cannot be created or written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} is not empty; a new or empty folder is required")
+    make_workdir(folder)
+
+
 class RunStopped(RuntimeError):
     """A run stopped itself, for example at a non-finite loss; the message says where and why.
 

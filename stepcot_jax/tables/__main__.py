@@ -1,7 +1,8 @@
 """Make the paper's tables, and others of given answers, corrections, schedules and folds, from runs on any data.
 
 NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules or folds, several of them, or all:
-the first six.
+the first six. vqa, robustness, self_check and stages are published figures of GEMeX-RMCoT and MEDSAGE; they train
+nothing and need no --config.
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
@@ -12,11 +13,12 @@ Human readers have their own command, python -m stepcot_jax.readers.
 """
 
 import dataclasses
+import importlib
 import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
     from stepcot_jax.tables.plan import Plan
 
 NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost", "corrections", "schedules", "folds")
-"""Tables, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
+"""Tables of Step-CoT, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
+
+PUBLISHED_NAMES = ("vqa", "robustness", "self_check", "stages")
+"""Tables of GEMeX-RMCoT and MEDSAGE: published figures, without a run; the module of each has `make_tables`."""
 
 NOT_IN_ALL = ("corrections", "schedules", "folds")
 """Tables that `all` leaves out: they are not the paper's, and train anew, folds five times for each seed."""
@@ -41,16 +46,17 @@ def read_names(arguments: list[str]) -> tuple[str, ...]:
     Raises:
       BadInput: it names none, or an unknown one.
     """
-    known = f"{', '.join(NAMES)} or all"
+    known = f"{', '.join((*NAMES, *PUBLISHED_NAMES))} or all"
     if not arguments:
         raise BadInput(f"NAME is required (one or more of {known})")
     for name in arguments:
         if name == "readers":
             raise BadInput("readers has its own command: python -m stepcot_jax.readers")
-        if name not in (*NAMES, "all"):
+        if name not in (*NAMES, *PUBLISHED_NAMES, "all"):
             raise BadInput(f"table {name!r} is not one of {known}")
     if "all" in arguments:
-        return tuple(name for name in NAMES if name not in NOT_IN_ALL or name in arguments)
+        extra = (*NOT_IN_ALL, *PUBLISHED_NAMES)
+        return tuple(name for name in (*NAMES, *PUBLISHED_NAMES) if name not in extra or name in arguments)
     return tuple(dict.fromkeys(arguments))
 
 
@@ -83,12 +89,14 @@ def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
     return tuple(int(entry) for entry in entries) or (settings.seed,)
 
 
-def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], folder: pathlib.Path) -> list[str]:
+def make_tables(
+    names: Sequence[str], plan: "Plan | None", *, command: Sequence[str], folder: pathlib.Path
+) -> list[str]:
     """Run the unfinished cells, then make and write the tables.
 
     Args:
-      names: of `NAMES`.
-      plan: settings, seeds, encoders and cells.
+      names: of `NAMES` and `PUBLISHED_NAMES`.
+      plan: settings, seeds, encoders and cells; None if all names are of `PUBLISHED_NAMES`.
       command: the command line, for the tables' notes.
       folder: for the tables.
 
@@ -97,35 +105,13 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
     """
     # Imported here: jax takes seconds, and --help and a wrong flag should not.
     from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.tables import (
-        components_table,
-        corrections_table,
-        cost_table,
-        diagnosis_table,
-        effect_table,
-        folds_table,
-        schedules_table,
-        steps_table,
-        transfer_table,
-    )
     from stepcot_jax.tables.writing import write_table
 
-    modules = (
-        diagnosis_table,
-        steps_table,
-        components_table,
-        effect_table,
-        transfer_table,
-        cost_table,
-        corrections_table,
-        schedules_table,
-        folds_table,
-    )
-    module_of = dict(zip(NAMES, modules, strict=True))
-    tables = {name: module_of[name] for name in names}
+    tables: dict[str, Any] = {name: importlib.import_module(f"stepcot_jax.tables.{name}_table") for name in names}
     terminal = Terminal()
     make_workdir(folder)
-    plan.cells.run([cell for table in tables.values() for cell in table.list_cells(plan)])
+    if plan is not None:
+        plan.cells.run([cell for name in names if name in NAMES for cell in tables[name].list_cells(plan)])
     written = []
     for name, module in tables.items():
         terminal.say(f"table {name}")
@@ -133,6 +119,20 @@ def make_tables(names: Sequence[str], plan: "Plan", *, command: Sequence[str], f
             notes = (*table.notes, f"Made by: {shlex.join(command)}")
             written += write_table(folder, dataclasses.replace(table, notes=notes))
     return written
+
+
+def _make_plan(workdir: pathlib.Path) -> "Plan":
+    values = flags.FLAGS
+    settings = make_settings(values.config)
+    seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
+    target = make_settings(values.target_config) if values.target_config else None
+    make_workdir(workdir)
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.tables.cells import Cells
+    from stepcot_jax.tables.plan import Plan
+
+    logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
+    return Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples)
 
 
 def main(arguments: list[str]) -> None:
@@ -143,17 +143,9 @@ def main(arguments: list[str]) -> None:
         values = flags.FLAGS
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
-        settings = make_settings(values.config)
-        seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
-        target = make_settings(values.target_config) if values.target_config else None
         workdir = pathlib.Path(values.workdir)
+        plan = None if set(names) <= set(PUBLISHED_NAMES) else _make_plan(workdir)
         make_workdir(workdir)
-        from stepcot_jax.host.terminal import Terminal
-        from stepcot_jax.tables.cells import Cells
-        from stepcot_jax.tables.plan import Plan
-
-        logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
-        plan = Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples)
         folder = pathlib.Path(values.out) if values.out else workdir / "tables"
         command = ["python", "-m", "stepcot_jax.tables", *sys.argv[1:]]
         written = make_tables(names, plan, command=command, folder=folder)
@@ -171,7 +163,15 @@ def define_table_flags() -> None:
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
 
 
+def parse_tables(arguments: list[str]) -> list[str]:
+    """Parse the command line; tables that need no run take any config."""
+    words = set(arguments[1:])
+    if words & set(PUBLISHED_NAMES) and not words & {*NAMES, "all"} and not any("--config" in word for word in words):
+        arguments = [*arguments, "--config=quickstart"]
+    return parse(arguments)
+
+
 if __name__ == "__main__":
     define_flags()
     define_table_flags()
-    app.run(main, flags_parser=parse)
+    app.run(main, flags_parser=parse_tables)

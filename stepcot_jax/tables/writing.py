@@ -53,22 +53,37 @@ class Column:
       name: its heading.
       kind: "percent" and "points" are shares of 1, printed times 100, points with a sign.
       published: whether its figures are the paper's; they keep the paper's digits.
+      recomputed: whether its figures are our arithmetic on the paper's.
+      digits: decimals of its published or recomputed figures as printed; without, each figure has all that it has.
     """
 
     name: str
     kind: Kind = "text"
     published: bool = False
+    recomputed: bool = False
+    digits: int | None = None
+
+    @property
+    def marked_name(self) -> str:
+        """The name, marked if published or recomputed."""
+        return f"{'published: ' if self.published else 'recomputed: ' if self.recomputed else ''}{self.name}"
 
     @property
     def heading(self) -> str:
-        """The name with the unit, marked if published."""
-        unit = {"percent": " (%)", "points": " (points)"}.get(self.kind, "")
-        return f"{'published: ' if self.published else ''}{self.name}{unit}"
+        """The marked name with the unit."""
+        return self.marked_name + {"percent": " (%)", "points": " (points)"}.get(self.kind, "")
+
+    @property
+    def keeps_digits(self) -> bool:
+        """Whether its figures are printed with all their digits."""
+        return self.published or self.recomputed
 
 
-def columns(kind: Kind, *names: str, published: bool = False) -> tuple[Column, ...]:
+def columns(
+    kind: Kind, *names: str, published: bool = False, recomputed: bool = False, digits: int | None = None
+) -> tuple[Column, ...]:
     """Return columns of one kind."""
-    return tuple(Column(name, kind, published) for name in names)
+    return tuple(Column(name, kind, published, recomputed, digits) for name in names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +129,7 @@ def write_table(folder: pathlib.Path, table: Table) -> list[str]:
 def to_csv(table: Table) -> str:
     """Format as CSV: shares of 1 with all digits, interval and deviation in columns of their own."""
     parts = [_parts([row[place] for row in table.rows]) for place in range(len(table.columns))]
-    names = [f"{'published: ' * column.published}{column.name}" for column in table.columns]
+    names = [column.marked_name for column in table.columns]
     lines = [[f"{name}{suffix}" for name, own in zip(names, parts, strict=True) for suffix in own]]
     lines += [
         [_plain(entry, suffix) for entry, own in zip(row, parts, strict=True) for suffix in own] for row in table.rows
@@ -194,8 +209,11 @@ def _show(entry: Entry, column: Column) -> str:
         return "-"
     if isinstance(entry, str):
         return entry
+    if column.digits is not None and isinstance(entry, float) and not math.isnan(entry):
+        number = entry if column.kind == "number" else 100 * entry
+        return f"{number:{'+' if column.kind == 'points' and entry else ''}.{column.digits}f}"
     if not isinstance(entry, Figure):
-        return _number(entry, column.kind, published=column.published)
+        return _number(entry, column.kind, keeps_digits=column.keeps_digits)
     shown = _number(entry.value, column.kind)
     if entry.deviation is not None and not math.isnan(entry.deviation):
         shown += f" ± {_number(entry.deviation, 'percent' if column.kind == 'points' else column.kind)}"
@@ -204,13 +222,15 @@ def _show(entry: Entry, column: Column) -> str:
     return shown
 
 
-def _number(value: int | float, kind: Kind, *, published: bool = False) -> str:
+def _number(value: int | float, kind: Kind, *, keeps_digits: bool = False) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "-"
     if kind in ("percent", "points"):
-        digits = _count_digits(value) if published else 1
+        digits = _count_digits(value) if keeps_digits else 1
         return f"{100 * value:{'+' if kind == 'points' else ''}.{digits}f}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1 else f"{value:,.2f}"
+    if isinstance(value, int) or keeps_digits:
+        return f"{value:,}"
+    return f"{value:,.4g}" if abs(value) < 1 else f"{value:,.2f}"
 
 
 def _count_digits(share: float) -> int:

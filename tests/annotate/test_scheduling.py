@@ -8,7 +8,7 @@ import pytest
 from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.client import RequestFailed, RequestRefused
-from stepcot_jax.annotate.pipeline import MOST_FAILURES_IN_A_ROW, process_reports
+from stepcot_jax.annotate.runs import MOST_FAILURES_IN_A_ROW, process_items
 from stepcot_jax.host.errors import BadInput, RunStopped
 
 ANNOTATION = Annotation((0,), ("why",))
@@ -25,7 +25,7 @@ def run(count, process, *, concurrency=4, budget=None, read=None, visit=lambda o
     outcomes = []
 
     async def collect():
-        async for outcome in process_reports(
+        async for outcome in process_items(
             reports(count, read), process, budget=budget or Budget(None), concurrency=concurrency
         ):
             visit(outcome)
@@ -47,9 +47,9 @@ def test_outcomes_come_in_the_order_of_the_reports_and_few_reports_are_held():
         under_way -= 1
         return ANNOTATION, (("report", report.id),)
 
-    outcomes = run(60, process, read=read, visit=lambda outcome: furthest.append(len(read) - int(outcome.report.id)))
-    assert [outcome.report.id for outcome in outcomes] == [str(number) for number in range(60)]
-    assert all(outcome.provenance == (("report", outcome.report.id),) for outcome in outcomes)
+    outcomes = run(60, process, read=read, visit=lambda outcome: furthest.append(len(read) - int(outcome.item.id)))
+    assert [outcome.item.id for outcome in outcomes] == [str(number) for number in range(60)]
+    assert all(outcome.provenance == (("report", outcome.item.id),) for outcome in outcomes)
     assert most == 4
     assert max(furthest) <= 17
 
@@ -69,7 +69,7 @@ def test_reports_that_cannot_be_annotated_are_outcomes_too():
         (Aside("2", Reason.NO_ANSWER, "found HTTP 500, 8 times"), True),
         (None, False),
     ]
-    assert [outcome.annotation for outcome in outcomes] == [ANNOTATION, None, None, ANNOTATION]
+    assert [outcome.made for outcome in outcomes] == [ANNOTATION, None, None, ANNOTATION]
 
 
 @pytest.mark.parametrize("kind", [RunStopped, BadInput])

@@ -1,34 +1,23 @@
 """Language models as annotator, doubter and voters: parse each answer, repair it, keep it in the ledger.
 
-Every answer is read from the ledger, where a new one goes first, so a repeated run asks nothing again. A chain is kept
-if the annotator trusts it and every voter calls it correct. Voters are asked in turn until one disagrees, because
-every vote costs tokens.
-
-The wording of `BadAnswer` is sent back to the model and is part of the ledger's request digest: changing it makes
-resumed runs pay for repairs again.
+Every answer is read from the ledger, where a new one goes first, so a repeated run asks nothing again. What a model
+made is kept if the model trusts it and every voter calls it correct. Voters are asked in turn until one disagrees,
+because every vote costs tokens.
 """
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Provenance, Reason, Report
+from stepcot_jax.annotate.annotation import CannotAnnotate, Item, Provenance, Reason
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.client import Client
 from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.ledger import Ledger, digest_messages, digest_text
 from stepcot_jax.annotate.llm.prompt import PROMPT_VERSION, TRUST, VOTES, Message, Prompt, write_repair
+from stepcot_jax.annotate.llm.read_answers import BadAnswer, read_choice
 from stepcot_jax.annotate.llm.replies import Entry
-from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
-from stepcot_jax.host.errors import BadInput
-
-MAX_REASONING = 4000
-"""Most characters of one reasoning."""
-
-_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
-_MAX_OBJECTS = 200
 
 _Value = TypeVar("_Value")
 
@@ -61,9 +50,7 @@ class Interviewer:
         self.ledger.close()
         await self._client.close()
 
-    async def ask(
-        self, report: Report, messages: Sequence[Message], read: Callable[[str], _Value]
-    ) -> tuple[_Value, Entry]:
+    async def ask(self, item: Item, messages: Sequence[Message], read: Callable[[str], _Value]) -> tuple[_Value, Entry]:
         """Return the answer as parsed by `read`, and its ledger entry.
 
         Raises:
@@ -75,9 +62,9 @@ class Interviewer:
         conversation = list(messages)
         for _ in range(self._num_tries):
             request = digest_messages(conversation)
-            entry = self.ledger.find(report.id, request)
+            entry = self.ledger.find(item.id, request)
             if entry is None:
-                about = {"report": report.id, "text": digest_text(report.text), "request": request}
+                about = {"report": item.id, "text": digest_text(item.text), "request": request}
                 entry = await self._client.ask(conversation, about=about, record=self.ledger.append)
             if entry.answer is None:
                 raise CannotAnnotate(Reason.NO_ANSWER, f"{self.endpoint.model}: {entry.problem}")
@@ -88,14 +75,12 @@ class Interviewer:
             if entry.finish == "length":
                 problem = f"the answer was cut at {entry.answer_tokens} tokens, accepted is a shorter one; {problem}"
             conversation += [{"role": "assistant", "content": entry.answer}, write_repair(problem)]
-        # The full problem quotes the answer, and so the report; the ledger has it.
+        # The full problem quotes the answer, and so the item; the ledger has it.
         problem = f"{self._num_tries} unreadable answers, the last at {field}"
         raise CannotAnnotate(Reason.NO_ANSWER, f"{self.endpoint.model}: {problem}")
 
-    async def annotate(self, report: Report, chain: Chain) -> tuple[Annotation, Provenance]:
-        """Return a report's chain and its provenance; for the annotation prompt. Raises as `ask`."""
-        messages = self.prompt.messages({"report": report.text})
-        annotation, entry = await self.ask(report, messages, lambda text: read_chain_answer(text, chain=chain))
+    def describe(self, entry: Entry) -> Provenance:
+        """Return the provenance of what was made from an answer."""
         provenance = {
             "annotator": "llm",
             "model": self.endpoint.model,
@@ -104,145 +89,49 @@ class Interviewer:
         }
         if entry.served_model and entry.served_model != self.endpoint.model:
             provenance["served model"] = entry.served_model
-        return annotation, tuple(provenance.items())
+        return tuple(provenance.items())
 
 
 async def examine(
-    report: Report, annotation: Annotation, *, chain: Chain, doubter: Interviewer | None, voters: Sequence[Interviewer]
+    item: Item,
+    answer: Mapping[str, Any],
+    *,
+    data: Mapping[str, Any],
+    name: str,
+    picture: str = "",
+    doubter: Interviewer | None,
+    voters: Sequence[Interviewer],
 ) -> Provenance:
     """Ask the annotator (`doubter`) for trust and further models for votes, and return both for the provenance.
 
+    Args:
+      item: what was annotated.
+      answer: the annotator's answer, as the object that it was asked for.
+      data: data of the annotator's request.
+      name: name of the answer in the data of a vote.
+      picture: the picture that both see, as data URL; "" for none.
+      doubter: the annotator with the trust prompt; None for no trust question.
+      voters: further models with the vote prompt.
+
     Raises:
-      CannotAnnotate: the annotator does not trust its chain, or a voter does not call it correct; and as
+      CannotAnnotate: the annotator does not trust its answer, or a voter does not call it correct; and as
         `Interviewer.ask`.
     """
     said, votes = [], []
-    answer = write_chain_answer(annotation, chain=chain)
     if doubter is not None:
         messages = [
-            *doubter.prompt.messages({"report": report.text}),
+            *doubter.prompt.messages(data, picture=picture),
             {"role": "assistant", "content": json.dumps(answer, ensure_ascii=False)},
             {"role": "user", "content": doubter.prompt.follow_up},
         ]
-        trust, _ = await doubter.ask(report, messages, lambda text: read_choice(text, field="trust", accepted=TRUST))
+        trust, _ = await doubter.ask(item, messages, lambda text: read_choice(text, field="trust", accepted=TRUST))
         if trust != TRUST[0]:
             raise CannotAnnotate(Reason.NOT_TRUSTED, f"{doubter.endpoint.model}: {trust}")
         said.append(("trusts itself", trust))
     for voter in voters:
-        messages = voter.prompt.messages({"report": report.text, "chain": answer})
-        vote, _ = await voter.ask(report, messages, lambda text: read_choice(text, field="vote", accepted=VOTES))
+        messages = voter.prompt.messages({**data, name: answer}, picture=picture)
+        vote, _ = await voter.ask(item, messages, lambda text: read_choice(text, field="vote", accepted=VOTES))
         votes.append(f"{voter.endpoint.model}: {vote}")
         if vote != VOTES[0]:
             raise CannotAnnotate(Reason.VOTED_DOWN, ", ".join(votes))
     return (*said, *([("votes", ", ".join(votes))] if votes else []))
-
-
-class BadAnswer(ValueError):
-    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer."""
-
-    def __init__(self, message: str, *, field: str = "") -> None:
-        super().__init__(f"{field}: {message}" if field else message)
-        self.field = field or "the JSON object"
-
-
-def read_chain_answer(text: str, *, chain: Chain) -> Annotation:
-    """Read an answer to the annotation prompt; text around its single JSON object is ignored.
-
-    Raises:
-      BadAnswer: there is no such object, or it violates the schema.
-    """
-    names = [f"step_{number}" for number in range(1, chain.num_steps + 1)]
-    found = _find_object(text, names)
-    labels, reasoning = [], []
-    for name, step in zip(names, chain.steps, strict=True):
-        entry = found[name]
-        if not isinstance(entry, dict) or set(entry) != {"reasoning", "answer"}:
-            raise BadAnswer(f"found {entry!r:.80}, accepted is an object of reasoning and answer", field=name)
-        if not isinstance(entry["reasoning"], str) or not entry["reasoning"].strip():
-            raise BadAnswer(f"found {entry['reasoning']!r:.80}, accepted is a text", field=f"{name}.reasoning")
-        if len(entry["reasoning"]) > MAX_REASONING:
-            found_length = f"{name}.reasoning: found {len(entry['reasoning'])} characters"
-            raise BadAnswer(f"{found_length}, accepted are 1 to 3 sentences")
-        labels.append(_read_label(entry["answer"], name=name, step=step))
-        reasoning.append(entry["reasoning"].strip())
-    return Annotation(tuple(labels), tuple(reasoning))
-
-
-def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
-    """Read an answer to the trust question or a vote; `accepted` are the valid values, in lower case.
-
-    Raises:
-      BadAnswer: there is no such object, or its value is not accepted.
-
-    >>> read_choice('{"reasoning": "As reported.", "vote": "Correct"}', field="vote", accepted=("correct",))
-    'correct'
-    """
-    found = _find_object(text, ["reasoning", field])
-    value = found[field]
-    folded = fold(value) if isinstance(value, str) else ""
-    if folded not in accepted:
-        raise BadAnswer(f"found {value!r:.80}, accepted is one of {', '.join(accepted)}", field=field)
-    return folded
-
-
-def write_chain_answer(annotation: Annotation, *, chain: Chain) -> dict[str, dict[str, str | None]]:
-    """Write an annotation as the object that the annotation prompt asks for; `read_chain_answer` reads it back."""
-    steps = zip(chain.steps, annotation.labels, annotation.reasoning, strict=True)
-    return {
-        f"step_{number}": {"reasoning": reasoning, "answer": step.written(label)}
-        for number, (step, label, reasoning) in enumerate(steps, start=1)
-    }
-
-
-def _read_label(answer: Any, *, name: str, step: Step) -> int:
-    try:
-        label = step.read_answer(answer) if isinstance(answer, str) else NOT_ANNOTATED
-    except BadInput:
-        label = NOT_ANNOTATED
-    if label == NOT_ANNOTATED:
-        accepted = f"accepted is one of {', '.join(step.lettered_options)}"
-        raise BadAnswer(f"found {answer!r:.80}, {accepted}", field=f"{name}.answer")
-    return label
-
-
-def _find_object(text: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the one JSON object of a text with exactly these names."""
-    other = "no JSON object"
-    found: list[dict[str, Any]] = []
-    for candidate in _objects(_THOUGHTS.sub("", text)):
-        missing = [name for name in names if name not in candidate]
-        more = [str(name)[:80] for name in candidate if name not in names]
-        if missing:
-            other = f"an object with the names {missing} missing"
-        elif more:
-            other = f"an object with more names: {more[:8]}"
-        else:
-            found.append(candidate)
-    if found and all(each == found[0] for each in found):
-        return found[0]
-    what = f"{len(found)} objects that differ" if found else other
-    raise BadAnswer(f"found {what}, accepted is one JSON object with the names {', '.join(names)}")
-
-
-def _objects(text: str) -> list[dict[str, Any]]:
-    """Return the outermost JSON objects of a text."""
-    decoder = json.JSONDecoder(object_pairs_hook=_refuse_repetition)
-    found, position = [], text.find("{")
-    # Bounded: a text of opening brackets would take quadratic time.
-    for _ in range(_MAX_OBJECTS):
-        if position < 0:
-            break
-        try:
-            value, position = decoder.raw_decode(text, position)
-            found.append(value)
-        except (json.JSONDecodeError, RecursionError):
-            position += 1
-        position = text.find("{", position)
-    return found
-
-
-def _refuse_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise BadAnswer("found a name twice in one object, accepted is each name once")
-    return found

@@ -21,7 +21,7 @@ PROMPT_VERSION = "1"
 TRUST = ("yes", "no", "not sure")
 VOTES = ("correct", "incorrect", "uncertain")
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 _ANNOTATE = """\
 You are a chest radiologist. You read one finished report of a chest radiograph and answer a fixed chain of {count} \
@@ -109,12 +109,11 @@ class Prompt:
         fixed = [PROMPT_VERSION, self.task, self.system, self.before, self.after, self.follow_up, self.schema]
         return hashlib.sha256(json.dumps([*fixed, _REPAIR_BEFORE, _REPAIR_AFTER], sort_keys=True).encode()).hexdigest()
 
-    def messages(self, data: Mapping[str, Any]) -> list[Message]:
-        """Return the messages of a request about `data`."""
-        return [
-            {"role": "system", "content": self.system},
-            {"role": "user", "content": f"{self.before}{quote_data(data)}{self.after}"},
-        ]
+    def messages(self, data: Mapping[str, Any], *, picture: str = "") -> list[Message]:
+        """Return the messages of a request about `data`, and about a picture given as data URL ("" for none)."""
+        text = f"{self.before}{quote_data(data)}{self.after}"
+        shown = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": picture}}]
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": shown if picture else text}]
 
 
 def quote_data(data: Mapping[str, Any]) -> str:
@@ -152,21 +151,21 @@ def write_annotation_prompt(chain: Chain) -> Prompt:
         example=json.dumps(example, ensure_ascii=False),
     )
     schemas = {
-        name: _answer_schema("answer", map(step.written, range(step.num_answers))) for name, step in steps.items()
+        name: answer_schema("answer", map(step.written, range(step.num_answers))) for name, step in steps.items()
     }
-    return Prompt("annotate", system, _BEFORE, _AFTER, "", _object_schema(schemas))
+    return Prompt("annotate", system, _BEFORE, _AFTER, "", object_schema(schemas))
 
 
 def write_trust_prompt(chain: Chain) -> Prompt:
     """Return the trust task: the annotation task with the question whether the model trusts its answer."""
     asked = write_annotation_prompt(chain)
-    return dataclasses.replace(asked, task="trust", follow_up=_TRUST_QUESTION, schema=_answer_schema("trust", TRUST))
+    return dataclasses.replace(asked, task="trust", follow_up=_TRUST_QUESTION, schema=answer_schema("trust", TRUST))
 
 
 def write_vote_prompt(chain: Chain) -> Prompt:
     """Return the vote task; its data is {"report": text, "chain": the answer as an object}."""
     system = _VOTE.format(count=chain.num_steps, questions=_list_questions(chain))
-    return Prompt("vote", system, _VOTE_BEFORE, _VOTE_AFTER, "", _answer_schema("vote", VOTES))
+    return Prompt("vote", system, _VOTE_BEFORE, _VOTE_AFTER, "", answer_schema("vote", VOTES))
 
 
 def write_repair(problem: str) -> Message:
@@ -181,12 +180,14 @@ def _list_questions(chain: Chain) -> str:
     )
 
 
-def _answer_schema(name: str, options: Iterable[str | None]) -> dict[str, Any]:
+def answer_schema(name: str, options: Iterable[str | None]) -> dict[str, Any]:
+    """Return the schema of reasoning and one of the options."""
     # Reasoning comes first, so that the model writes it before the answer.
-    return _object_schema({"reasoning": {"type": "string"}, name: {"type": "string", "enum": list(options)}})
+    return object_schema({"reasoning": {"type": "string"}, name: {"type": "string", "enum": list(options)}})
 
 
-def _object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with exactly these properties."""
     # Strict structured output requires both.
     required = {"required": list(properties), "additionalProperties": False}
     return {"type": "object", "properties": dict(properties), **required}

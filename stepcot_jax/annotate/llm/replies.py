@@ -110,7 +110,9 @@ def read_reply(content: bytes, *, lost: Entry, key: str) -> Entry:
 
 def bound_prompt_tokens(messages: Sequence[Message], schema: Mapping[str, Any]) -> int:
     """Return an upper bound of a prompt's tokens: each token encodes at least one byte."""
-    num_bytes = sum(_num_bytes(message["content"]) for message in messages)
+    contents = (message["content"] for message in messages)
+    # A picture counts with the bytes of its data URL, far more than the tokens that models make of it.
+    num_bytes = sum(_num_bytes(each if isinstance(each, str) else json.dumps(each)) for each in contents)
     return num_bytes + _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))
 
 

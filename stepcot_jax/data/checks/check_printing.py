@@ -26,10 +26,16 @@ def write_facts(facts: dict[str, Any]) -> str:
     return json.dumps(facts, indent=1) + "\n"
 
 
-def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
-    """Print the facts with rich on a terminal, as plain aligned text elsewhere."""
+def print_facts(facts: dict[str, Any], file: TextIO | None = None, *, tables: list[Table] | None = None) -> None:
+    """Print the facts with rich on a terminal, as plain aligned text elsewhere.
+
+    Args:
+      facts: with "notes" and "stops", which end the output.
+      file: default stdout.
+      tables: the facts as printable tables; default `list_tables` of them.
+    """
     file = file or sys.stdout
-    tables = list_tables(facts)
+    tables = list_tables(facts) if tables is None else tables
     if file.isatty():
         _print_rich(tables, file)
     else:
@@ -43,8 +49,6 @@ def print_facts(facts: dict[str, Any], file: TextIO | None = None) -> None:
 
 def list_tables(facts: dict[str, Any]) -> list[Table]:
     """Return the facts as tables of printable cells; shares of answers refer to annotated cases."""
-    reasons = facts["set_aside_reasons"]
-    num_further = sum(reason["count"] for reason in reasons[_MOST_REASONS:])
     tables: list[Table] = [
         (
             f"{facts['root']}: {facts['layout']} ({facts['file']})",
@@ -72,14 +76,7 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
             ("origin", "cases"),
             [[name or "(none)", _number(count)] for name, count in facts["origins"].items()],
         ),
-        (
-            "Set aside",
-            ("records", "reason", "examples"),
-            [
-                *([_number(each["count"]), each["reason"], _list_examples(each)] for each in reasons[:_MOST_REASONS]),
-                *([[_number(num_further), "further reasons", "all in --json"]] if num_further else ()),
-            ],
-        ),
+        list_reasons(facts),
         (
             "Pictures in several splits",
             ("image", "patient", "split"),
@@ -90,11 +87,25 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
             ],
         ),
     ]
+    return make_tables_printable(tables)
+
+
+def make_tables_printable(tables: Sequence[Table]) -> list[Table]:
+    """Return the tables that have rows, with cells that cannot control the terminal."""
     return [
         (make_printable(title), head, [[make_printable(cell) for cell in row] for row in rows])
         for title, head, rows in tables
         if rows
     ]
+
+
+def list_reasons(facts: dict[str, Any]) -> Table:
+    """Return the table of records set aside, by reason."""
+    reasons = facts["set_aside_reasons"]
+    num_further = sum(reason["count"] for reason in reasons[_MOST_REASONS:])
+    rows = [[_number(each["count"]), each["reason"], _list_examples(each)] for each in reasons[:_MOST_REASONS]]
+    rows += [[_number(num_further), "further reasons", "all in --json"]] if num_further else []
+    return "Set aside", ("records", "reason", "examples"), rows
 
 
 def _number(value: int | None) -> str:

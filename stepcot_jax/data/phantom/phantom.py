@@ -16,7 +16,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.acquisition import STYLES, Frame, Pose, Style, draw_pose, draw_style, expose
 from stepcot_jax.data.phantom.anatomy import draw_anatomy, render_anatomy
 from stepcot_jax.data.phantom.phantom_answers import Prevalence, answer_texts, draw_answers, generator
-from stepcot_jax.data.phantom.phantom_findings import draw_findings
+from stepcot_jax.data.phantom.phantom_findings import Mark, draw_findings
 from stepcot_jax.data.phantom.phantom_reports import write_report
 from stepcot_jax.data.phantom.planning import plan_scene
 from stepcot_jax.data.phantom.scene import Scene
@@ -32,7 +32,13 @@ ORIGINS = tuple(style.origin for style in STYLES)
 _PATIENTS_OF_BLOCK = (*range(12), 10, 11, 11)
 """Patient of each of 15 images: ten patients have one image, one has two and one has three."""
 
-_LEAST_SIZE = 16
+_LEAST_SIZE, _MOST_SIZE = 16, 4096
+
+BOX_COLUMNS = ("image_path", "label", "x", "y", "width", "height", "side", "kind", "case_side")
+"""Columns of `boxes.csv`; the last three are the mark's side and kind, and the side of the case."""
+
+PICTURE_FOLDERS = ("images", "masks/lung", "masks/heart")
+"""Folders of a phantom collection's images and masks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +48,23 @@ class PhantomCase:
     Attributes:
       case: record of the case.
       image: grey levels, [height, width].
-      boxes: of the findings, in pixels of this image; empty for a normal chest.
+      marks: the findings with box, side and kind; empty for a normal chest.
+      side: "right", "left" or "bilateral", as the report says; "" for a normal chest.
       lung_mask: the aerated lungs, after findings changed heart and diaphragm, [height, width].
       heart_mask: the heart above the diaphragm, [height, width].
     """
 
     case: Case
     image: UInt8[np.ndarray, "height width"]
-    boxes: tuple[Box, ...]
+    marks: tuple[Mark, ...]
+    side: str
     lung_mask: Bool[np.ndarray, "height width"]
     heart_mask: Bool[np.ndarray, "height width"]
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """Boxes of the findings, in pixels of this image; empty for a normal chest."""
+        return tuple(mark.box for mark in self.marks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +83,7 @@ def draw_case(index: int, *, seed: int = 0, size: int = 224, prevalence: Prevale
     Args:
       index: number of the case, from 0.
       seed: seed of the collection, from 0.
-      size: side of the square picture in pixels, at least 16.
+      size: side of the square picture in pixels, 16 to 4096.
       prevalence: "published" for the diagnoses' published shares (67 % Normal), "flat" for equal shares.
 
     Returns:
@@ -93,8 +106,8 @@ def export_phantom(
 ) -> None:
     """Write phantom cases to a folder in the published layout.
 
-    Also writes `boxes.csv` (image_path, label, x, y, width, height in pixels) and the masks `masks/lung/` and
-    `masks/heart/` (255 inside) under the names of the images.
+    Also writes `boxes.csv` (`BOX_COLUMNS`, boxes in pixels, sides as numbers as in `Mark`) and the masks `masks/lung/`
+    and `masks/heart/` (255 inside) under the names of the images.
 
     Args:
       root: the folder; created if missing.
@@ -106,28 +119,48 @@ def export_phantom(
     """
     if num_cases < 1:
         raise BadInput(f"phantom: {num_cases} cases; expected at least 1")
+    check_size(size)
     root = Path(root)
-    for folder in ("images", "masks/lung", "masks/heart"):
+    for folder in PICTURE_FOLDERS:
         (root / folder).mkdir(parents=True, exist_ok=True)
     cases = []
     with (root / "boxes.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["image_path", "label", "x", "y", "width", "height"])
+        table.writerow(BOX_COLUMNS)
         for index in progress(range(num_cases)):
             drawn = draw_case(index, seed=seed, size=size, prevalence=prevalence)
-            _write_pictures(root, drawn)
-            table.writerows([drawn.case.image_path, *dataclasses.astuple(box)[:5]] for box in drawn.boxes)
+            write_pictures(root, drawn)
+            table.writerows(
+                [drawn.case.image_path, *dataclasses.astuple(mark.box)[:5], mark.side, mark.kind, drawn.side]
+                for mark in drawn.marks
+            )
             cases.append(drawn.case)
     write_records(root, chain=DEFAULT_CHAIN, cases=cases)
 
 
-def _write_pictures(root: Path, drawn: PhantomCase) -> None:
+def write_pictures(root: Path, drawn: PhantomCase) -> None:
+    """Write image and masks as PNG into `PICTURE_FOLDERS`, which must exist below `root`."""
     from PIL import Image
 
     name = Path(drawn.case.image_path).name
     Image.fromarray(drawn.image).save(root / drawn.case.image_path)
     for folder, mask in (("lung", drawn.lung_mask), ("heart", drawn.heart_mask)):
         Image.fromarray(mask.astype(np.uint8) * 255).save(root / "masks" / folder / name)
+
+
+def plan_case(index: int, *, seed: int = 0, prevalence: Prevalence = "published") -> Case:
+    """Return the record of a case without drawing it, as `draw_case` does with it."""
+    return _plan(index, seed=seed, prevalence=prevalence).case
+
+
+def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:
+    """Require a size that can be drawn in reasonable memory and time.
+
+    Raises:
+      BadInput: it is less than `least` or above 4096 pixels.
+    """
+    if not least <= size <= _MOST_SIZE:
+        raise BadInput(f"phantom size: {size} pixels; expected {least} to {_MOST_SIZE}")
 
 
 def _patient(index: int, *, seed: int) -> int:
@@ -161,14 +194,13 @@ def _plan(index: int, *, seed: int, prevalence: Prevalence) -> _Shot:
 
 def _develop(shot: _Shot, *, index: int, seed: int, size: int, healthy: bool = False) -> PhantomCase:
     """Draw the pixels; `healthy` omits the findings and keeps patient, exposure and noise."""
-    if size < _LEAST_SIZE:
-        raise BadInput(f"phantom size: {size} pixels; expected at least {_LEAST_SIZE}")
+    check_size(size)
     frame = Frame.of(shot.pose, size)
     scene = Scene(shot.scene.healthy, shot.scene.healthy) if healthy else shot.scene
     chest = render_anatomy(scene.anatomy, frame)
     margin = round(1.2 * shot.style.blur * size)
-    attenuation, boxes = draw_findings(scene, chest=chest, frame=frame, margin=margin)
+    attenuation, marks = draw_findings(scene, chest=chest, frame=frame, margin=margin)
     image = expose(attenuation, style=shot.style, pose=shot.pose, rng=generator(seed, index, stream=6))
     heart_mask = chest.heart > 0.5
     lung_mask = (chest.lungs[-1] + chest.lungs[1] > 0.5) & ~heart_mask
-    return PhantomCase(shot.case, image, boxes, lung_mask, heart_mask)
+    return PhantomCase(shot.case, image, marks, scene.side, lung_mask, heart_mask)

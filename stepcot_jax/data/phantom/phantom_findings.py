@@ -1,5 +1,7 @@
 """Draw lesions as layers of attenuation over a rendered chest, each with its bounding box."""
 
+import dataclasses
+
 import numpy as np
 
 from stepcot_jax.data.phantom.acquisition import Frame, Image, smooth_step
@@ -15,7 +17,22 @@ _THINNEST_BLOB = 0.03
 _LARGEST_NODULE = 0.09
 
 
-def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) -> tuple[Image, tuple[Box, ...]]:
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A drawn finding with its place.
+
+    Attributes:
+      box: label and limits in pixels.
+      side: -1 for the patient's right lung, 1 for the left, 0 for heart and mediastinum.
+      kind: "focus", "fluid", "air" or "sign" (a change of the anatomy).
+    """
+
+    box: Box
+    side: int
+    kind: str
+
+
+def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) -> tuple[Image, tuple[Mark, ...]]:
     """Draw a chest with its findings and return their boxes.
 
     Args:
@@ -25,25 +42,33 @@ def draw_findings(scene: Scene, *, chest: Chest, frame: Frame, margin: int = 0) 
       margin: pixels by which the picture's blur widens a lesion.
 
     Returns:
-      Attenuation [height, width], and one box for each visible finding, without boxes inside another box of the same
+      Attenuation [height, width], and one mark for each visible finding, without boxes inside another box of the same
       label.
     """
     attenuation = chest.attenuation.copy()
-    boxes = [_box_of_sign(sign, frame) for sign in scene.signs]
+    found = [(_box_of_sign(sign, frame), sign.side, "sign") for sign in scene.signs]
     for collection in scene.pleural:
         layer = _fluid(collection, chest) if isinstance(collection, Fluid) else _air(collection, chest, frame)
         attenuation += layer
-        boxes.append(_box_of_layer(collection.label, layer, top=0, left=0))
+        box = _box_of_layer(collection.label, layer, top=0, left=0)
+        found.append((box, collection.side, "fluid" if isinstance(collection, Fluid) else "air"))
     for focus in scene.foci:
         rows, columns = _window(focus, frame)
         if rows.start >= rows.stop or columns.start >= columns.stop:
             continue
         layer = _focus(focus, chest=chest, frame=frame, rows=rows, columns=columns)
         attenuation[rows, columns] += layer
-        boxes.append(_box_of_layer(focus.label, layer, top=rows.start, left=columns.start))
+        box = _box_of_layer(focus.label, layer, top=rows.start, left=columns.start)
+        found.append((box, 0 if focus.texture == "flecks" else focus.side, "focus"))
     size = frame.x.shape[0]
-    found = list(dict.fromkeys(_widened(box, margin, size) for box in boxes if box is not None))
-    return attenuation, tuple(box for box in found if not any(_holds(other, box) for other in found if other != box))
+    marks: dict[Box, Mark] = {}
+    for box, side, kind in found:
+        if box is not None:
+            wide = _widened(box, margin, size)
+            marks.setdefault(wide, Mark(wide, side, kind))
+    return attenuation, tuple(
+        mark for box, mark in marks.items() if not any(_holds(other, box) for other in marks if other != box)
+    )
 
 
 def _box_of_sign(sign: Sign, frame: Frame) -> Box | None:
@@ -108,7 +133,8 @@ def _air(air: Air, chest: Chest, frame: Frame) -> Image:
         above = air.apical - depth + 0.12 * across * across
         outside = np.maximum(above, across - (1 - air.lateral * (1.15 - 0.7 * depth)))
     gone = smooth_step(outside, air.softness)
-    layer = -gone * (chest.vessels + 0.13 * lung)
+    # The vessels of this lung alone: the other one keeps its own.
+    layer = -gone * (chest.vessels * (lung > 0) + 0.13 * lung)
     layer += air.collapse * lung * (1 - gone) * (1.0 if air.total else smooth_step(0.6 - across, 0.5))
     if air.line:
         breadth = max(0.022, 1.2 * frame.pixel)

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepcot_jax.chain import NOT_APPLICABLE
 
-_WORDINGS: tuple[dict[str, tuple[str, ...]], ...] = (
+WORDINGS: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "Increased opacity": ("increased opacity", "abnormal increased density", "opacification"),
         "Decreased opacity": ("decreased opacity", "abnormal lucency", "hyperlucency"),
@@ -69,7 +69,8 @@ _WORDINGS: tuple[dict[str, tuple[str, ...]], ...] = (
         "Pneumothorax": ("pneumothorax",),
     },
 )
-"""Wordings of each step's answers."""
+"""Wordings of each step's answers; no wording stands for two answers of a step."""
+
 _CONCLUSIONS = ("most consistent with {}", "findings suggest {}", "impression: {}")
 _NORMAL = (
     ("The lungs are clear", "No focal consolidation, effusion or pneumothorax", "Heart size is normal"),
@@ -101,11 +102,20 @@ def write_report(answers: tuple[str, ...], side: str, rng: np.random.Generator) 
 
 
 def _choose_phrases(answers: tuple[str, ...], side: str, rng: np.random.Generator) -> list[str]:
-    found = [table[answer] for table, answer in zip(_WORDINGS, answers, strict=True)]
+    found = [table[answer] for table, answer in zip(WORDINGS, answers, strict=True)]
     chosen = [wordings[int(rng.integers(len(wordings)))] for wordings in found]
-    sided = {name: both if side == "bilateral" else one for name, (one, both) in _SIDED.items()}
-    chosen[3] = chosen[3].format(side=side, **sided)
+    chosen[3] = name_side(chosen[3], side)
     return chosen
+
+
+def name_side(wording: str, side: str) -> str:
+    """Return a wording of a location with its side: "right", "left" or "bilateral".
+
+    >>> name_side("in the {side} lower lung {zone}", "bilateral")
+    'in the bilateral lower lung zones'
+    """
+    sided = {name: both if side == "bilateral" else one for name, (one, both) in _SIDED.items()}
+    return wording.format(side=side, **sided)
 
 
 def _sentences(phrases: Sequence[str], rng: np.random.Generator) -> tuple[str, str]:

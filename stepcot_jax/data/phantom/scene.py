@@ -97,10 +97,14 @@ class Air:
 
 @dataclasses.dataclass(frozen=True)
 class Sign:
-    """A change of the anatomy, with its left, upper, right and lower limits in body coordinates."""
+    """A change of the anatomy, with its left, upper, right and lower limits in body coordinates.
+
+    `side` is -1 for the patient's right lung, 1 for the left, 0 for heart and mediastinum.
+    """
 
     label: str
     limits: tuple[float, float, float, float]
+    side: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +151,7 @@ def change_anatomy(
     if secondary == "Volume loss":
         top, ends = anatomy.dome(side), sorted((anatomy.midline, anatomy.midline + side * anatomy.width(side)))
         lifted = top - rng.uniform(0.14, 0.22)
-        signs.append(Sign(secondary, (ends[0], lifted - 0.01, ends[1], top + 0.27)))
+        signs.append(Sign(secondary, (ends[0], lifted - 0.01, ends[1], top + 0.27), side))
         right, left = (lifted, anatomy.left_dome) if side < 0 else (anatomy.right_dome, lifted)
         anatomy = dataclasses.replace(anatomy, right_dome=right, left_dome=left)
     return anatomy, tuple(signs)

@@ -52,7 +52,7 @@ class ImageRecord:
         return self.image.partition("_")[0] or self.image
 
 
-def _list_box_images(boxes: Iterable[tables.ListedBox], entries: Iterable[tables.Entry]) -> Iterator[ImageRecord]:
+def list_box_images(boxes: Iterable[tables.ListedBox], entries: Iterable[tables.Entry]) -> Iterator[ImageRecord]:
     """Yield the images of the box list, in its order, with the labels of their boxes."""
     entry_of = {entry.image: entry for entry in entries}
     for listed in _group(boxes).values():
@@ -125,7 +125,7 @@ def read_chestxray8(
         raise BadInput(f"{root}: has no {tables.BOX_LIST if from_boxes else tables.ENTRY_TABLE}")
     boxes = tables.read_box_list(box_list) if box_list else []
     entries = tables.read_entries(entry_table) if entry_table else []
-    records = list((_list_box_images if from_boxes else _list_entries)(boxes, entries))
+    records = list((list_box_images if from_boxes else _list_entries)(boxes, entries))
     finder = ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images)
     intake = Intake(root, file=source.name, layout="chestxray8", on_bad_record=on_bad_record)
     num_unscaled = sum(_take(record, finder=finder, intake=intake, single_label=single_label) for record in records)

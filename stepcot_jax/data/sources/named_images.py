@@ -13,7 +13,7 @@ from stepcot_jax.host.errors import BadInput
 SUFFIXES = (".png", ".jpg", ".jpeg")
 """Lower-case image suffixes: copies of a collection often store JPEG under the same names."""
 
-_OPENERS = (PngImagePlugin.PngImageFile, JpegImagePlugin.JpegImageFile)
+_OPENERS = {b"\x89P": PngImagePlugin.PngImageFile, b"\xff\xd8": JpegImagePlugin.JpegImageFile}
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
 _NOT_A_NAME = frozenset("/\\\0")
@@ -95,11 +95,15 @@ def read_image_size(path: Path) -> tuple[int, int]:
         with Path(path).open("rb") as file:
             start = file.read(2)
             file.seek(0)
-            opener = _OPENERS[0] if start == b"\x89P" else _OPENERS[1]
+            if start not in _OPENERS:
+                raise BadInput(f"{path}: size cannot be read: the file is neither a PNG nor a JPEG image")
+            opener = _OPENERS[start]
             with opener(file) as image:
                 width, height = image.size
                 # Without this check Pillow would decode the picture to look for metadata behind it.
                 sideways = "exif" in image.info and image.getexif().get(_ORIENTATION) in _SIDEWAYS
+    except BadInput:
+        raise
     # Pillow raises a dozen types of error on broken headers.
     except Exception as error:
         raise BadInput(

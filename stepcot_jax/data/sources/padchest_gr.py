@@ -60,7 +60,7 @@ def read_padchest_gr(
         raise BadInput(f"{root}: has no {files.REPORTS}")
     reader = _StudyReader(
         finder=ImageFinder(root, folders=IMAGE_FOLDERS, require_images=require_images),
-        facts=_read_facts(root, path=path),
+        facts=read_facts(root, path=path),
         readers=readers,
         single_label=single_label,
         intake=Intake(root, file=path.name, layout="padchest_gr", on_bad_record=on_bad_record),
@@ -80,7 +80,8 @@ def read_padchest_gr(
     return collection
 
 
-def _read_facts(root: Path, *, path: Path) -> Mapping[str, files.StudyFacts]:
+def read_facts(root: Path, *, path: Path) -> Mapping[str, files.StudyFacts]:
+    """Return what the master table knows of each study, nothing without the table; `path` is named in the warning."""
     # Unpacking the released archive makes a folder named like the table in it.
     table = find_file(root, files.MASTER_TABLE, f"{files.MASTER_TABLE}/{files.MASTER_TABLE}")
     if table is not None:
@@ -142,7 +143,7 @@ class _StudyReader:
             patient_id=patient_id,
             image_path=image_path,
             origin=ORIGIN,
-            report=" ".join(filter(None, map(_sentence, study.findings))),
+            report=" ".join(filter(None, map(sentence_of, study.findings))),
             labels=answers,
             reasoning=reasoning,
             boxes=self._boxes(study, size=size),
@@ -171,7 +172,8 @@ class _StudyReader:
         return tuple(_scale(finding, corners, size) for finding, corners in chosen)
 
 
-def _sentence(finding: files.GroundedFinding) -> str:
+def sentence_of(finding: files.GroundedFinding) -> str:
+    """Return a finding's English sentence, else the Spanish one, else ""."""
     return (finding.sentence_en or "").strip() or (finding.sentence_es or "").strip()
 
 
@@ -180,5 +182,5 @@ def _scale(finding: files.GroundedFinding, corners: files.Corners, size: tuple[i
     label = ", ".join(" ".join(label.split()) for label in finding.labels or ())
     width, height = size
     return Box(
-        label, left * width, upper * height, (right - left) * width, (lower - upper) * height, _sentence(finding)
+        label, left * width, upper * height, (right - left) * width, (lower - upper) * height, sentence_of(finding)
     )

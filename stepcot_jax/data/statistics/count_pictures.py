@@ -40,7 +40,7 @@ def write_pictures(folder: Path, statistics: Statistics) -> tuple[list[str], str
     """
     names: list[str] = []
     missing: set[str] = set()
-    with _style():
+    with drawing_style():
         pictures = {
             "origins_diagnoses": draw_origins_diagnoses(statistics),
             "answers": draw_answers_of_steps(statistics),
@@ -68,7 +68,7 @@ def _save(figure: Figure, path: Path, **how: Any) -> set[str]:
 
 
 @contextlib.contextmanager
-def _style() -> Iterator[None]:
+def drawing_style() -> Iterator[None]:
     """Draw text as text, not as formulas or outlines, in installed fonts."""
     present = set(font_manager.get_font_names())
     settings: Any = {

@@ -37,7 +37,8 @@ def _texts(labels):
 def _same(first, second):
     return (
         first.case == second.case
-        and first.boxes == second.boxes
+        and first.marks == second.marks
+        and first.side == second.side
         and np.array_equal(first.image, second.image)
         and np.array_equal(first.lung_mask, second.lung_mask)
         and np.array_equal(first.heart_mask, second.heart_mask)
@@ -209,7 +210,7 @@ def test_styles_of_one_patient_differ():
 
 
 def test_report_wordings_tell_answers_apart():
-    for step, table in zip(DEFAULT_CHAIN.steps, phantom_reports._WORDINGS, strict=True):
+    for step, table in zip(DEFAULT_CHAIN.steps, phantom_reports.WORDINGS, strict=True):
         assert set(table) == set(step.options) - {"No abnormality", "Normal"}
         wordings = [wording for group in table.values() for wording in group if wording]
         assert len(set(wordings)) == len(wordings)
@@ -298,6 +299,7 @@ def test_export_reads_back_equal(tmp_path):
     [
         ({"seed": -1}, "seed -1"),
         ({"size": 8}, "size: 8"),
+        ({"size": 20_000}, "size: 20000 pixels; expected 16 to 4096"),
         ({"prevalence": "flatt"}, "prevalence: 'flatt'"),
     ],
 )

@@ -289,7 +289,7 @@ WIDE_CHAIN = Chain(tuple(Step(f"Step {number}", "?", tuple(f"answer {k}" for k i
 )
 def test_texts_of_pictures_are_inside_and_apart(chain, how):
     found = count(make_cases(chain=chain, **how), chain)
-    with count_pictures._style():
+    with count_pictures.drawing_style():
         assert_readable(count_pictures.draw_origins_diagnoses(found))
         assert_readable(count_pictures.draw_answers_of_steps(found))
         assert_readable(count_pictures.draw_reasoning_length(found))

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.annotate.annotation import Annotation
-from stepcot_jax.annotate.llm.interviews import (
+from stepcot_jax.annotate.llm.read_answers import (
     MAX_REASONING,
     BadAnswer,
     read_chain_answer,
     read_choice,
+    read_scores,
+    read_texts,
     write_chain_answer,
 )
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -107,3 +109,23 @@ def test_choices():
     for text in ('{"reasoning": "", "trust": "maybe"}', '{"trust": "yes"}', '{"reasoning": "", "trust": true}', "yes"):
         with pytest.raises(BadAnswer):
             read_choice(text, field="trust", accepted=("yes", "not sure"))
+
+
+def test_texts_and_scores_are_read_or_refused():
+    assert read_texts('Sure: {"a": " one\\n two ", "b": "x"}', names=["a", "b"]) == {"a": "one two", "b": "x"}
+    for text in (
+        '{"a": ""}',
+        '{"a": null}',
+        '{"a": ["x"]}',
+        '{"b": "x"}',
+        json.dumps({"a": "x" * (MAX_REASONING + 1)}),
+    ):
+        with pytest.raises(BadAnswer, match="a"):
+            read_texts(text, names=["a"])
+    assert read_scores('{"reason": "", "x": 4.5, "y": 1}', names=["x", "y"], least=1, greatest=5) == {
+        "x": 4.5,
+        "y": 1.0,
+    }
+    for value in ("0", "6", "true", '"3"', "null", "NaN", "Infinity"):
+        with pytest.raises(BadAnswer, match="x: found"):
+            read_scores(f'{{"reason": "", "x": {value}}}', names=["x"], least=1, greatest=5)

@@ -1,0 +1,1 @@
+"""From grounded images to reasoning records: the pipelines of GEMeX-RMCoT, MEDSAGE and MedCLM."""

@@ -1,0 +1,129 @@
+"""The organ that hosts a lesion, from boxes and masks (MedCLM): by coverage, or as its public code has it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from jaxtyping import Bool
+
+from stepcot_jax.annotate.vqa.tasks import HostOrgan, TaskSettings
+from stepcot_jax.boxes import Corners, convert, iou, pixels
+from stepcot_jax.data.grounded.regions import host_organ, split_lungs
+from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
+from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
+from stepcot_jax.reasoning.record import VqaRecord
+
+UNKNOWN = "unknown"
+
+Mask = Bool[np.ndarray, "height width"]
+
+_GREATEST_OUTSIDE = 127
+MOST_PIXELS = 100_000_000
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif"}
+
+
+def name_host(record: VqaRecord, settings: TaskSettings) -> str:
+    """Return the organs that host a record's boxes by its image's masks, or without masks the organ that it names.
+
+    Raises:
+      BadInput: a mask cannot be read.
+    """
+    folder, root = (settings.masks,) * 2 if settings.masks is not None else (settings.root / "masks", settings.root)
+    masks = read_masks(folder, record.image_path, root=root)
+    if not masks:
+        return record.organ or UNKNOWN
+    shape = next(iter(masks.values())).shape
+    boxes = scale_boxes([each.box for each in record.references], record.image_size, shape)
+    return find_hosts(boxes, masks, method=settings.host_organ)
+
+
+def find_hosts(boxes: Sequence[Corners], masks: Mapping[str, Mask], *, method: HostOrgan) -> str:
+    """Return the organs that host boxes, joined by "and"; "unknown" if no mask meets any box.
+
+    Args:
+      boxes: corners in pixels of the masks.
+      masks: [height, width] of each organ.
+      method: "coverage" for the share of the box's pixels in the mask, "iou_mask" for the IoU of box and mask,
+        "iou_box" for the IoU of the box and the mask's own box, which favours small organs (the public code).
+
+    Raises:
+      BadInput: there is no such method.
+    """
+    if method not in get_args(HostOrgan):
+        raise BadInput(f"--host-organ: {method!r} is not one of {', '.join(get_args(HostOrgan))}")
+    found = dict.fromkeys(_find_host(box, masks, method) for box in boxes if masks)
+    return " and ".join(filter(None, found)) or UNKNOWN
+
+
+def _find_host(box: Corners, masks: Mapping[str, Mask], method: HostOrgan) -> str:
+    if method == "coverage":
+        return host_organ(box, masks)
+    shares = {name: _overlap(box, mask, method) for name, mask in masks.items()}
+    best = max(shares, key=lambda name: shares[name])
+    return best if shares[best] > 0 else ""
+
+
+def _overlap(box: Corners, mask: Mask, method: HostOrgan) -> float:
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    if not rows.size:
+        return 0.0
+    if method == "iou_box":
+        return float(iou([box], [[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]])[0, 0])
+    x1, y1 = (int(np.floor(edge)) for edge in box[:2])
+    x2, y2 = (int(np.ceil(edge)) for edge in box[2:])
+    shared = int(mask[y1:y2, x1:x2].sum())
+    return shared / ((x2 - x1) * (y2 - y1) + int(mask.sum()) - shared)
+
+
+def read_masks(folder: Path, image_path: str, *, root: Path | None = None) -> dict[str, Mask]:
+    """Return an image's masks by organ; grey values above 127 are inside. One mask "lung" is split into two lungs.
+
+    A folder has one folder an organ with files named as the images (`lung/case_1.png`), or one folder an image with
+    files named as the organs (`case_1/left lung.png`). Masks lie below `root`, by default the folder.
+
+    Raises:
+      BadInput: a mask cannot be read or is a link out of `root`, or masks of one image differ in size.
+    """
+    stem = Path(image_path).stem
+    files = {path.stem: path for path in _list_files(folder / stem)}
+    if not files and folder.is_dir():
+        organs = sorted(path for path in folder.iterdir() if path.is_dir())
+        files = {organ.name: path for organ in organs for path in _list_files(organ, stem)}
+    root = root or folder
+    locator = ImageLocator(root, require_images=True)
+    masks = {
+        organ: _read_mask(Path(locator.locate(path.relative_to(root).as_posix()))) for organ, path in files.items()
+    }
+    if len({mask.shape for mask in masks.values()}) > 1:
+        raise BadInput(f"{folder}: masks of {image_path[:80]!r} differ in size")
+    if set(masks) & {"lung"} and masks["lung"].any():
+        masks = {f"{side} lung": mask for side, mask in split_lungs(masks.pop("lung")).items()} | masks
+    return masks
+
+
+def scale_boxes(boxes: Sequence[Corners], image_size: tuple[int, int], shape: tuple[int, ...]) -> list[Corners]:
+    """Return boxes of a picture in pixels of a mask or file of [height, width]."""
+    target = pixels((shape[1], shape[0]))
+    scaled = convert(list(boxes), source=pixels(image_size), target=target).tolist()
+    return [(x1, y1, x2, y2) for x1, y1, x2, y2 in scaled]
+
+
+def _list_files(folder: Path, stem: str | None = None) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
+    return [path for path in found if stem is None or path.stem == stem]
+
+
+def _read_mask(path: Path) -> Mask:
+    try:
+        content = read_file(path, max_bytes=most_bytes(MOST_PIXELS), accepted="a mask")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected a mask") from None
+    mask: Mask = (
+        np.asarray(decode_picture(content, name=str(path), max_pixels=MOST_PIXELS).convert("L")) > _GREATEST_OUTSIDE
+    )
+    return mask

@@ -1,0 +1,201 @@
+"""Questions with the grounded report that reasoning is made from, and the source that they are read from."""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepcot_jax.boxes import Corners
+from stepcot_jax.chain import fold
+from stepcot_jax.data.grounded.grounded_image import GroundedImage
+from stepcot_jax.data.grounded.making import split_images
+from stepcot_jax.data.grounded.questions import ask_questions
+from stepcot_jax.data.grounded.vocabulary import accepted_names
+from stepcot_jax.data.grounded.wording import write_box
+from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
+from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.markup import IN_ROUND_BRACKETS, find_named_boxes, write_answer
+from stepcot_jax.reasoning.record import VqaRecord
+
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """A sentence of the grounded report.
+
+    Attributes:
+      name: region that it is about, or the finding where the source names no region.
+      label: of the finding; the region's name if it is about no finding.
+      box: corners in pixels of the record's `image_size`.
+      sentence: what it says; "" if the source has no sentence.
+      is_finding: whether a detection list has it as a finding.
+    """
+
+    name: str
+    label: str
+    box: Corners
+    sentence: str = ""
+    is_finding: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question about an image, with the grounded report.
+
+    Attributes:
+      record: question, answer and references.
+      statements: the grounded report.
+      from_list: whether it was asked about a detection list.
+    """
+
+    record: VqaRecord
+    statements: tuple[Statement, ...]
+    from_list: bool = False
+
+    @property
+    def id(self) -> str:
+        """Unique name within its source."""
+        return self.record.id
+
+    @functools.cached_property
+    def text(self) -> str:
+        """Everything that an answer depends on."""
+        return json.dumps(self.data(), ensure_ascii=False, sort_keys=True)
+
+    @property
+    def spoken_answer(self) -> str:
+        """The answer as texts say it: choices with letter and text."""
+        if not self.record.choices:
+            return write_answer(self.record).rstrip(".")
+        chosen = zip(self.record.answer, self.spoken_choices, strict=True)
+        return "; ".join(f"{letter}, {text}" for letter, text in chosen)
+
+    @property
+    def spoken_choices(self) -> tuple[str, ...]:
+        """Texts of the right choices; empty for a question without choices."""
+        record = self.record
+        return tuple(record.choices[record.letters.index(letter)] for letter in record.answer if record.choices)
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the diagnosis, and accepted texts of an open answer: what only a conclusion may say."""
+        record = self.record
+        diagnosis = record.lesion or record.facts.get("diagnosis", "")
+        names = [*(accepted_names(diagnosis) if diagnosis else ()), *record.accepted_texts * (record.kind == "open")]
+        return tuple(dict.fromkeys(name for name in names if fold(name) != "normal"))
+
+    def data(self) -> dict[str, Any]:
+        """Return question, answer and grounded report as data of a request."""
+        record = self.record
+        choices = dict(zip(record.letters, record.choices, strict=True))
+        report = {
+            str(number): {"sentence": said.sentence or said.label, "region": said.name, "box": bare_box(said.box)}
+            for number, said in enumerate(self.statements, start=1)
+        }
+        known: dict[str, Any] = {"choices": choices} if choices else {}
+        return {"question": record.question, **known, "answer": self.spoken_answer, "grounded_report": report}
+
+
+def bare_box(box: Corners) -> str:
+    """Return a box without brackets, which requests escape.
+
+    >>> bare_box((1, 2, 3, 4))
+    '1, 2, 3, 4'
+    """
+    return write_box(box).strip("[]")
+
+
+def split_sentences(text: str) -> list[str]:
+    """Return the sentences of a text."""
+    return [sentence for sentence in _SENTENCE.split(text.strip()) if sentence]
+
+
+def ground_record(record: VqaRecord) -> Question:
+    """Return a record's question; its grounded report are the regions of its thinking, and its references."""
+    statements = []
+    for sentence in split_sentences(record.thinking):
+        regions = list(find_named_boxes(sentence, IN_ROUND_BRACKETS))
+        words = IN_ROUND_BRACKETS.sub("", sentence).replace("**", "")
+        statements += [
+            Statement(region.name, region.name, region.box, " ".join(words.split())) for region, _, _ in regions
+        ]
+    known = {said.box for said in statements}
+    statements += [Statement(each.label, each.label, each.box) for each in record.references if each.box not in known]
+    return Question(record, tuple(statements))
+
+
+def ground_image(image: GroundedImage, *, seed: int) -> list[Question]:
+    """Return the questions about an image of a detection list."""
+    found = [
+        Statement(finding.region or finding.label, finding.label, finding.box, finding.sentence, is_finding=True)
+        for finding in image.findings
+    ]
+    questions = []
+    for record in ask_questions(image, seed=seed):
+        known = {said.box for said in found}
+        more = [Statement(each.label, each.label, each.box) for each in record.references if each.box not in known]
+        bare = msgspec.structs.replace(record, thinking="", preamble="", stages=None)
+        questions.append(Question(bare, (*found, *more), from_list=True))
+    return questions
+
+
+def read_questions(
+    source: Path,
+    *,
+    seed: int,
+    box_size: tuple[int, int] | None,
+    require_images: bool,
+    set_aside: list[SetAside],
+    with_normal: bool = False,
+) -> tuple[list[Question], Path]:
+    """Read a source of reasoning records, of released VQA data, or a detection list that is asked about.
+
+    A detection list is split by patient as by `data vqa`. `with_normal` also asks about its images without a box of
+    which the source denies findings.
+
+    Returns:
+      The questions, and the folder that image paths are relative to.
+
+    Raises:
+      BadInput: the source cannot be used; names file, line and field.
+    """
+    root = source.parent if source.is_file() else source
+    layout = detect_vqa_layout(source)
+    if layout in DETECTION_LAYOUTS:
+        if box_size is not None:
+            raise BadInput(f"--box-size: the layout {layout} states the size of its boxes")
+        images = read_detections(
+            source,
+            layout=layout,
+            on_bad_record="skip",
+            require_images=require_images,
+            with_normal=with_normal,
+            set_aside=set_aside,
+        )
+        return [
+            question for image in split_images(images, seed=seed) for question in ground_image(image, seed=seed)
+        ], root
+    if with_normal:
+        raise BadInput(f"--with-normal: the layout {layout} has questions of its own; expected a detection list")
+    records = read_vqa_source(
+        source,
+        layout=layout,
+        box_size=box_size,
+        on_bad_record="skip",
+        require_images=require_images,
+        set_aside=set_aside,
+    )
+    return [ground_record(record) for record in records], root
+
+
+def as_provenance(record: VqaRecord, added: Mapping[str, str]) -> dict[str, str]:
+    """Return a record's provenance with what was added."""
+    return {**record.provenance, **added}

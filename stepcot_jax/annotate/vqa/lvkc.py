@@ -1,0 +1,206 @@
+"""MEDSAGE: localisation, visual analysis, knowledge and conclusion, each from its own request (Algorithm 1).
+
+The assembler adds nothing: the conclusion states the answer, and the record is the question's with the four parts.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
+from stepcot_jax.annotate.llm.vqa_prompts import KNOWLEDGE_STYLES, LOCALISATION, LVKC_TRUST, LVKC_VOTE, RULE, VISUAL
+from stepcot_jax.annotate.vqa.drawn_views import show_picture
+from stepcot_jax.annotate.vqa.items import Question, as_provenance, split_sentences
+from stepcot_jax.annotate.vqa.path_augmentation import WHOLE, Roi, list_rois
+from stepcot_jax.annotate.vqa.rmcot import require_readable
+from stepcot_jax.annotate.vqa.tasks import Parts, Request, Task, TaskSettings
+from stepcot_jax.annotate.vqa.text_checks import (
+    APPEARANCE_WORDS,
+    HINT_WORDS,
+    INTERPRETATION_WORDS,
+    check_answer,
+    check_markup,
+    check_no_coordinates,
+    check_speech,
+    find_word,
+    names_any,
+    require,
+)
+from stepcot_jax.chain import fold
+from stepcot_jax.data.grounded.vocabulary import KNOWLEDGE, NORMAL, SIGN_RULES
+from stepcot_jax.data.grounded.wording import FACT_NAMES, PREAMBLE, knows_steps, name_place, write_stages
+from stepcot_jax.reasoning.record import STAGE_NAMES, Stages, VqaRecord
+
+_MOST_WORDINGS = 6
+_PLACES = {
+    "given": "{}",
+    "perturbed": "{}, near the middle of the area looked at",
+    "widened": "{}, with some of its surroundings in view",
+    "inner": "{}, seen from its centre",
+    WHOLE: "{}, within the whole picture",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """A path through the stages: a question, a region of interest, and a template."""
+
+    question: Question
+    roi: Roi
+    template: int
+
+    @property
+    def id(self) -> str:
+        """Unique name within its source."""
+        return f"{self.question.id}.{self.roi.variant}.{self.template + 1}"
+
+    @functools.cached_property
+    def text(self) -> str:
+        """Everything that an answer depends on."""
+        return json.dumps([self.question.data(), self.roi.shown, self.template, self.observed()], sort_keys=True)
+
+    def observed(self) -> dict[str, str]:
+        """Return what stands for the picture in a text-only request: facts without the diagnosis, and sentences."""
+        facts = {name: fact for name, fact in self.question.record.facts.items() if name != "diagnosis"}
+        sentences = {f"sentence {n}": said.sentence for n, said in enumerate(self.question.statements, start=1)}
+        return {**facts, **{name: sentence for name, sentence in sentences.items() if sentence}}
+
+
+def plan_trajectories(questions: Sequence[Question], settings: TaskSettings) -> list[Trajectory | Aside]:
+    """Return M regions x T templates of every question."""
+    return [
+        Trajectory(question, roi, template)
+        for question in questions
+        for roi in list_rois(question.record, num_regions=settings.num_regions, seed=settings.seed)
+        for template in range(settings.num_templates)
+    ]
+
+
+def write_parts(item: Trajectory) -> dict[str, str]:
+    """Write the stages offline, from the facts of the image; those of a finding asked about, as the record has them."""
+    facts, given = item.question.record.facts, item.question.record.stages
+    if "asked" in facts and given is not None:
+        place = _PLACES[item.roi.variant].format(given.localisation.removesuffix("."))
+        rules = KNOWLEDGE.get(facts["asked"], SIGN_RULES)
+        return {"localisation": f"{place}.", "visual": given.visual, "knowledge": rules[item.template % len(rules)]}
+    if not knows_steps(facts):
+        missing = next((name for name in (*FACT_NAMES, "side") if not facts.get(name)), "side")
+        raise CannotAnnotate(Reason.NOT_KNOWN, f"fact {missing!r}")
+    is_normal = facts["diagnosis"] == NORMAL
+    place = "no place stands out" if is_normal else name_place(facts, wording=item.template)
+    place = _PLACES[item.roi.variant].format(place)
+    stages = write_stages(facts, answer="-", wording=item.template, place=place)
+    # Some wordings of a report interpret ("indicates volume loss"), which is not for this stage.
+    visuals = (write_stages(facts, answer="-", wording=item.template + more).visual for more in range(_MOST_WORDINGS))
+    visual = next((text for text in visuals if not find_word(text, INTERPRETATION_WORDS)), stages.visual)
+    return {"localisation": stages.localisation, "visual": visual, "knowledge": stages.knowledge}
+
+
+def conclude(question: Question) -> str:
+    """Return the conclusion, which states the answer and adds nothing."""
+    return f"So the answer is {question.spoken_answer}."
+
+
+def assemble(item: Trajectory, parts: Parts) -> VqaRecord:
+    """Return the question's record with the four stages; references are the unperturbed boxes."""
+    record = item.question.record
+    # Not checked here: a blank part is the check's to name.
+    stages = Stages(parts["localisation"], parts["visual"], parts["knowledge"], conclude(item.question))
+    made = {"roi": item.roi.shown, "template": str(item.template + 1), "question": record.id}
+    return msgspec.structs.replace(
+        record,
+        id=item.id,
+        thinking="",
+        preamble=PREAMBLE,
+        stages=stages,
+        provenance=as_provenance(record, made),
+    )
+
+
+def check(item: Trajectory, parts: Parts, record: VqaRecord) -> None:
+    """Require stages that each keep to their part, and a record that is assembled of them.
+
+    Raises:
+      CannotAnnotate: names the first failed check.
+    """
+    question = item.question
+    place, visual, rule = (parts[name] for name in STAGE_NAMES[:3])
+    check_markup([place, visual, rule])
+    for name in STAGE_NAMES[:3]:
+        check_speech(parts[name], f"stage {name}")
+        check_no_coordinates(parts[name], name)
+        word = find_word(parts[name], HINT_WORDS)
+        require(not word, Reason.SPEAKS_OF_HINT, f"stage {name} says {word!r}")
+        hidden = question.labels or (question.spoken_choices if name == "knowledge" else ())
+        require(not names_any(parts[name], hidden), Reason.LABEL_NAMED, f"stage {name}")
+    word = find_word(place, APPEARANCE_WORDS)
+    require(not word, Reason.APPEARANCE, f"stage localisation says {word!r}")
+    word = find_word(visual, INTERPRETATION_WORDS)
+    require(not word, Reason.INTERPRETATION, f"stage visual says {word!r}")
+    said = [set(map(fold, split_sentences(text))) for text in (place, visual, rule)]
+    repeats = (said[2] & (said[0] | said[1])) or (said[0] & said[1])
+    require(not repeats, Reason.REPETITION, "a sentence occurs in two stages")
+    require(record.stages is not None, Reason.NOT_ASSEMBLED, "no stages")
+    check_answer(record.stages.conclusion if record.stages else "", question)
+    same = msgspec.structs.replace(assemble(item, parts), provenance=record.provenance)
+    require(record == same, Reason.NOT_ASSEMBLED, "the record is not the question with these parts")
+    require_readable(record, "lvkc")
+
+
+def _localisation_data(item: Trajectory, _: Parts) -> dict[str, Any]:
+    names = {said.name: said.sentence or said.label for said in item.question.statements}
+    hint = {"region": item.roi.shown, "names": "; ".join(names)}
+    return {"question": item.question.record.question, "hint": hint}
+
+
+def _visual_data(item: Trajectory, parts: Parts) -> dict[str, Any]:
+    return {"question": item.question.record.question, "region": parts["localisation"], "picture": item.observed()}
+
+
+def _rule_data(item: Trajectory, parts: Parts) -> dict[str, Any]:
+    question = item.question
+    style = KNOWLEDGE_STYLES[item.template % len(KNOWLEDGE_STYLES)]
+    hidden = question.record.lesion or question.spoken_answer
+    return {"question": question.record.question, "visual": parts["visual"], "hidden_label": hidden, "style": style}
+
+
+def _all_data(item: Trajectory) -> dict[str, Any]:
+    return {**item.question.data(), "picture": item.observed()}
+
+
+def _show_region(item: Trajectory, settings: TaskSettings) -> str:
+    """Return the picture cropped to the region of interest."""
+    record = item.question.record
+    region = None if item.roi.variant == WHOLE else (item.roi.box, record.image_size)
+    return show_picture(record.image_path, settings, region=region)
+
+
+def _of_all_templates(item: Trajectory) -> Trajectory:
+    """Return the trajectory that those of the same region share localisation and visual analysis with."""
+    return dataclasses.replace(item, template=0)
+
+
+_REQUESTS: tuple[Request[Trajectory], ...] = (
+    Request(LOCALISATION, ("localisation",), _localisation_data, about=_of_all_templates),
+    Request(VISUAL, ("visual",), _visual_data, about=_of_all_templates),
+    Request(RULE, ("knowledge",), _rule_data, sees=False),
+)
+
+TASK: Task[Trajectory] = Task(
+    name="lvkc",
+    units="trajectories",
+    plan=plan_trajectories,
+    requests=_REQUESTS,
+    choose=lambda _: _REQUESTS,
+    write=write_parts,
+    assemble=assemble,
+    check=check,
+    data=_all_data,
+    trust=LVKC_TRUST,
+    vote=LVKC_VOTE,
+    show=_show_region,
+)

@@ -1,0 +1,245 @@
+"""MedCLM: boxes and masks -> host organ -> seed sentence -> an easy, a medium and a hard view of each lesion.
+
+Easy shows the picture with the boxes drawn, medium the bare picture, hard the bare picture of another case of the same
+domain (lesion and modality). Unlike the public code, the easy picture is drawn and the modality is not guessed.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from stepcot_jax.annotate.annotation import Aside, Reason
+from stepcot_jax.annotate.llm.vqa_prompts import EASY, HARD, MEDCLM_TRUST, MEDCLM_VOTE, MEDIUM
+from stepcot_jax.annotate.vqa.drawn_views import DRAWN_FOLDER, draw_views, show_picture
+from stepcot_jax.annotate.vqa.host_organs import UNKNOWN, name_host
+from stepcot_jax.annotate.vqa.items import Question, as_provenance
+from stepcot_jax.annotate.vqa.rmcot import require_readable
+from stepcot_jax.annotate.vqa.tasks import Parts, Request, Task, TaskSettings
+from stepcot_jax.annotate.vqa.text_checks import (
+    check_markup,
+    check_no_coordinates,
+    check_speech,
+    is_denied,
+    names_any,
+    require,
+)
+from stepcot_jax.boxes import UNIT_SQUARE
+from stepcot_jax.data.grounded.vocabulary import accepted_names, canonical, term_of
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.markup import BOX, write_boxes
+from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+
+STAGES = ("easy", "medium", "hard")
+Stage = Literal["easy", "medium", "hard"]
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """One stage of a lesion.
+
+    Attributes:
+      record: image that is shown, with the lesion's boxes as references; of the hard stage another case's.
+      seed_case: id of the question that the lesion comes from.
+      label: the lesion's class.
+      stage: easy, medium or hard.
+    """
+
+    record: VqaRecord
+    seed_case: str
+    label: str
+    stage: Stage
+
+    @property
+    def organ(self) -> str:
+        """The lesion's host organ, or "unknown"."""
+        return self.record.organ
+
+    @property
+    def id(self) -> str:
+        """Unique name within its source."""
+        return f"{self.seed_case}.{self.label}.{self.stage}"
+
+    @functools.cached_property
+    def text(self) -> str:
+        """Everything that an answer depends on."""
+        return json.dumps([self.record.image_path, self.data()], sort_keys=True)
+
+    @property
+    def box_text(self) -> str:
+        """The boxes as reasoning writes them: in the unit square, four decimals."""
+        return ", ".join(f"**{self.label}** {box}" for box in write_boxes(self.record, UNIT_SQUARE))
+
+    @property
+    def seed(self) -> str:
+        """The seed sentence: lesion in organ."""
+        phrase = term_of(self.label).phrase
+        if self.organ == UNKNOWN:
+            return f"The picture shows {phrase}; its host organ is unknown."
+        return f"The picture shows {phrase}{'' if self.organ in phrase else f' in the {self.organ}'}."
+
+    def data(self) -> dict[str, Any]:
+        """Return what the request tells; of the hard stage the domain alone."""
+        domain = {"class": self.label, "modality": self.record.modality or UNKNOWN}
+        if self.stage == "hard":
+            return domain
+        # Brackets are escaped in requests: numbers alone, as the answer is to hold them in brackets.
+        boxes = {str(n): box.strip("[]") for n, box in enumerate(write_boxes(self.record, UNIT_SQUARE), start=1)}
+        return {"seed": self.seed, **domain, "host_organ": self.organ, "box_text": boxes}
+
+
+def plan_views(questions: Sequence[Question], settings: TaskSettings) -> list[View | Aside]:
+    """Return the three views of each lesion; images are looked at once, however many questions they have."""
+    planned: list[View | Aside] = []
+    lesions: dict[tuple[str, str], tuple[str, VqaRecord]] = {}
+    boxless: dict[str, Aside] = {}
+    for question in questions:
+        image = question.record.image_path
+        for label, record in _find_lesions(question):
+            if (image, canonical(label)) not in lesions:
+                lesions[image, canonical(label)] = (question.id, record)
+        boxless.setdefault(image, Aside(question.id, Reason.NO_LESION, "no box of a lesion's class"))
+    with_lesion = {image for image, _ in lesions}
+    planned += [aside for image, aside in boxless.items() if image not in with_lesion]
+    for key, (seed_case, record) in list(lesions.items()):
+        try:
+            lesions[key] = (seed_case, msgspec.structs.replace(record, organ=name_host(record, settings)))
+        except BadInput as error:
+            planned.append(Aside(f"{seed_case}.{record.lesion}", Reason.UNREADABLE_RECORD, str(error)))
+            del lesions[key]
+    domains: dict[tuple[str, str, str], list[VqaRecord]] = {}
+    for (_, label), (_, record) in lesions.items():
+        domains.setdefault((label, record.modality, record.split), []).append(record)
+    for (_, label), (seed_case, record) in lesions.items():
+        easy = View(record, seed_case, record.lesion, "easy")
+        other = _find_other(record, domains[label, record.modality, record.split])
+        hard = dataclasses.replace(easy, record=other or record, stage="hard")
+        aside = Aside(hard.id, Reason.NO_OTHER_CASE, "the only image of its class and split")
+        planned += [easy, dataclasses.replace(easy, stage="medium"), hard if other else aside]
+    return planned
+
+
+def _find_lesions(question: Question) -> Iterable[tuple[str, VqaRecord]]:
+    """Yield the classes of a question's image, and a record that refers to the boxes of the class."""
+    record, boxes = question.record, dict[str, list[VqaBox]]()
+    if question.from_list:
+        for said in question.statements:
+            if said.is_finding:
+                boxes.setdefault(said.label, []).append(VqaBox(said.label, said.box))
+    elif record.lesion:
+        own = [each for each in record.references if canonical(each.label) == canonical(record.lesion)]
+        boxes = {record.lesion: own} if own else {}
+    for label, found in boxes.items():
+        yield label, msgspec.structs.replace(record, lesion=label, references=tuple(found))
+
+
+def _find_other(record: VqaRecord, domain: Sequence[VqaRecord]) -> VqaRecord | None:
+    """Return the next case of the domain, of another patient if there is one."""
+    place = next(place for place, each in enumerate(domain) if each is record)
+    others = [each for each in (*domain[place + 1 :], *domain[:place]) if each.image_path != record.image_path]
+    strangers = [each for each in others if each.patient_id != record.patient_id]
+    return next(iter(strangers or others), None)
+
+
+def write_view(view: View) -> dict[str, str]:
+    """Write a view offline."""
+    name = term_of(view.label).name
+    answer = f"{name[:1].upper()}{name[1:]}"
+    if view.stage == "hard":
+        return {"question": "What abnormality does this picture show?", "answer": f"{answer}."}
+    where = f"The place is {view.box_text}."
+    if view.stage == "easy":
+        noun = "boxes" if len(view.record.references) > 1 else "box"
+        verb = "do" if noun == "boxes" else "does"
+        question = f"What {verb} the {noun} in this picture show?"
+        return {"question": question, "reasoning": f"{view.seed} {where}", "answer": f"{answer}."}
+    question = "Is there an abnormality in this picture, and where does it lie?"
+    place = "; its host organ is unknown" if view.organ == UNKNOWN else f" in the {view.organ}"
+    reasoning = f"I look over the whole picture. {view.seed} {where}"
+    return {"question": question, "reasoning": reasoning, "answer": f"{answer}{place}."}
+
+
+def assemble(view: View, parts: Parts) -> VqaRecord:
+    """Return the record of a view; the hard one has no boxes and no reasoning."""
+    shown, is_hard = view.record, view.stage == "hard"
+    path, made = shown.image_path, {"stage": view.stage, "seed case": view.seed_case}
+    if view.stage == "easy":
+        path, made = _drawn_path(view), {**made, "drawn from": path}
+    return msgspec.structs.replace(
+        shown,
+        id=view.id,
+        image_path=path,
+        kind="open",
+        topic=f"{view.stage} view",
+        question=parts["question"],
+        choices=(),
+        answer=parts["answer"],
+        synonyms=accepted_names(view.label),
+        references=() if is_hard else shown.references,
+        thinking="" if is_hard else parts["reasoning"],
+        preamble="",
+        stages=None,
+        provenance=as_provenance(shown, made),
+    )
+
+
+def _drawn_path(view: View) -> str:
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", view.id)[:80]
+    return f"{DRAWN_FOLDER}/{readable}-{hashlib.sha256(view.id.encode()).hexdigest()[:8]}.png"
+
+
+def check(view: View, parts: Parts, record: VqaRecord) -> None:
+    """Require the boxes in the reasoning, the class in the answer, and no box in the hard stage.
+
+    Raises:
+      CannotAnnotate: names the first failed check.
+    """
+    check_markup(parts.values())
+    for name, text in parts.items():
+        check_speech(text, name)
+    if view.stage == "hard":
+        boxes = BOX.search(" ".join(parts.values())) or record.references or record.thinking
+        require(not boxes, Reason.BOX_IN_HARD_STAGE, "a box, a reference or reasoning")
+    else:
+        written = set(write_boxes(view.record, UNIT_SQUARE))
+        found = {match[0] for match in BOX.finditer(parts["reasoning"])}
+        require(written <= found, Reason.NO_BOX_TEXT, f"{len(written - found)} of {len(written)} boxes")
+        require(found <= written, Reason.WRONG_BOX, f"{len(found - written)} other boxes")
+    for name in ("question", "answer"):
+        check_no_coordinates(parts[name], name)
+    names = accepted_names(view.label)
+    is_named = bool(names_any(parts["answer"], names)) and not is_denied(parts["answer"], names)
+    require(is_named, Reason.CLASS_NOT_NAMED, f"{view.stage} view")
+    same = msgspec.structs.replace(assemble(view, parts), provenance=record.provenance)
+    require(record == same, Reason.NOT_ASSEMBLED, "the record is not the view with these parts")
+    require_readable(record, "medclm")
+
+
+_EASY: Request[View] = Request(EASY, ("question", "reasoning", "answer"), lambda view, _: view.data())
+_MEDIUM: Request[View] = Request(MEDIUM, ("question", "reasoning", "answer"), lambda view, _: view.data())
+_HARD: Request[View] = Request(HARD, ("question", "answer"), lambda view, _: view.data())
+_BY_STAGE = dict(zip(STAGES, (_EASY, _MEDIUM, _HARD), strict=True))
+
+TASK: Task[View] = Task(
+    name="medclm",
+    units="views",
+    plan=plan_views,
+    requests=(_EASY, _MEDIUM, _HARD),
+    choose=lambda view: (_BY_STAGE[view.stage],),
+    write=write_view,
+    assemble=assemble,
+    check=check,
+    data=lambda view: view.data(),
+    trust=MEDCLM_TRUST,
+    vote=MEDCLM_VOTE,
+    show=lambda view, settings: show_picture(
+        view.record.image_path, settings, boxed=view.record if view.stage == "easy" else None
+    ),
+    picture=lambda view: view.record.image_path,
+    finish=draw_views,
+)

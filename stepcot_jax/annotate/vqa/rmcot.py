@@ -1,0 +1,116 @@
+"""GEMeX-RMCoT: from a grounded report, a question and its answer to thinking with regions and boxes (Section 3).
+
+The paper's check after generation drops wrong locations and texts that speak of the report. Its word list and the check
+of the answer are ours.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, Reason
+from stepcot_jax.annotate.llm.vqa_prompts import RMCOT, RMCOT_TRUST, RMCOT_VOTE
+from stepcot_jax.annotate.vqa.items import Question, Statement
+from stepcot_jax.annotate.vqa.tasks import Parts, Request, Task, TaskSettings
+from stepcot_jax.annotate.vqa.text_checks import (
+    check_answer,
+    check_markup,
+    check_options,
+    check_regions,
+    check_speech,
+    options_named,
+    require,
+)
+from stepcot_jax.data.grounded import wording
+from stepcot_jax.data.grounded.vocabulary import term_of
+from stepcot_jax.data.grounded.wording import write_box
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.reasoning.record import VqaBox, VqaRecord
+
+
+def plan_questions(questions: Sequence[Question], _: TaskSettings) -> list[Question | Aside]:
+    """Return the questions; one without a boxed region is set aside."""
+    return [
+        question
+        if question.statements and question.record.references
+        else Aside(question.id, Reason.NO_REGION, "the source has no box for it")
+        for question in questions
+    ]
+
+
+def write_thinking(question: Question) -> dict[str, str]:
+    """Write the thinking offline: a sentence a region, one a rejected option, one with the answer."""
+    record = question.record
+    boxes = {write_box(each.box) for each in record.references}
+    chosen = [said for said in question.statements if write_box(said.box) in boxes]
+    rejected = [
+        f"Option {letter}, {choice.rstrip('.')}, does not fit what I see."
+        for letter, choice in zip(record.letters, record.choices, strict=True)
+        if letter not in record.answer
+    ]
+    looks = map(_quote, chosen or question.statements)
+    return {"thinking": wording.write_thinking((), options=(*looks, *rejected), answer=question.spoken_answer)}
+
+
+def _quote(said: Statement) -> str:
+    """Return the sentence of a grounded report with its region and box, or one that looks at the region."""
+    # Grounded reports may end without a full stop, or hold several sentences.
+    words = said.sentence.strip().rstrip(".")
+    if not words and said.is_finding:
+        return wording.look_at(VqaBox(said.name, said.box), f"signs of {term_of(said.label).name}")
+    region = f"**{said.name}** ({write_box(said.box)})"
+    before, name, after = words.partition(said.name)
+    if name and before:
+        return f"{before}{region}{after}."
+    return f"I look at the {region}{f': {words}' if words else ''}."
+
+
+def assemble(question: Question, parts: Parts) -> VqaRecord:
+    """Return the question's record with the thinking, without the source's own reasoning in stages."""
+    return msgspec.structs.replace(question.record, thinking=parts["thinking"], preamble="", stages=None)
+
+
+def check(question: Question, parts: Parts, record: VqaRecord) -> None:
+    """Require thinking that is grounded, speaks of the picture, judges every option rightly and ends with the answer.
+
+    Raises:
+      CannotAnnotate: names the first failed check.
+    """
+    thinking = parts["thinking"]
+    check_markup([thinking])
+    check_speech(thinking, "thinking")
+    check_regions(thinking, question)
+    check_answer(thinking, question)
+    missing = sorted(set(question.record.letters) - options_named(thinking, question.record))
+    require(not missing, Reason.OPTION_NOT_NAMED, f"option {', '.join(missing)}")
+    check_options(thinking, question)
+    same = msgspec.structs.replace(assemble(question, parts), provenance=record.provenance)
+    require(same == record, Reason.NOT_ASSEMBLED, "the record is not the question with this thinking")
+    require_readable(record, "gemex")
+
+
+def require_readable(record: VqaRecord, dialect: str) -> None:
+    """Require a record that its dialect writes and reads back well formed: `MARKUP`."""
+    try:
+        problems = read_reply(write_reply(record, dialect), dialect).problems
+    except BadInput as error:
+        raise CannotAnnotate(Reason.MARKUP, str(error).partition(":")[0]) from None
+    require(not problems, Reason.MARKUP, "; ".join(problems)[:80])
+
+
+_REQUEST: Request[Question] = Request(RMCOT, ("thinking",), lambda question, _: question.data())
+
+TASK: Task[Question] = Task(
+    name="rmcot",
+    units="questions",
+    plan=plan_questions,
+    requests=(_REQUEST,),
+    choose=lambda _: (_REQUEST,),
+    write=write_thinking,
+    assemble=assemble,
+    check=check,
+    data=lambda question: question.data(),
+    trust=RMCOT_TRUST,
+    vote=RMCOT_VOTE,
+)

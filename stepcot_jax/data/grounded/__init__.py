@@ -1,0 +1,1 @@
+"""Grounded reasoning data: images with boxed findings, questions about them, and files of reasoning records."""

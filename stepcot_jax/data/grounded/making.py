@@ -1,0 +1,185 @@
+"""Folders of reasoning records from phantoms or detection lists: records, images, masks and texts to train on."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepcot_jax.chain import DIAGNOSIS_OPTIONS
+from stepcot_jax.data.grounded.grounded_image import GroundedImage
+from stepcot_jax.data.grounded.phantom_images import ground_phantom
+from stepcot_jax.data.grounded.questions import ask_questions
+from stepcot_jax.data.grounded.record_files import FILE_NAME, write_vqa_records
+from stepcot_jax.data.grounded.vocabulary import canonical
+from stepcot_jax.data.phantom.phantom import PICTURE_FOLDERS, plan_case, write_pictures
+from stepcot_jax.data.phantom.phantom_answers import Prevalence
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.data.records.record_reader import normalise_image_path
+from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import writing_whole
+from stepcot_jax.reasoning.dialects import write_question, write_reply
+from stepcot_jax.reasoning.record import VqaRecord
+
+CONVERSATIONS = "conversations.jsonl"
+
+Progress = Callable[[Iterable[Any]], Iterable[Any]]
+
+
+def make_phantom_records(
+    out: Path, *, num_cases: int, size: int, seed: int, prevalence: Prevalence = "flat", progress: Progress = iter
+) -> list[VqaRecord]:
+    """Draw phantoms, write their images and masks, and return records about them, split by patient.
+
+    Args:
+      out: folder for `images/`, `masks/lung/` and `masks/heart/`.
+      num_cases: number of phantoms, from 3, since splits require three patients.
+      size: side of a picture in pixels, at least 32.
+      seed: of phantoms, questions and splits.
+      prevalence: as in `phantom.draw_case`; only "flat" asks for present and absent findings equally often.
+      progress: wraps the indices, as progress bars do.
+
+    Raises:
+      BadInput: a setting is out of range.
+    """
+    if num_cases < 3:
+        raise BadInput(f"--num-cases must be at least 3 (a patient for each split); got {num_cases}")
+    ground_phantom(0, seed=seed, size=size, prevalence=prevalence)  # refuses bad settings before anything is written
+    planned = [plan_case(index, seed=seed, prevalence=prevalence) for index in range(num_cases)]
+    splits = _split(planned, [DIAGNOSIS_OPTIONS[case.labels[-1]] for case in planned], seed=seed)
+    for folder in PICTURE_FOLDERS:
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    records: list[VqaRecord] = []
+    for index in progress(range(num_cases)):
+        image, drawn = ground_phantom(index, seed=seed, size=size, prevalence=prevalence)
+        write_pictures(out, drawn)
+        records += ask_questions(dataclasses.replace(image, split=splits[index]), seed=seed)
+    return records
+
+
+def make_folder_records(
+    out: Path,
+    images: Sequence[GroundedImage],
+    *,
+    root: Path,
+    seed: int,
+    with_images: bool = True,
+    progress: Progress = iter,
+) -> list[VqaRecord]:
+    """Copy the images of a detection list, with the masks of a phantom folder, and return records about them.
+
+    Args:
+      out: folder to write to.
+      images: of the list.
+      root: folder that their paths are relative to.
+      seed: of questions and splits; splits that the source names are kept.
+      with_images: whether to copy images and masks; False for a list whose images are elsewhere.
+      progress: wraps the images.
+
+    Raises:
+      BadInput: an image cannot be copied, nothing can be asked, or splits cannot be made.
+    """
+    records: list[VqaRecord] = []
+    for image in progress(split_images(images, seed=seed)):
+        path = normalise_image_path(image.image_path)
+        masks = [f"{folder}/{Path(path).name}" for folder in PICTURE_FOLDERS if folder.startswith("masks")]
+        for name in (path, *(mask for mask in masks if (root / mask).is_file())) if with_images else ():
+            _copy(name, source=root, target=out)
+        records += ask_questions(dataclasses.replace(image, image_path=path), seed=seed)
+    if not records:
+        raise BadInput(f"{root}: no question can be asked; findings or labels that the source denies are required")
+    return records
+
+
+def copy_images(out: Path, records: Iterable[VqaRecord], *, root: Path) -> list[VqaRecord]:
+    """Copy the images of records that a source has written, and return the records; splits stay as they are.
+
+    Args:
+      out: folder to write to.
+      records: of `vqa_layouts.read_vqa_source`.
+      root: folder that their paths are relative to.
+
+    Raises:
+      BadInput: an image cannot be copied.
+    """
+    kept, copied = [], set()
+    for record in records:
+        if record.image_path not in copied:
+            _copy(record.image_path, source=root, target=out)
+            copied.add(record.image_path)
+        kept.append(record)
+    return kept
+
+
+def _copy(name: str, *, source: Path, target: Path) -> None:
+    (target / name).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copyfile(source / name, target / name)
+    except OSError as error:
+        raise BadInput(f"{source / name}: cannot be copied ({error.strerror})") from None
+
+
+def split_images(images: Sequence[GroundedImage], *, seed: int) -> list[GroundedImage]:
+    """Return the images with splits by patient, stratified by diagnosis and origin; splits of the source are kept.
+
+    Raises:
+      BadInput: there are fewer than three patients, or only some images have a split.
+    """
+    named = [image for image in images if image.split]
+    if named:
+        if len(named) < len(images):
+            raise BadInput(f"{len(images) - len(named)} of {len(images)} images have no split; expected all or none")
+        return list(images)
+    splits = _split(images, [_stratum(image) for image in images], seed=seed)
+    return [dataclasses.replace(image, split=split) for image, split in zip(images, splits, strict=True)]
+
+
+def _split(images: Sequence[GroundedImage | Case], strata: Sequence[str], *, seed: int) -> list[str]:
+    """Return the split of each image."""
+    numbers = {name: min(place, 127) for place, name in enumerate(sorted(set(strata)))}
+    cases = [
+        Case(image.patient_id, image.image_path, image.origin, "", (numbers[stratum],), ("",))
+        for image, stratum in zip(images, strata, strict=True)
+    ]
+    split_of = {place: name for name, places in make_splits(cases, seed=seed).by_name().items() for place in places}
+    return [split_of[place] for place in range(len(cases))]
+
+
+def _stratum(image: GroundedImage) -> str:
+    return image.facts.get("diagnosis") or (canonical(image.findings[0].label) if image.findings else "")
+
+
+def write_records(out: Path, records: Sequence[VqaRecord], *, dialect: str | None = None) -> int:
+    """Write `records.jsonl`, and with a dialect `conversations.jsonl`; return the number of conversations.
+
+    A conversation is a line of JSON in the form of MEDSAGE's data: id, split, images, and a turn of "human" (the prompt
+    after "<image>") and of "gpt" (the reply). Records that the dialect cannot write are left out.
+
+    Raises:
+      BadInput: the dialect can write none of the records; the message has the first reason.
+    """
+    number, problem = 0, ""
+    if dialect is not None:
+        with writing_whole(out / CONVERSATIONS) as file:
+            for record in records:
+                try:
+                    line = _converse(record, dialect)
+                except BadInput as error:
+                    problem = problem or f"record {record.id}, {error}"
+                    continue
+                file.write(line + b"\n")
+                number += 1
+            if not number:
+                raise BadInput(f"--dialect: {dialect} can write none of {len(records)} records ({problem})")
+    write_vqa_records(out / FILE_NAME, records)
+    return number
+
+
+def _converse(record: VqaRecord, dialect: str) -> bytes:
+    prompt = f"<image>\n{write_question(record, dialect, with_thinking=bool(record.thinking))}"
+    turns = [{"from": "human", "value": prompt}, {"from": "gpt", "value": write_reply(record, dialect)}]
+    named = {"id": record.id, "split": record.split, "images": [record.image_path]}
+    return msgspec.json.encode({**named, "conversations": turns})

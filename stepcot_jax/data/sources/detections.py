@@ -1,0 +1,208 @@
+"""Images with boxed findings from detection lists: ChestX-ray8, PadChest-GR, VinBigData and phantom folders.
+
+MedCLM, data: detection lists are what its reasoning data starts from. Boxes that leave the picture are refused, never
+clipped; none of the 984 released boxes of ChestX-ray8 does.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
+from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.data.records.records import OnBadRecord
+from stepcot_jax.data.sources import chestxray8_tables as nih
+from stepcot_jax.data.sources.chestxray8 import IMAGE_FOLDERS, ORIGIN, ImageRecord, list_box_images
+from stepcot_jax.data.sources.named_images import ImageFinder, find_file
+from stepcot_jax.data.sources.setting_aside import Listing, Readers, Sorting
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import VqaBox
+
+AUTO = "auto"
+
+DETECTION_LAYOUTS: Mapping[str, tuple[str, ...]] = {
+    "chestxray8": (nih.BOX_LIST,),
+    "padchest_gr": ("grounded_reports*.json",),
+    "vinbigdata": ("train.csv",),
+    "phantom": ("boxes.csv",),
+}
+"""Name of each layout and the files that it is recognised by."""
+
+_NIH_LICENCE = "NIH Clinical Center: use is unrestricted with attribution and a link to the NIH download site"
+_LOG = logging.getLogger(__name__)
+
+
+def read_detections(
+    root: Path,
+    *,
+    layout: str = AUTO,
+    on_bad_record: OnBadRecord = "stop",
+    require_images: bool = True,
+    with_normal: bool = False,
+    readers: Readers = 2,
+    set_aside: list[SetAside] | None = None,
+) -> list[GroundedImage]:
+    """Read the images of a detection list with their boxed findings.
+
+    Args:
+      root: folder with the list and its images.
+      layout: a key of `DETECTION_LAYOUTS`, or "auto" to detect it.
+      on_bad_record: "stop" raises at the first bad row, "skip" sets the images of bad rows aside.
+      require_images: whether an image without its file is bad.
+      with_normal: also return images without a box of which the source denies findings ("No finding").
+      readers: VinBigData: least number of readers whose boxes of a class agree, or "all" for every reader's box;
+        PadChest-GR: "all" adds the boxes of the second reader.
+      set_aside: list to which the bad images are added, with their reasons.
+
+    Returns:
+      The images in the order of the list. `absent` holds only labels that the source denies.
+
+    Raises:
+      BadInput: the list cannot be used, no image is good, or a row is bad and `on_bad_record` is "stop"; names file,
+        row and field.
+    """
+    root = Path(root)
+    layout = detect_detection_layout(root) if layout == AUTO else layout
+    if readers != "all" and (isinstance(readers, bool) or not isinstance(readers, int) or readers < 1):
+        raise BadInput(f"readers: {readers!r} is not 'all' or a number from 1")
+    listing = _find_reader(layout)
+    path = find_file(root, *DETECTION_LAYOUTS[layout])
+    if path is None:
+        raise BadInput(f"{root}: has no {DETECTION_LAYOUTS[layout][0]}")
+    sorting = Sorting(path, on_bad_record=on_bad_record, set_aside=set_aside)
+    images, num_boxless = [], 0
+    for place, image in listing(path, require_images, readers):
+        if isinstance(image, BadInput) or (problem := _find_problem(image)):
+            sorting.refuse(f"{place}: {image if isinstance(image, BadInput) else problem}")
+            continue
+        if not sorting.keep(image.id, place=place):
+            continue
+        image = _drop_repeats(image)
+        if image.findings or (with_normal and image.absent):
+            images.append(image)
+        else:
+            num_boxless += 1
+    sorting.finish()
+    boxless = "without a finding that counts (no box, or too few readers agree) left out"
+    for message, number in ((boxless, num_boxless), ("set aside as bad", len(sorting.set_aside))):
+        if number:
+            _LOG.warning("%s: %d image%s %s", path, number, "" if number == 1 else "s", message)
+    if not images:
+        raise BadInput(f"{path}: no image has a box")
+    return images
+
+
+def detect_detection_layout(root: Path) -> str:
+    """Return the layout of a detection list, recognised by its file names.
+
+    Raises:
+      BadInput: the folder has none or several of the layouts.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise BadInput(f"{root}: is not a folder; {_expected()}")
+    found = [name for name, patterns in DETECTION_LAYOUTS.items() if any(next(root.glob(p), None) for p in patterns)]
+    if "vinbigdata" in found and not _names_readers(root / "train.csv"):
+        found.remove("vinbigdata")  # a table of splits has the same name
+    if len(found) != 1:
+        problem = (
+            f"has files of the layouts {' and '.join(found)}; choose one" if found else "has no known detection list"
+        )
+        raise BadInput(f"{root}: {problem}; {_expected()}")
+    return found[0]
+
+
+def _names_readers(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"rad_id" in file.readline(4096)
+
+
+def _find_reader(layout: str) -> Callable[[Path, bool, Readers], Listing]:
+    if layout == "chestxray8":
+        return _list_chestxray8
+    if layout == "padchest_gr":
+        from stepcot_jax.data.sources.padchest_grounding import list_padchest_gr
+
+        return list_padchest_gr
+    if layout == "vinbigdata":
+        from stepcot_jax.data.sources.vinbigdata import list_vinbigdata
+
+        return list_vinbigdata
+    if layout == "phantom":
+        from stepcot_jax.data.sources.phantom_folder import list_phantoms
+
+        return list_phantoms
+    raise BadInput(f"layout: {layout[:80]!r} is not one of {', '.join((AUTO, *DETECTION_LAYOUTS))}")
+
+
+def _list_chestxray8(path: Path, require_images: bool, readers: Readers) -> Listing:
+    """List the images of the box list, then those that the table of labels calls normal."""
+    del readers  # the list has one box per finding
+    finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=require_images)
+    table = find_file(path.parent, nih.ENTRY_TABLE)
+    entries = nih.read_entries(table) if table else []
+    records = [*list_box_images(nih.read_box_list(path), entries)]
+    for record in records:
+        rows = ", ".join(str(box.number) for box in record.boxes)
+        yield record.place, _ground(record, finder=finder, file=path.name, rows=rows)
+    listed = {record.image for record in records}
+    for entry in entries:
+        if table and entry.labels == (nih.NO_FINDING,) and entry.image not in listed:
+            normal = ImageRecord(entry.image, f"row {entry.number}", entry.labels, (), entry, "")
+            yield (
+                f"{table.name}, {normal.place}",
+                _ground(normal, finder=finder, file=table.name, rows=str(entry.number)),
+            )
+
+
+def _ground(record: ImageRecord, *, finder: ImageFinder, file: str, rows: str) -> GroundedImage | BadInput:
+    if record.problem:
+        return BadInput(record.problem.removeprefix(f"{record.place}: "))
+    try:
+        image_path, _ = finder.find(record.image)
+    except BadInput as error:
+        return error
+    return GroundedImage(
+        id=Path(record.image).stem,
+        image_path=image_path,
+        image_size=(nih.RELEASED_SIDE, nih.RELEASED_SIDE),
+        patient_id=record.patient_id,
+        origin=ORIGIN,
+        findings=tuple(
+            Finding(box.label, (box.x, box.y, box.x + box.width, box.y + box.height)) for box in record.boxes
+        ),
+        absent=nih.CLASSES if record.labels == (nih.NO_FINDING,) else (),
+        provenance={"file": file, "row": rows, "licence": _NIH_LICENCE},
+    )
+
+
+def _drop_repeats(image: GroundedImage) -> GroundedImage:
+    """Keep one of several equal findings, and say so."""
+    findings = tuple(dict.fromkeys(image.findings))
+    number = len(image.findings) - len(findings)
+    if not number:
+        return image
+    provenance = {**image.provenance, "repeated": f"{number} box{'' if number == 1 else 'es'} listed again, kept once"}
+    return dataclasses.replace(image, findings=findings, provenance=provenance)
+
+
+def _find_problem(image: GroundedImage) -> str:
+    """Return why records of the image would be refused, "" if they would not."""
+    width, height = image.image_size
+    for finding in image.findings:
+        try:
+            VqaBox(finding.label, finding.box)
+        except BadInput as error:
+            return str(error)
+        try:
+            VqaBox(finding.region or "unknown", finding.box)
+        except BadInput as error:
+            return f"region: {str(error).removeprefix('label: ')}"
+        if finding.box[2] > width or finding.box[3] > height:
+            return f"box: {list(finding.box)} of {finding.label!r} leaves the picture of {width} by {height}"
+    return ""
+
+
+def _expected() -> str:
+    return "expected " + "; ".join(f"{' or '.join(patterns)} ({name})" for name, patterns in DETECTION_LAYOUTS.items())

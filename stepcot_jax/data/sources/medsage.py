@@ -1,0 +1,177 @@
+"""MEDSAGE conversations: full trajectories through the stages L, V, K, C, and answers without stages.
+
+MEDSAGE, Section 3.1 (training tuple) and its public code; a record is one turn of a human and one of a model.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepcot_jax.chain import fold
+from stepcot_jax.data.records.cases import SetAside
+from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.data.records.records import OnBadRecord
+from stepcot_jax.data.sources.named_images import read_image_size
+from stepcot_jax.data.sources.vqa_fields import (
+    NotARecord,
+    convert_fields,
+    locate_image,
+    make_record,
+    read_each,
+    split_question,
+)
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import read_reply
+from stepcot_jax.reasoning.record import STAGE_NAMES, Kind, Stages, VqaBox, VqaRecord
+from stepcot_jax.reasoning.reply import Reply
+
+ORIGIN = "MEDSAGE"
+UNNAMED = "region"
+"""Label of a box that the record gives no name."""
+
+_LICENCE = "of the image collections that MEDSAGE draws from"
+_TAGS = re.compile("<(LOC|VISUAL|VIS|KNOWLEDGE|KNO|CON|ANSWER)>")
+_PRINTED, _RELEASED = ("VISUAL", "KNOWLEDGE", "ANSWER"), ("VIS", "KNO")
+_LETTERS = re.compile(r"\(?[A-Z][.)]?(?:\s*,\s*\(?[A-Z][.)]?)*")
+
+
+class _Turn(msgspec.Struct, frozen=True, rename={"speaker": "from"}):
+    speaker: str
+    value: str
+
+
+class _Conversation(msgspec.Struct, frozen=True):
+    conversations: list[_Turn]
+    images: list[str] | None = None
+    id: str | int = ""
+
+
+def is_medsage(keys: set[str]) -> bool:
+    """Return whether a record with these fields is a conversation of MEDSAGE."""
+    return "conversations" in keys and "q_type" not in keys
+
+
+def read_medsage(
+    paths: Sequence[Path],
+    *,
+    root: Path,
+    box_size: tuple[int, int] | None = None,
+    on_bad_record: OnBadRecord = "stop",
+    require_images: bool = True,
+    set_aside: list[SetAside] | None = None,
+) -> Iterator[VqaRecord]:
+    """Yield the records of MEDSAGE files, one at a time.
+
+    A reply with <VISUAL>, <KNOWLEDGE> or <ANSWER> is read as dialect "lvkc", one with <VIS> or <KNO> as
+    "lvkc_released", one without tags as the bare answer. Conversations about no or several images, of one stage, and
+    of several turns are set aside whatever `on_bad_record` is. Patients are not named: each image counts as one.
+
+    Args:
+      paths: JSON lines or JSON arrays.
+      root: folder that image paths are relative to.
+      box_size: width and height in pixels of the pictures that boxes refer to; None for the size of each image file.
+      on_bad_record: "stop" raises at the first bad record, "skip" sets bad records aside.
+      require_images: whether a record without its image file is bad; without files, `box_size` is required.
+      set_aside: list to which records that take no part are added.
+
+    Raises:
+      BadInput: a file cannot be used, no record is valid, or a record is bad and `on_bad_record` is "stop"; names file,
+        line and field.
+    """
+    locator = ImageLocator(root, require_images=require_images)
+    read = functools.partial(_read, locator=locator, box_size=box_size)
+    yield from read_each(paths, read, on_bad_record=on_bad_record, set_aside=set_aside)
+
+
+def _read(
+    fields: dict[str, Any],
+    *,
+    path: Path,
+    place: str,
+    locator: ImageLocator,
+    box_size: tuple[int, int] | None,
+) -> VqaRecord:
+    conversation = convert_fields(fields, _Conversation)
+    speakers = [turn.speaker for turn in conversation.conversations]
+    if speakers != ["human", "gpt"]:
+        raise NotARecord(f"conversations: turns of {speakers[:6]}; a record is one of human and one of gpt")
+    if len(conversation.images or ()) != 1:
+        raise NotARecord(f"images: {len(conversation.images or ())} images; a record is about one")
+    prompt, response = (turn.value for turn in conversation.conversations)
+    made = _read_response(response)
+    image_path, real_path = locate_image(locator, (conversation.images or [""])[0])
+    if box_size is None and not Path(real_path).is_file():
+        raise BadInput("images: the image's file is missing, so --box-size is required")
+    size = box_size or read_image_size(Path(real_path))
+    reply = made.pop("reply")
+    references = []
+    if reply is not None:
+        for number, (region, corners) in enumerate(zip(reply.references, reply.boxes(size).tolist(), strict=True)):
+            try:
+                references.append(VqaBox(region.name.strip() or UNNAMED, tuple(corners)))
+            except BadInput as error:
+                raise BadInput(f"<LOC>, box {number}: {error}") from None
+    question, choices = split_question(prompt)
+    return make_record(
+        id=f"{path.name}:{place.rpartition(' ')[2]}",
+        kind=_find_kind(made["written"], choices, prompt=prompt),
+        field="conversations[1].value",
+        image_path=image_path,
+        image_size=size,
+        patient_id=image_path,
+        origin=ORIGIN,
+        question=question,
+        choices=choices,
+        references=tuple(references),
+        provenance={"file": path.name, "row": place, "licence": _LICENCE} | made.pop("provenance"),
+        **made,
+    )
+
+
+def _read_response(response: str) -> dict[str, Any]:
+    """Return the written answer and the fields that follow from the response; `reply` is None without stages."""
+    found = set(_TAGS.findall(response))
+    if not found:
+        return {"written": response, "cue": "image", "reply": None, "provenance": {"record": "answer only"}}
+    dialect = "lvkc" if found & set(_PRINTED) else "lvkc_released"
+    if len(found) == 1:
+        raise NotARecord(f"conversations[1].value: the single stage <{found.pop()}>; a record has all and an answer")
+    if dialect == "lvkc" and found & set(_RELEASED):
+        raise BadInput(f"conversations[1].value: tags of two dialects ({', '.join(sorted(found))})")
+    reply = read_reply(response, dialect)
+    if reply.problems:
+        raise BadInput(f"conversations[1].value: {reply.problems[0]} (dialect {dialect!r})")
+    return {
+        "written": reply.answer or "",
+        "preamble": reply.preamble,
+        "stages": _stages(reply),
+        "cue": "box" if reply.references else "text",
+        "reply": reply,
+        "provenance": {"record": f"trajectory, dialect {dialect}"},
+    }
+
+
+def _stages(reply: Reply) -> Stages:
+    """Return the four texts; the released dialect locates by boxes alone, for which their number stands."""
+    number = len(reply.references or ())
+    located = f"{number} located region{'' if number == 1 else 's'}."
+    texts = dict.fromkeys(STAGE_NAMES, "") | dict(reply.stages)
+    texts["localisation"] = texts["localisation"] or located
+    return Stages(**texts)
+
+
+def _find_kind(written: str, choices: Sequence[str], *, prompt: str) -> Kind:
+    """Return the kind of a question; with choices, a prompt that says so or several letters make it "multi"."""
+    if choices and "multi-choice" in prompt:
+        return "multi"
+    if choices:
+        return "multi" if "," in written and _LETTERS.fullmatch(written.strip()) else "single"
+    if fold(written).rstrip(".") in ("yes", "no"):
+        return "closed"
+    if _LETTERS.fullmatch(written.strip()):
+        raise NotARecord(f"conversations[1].value: the answer {written.strip()[:80]!r} without '<choices>: [A: ..]'")
+    return "open"

@@ -1,0 +1,212 @@
+"""VinBigData chest X-ray abnormalities: `train.csv`, one row per box and reader, with agreement between readers.
+
+Each training image of VinDr-CXR (Nguyen et al., Scientific Data 2022) was read by three of 17 radiologists, each alone.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stepcot_jax.boxes import Corners, iou
+from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
+from stepcot_jax.data.sources.delimited import Row, fold_column, read_table
+from stepcot_jax.data.sources.named_images import ImageFinder, find_file, read_image_size
+from stepcot_jax.data.sources.setting_aside import Listing, Readers
+from stepcot_jax.host.errors import BadInput
+
+ORIGIN = "VinBigData"
+IMAGE_FOLDERS = (".", "train", "images", "train_images")
+SIZE_TABLE = "train_meta.csv"
+
+NO_FINDING = "No finding"
+CLASSES = (
+    *("Aortic enlargement", "Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "ILD", "Infiltration"),
+    *("Lung Opacity", "Nodule/Mass", "Other lesion", "Pleural effusion", "Pleural thickening", "Pneumothorax"),
+    "Pulmonary fibrosis",
+)
+
+LEAST_IOU = 0.5
+"""Boxes of one class by two readers with at least this overlap mark the same finding."""
+
+_LICENCE = "VinDr-CXR: credentialed access (PhysioNet) or the rules of the Kaggle competition"
+_COLUMNS = ("image_id", "class_name", "rad_id", "x_min", "y_min", "x_max", "y_max")
+_NAME_OF = {fold_column(name): name for name in (*CLASSES, NO_FINDING)}
+_MOST_ROWS = 300
+_MAX_SIDE = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """One reader's row: a box of a class, or no box for "No finding"."""
+
+    row: int
+    reader: str
+    label: str
+    box: Corners | None
+
+
+def list_vinbigdata(path: Path, require_images: bool, readers: Readers) -> Listing:
+    """List the images of `train.csv` in the order of their first rows.
+
+    Boxes are in pixels of the original picture. Its size is that in `train_meta.csv` (image_id, dim0 = height,
+    dim1 = width) if there is one, else that of the image file. The list names no patients: each image counts as one.
+
+    Args:
+      path: `train.csv`.
+      require_images: whether an image needs its file, `IMAGE_ID.png` or `.jpg`.
+      readers: "all" for every reader's box; a number for the mean boxes that at least so many readers agree on.
+    """
+    header, rows = read_table(path, known_columns={fold_column(name) for name in _COLUMNS})
+    folded = [fold_column(name) for name in header]
+    missing = [name for name in _COLUMNS if fold_column(name) not in folded]
+    if missing:
+        raise BadInput(f"{path}: header {[name[:40] for name in header[:20]]} lacks {', '.join(missing)}")
+    places = [folded.index(fold_column(name)) for name in _COLUMNS]
+    finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=require_images)
+    sizes = _read_sizes(path.parent)
+    marks: dict[str, list[Mark | BadInput]] = collections.defaultdict(list)
+    for row in rows:
+        image, mark = _read_mark(row, places=places, num_columns=len(header))
+        marks[image].append(mark)
+    for image, listed in marks.items():
+        bad = next((mark for mark in listed if isinstance(mark, BadInput)), None)
+        good = [mark for mark in listed if isinstance(mark, Mark)]
+        place = f"image {image[:80]!r}"
+        try:
+            if bad:
+                raise bad
+            yield place, _ground(image, good, finder=finder, sizes=sizes, file=path.name, readers=readers)
+        except BadInput as error:
+            yield place, error
+
+
+def agree(marks: Sequence[Mark], *, readers: int) -> Iterator[tuple[Corners, int]]:
+    """Yield the mean box of each finding that enough readers marked, and their number.
+
+    A box and the box of each other reader that overlaps it most, by `LEAST_IOU` at least, are one finding. The finding
+    with the most readers comes first (the earliest row on a tie); its boxes take no further part.
+
+    Args:
+      marks: boxes of one class on one image.
+      readers: least number of readers.
+
+    >>> first, second = Mark(2, "R1", "ILD", (0, 0, 10, 10)), Mark(3, "R2", "ILD", (0, 0, 10, 8))
+    >>> list(agree([first, second, Mark(4, "R3", "ILD", (20, 0, 30, 10))], readers=2))
+    [((0.0, 0.0, 10.0, 9.0), 2)]
+    """
+    boxes = np.array([mark.box for mark in marks], np.float64).reshape(-1, 4)
+    overlaps = iou(boxes, boxes)
+    left = list(range(len(marks)))
+    while left:
+        groups = []
+        for own in left:
+            nearest = {marks[own].reader: own}
+            for other in sorted(left, key=lambda place: -overlaps[own, place]):
+                if overlaps[own, other] >= LEAST_IOU:
+                    nearest.setdefault(marks[other].reader, other)
+            groups.append(list(nearest.values()))
+        best = max(groups, key=len)
+        if len(best) < readers:
+            return
+        x1, y1, x2, y2 = boxes[best].mean(axis=0).tolist()
+        yield (x1, y1, x2, y2), len(best)
+        left = [place for place in left if place not in best]
+
+
+def _read_mark(row: Row, *, places: Sequence[int], num_columns: int) -> tuple[str, Mark | BadInput]:
+    cells = dict(enumerate(row.cells))
+    image, written, reader, *corners = (cells.get(place, "") for place in places)
+    label = _NAME_OF.get(fold_column(written), "")
+    problem, box = "", None
+    if len(row.cells) != num_columns:
+        problem = f"has {len(row.cells)} cells; expected {num_columns}"
+    elif not image or not reader:
+        problem = f"{_COLUMNS[0] if not image else _COLUMNS[2]}: is empty"
+    elif not label:
+        problem = f"class_name: {written[:80]!r} is not one of {', '.join((*CLASSES, NO_FINDING))}"
+    elif label == NO_FINDING:
+        problem = f"x_min: a box {corners} of {NO_FINDING!r}; expected empty cells" if any(corners) else ""
+    else:
+        try:
+            x1, y1, x2, y2 = map(float, corners)
+        except ValueError:
+            x1 = y1 = x2 = y2 = math.nan
+        box = (x1, y1, x2, y2)
+        if not (0 <= x1 < x2 < math.inf and 0 <= y1 < y2 < math.inf):
+            shown = [corner[:40] for corner in corners]
+            problem = f"x_min, y_min, x_max, y_max: {shown} is no box with 0 <= x_min < x_max, 0 <= y_min < y_max"
+    return image, BadInput(f"row {row.number}: {problem}") if problem else Mark(row.number, reader, label, box)
+
+
+def _ground(
+    image: str,
+    marks: Sequence[Mark],
+    *,
+    finder: ImageFinder,
+    sizes: Mapping[str, tuple[int, int]],
+    file: str,
+    readers: Readers,
+) -> GroundedImage:
+    boxed = [mark for mark in marks if mark.box]
+    normal = {mark.reader for mark in marks if not mark.box}
+    if len(marks) > _MOST_ROWS:
+        raise BadInput(f"{len(marks)} rows; expected at most {_MOST_ROWS} per image")
+    for mark in boxed:
+        if mark.reader in normal:
+            raise BadInput(f"row {mark.row}: reader {mark.reader[:40]!r} has both a box and {NO_FINDING!r}")
+    image_path, real_path = finder.find(f"{image}.png")
+    if image in sizes:
+        size = sizes[image]
+    elif Path(real_path).is_file():
+        size = read_image_size(Path(real_path))
+    else:
+        raise BadInput(f"size unknown: neither a file of the image nor a row of {SIZE_TABLE}")
+    for mark in boxed:
+        if mark.box and (mark.box[2] > size[0] or mark.box[3] > size[1]):
+            raise BadInput(f"row {mark.row}: box {list(mark.box)} leaves the picture of {size[0]} by {size[1]}")
+    provenance = {"file": file, "row": ", ".join(str(mark.row) for mark in marks), "licence": _LICENCE}
+    findings = []
+    if readers == "all":
+        findings = [Finding(mark.label, mark.box) for mark in boxed if mark.box]
+        provenance["readers"] = "every reader's box"
+    else:
+        for label in dict.fromkeys(mark.label for mark in boxed):
+            same = [mark for mark in boxed if mark.label == label]
+            findings += [Finding(label, box) for box, _ in agree(same, readers=readers)]
+        provenance["readers"] = f"mean box of at least {readers} readers with IoU >= {LEAST_IOU}"
+    return GroundedImage(
+        id=image,
+        image_path=image_path,
+        image_size=size,
+        patient_id=image,
+        origin=ORIGIN,
+        findings=tuple(findings),
+        absent=CLASSES if not boxed else (),
+        provenance=provenance,
+    )
+
+
+def _read_sizes(root: Path) -> dict[str, tuple[int, int]]:
+    """Return width and height of each image in `train_meta.csv`, nothing without the file."""
+    path = find_file(root, SIZE_TABLE)
+    if path is None:
+        return {}
+    names = ("image id", "dim0", "dim1")
+    header, rows = read_table(path, known_columns=set(names))
+    folded = [fold_column(name) for name in header]
+    if not set(names) <= set(folded):
+        raise BadInput(f"{path}: header {[name[:40] for name in header[:20]]} lacks image_id, dim0 or dim1")
+    places = [folded.index(name) for name in names]
+    sizes = {}
+    for row in rows:
+        cells = dict(enumerate(row.cells))
+        image, height, width = (cells.get(place, "") for place in places)
+        sides = [int(side) if side.isdecimal() and len(side) < 9 else 0 for side in (width, height)]
+        if not image or not 0 < min(sides) <= max(sides) <= _MAX_SIDE:
+            raise BadInput(f"{path}, row {row.number}: dim0, dim1: {[height[:40], width[:40]]} are no height and width")
+        sizes[image] = (sides[0], sides[1])
+    return sizes

@@ -1,0 +1,167 @@
+"""Score replies that any model of any framework wrote: metrics, tables and a page to look through.
+
+python -m stepcot_jax.evaluate_replies RECORDS REPLIES.jsonl [MORE.jsonl ...] --out DIR [--dialect=gemex] [--split=test]
+python -m stepcot_jax.evaluate_replies prompts RECORDS --out FILE.jsonl [--split=test]
+python -m stepcot_jax.evaluate_replies perturb RECORDS --out DIR [--rounds=3] [--seed=0]
+
+REPLIES are JSON lines with `id` (of a record) and `reply` (what the model wrote); further fields are ignored.
+"""
+
+import argparse
+import pathlib
+from typing import TYPE_CHECKING
+
+from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+
+if TYPE_CHECKING:
+    from stepcot_jax.data.grounded.record_files import VqaCollection
+    from stepcot_jax.reasoning.record import VqaRecord
+
+_PROGRAM = "python -m stepcot_jax.evaluate_replies"
+_DIALECTS = ("gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm")  # a test compares them with the room's
+
+
+def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[VqaRecord]]":
+    """Return the records of a file, and those of the chosen split.
+
+    Raises:
+      BadInput: the file cannot be used, or has no record of the split.
+    """
+    from stepcot_jax.data.grounded.record_files import read_vqa_records
+
+    collection = read_vqa_records(options.records, on_bad_record=options.on_bad_record)
+    if collection.set_aside:
+        print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
+    chosen = [record for record in collection.records if options.split in ("all", record.split)]
+    if not chosen:
+        splits = sorted({record.split or '""' for record in collection.records})
+        raise BadInput(
+            f"{collection.path}: no record of split {options.split!r}, found {', '.join(splits)}; "
+            "--split=all scores every record"
+        )
+    return collection, chosen
+
+
+def score(options: argparse.Namespace) -> None:
+    """Score files of replies."""
+    # Imported here and below, so that --help is fast.
+    from stepcot_jax.evaluate_replies.scored_files import score_files
+
+    table = score_files(options, *choose_records(options))
+    print(table, end="")
+
+
+def prompts(options: argparse.Namespace) -> None:
+    """Write the prompts of a split."""
+    from stepcot_jax.evaluate_replies.robustness import write_prompts
+
+    collection, chosen = choose_records(options)
+    make_workdir(options.out.parent)
+    form = {"dialect": options.dialect, "with_thinking": options.with_thinking}
+    write_prompts(options.out, chosen, root=collection.root, **form)
+    print(f'{options.out}: {len(chosen)} prompts; answer with lines of {{"id": .., "reply": ..}}')
+
+
+def perturb(options: argparse.Namespace) -> None:
+    """Write perturbed records and their prompts."""
+    from stepcot_jax.evaluate_replies.robustness import write_rounds
+
+    if options.rounds < 1:
+        raise BadInput(f"--rounds must be at least 1; got {options.rounds}")
+    collection, chosen = choose_records(options)
+    make_workdir(options.out)
+    written = write_rounds(
+        options.out,
+        chosen,
+        collection,
+        num_rounds=options.rounds,
+        seed=options.seed,
+        negated_answer=options.negated_answer,
+        dialect=options.dialect,
+        with_thinking=options.with_thinking,
+    )
+    print(f"in {options.out}: {', '.join(path.name for path in written)}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run what the command line names."""
+    import sys
+
+    given = sys.argv[1:] if arguments is None else arguments
+    commands = {"perturb": _perturb_parser, "prompts": _prompts_parser}
+    make = commands.get(given[0]) if given else None
+    options = make().parse_args(given[1:]) if make else _score_parser().parse_args(given)
+    options.run(options)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    path = pathlib.Path
+    parser.add_argument("records", type=path, metavar="RECORDS", help="records.jsonl, or a folder that holds it")
+    parser.add_argument("--dialect", choices=_DIALECTS, default="gemex", help="form of the replies, default gemex")
+    without = "replies of gemex need no <think> part, and prompts do not ask for one"
+    parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
+    parser.add_argument("--split", default="test", help="train, val, test (default) or all")
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
+
+
+def _score_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
+        epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer.",
+    )
+    path = pathlib.Path
+    _add_common(parser)
+    parser.add_argument("replies", type=path, nargs="+", metavar="REPLIES", help="JSON lines with id and reply")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the results")
+    parser.add_argument("--reading", choices=("strict", "parts"), default="strict", help="default strict")
+    parser.add_argument("--missing", choices=("wrong", "stop", "skip"), default="wrong", help="replies, default wrong")
+    scores = ("relative", "within_two", "exact", "token_f1")
+    open_score = "of open questions, default exact, and relative with --judge"
+    parser.add_argument("--open-score", choices=scores, help=open_score)
+    unequal = "V-score with another number of boxes, default penalise"
+    parser.add_argument("--unequal-counts", choices=("penalise", "zero", "matched"), default="penalise", help=unequal)
+    parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
+    parser.add_argument("--num-shown", type=int, default=10_000, metavar="N", help="on the page, default 10000")
+    parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
+    perturbed = parser.add_argument_group("perturbed questions", "Replies of the first model to each round's records.")
+    perturbed.add_argument("--perturbed", type=path, nargs="+", default=[], metavar="R", help="one file for each round")
+    perturbed.add_argument("--perturbed-records", type=path, metavar="DIR", help="folder that `perturb` wrote")
+    stds = ("population", "sample", "from_original")
+    perturbed.add_argument("--perturbation-std", choices=stds, default="population", help="default population")
+    judge = parser.add_argument_group("judge of open answers", "Any OpenAI-compatible endpoint (extra: annotate).")
+    judge.add_argument("--judge", metavar="MODEL", help="name at the endpoint")
+    judge.add_argument("--base-url", metavar="URL", help="default https://api.openai.com/v1")
+    judge.add_argument("--key-variable", metavar="NAME", help="environment variable of the key, default OPENAI_API_KEY")
+    judge.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
+    judge.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at once, default 4")
+    judge.add_argument("--judge-stages", action="store_true", help="also let it rate the stages of each reply")
+    parser.set_defaults(run=score)
+    return parser
+
+
+def _prompts_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"{_PROGRAM} prompts", description="Write the prompts of a split.")
+    _add_common(parser)
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="FILE", help="JSON lines to write")
+    parser.set_defaults(run=prompts)
+    return parser
+
+
+def _perturb_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{_PROGRAM} perturb", description="Write perturbed closed and single-choice questions, and their prompts."
+    )
+    _add_common(parser)
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default 3")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws, default 0")
+    negated = 'whether "isn\'t" turns the answer, default flip'
+    parser.add_argument("--negated-answer", choices=("flip", "keep"), default="flip", help=negated)
+    parser.set_defaults(run=perturb)
+    return parser
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,133 @@
+"""Files of replies: JSON lines with `id` and `reply`, matched with the records."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from stepcot_jax.data.grounded.record_files import read_lines
+from stepcot_jax.host.errors import BadInput
+
+Missing = Literal["wrong", "stop", "skip"]
+
+_LONGEST_LINE = 2**25
+_EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'
+
+
+class ReplyLine(msgspec.Struct, frozen=True):
+    """A line of a file of replies. Further fields are ignored, so that a model's own log can be used as it is.
+
+    Attributes:
+      id: of the record that it answers.
+      reply: everything that the model wrote; "" for nothing.
+    """
+
+    id: str
+    reply: str
+
+
+_DECODER = msgspec.json.Decoder(ReplyLine)
+
+# Half of a pair in the only group; whole pairs, and other escapes with their backslash, are stepped over.
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(u[dD][89a-fA-F][\da-fA-F]{2})|.)", re.DOTALL
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplyFile:
+    """The replies of one model.
+
+    Attributes:
+      name: of the model, in tables.
+      path: the file.
+      replies: texts by record id, of the chosen records alone.
+      num_unused: replies to records of other splits.
+    """
+
+    name: str
+    path: Path
+    replies: Mapping[str, str]
+    num_unused: int = 0
+
+
+def read_replies(
+    path: Path, *, name: str, chosen: Collection[str], known: Collection[str], missing: Missing = "wrong"
+) -> ReplyFile:
+    """Read the replies of one model.
+
+    Args:
+      path: a file of JSON lines with `id` and `reply`; further fields are ignored.
+      name: of the model.
+      chosen: ids of the records to score.
+      known: ids of all records of their file; replies to those that are not chosen are counted and not used.
+      missing: "stop" refuses a file without a reply to each chosen record.
+
+    Raises:
+      BadInput: a line is no reply, an id is unknown or comes twice, or a reply is missing and `missing` is "stop";
+        names file, line and field.
+    """
+    replies: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    for number, content in read_lines(path, expected=_EXPECTED, most_bytes=_LONGEST_LINE):
+        where = f"{path}, line {number}"
+        try:
+            line = _decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            message, _, place = str(error).partition(" - at `$")
+            field = place.rstrip("`").lstrip(".")
+            raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
+        if line.id in seen:
+            raise BadInput(f"{where}, id: {line.id[:80]!r} came in line {seen[line.id]}; expected one reply per record")
+        if line.id not in known:
+            raise BadInput(f"{where}, id: {line.id[:80]!r} is not the id of a record; expected one of the records' ids")
+        seen[line.id] = number
+        if line.id in chosen:
+            replies[line.id] = line.reply
+    absent = [each for each in chosen if each not in replies]
+    if absent and missing == "stop":
+        raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
+    if not replies:
+        raise BadInput(f"{path}: no reply to any of the {len(chosen)} chosen records; {_EXPECTED}")
+    return ReplyFile(name, path, replies, len(seen) - len(replies))
+
+
+def _decode(content: bytes) -> ReplyLine:
+    """Decode a line; half of a surrogate pair, which a model may write and Python's json passes on, becomes U+FFFD."""
+    try:
+        return _DECODER.decode(content)
+    except msgspec.DecodeError:
+        mended = _ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], content)
+        if mended == content:
+            raise
+        return _DECODER.decode(mended)
+
+
+def name_models(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each file: its stem, with its folder where stems repeat, else its path.
+
+    Raises:
+      BadInput: a file comes twice.
+
+    >>> name_models([Path("a/replies.jsonl"), Path("b/replies.jsonl")])
+    ['a/replies', 'b/replies']
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadInput(f"REPLIES: a file comes twice in {' '.join(map(str, paths))}")
+    for named in ([path.stem for path in paths], [f"{path.parent.name}/{path.stem}" for path in paths]):
+        if len({as_text(name) for name in named}) == len(named):
+            return [as_text(name) for name in named]
+    return [as_text(path) for path in paths]
+
+
+def as_text(path: Path | str) -> str:
+    r"""Return a path, or a part of one, as text; bytes that are not UTF-8 as escapes.
+
+    >>> as_text("r\udcff")
+    'r\\xff'
+    """
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,0 +1,153 @@
+"""A page to look through replies, with the true and the predicted boxes drawn over the pictures."""
+
+import base64
+import importlib.resources
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.records.record_reader import ImageLocator
+from stepcot_jax.evaluate_replies.reply_scores import ReplyScore
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.host.pages import make_environment, name_unseen, render_page
+from stepcot_jax.host.threads import map_in_threads
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.report.embedded_pictures import write_picture
+from stepcot_jax.tables.writing import Table
+
+MOST_SHOWN = 10_000
+"""Default for the most records on a page."""
+
+_MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as files beside it
+_LONGEST_SHOWN = 4000  # characters of a reply
+
+_HERE = Path(__file__).parent
+_TEMPLATES = make_environment(_HERE)
+
+
+def write_page(
+    folder: Path,
+    records: Sequence[VqaRecord],
+    models: Mapping[str, Sequence[ReplyScore]],
+    tables: Sequence[Table],
+    *,
+    title: str,
+    image_root: Path | None,
+    num_shown: int = MOST_SHOWN,
+) -> tuple[int, int]:
+    """Write index.html, and the pictures beside it if they are too many to embed.
+
+    Args:
+      folder: to write to.
+      records: the scored records.
+      models: scores by name, in the order of the records.
+      tables: shown above the replies.
+      title: of the page.
+      image_root: folder that the records' images are relative to; None leaves pictures out.
+      num_shown: most records on the page; the first ones are taken.
+
+    Returns:
+      Size of the page in bytes, and number of pictures that could not be read.
+    """
+    shown = records[:num_shown]
+    paths = list(dict.fromkeys(record.image_path for record in shown)) if image_root is not None else []
+    pictures = [picture for _, picture in map_in_threads(_read_picture(image_root), paths, num_threads=2, num_ahead=64)]
+    places = {path: place for place, path in enumerate(paths)}
+    as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED
+    data = {
+        "records": [_describe_record(record, places) for record in shown],
+        "models": [
+            {"name": name_unseen(name), "replies": [_describe_score(score) for score in scores[:num_shown]]}
+            for name, scores in models.items()
+        ],
+        "pictures": [
+            _write_file(folder, place, picture) if as_files and picture else picture
+            for place, picture in enumerate(pictures)
+        ],
+    }
+    left_out = f"The page shows the first {len(shown)} of {len(records)}." if len(shown) < len(records) else ""
+    style = importlib.resources.files("stepcot_jax.report").joinpath("page.css").read_text(encoding="utf-8")
+    page = render_page(
+        _TEMPLATES.get_template("browse.html.j2"),
+        style=style + (_HERE / "browse.css").read_text(encoding="utf-8"),
+        script=(_HERE / "browse.js").read_text(encoding="utf-8"),
+        images="'self' file:" if as_files else "",
+        title=title,
+        left_out=left_out,
+        tables=tables,
+        data=data,
+        kinds=sorted({record.kind for record in shown}),
+        models=list(models),
+    ).encode()
+    write_whole(folder / "index.html", page)
+    return len(page), sum(picture is None for picture in pictures)
+
+
+def _read_picture(root: Path | None) -> Any:
+    """Return a function from image paths to data URIs; None where the image cannot be read."""
+    locator = ImageLocator(root or Path(), require_images=True)
+
+    def read(path: str) -> str | None:
+        try:
+            content = read_file(Path(locator.locate(path)), max_bytes=most_bytes(MAX_PIXELS))
+            picture = decode_picture(content, name=path, max_pixels=MAX_PIXELS)
+        except (BadInput, OSError):
+            return None
+        return write_picture(np.asarray(picture.convert("RGB")))
+
+    return read
+
+
+def _write_file(folder: Path, place: int, picture: str) -> str:
+    name = f"pictures/{place:06}.jpg"
+    write_whole(folder / name, base64.b64decode(picture.partition(",")[2]))
+    return name
+
+
+def _describe_record(record: VqaRecord, places: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "id": _shorten(record.id),
+        "kind": record.kind,
+        "question": _shorten(record.question),
+        "choices": [f"{letter}: {_shorten(text)}" for letter, text in zip(record.letters, record.choices, strict=True)],
+        "truth": _shorten(_join(record.answer)),
+        "size": record.image_size,
+        "picture": places.get(record.image_path, -1),
+        "boxes": [[name_unseen(box.label), *_round(box.box)] for box in record.references],
+    }
+
+
+def _describe_score(score: ReplyScore) -> dict[str, Any]:
+    return {
+        "text": None if score.text is None else _shorten(score.text),
+        "answer": None if score.answer is None else _shorten(_join(score.answer)),
+        "boxes": [[_shorten(region.name), *_round(region.box)] for region in score.boxes],
+        "a": _number(score.a_score),
+        "v": _number(score.v_score),
+        "passed": _number(score.grounding),
+        "formed": _number(score.format),
+        "problems": [_shorten(problem) for problem in score.problems],
+    }
+
+
+def _shorten(text: str) -> str:
+    """The text as the page shows it: not too long, nothing unseen."""
+    cut = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} … ({len(text)} characters)"
+    return cut if cut.replace("\n", "").isprintable() else name_unseen(cut)
+
+
+def _join(answer: str | Sequence[str]) -> str:
+    return answer if isinstance(answer, str) else ", ".join(answer)
+
+
+def _round(numbers: Sequence[float]) -> list[float]:
+    return [round(number, 2) for number in numbers]
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)

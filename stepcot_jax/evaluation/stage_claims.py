@@ -1,0 +1,202 @@
+"""What the stages of a reply claim of side, zone, look and diagnosis; whether that fits the facts, or each other."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from stepcot_jax.chain import fold
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import Reply
+
+CHECKED_FACTS: Mapping[str, tuple[str, ...]] = {
+    "localisation": ("side", "zone"),
+    "visual": ("detection", "distribution", "pattern", "morphology", "secondary"),
+    "knowledge": ("diagnosis",),
+    "conclusion": ("diagnosis",),
+}
+"""Names of the facts that a stage's claims are about."""
+
+_COMPARED: Mapping[str, tuple[str, ...]] = {
+    "side": ("localisation", "visual", "conclusion"),
+    "zone": ("localisation", "visual", "conclusion"),
+    "pattern": ("visual", "conclusion"),
+    "diagnosis": ("knowledge", "conclusion"),
+}
+"""Stages whose words about a fact are compared with each other."""
+
+_WORDS: Mapping[str, Mapping[str, str]] = {
+    "side": {"right": r"right|both|bilateral\w*", "left": r"left|both|bilateral\w*"},
+    "zone": {
+        "upper": r"upper|apex|apical",
+        "middle": r"middle|mid",
+        "lower": r"lower|bases?|basal|basilar",
+        "hilar": r"hil(?:ar|um|a)|mediastin\w+",
+        "pleura": r"pleura\w*|chest wall",
+        "cardiac": r"cardiac|heart",
+    },
+    "detection": {
+        "none": r"clear|unremarkable|no abnormal\w*",
+        "mixed": r"mixed(?: opacity and lucency| increased and decreased opacity| \w+)?",
+        "increased": r"increased (?:opacity|density)|opaci\w+|density|densities",
+        "decreased": r"decreased (?:opacity|density)|(?:hyper)?lucen\w+",
+    },
+    "distribution": {
+        "multifocal": r"multifocal|multiple|scattered",
+        "focal": r"focal|solitary|locali[sz]ed",
+        "diffuse": r"diffuse\w*|widespread",
+    },
+    "pattern": {
+        "consolidation": r"consolidati\w+",
+        "reticular": r"reticul\w+",
+        "nodular": r"nodular",
+        "linear": r"linear",
+        "cavity": r"cavit\w+",
+    },
+    "morphology": {
+        "circumscribed": r"(?:well[- ])?circumscribed|(?:well|sharply)[- ]defined",
+        "ill-defined": r"ill[- ]defined|indistinct",
+        "spiculated": r"spiculat\w+",
+        "calcified": r"calcifi\w+",
+    },
+    "secondary": {
+        "volume loss": r"volume loss|loss of volume",
+        "shift": r"mediastinal shift|shift of the mediastinum|mediastinum is shifted",
+        "effusion": r"effusions?",
+        "pneumothorax": r"pneumothora\w+",
+        "cardiomegaly": r"cardiomegaly|enlarged heart|heart is (?:also )?enlarged",
+        "lymphadenopathy": r"lymphadenopathy|enlarged (?:hilar )?(?:lymph )?nodes",
+    },
+    "diagnosis": {
+        "normal": r"normal|no abnormality",
+        "nodule": r"nodules?",
+        "atelectasis": r"atelecta\w+",
+        "infiltration": r"infiltrat\w+",
+        "effusion": r"effusions?",
+        "pneumonia": r"pneumonia",
+        "cardiomegaly": r"cardiomegaly|enlarged heart|heart is (?:also )?enlarged",
+        "mass": r"mass(?:es)?",
+        "pneumothorax": r"pneumothora\w+",
+    },
+}
+_COMPILED = {
+    name: {value: re.compile(rf"\b(?:{words})\b") for value, words in values.items()} for name, values in _WORDS.items()
+}
+_PLACES = ("side", "zone")  # where nothing lies nowhere, no place is claimed or denied
+_ANSWER = re.compile(r"\banswer\b")  # the answer has a score of its own
+_CLAUSE = re.compile(r"[.;:!?\n]|, (?=but\b)|\bbut\b")
+_DENIED = re.compile(r"\b(?:no|not|without|neither|nor|excludes?|rather than|absence of)\b")
+_DENIED_AFTER = re.compile(r"\s(?:is|are) (?:not|absent|excluded)\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """Claims of a stage's text.
+
+    Attributes:
+      agreeing: number that the facts bear out.
+      contradicting: number that they contradict.
+      unsupported: number about which nothing is known.
+    """
+
+    agreeing: int = 0
+    contradicting: int = 0
+    unsupported: int = 0
+
+    @property
+    def total(self) -> int:
+        """Number of all claims."""
+        return self.agreeing + self.contradicting + self.unsupported
+
+
+def find_claims(text: str, *, stage: str, facts: Mapping[str, str]) -> Claims:
+    """Find what a stage's text claims of side, zone, look or diagnosis, and compare it with the facts.
+
+    A value counts once a stage. It is denied if a word of negation precedes it in its clause, or "is absent" and the
+    like follow it; a denied value agrees with the facts if they do not hold it.
+
+    Args:
+      text: of the stage.
+      stage: of `record.STAGE_NAMES`.
+      facts: of the record.
+
+    >>> find_claims("In the right lower zone.", stage="localisation", facts={"side": "right", "zone": "Upper zone"})
+    Claims(agreeing=1, contradicting=1, unsupported=0)
+    """
+    counts = {True: 0, False: 0, None: 0}
+    for name in CHECKED_FACTS[stage]:
+        known = read_fact(name, facts.get(name))
+        if known is UNCHECKED:
+            continue
+        for value, is_affirmed in _find_values(text, name, {**_COMPILED[name], **(known or {})}).items():
+            counts[None if known is None else is_affirmed == (value in known)] += 1
+    return Claims(counts[True], counts[False], counts[None])
+
+
+def stage_consistency(record: VqaRecord, reply: Reply) -> float:
+    """Return the share of side, zone, pattern and diagnosis on which the stages of a reply agree with each other.
+
+    A fact counts if at least two stages affirm a value of it; they agree if they share one. Ours: MEDSAGE's learned
+    scorer of consistency is not published. For `rewards.presets.reward` with a `consistency_weight`.
+
+    Args:
+      record: not used; the truth takes no part.
+      reply: with stages.
+
+    Returns:
+      0 to 1; NaN if no fact is named twice.
+    """
+    del record
+    agreed = []
+    for name, stages in _COMPARED.items():
+        found = [_find_values(reply.stages.get(stage, ""), name, _COMPILED[name]) for stage in stages]
+        said = [{value for value, is_affirmed in values.items() if is_affirmed} for values in found]
+        said = [values for values in said if values]
+        if len(said) > 1:
+            agreed.append(bool(set.intersection(*said)))
+    return float(np.mean(agreed)) if agreed else np.nan
+
+
+def _find_values(text: str, name: str, words_of: Mapping[str, re.Pattern[str]]) -> dict[str, bool]:
+    """Return the values of a fact that a text names, and whether it affirms each somewhere."""
+    clauses = [clause for clause in _CLAUSE.split(_fold_lines(text)) if not _ANSWER.search(clause)]
+    values = {}
+    for value, words in words_of.items():
+        said = []
+        for place, clause in enumerate(clauses):
+            found = words.search(clause)
+            if found:
+                said.append(not _is_denied(clause, found))
+                if name not in _PLACES:  # "bilateral" claims two sides, "mixed opacity" no opacity besides
+                    clauses[place] = words.sub("*", clause)
+        if said:
+            values[value] = any(said)
+    return values
+
+
+def _is_denied(clause: str, place: re.Match[str]) -> bool:
+    return bool(_DENIED.search(clause[: place.start()]) or _DENIED_AFTER.match(clause, place.end()))
+
+
+def _fold_lines(text: str) -> str:
+    return "\n".join(fold(line) for line in text.splitlines())
+
+
+UNCHECKED: dict[str, re.Pattern[str]] = {}
+
+
+def read_fact(name: str, fact: str | None) -> dict[str, re.Pattern[str]] | None:
+    """Return the values that a fact's text holds, with their words; the text itself where no word of ours is in it.
+
+    None if the fact is not known, `UNCHECKED` for a place where there is none.
+    """
+    if fact is None:
+        return None
+    text = fold(fact)
+    if text in ("", "n/a", "none"):
+        return UNCHECKED if name in _PLACES else {}
+    if text == "no abnormality":
+        text = "normal" if name == "diagnosis" else "clear"
+    found = {value: words for value, words in _COMPILED[name].items() if words.search(text)}
+    return found or {text: re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")}

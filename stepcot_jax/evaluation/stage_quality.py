@@ -1,0 +1,90 @@
+"""Quality of MEDSAGE's stages L, V, K and C, from what is known of the image or from a judge.
+
+MEDSAGE's appendix names MiCEval's correctness without a formula. Ours: localisation and visual analysis are
+descriptions, worth 1 (fully correct), 0.5 (partially) or 0 (unsupported); knowledge and conclusion are reasoning, worth
+1 (correct) or 0. The step quality of a reply is the geometric mean of the two means.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float64
+
+from stepcot_jax.evaluation.resamples import Weights, mean_defined, weighted_mean
+from stepcot_jax.evaluation.stage_claims import CHECKED_FACTS, UNCHECKED, find_claims, read_fact
+from stepcot_jax.evaluation.vqa_metrics import Figures
+from stepcot_jax.reasoning.record import STAGE_NAMES
+
+DESCRIPTIONS = ("localisation", "visual")
+LABEL_VALUES: Mapping[str, float] = {
+    "fully correct": 1.0,
+    "partially correct": 0.5,
+    "unsupported": 0.0,
+    "correct": 1.0,
+    "incorrect": 0.0,
+}
+"""Worth of a judge's labels of a step, as MiCEval names them."""
+
+_SILENT = ("knowledge",)  # a rule may leave its diagnosis unnamed, and then claims nothing of the image
+
+
+def label_stages(stages: Mapping[str, str], facts: Mapping[str, str]) -> tuple[float, ...]:
+    """Label a reply's stages from the facts.
+
+    Args:
+      stages: text of each stage that could be read.
+      facts: of the record; with "asked" among them, stages are about another finding than the facts.
+
+    Returns:
+      A value for each of `record.STAGE_NAMES`; NaN without a fact to check it by. A missing stage is worth 0, like one
+      that claims nothing; a rule of knowledge that names no diagnosis is NaN.
+    """
+    labels = []
+    if "asked" in facts:
+        return (np.nan,) * len(STAGE_NAMES)
+    for stage in STAGE_NAMES:
+        claims = find_claims(stages.get(stage, ""), stage=stage, facts=facts)
+        checked = [read_fact(name, facts.get(name)) for name in CHECKED_FACTS[stage]]
+        if all(known is None or known is UNCHECKED for known in checked) or (
+            stage in _SILENT and stage in stages and not claims.total
+        ):
+            labels.append(np.nan)
+        elif claims.total and claims.agreeing == claims.total:
+            labels.append(1.0)
+        else:
+            labels.append(0.5 if claims.agreeing and stage in DESCRIPTIONS else 0.0)
+    return tuple(labels)
+
+
+def step_quality(labels: Float64[np.ndarray, "reply stage"]) -> Float64[np.ndarray, "reply part"]:
+    """Return the quality of description, of reasoning, and of both together for each reply.
+
+    Args:
+      labels: values of the stages in the order of `record.STAGE_NAMES`, 0 to 1; NaN for stages that do not occur.
+
+    Returns:
+      Means over the stages that occur, and the geometric mean of those that are defined; NaN without steps.
+
+    >>> step_quality(np.array([[1, 0.5, 1, 0], [1, 1, np.nan, np.nan]])).round(4).tolist()
+    [[0.75, 0.5, 0.6124], [1.0, nan, 1.0]]
+    """
+    describing = np.array([stage in DESCRIPTIONS for stage in STAGE_NAMES])
+    parts = np.stack([mean_defined(labels[:, describing]), mean_defined(labels[:, ~describing])], axis=1)
+    product = np.where(np.isnan(parts), 1.0, parts).prod(axis=1)
+    num_parts = (~np.isnan(parts)).sum(axis=1)
+    together = np.where(num_parts == 0, np.nan, product ** (1 / np.maximum(num_parts, 1)))
+    return np.column_stack([parts, together])
+
+
+def stage_figures(weights: Weights, *, labels: Float64[np.ndarray, "reply stage"]) -> Figures:
+    """Return the mean value of each stage and the mean step quality in each resample.
+
+    Args:
+      weights: [resample, reply].
+      labels: as in `step_quality`.
+    """
+    keys = [("stage", name) for name in STAGE_NAMES]
+    keys += [("step_quality", name) for name in ("description", "reasoning", "together")]
+    values: npt.NDArray[np.float64] = np.column_stack([labels, step_quality(labels)])
+    return dict(zip(keys, weighted_mean(weights, values=values, counted=~np.isnan(values)).T, strict=True))

@@ -1,0 +1,224 @@
+"""Group-relative policy optimisation: clipped ratios, the penalty to a reference, and self-check.
+
+GEMeX-RMCoT prints the objective (Eq. 2), MEDSAGE the self-check term (Eq. 10 to 12). What neither settles is an
+argument whose default docs/departures.md gives. Everything is float32; positions that do not count may hold anything,
+NaN included, and reach neither value nor gradient.
+"""
+
+import dataclasses
+import math
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+Ratio = Literal["token", "sequence", "sequence_mean"]
+Divergence = Literal["k1", "k2", "k3"]
+_LARGEST_LOG_RATIO = 60.0  # e^60 is beyond every clip and far from the limits of float32
+
+LengthNorm = Literal["sequence_mean", "token_mean", "constant", "sequence_sum"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyGradient:
+    """Choices of the objective; the defaults are those of docs/departures.md.
+
+    Attributes:
+      ratio: "token" weighs each token by its own ratio, "sequence" by the completion's (Eq. 2 as printed),
+        "sequence_mean" by the geometric mean of its tokens' ratios.
+      clip_low: a ratio is clipped below at 1 - clip_low.
+      clip_high: and above at 1 + clip_high.
+      dual_clip: least multiple of a negative advantage, above 1; 0 for no such bound.
+      beta: weight of the divergence from the reference.
+      divergence: estimator of it, see `divergence`.
+      clamp_log_ratio: the estimator's log-ratio is limited to this magnitude; None for no limit.
+      clamp_divergence: the estimate is limited to this magnitude; None for no limit.
+      length_norm: see `aggregate`.
+    """
+
+    ratio: Ratio = "token"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 0.0
+    beta: float = 1e-3
+    divergence: Divergence = "k3"
+    clamp_log_ratio: float | None = None
+    clamp_divergence: float | None = None
+    length_norm: LengthNorm = "sequence_mean"
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("ratio", Ratio), ("divergence", Divergence), ("length_norm", LengthNorm)):
+            if getattr(self, name) not in get_args(accepted):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(accepted))}; got {getattr(self, name)!r}")
+        if not (0 <= self.clip_low <= 1 and 0 <= self.clip_high < math.inf and 0 <= self.beta < math.inf):
+            found = f"{self.clip_low}, {self.clip_high} and {self.beta}"
+            raise ValueError(f"clip_low must lie in 0..1, clip_high and beta at or above 0; got {found}")
+        if self.dual_clip != 0 and not self.dual_clip > 1:
+            raise ValueError(f"dual_clip must be above 1, or 0 for none; got {self.dual_clip}")
+        for limit in (self.clamp_log_ratio, self.clamp_divergence):
+            if limit is not None and not limit > 0:
+                raise ValueError(f"clamp_log_ratio and clamp_divergence must be above 0, or None; got {limit}")
+
+
+def divergence(
+    *,
+    log_probs: Float[Array, "rollout token"],
+    reference: Float[Array, "rollout token"],
+    kind: Divergence = "k3",
+    clamp_log_ratio: float | None = None,
+    clamp_divergence: float | None = None,
+) -> Float[Array, "rollout token"]:
+    """Return an estimate of KL(policy || reference) at each sampled token, in nats.
+
+    k1 = logpi - logref, k2 = k1^2 / 2, k3 = exp(logref - logpi) - (logref - logpi) - 1. As a loss k1 has a gradient of
+    mean zero: it penalises nothing on average.
+    """
+    difference = log_probs - reference
+    if clamp_log_ratio is not None:
+        difference = jnp.clip(difference, -clamp_log_ratio, clamp_log_ratio)
+    if kind == "k1":
+        found = difference
+    elif kind == "k2":
+        found = jnp.square(difference) / 2
+    else:
+        found = jnp.expm1(-difference) + difference
+    return found if clamp_divergence is None else jnp.clip(found, -clamp_divergence, clamp_divergence)
+
+
+def aggregate_weight(counted: Bool[Array, "rollout token"], settings: PolicyGradient) -> Float[Array, ""]:
+    """Return what `aggregate` divides by; the sum over the devices of a global batch is its `whole`."""
+    if settings.length_norm == "token_mean":
+        return jnp.sum(counted, dtype=jnp.float32)
+    if settings.length_norm == "constant":
+        return jnp.asarray(counted.size, jnp.float32)
+    if settings.length_norm == "sequence_sum":
+        return jnp.asarray(counted.shape[0], jnp.float32)
+    return jnp.sum(jnp.any(counted, axis=1), dtype=jnp.float32)
+
+
+def aggregate(
+    values: Float[Array, "rollout token"],
+    *,
+    counted: Bool[Array, "rollout token"],
+    settings: PolicyGradient,
+    whole: Float[Array, ""] | None = None,
+) -> Float[Array, ""]:
+    """Return the average of a quantity of each token.
+
+    "sequence_mean" averages over completions the mean over their tokens (completions without one are left out),
+    "token_mean" over all tokens, "constant" divides the sum by completions times their static length, "sequence_sum" by
+    the number of completions. 0 if nothing counts.
+
+    Args:
+      values: [rollout, token].
+      counted: bool [rollout, token].
+      settings: with `length_norm`.
+      whole: divisor over the global batch, see `aggregate_weight`; None for this batch alone.
+    """
+    sums = jnp.sum(jnp.where(counted, values, 0.0), axis=1)
+    if settings.length_norm == "sequence_mean":
+        sums = sums / jnp.maximum(jnp.sum(counted, axis=1, dtype=jnp.float32), 1)
+    total = aggregate_weight(counted, settings) if whole is None else whole
+    return jnp.sum(sums) / jnp.maximum(total, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLoss:
+    """The objective's value and what is worth watching, each averaged as `length_norm` says.
+
+    Of a part of a global batch each is the part's share; shares add up.
+
+    Attributes:
+      total: the loss, to be minimised.
+      divergence: estimate of the divergence from the reference.
+      clipped: whether the clip holds a token's ratio; a share of the tokens with "token_mean".
+    """
+
+    total: Array
+    divergence: Array
+    clipped: Array
+
+
+def policy_gradient_loss(
+    *,
+    log_probs: Float[Array, "rollout token"],
+    old_log_probs: Float[Array, "rollout token"],
+    reference_log_probs: Float[Array, "rollout token"],
+    advantage: Float[Array, "rollout"],
+    counted: Bool[Array, "rollout token"],
+    settings: PolicyGradient,
+    whole: Float[Array, ""] | None = None,
+) -> PolicyLoss:
+    """Return - aggregate(min(ratio A, clip(ratio) A) - beta KL) (GEMeX-RMCoT: Eq. 2).
+
+    Args:
+      log_probs: [rollout, token], of the policy; the only argument with a gradient.
+      old_log_probs: [rollout, token], of the policy that sampled.
+      reference_log_probs: [rollout, token], of the frozen start.
+      advantage: [rollout].
+      counted: bool [rollout, token].
+      settings: choices of the objective.
+      whole: divisor over the global batch, see `aggregate_weight`.
+    """
+    current, old, reference = (
+        jnp.where(counted, each.astype(jnp.float32), 0.0) for each in (log_probs, old_log_probs, reference_log_probs)
+    )
+    of_tokens = advantage.astype(jnp.float32)[:, None]
+    bounded = (of_tokens >= 0) | bool(settings.dual_clip)
+    ratio = _ratio(current - old, counted, settings.ratio, bounded)
+    clipped = jnp.clip(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
+    term = jnp.minimum(ratio * of_tokens, clipped * of_tokens)
+    if settings.dual_clip:
+        term = jnp.where(of_tokens < 0, jnp.maximum(term, settings.dual_clip * of_tokens), term)
+    penalty = divergence(
+        log_probs=current,
+        reference=reference,
+        kind=settings.divergence,
+        clamp_log_ratio=settings.clamp_log_ratio,
+        clamp_divergence=settings.clamp_divergence,
+    )
+    held = (term < ratio * of_tokens).astype(jnp.float32)
+
+    def average(values: Array) -> Array:
+        return aggregate(values, counted=counted, settings=settings, whole=whole)
+
+    return PolicyLoss(-average(term - settings.beta * penalty), average(penalty), average(held))
+
+
+def _ratio(
+    log_ratio: Float[Array, "rollout token"],
+    counted: Bool[Array, "rollout token"],
+    kind: Ratio,
+    bounded: Bool[Array, "rollout 1"],
+) -> Float[Array, "rollout token"]:
+    """Return ratios; where a clip bounds the objective from above they are kept finite, since inf - inf is NaN."""
+    if kind != "token":
+        log_ratio = jnp.broadcast_to(jnp.sum(log_ratio, axis=1, keepdims=True), log_ratio.shape)
+    if kind == "sequence_mean":
+        log_ratio = log_ratio / jnp.maximum(jnp.sum(counted, axis=1, keepdims=True, dtype=jnp.float32), 1)
+    return jnp.exp(jnp.where(bounded & (log_ratio > _LARGEST_LOG_RATIO), _LARGEST_LOG_RATIO, log_ratio))
+
+
+def self_check_loss(
+    *,
+    log_probs: Float[Array, "rollout token"],
+    check: Bool[Array, "rollout token"],
+    success: Bool[Array, "rollout"],
+    alpha: float = 0.2,
+    norm: Literal["sum", "mean"] = "sum",
+    whole: Float[Array, ""] | None = None,
+) -> Float[Array, ""]:
+    """Return - alpha r sum_t m_t log pi(o_t), averaged over all completions of the batch (MEDSAGE: Eq. 10 to 12).
+
+    Args:
+      log_probs: [rollout, token], of the policy.
+      check: bool [rollout, token], m_t: the tokens of the self-check.
+      success: bool [rollout], r: the first attempt was wrong and the second right.
+      alpha: weight of a success.
+      norm: "sum" over the self-check's tokens (Eq. 12) or their "mean".
+      whole: number of completions of the global batch; None for this batch alone.
+    """
+    sums = jnp.sum(jnp.where(check & success[:, None], log_probs.astype(jnp.float32), 0.0), axis=1)
+    if norm == "mean":
+        sums = sums / jnp.maximum(jnp.sum(check, axis=1, dtype=jnp.float32), 1)
+    return -alpha * jnp.sum(sums) / (jnp.asarray(check.shape[0], jnp.float32) if whole is None else whole)

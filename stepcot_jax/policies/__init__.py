@@ -1,0 +1,1 @@
+"""Policies: what samples replies and scores them."""

@@ -1,0 +1,117 @@
+"""Sample replies token by token, with one random key a rollout.
+
+A rollout's tokens are a function of its key alone: neither the other rollouts nor the number of devices change them.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+Extend = Callable[[Int[Array, "rollout"], Int[Array, ""], Any], tuple[Float[Array, "rollout word"], Any]]
+"""(tokens, their place within the reply, caches) -> (scores of the next token, caches)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How replies are drawn.
+
+    Attributes:
+      longest: tokens of the longest reply, the stop token included; a longer one is cut.
+      stop: token that ends a reply.
+      temperature: logits are divided by it, > 0.
+      greedy: take the likeliest token instead of drawing one.
+    """
+
+    longest: int
+    stop: int
+    temperature: float = 1.0
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.longest < 1 or not self.temperature > 0:
+            raise ValueError(f"longest and temperature must be above 0; got {self.longest} and {self.temperature}")
+
+
+class Replies(NamedTuple):
+    """Sampled replies.
+
+    Attributes:
+      tokens: [rollout, token]; `stop` after the end.
+      log_probs: [rollout, token], of the sampled tokens at the temperature, float32; 0 after the end.
+      counted: [rollout, token], up to the stop token, which counts.
+    """
+
+    tokens: Int[Array, "rollout token"]
+    log_probs: Float[Array, "rollout token"]
+    counted: Bool[Array, "rollout token"]
+
+
+def rollout_keys(key: Array, *, first: int | Int[Array, ""], number: int) -> UInt32[Array, "rollout 2"]:
+    """Return the key of each rollout; the same for every division of the rollouts among devices.
+
+    Args:
+      key: of the update.
+      first: number of the first rollout within the global batch.
+      number: of rollouts.
+    """
+    return jax.vmap(lambda place: jax.random.key_data(jax.random.fold_in(key, place)))(first + jnp.arange(number))
+
+
+def sample_replies(
+    extend: Extend,
+    *,
+    scores: Float[Array, "rollout word"],
+    caches: Any,
+    keys: UInt32[Array, "rollout 2"],
+    sampling: Sampling,
+) -> Replies:
+    """Draw replies; ends when all have ended.
+
+    Args:
+      extend: see `Extend`.
+      scores: [rollout, word], of the first token.
+      caches: of the prompts, one row a rollout.
+      keys: of `rollout_keys`.
+      sampling: how.
+    """
+    number = scores.shape[0]
+    shape = (number, sampling.longest)
+    start = (
+        jnp.int32(0),
+        scores.astype(jnp.float32),
+        caches,
+        jnp.zeros(number, bool),
+        Replies(jnp.full(shape, sampling.stop, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, bool)),
+    )
+
+    def goes_on(carried: Any) -> Any:
+        place, _, _, ended, _ = carried
+        return (place < sampling.longest) & ~jnp.all(ended)
+
+    def draw(carried: Any) -> Any:
+        place, scores, caches, ended, replies = carried
+        scaled = scores / jnp.float32(sampling.temperature)
+        if sampling.greedy:
+            tokens = jnp.argmax(scaled, axis=-1)
+        else:
+            tokens = jax.vmap(lambda key, row: _draw(key, place, row))(keys, scaled)
+        tokens = jnp.where(ended, sampling.stop, tokens.astype(jnp.int32))
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(scaled, axis=-1), tokens[:, None], axis=1)[:, 0]
+        replies = Replies(
+            replies.tokens.at[:, place].set(tokens),
+            replies.log_probs.at[:, place].set(jnp.where(ended, 0.0, chosen)),
+            replies.counted.at[:, place].set(~ended),
+        )
+        scores, caches = extend(tokens, place, caches)
+        return place + 1, scores, caches, ended | (tokens == sampling.stop), replies
+
+    replies: Replies = jax.lax.while_loop(goes_on, draw, start)[-1]
+    return replies
+
+
+def _draw(key: UInt32[Array, "2"], place: Int[Array, ""], scores: Float[Array, "word"]) -> Int[Array, ""]:
+    return jax.random.categorical(jax.random.fold_in(jax.random.wrap_key_data(key), place), scores)

@@ -1,0 +1,132 @@
+"""Dialects: how four published systems write a question's prompt and a grounded reply, and how replies are read.
+
+| dialect | of | boxes | references keep |
+|---|---|---|---|
+| `gemex` | GEMeX-RMCoT, Figure 3 | whole pixels, x first | names and boxes |
+| `gemex_plain` | GEMeX as released | whole pixels, x first | boxes |
+| `lvkc` | MEDSAGE, Figure 12 | 0 to 1000, y first | names and boxes |
+| `lvkc_released` | MEDSAGE's public code | whole pixels, x first | boxes |
+| `medclm` | MedCLM's public code | unit square, four decimals, x first | names and boxes |
+
+Reading what was written gives back the answer and these references, rounded half up to the dialect's precision.
+"""
+
+import string
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.gemex_replies import read_gemex, read_gemex_plain, write_gemex, write_gemex_plain
+from stepcot_jax.reasoning.lvkc_replies import read_lvkc, read_lvkc_released, write_lvkc, write_lvkc_released
+from stepcot_jax.reasoning.medclm_replies import read_medclm, write_medclm
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import Reply
+
+
+class _Dialect(NamedTuple):
+    """A dialect's writer and reader, and the form that its prompt asks for, with and without thinking."""
+
+    write: Callable[[VqaRecord], str]
+    read: Callable[[str], Reply]
+    form: str
+    form_without_thinking: str
+
+
+_GEMEX_FORM = "final answer ({answer}) with corresponding visual location in <response> </response> tags."
+_LVKC_FORM = (
+    "Please describe the image, then output the location in <LOC> </LOC>, the visual analysis in <VISUAL> </VISUAL>, "
+    "the medical knowledge in <KNOWLEDGE> </KNOWLEDGE>, the conclusion in <CON> </CON> and the final answer ({answer}) "
+    "in <ANSWER> </ANSWER> tags."
+)
+_RELEASED_FORM = (
+    "Please output the boxes in <LOC> </LOC>, the visual analysis in <VIS> </VIS>, the medical knowledge in "
+    "<KNO> </KNO> and the final answer ({answer}) in <CON> </CON> tags."
+)
+_PLAIN_FORM = (
+    "Please output the final answer ({answer}) after <answer>, the reason "
+    "after <reason> and the boxes after <location>."
+)
+
+_DIALECTS = {
+    "gemex": _Dialect(
+        write_gemex,
+        read_gemex,
+        f"Please output the thinking process in <think> </think> and {_GEMEX_FORM}",
+        f"Please output the {_GEMEX_FORM}",
+    ),
+    "gemex_plain": _Dialect(write_gemex_plain, read_gemex_plain, _PLAIN_FORM, _PLAIN_FORM),
+    "lvkc": _Dialect(write_lvkc, read_lvkc, _LVKC_FORM, _LVKC_FORM),
+    "lvkc_released": _Dialect(write_lvkc_released, read_lvkc_released, _RELEASED_FORM, _RELEASED_FORM),
+    "medclm": _Dialect(
+        write_medclm,
+        read_medclm,
+        'Please output the reasoning with boxes after "Reasoning:" and the final answer ({answer}) after "Answer:".',
+        'Please output the final answer ({answer}) after "Answer:".',
+    ),
+}
+
+DIALECTS: tuple[str, ...] = tuple(_DIALECTS)
+
+_KINDS = {
+    "open": ("an open-ended", "a short text"),
+    "closed": ("a closed-ended", "Yes or No"),
+    "single": ("a single-choice", "an option"),
+    "multi": ("a multi-choice", "all correct options"),
+}
+
+
+def write_reply(record: VqaRecord, dialect: str) -> str:
+    """Write the reply that a record stands for: the target of fine-tuning.
+
+    Raises:
+      BadInput: the record lacks what the dialect requires, or a text would break its markup; the message begins with
+        the field. There is no such dialect.
+    """
+    return _find(dialect).write(record)
+
+
+def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
+    """Read a reply, in time linear in its length; no text raises.
+
+    Args:
+      text: any text.
+      dialect: that it is to follow.
+      with_thinking: whether "gemex" requires its thinking; False for a model trained without (GEMeX-200K). Other
+        dialects are read the same.
+
+    Raises:
+      BadInput: there is no such dialect.
+
+    >>> reply = read_reply("<answer> Yes <reason> The heart is wide. <location> [[10, 20, 50, 60]]", "gemex_plain")
+    >>> reply.answer, reply.references[0].box, reply.is_well_formed
+    ('Yes', (10.0, 20.0, 50.0, 60.0), True)
+    """
+    read = _find(dialect).read
+    return read_gemex(text, with_thinking=with_thinking) if read is read_gemex else read(text)
+
+
+def write_question(record: VqaRecord, dialect: str, *, with_thinking: bool = True) -> str:
+    """Write the prompt: question, choices, the kind of question and the form that the reply is to have.
+
+    Args:
+      record: the record.
+      dialect: of the reply.
+      with_thinking: whether the prompt asks for thinking; False matches targets without it in "gemex" and "medclm".
+
+    Raises:
+      BadInput: there is no such dialect.
+    """
+    of = _find(dialect)
+    kind, answer = _KINDS[record.kind]
+    form = (of.form if with_thinking else of.form_without_thinking).format(answer=answer)
+    choices = [f"{letter}: {choice}" for letter, choice in zip(string.ascii_uppercase, record.choices, strict=False)]
+    lines = [record.question.strip(), f"This is {kind} question. {form}"]
+    if choices:
+        lines.insert(1, f"<choices>: [{', '.join(choices)}]")
+    return "\n".join(lines)
+
+
+def _find(dialect: str) -> _Dialect:
+    if dialect not in _DIALECTS:
+        raise BadInput(f"dialect must be one of {', '.join(DIALECTS)}; got {dialect!r}")
+    return _DIALECTS[dialect]

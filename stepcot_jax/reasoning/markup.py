@@ -1,0 +1,178 @@
+"""Tags, numbers and boxes in text, read in one pass each: what the readers and writers of all dialects share.
+
+Reading takes time linear in the text's length and never raises. Numbers have at most nine digits before and after the
+point. A text with more than `MOST_BOXES` boxes, or with tags by the dozen that may occur once, is ill formed.
+"""
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from stepcot_jax.boxes import Corners, Space, convert_rounded, pixels
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import NOTHING, Region
+
+MOST_BOXES = 10_000
+LARGEST = 1e9
+"""Coordinates of this size and beyond are refused."""
+
+_NUMBER = r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_BOX = r"\[\s*" + r"\s*,\s*".join([_NUMBER] * 4) + r"\s*\]"
+BOX = re.compile(_BOX)
+IN_ROUND_BRACKETS = re.compile(rf"\(\s*{_BOX}\s*\)")
+"""A box as thinking texts of GEMeX-RMCoT write it after a name: ([x1, y1, x2, y2])."""
+BOX_AFTER_NAME = re.compile(rf"(?:\(\s*)?{_BOX}")
+
+_MOST_TAGS = 64  # of tags that may occur once
+_COMMA = re.compile(r"\s*,\s*")
+_NAME_ENDS = re.compile(r"[\[\](){}*<>.,:;!?\n]")
+
+
+class Tag(NamedTuple):
+    """A tag: "think" for <think>, "/think" for </think>, and its first and last position + 1."""
+
+    mark: str
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of a text between its tags.
+
+    Attributes:
+      texts: stripped content of each part that occurs exactly once and is not blank, by the name of its tag.
+      preamble: stripped text before the first tag.
+      problems: why the tags violate the grammar.
+    """
+
+    texts: Mapping[str, str] = dataclasses.field(default_factory=lambda: NOTHING)
+    preamble: str = ""
+    problems: tuple[str, ...] = ()
+
+
+@functools.cache
+def tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return the pattern of the opening and closing tags of these names, in exact case."""
+    return re.compile(f"<(/?(?:{'|'.join(names)}))>")
+
+
+def scan_tags(text: str, names: tuple[str, ...], *, most: int) -> list[Tag] | None:
+    """Return the tags of these names in order; None if there are more than `most`."""
+    found = itertools.islice(tag_pattern(names).finditer(text), most + 1)
+    tags = [Tag(match[1], *match.span()) for match in found]
+    return tags if len(tags) <= most else None
+
+
+def read_parts(text: str, marks: tuple[str, ...], *, has_preamble: bool = False) -> Parts:
+    """Split a text into the parts between its tags.
+
+    Args:
+      text: any text.
+      marks: the tags that a well-formed text has, each once, in order, such as ("think", "/think"). A part without a
+        closing tag ends at the next tag. Tags that hold other tags hold nothing else.
+      has_preamble: whether text may stand before the first tag.
+    """
+    tags = scan_tags(text, tuple(dict.fromkeys(mark.lstrip("/") for mark in marks)), most=_MOST_TAGS)
+    if tags is None:
+        return Parts(problems=("too many tags",))
+    tags = [tag for tag in tags if tag.mark in marks]
+    counts = Counter(tag.mark for tag in tags)
+    pairs = list(zip(tags, [*tags[1:], Tag("", len(text), len(text))], strict=False))
+    preamble = text[: tags[0].start].strip() if tags else ""
+    problems = [f"<{mark}> is missing" for mark in marks if not counts[mark]]
+    problems += [f"<{mark}> occurs more than once" for mark in marks if counts[mark] > 1]
+    if not problems and tuple(tag.mark for tag in tags) != marks:
+        problems.append("tags are out of order")
+    if not problems:
+        holders = [tag.mark.startswith("/") or f"/{tag.mark}" in {*marks} - {end.mark} for tag, end in pairs]
+        gaps = [text[tag.end : end.start] for (tag, end), is_gap in zip(pairs, holders, strict=True) if is_gap]
+        if any(gap.strip() for gap in gaps) or (preamble and not has_preamble):
+            problems.append("text outside of the tags")
+    texts = {}
+    closings = {tag.mark[1:]: tag for tag in tags if tag.mark.startswith("/")}
+    for tag, following in pairs:
+        end = closings.get(tag.mark) if f"/{tag.mark}" in marks else following
+        is_part = not tag.mark.startswith("/") and counts[tag.mark] == 1 and counts[f"/{tag.mark}"] <= 1
+        if not is_part or end is None or end.start < tag.end:
+            continue
+        texts[tag.mark] = text[tag.end : end.start].strip()
+    problems += [f"<{mark}> is empty" for mark, content in texts.items() if not content]
+    return Parts({mark: content for mark, content in texts.items() if content}, preamble, tuple(problems))
+
+
+def read_boxes(text: str) -> list[Corners] | None:
+    """Return the boxes of a text that is one or more boxes with commas between; None for any other text."""
+    boxes: list[Corners] = []
+    text, place = text.strip(), 0
+    while (found := BOX.match(text, place)) and len(boxes) < MOST_BOXES:
+        boxes.append(corners_of(found))
+        if found.end() == len(text):
+            return boxes
+        comma = _COMMA.match(text, found.end())
+        if not comma:
+            return None
+        place = comma.end()
+    return None
+
+
+def corners_of(found: re.Match[str]) -> Corners:
+    """Return the four numbers of a box."""
+    first, second, third, fourth = map(float, found.groups())
+    return first, second, third, fourth
+
+
+def find_named_boxes(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[Region, int, int]]:
+    """Yield boxes of a pattern with the name before each, and the positions of their first and last character + 1.
+
+    The first character is that of a bold name with its asterisks, or follows a plain name.
+
+    A bold name (**name**) is taken as it stands. Otherwise the name is the words since the last bracket, asterisk, line
+    break or punctuation mark.
+    """
+    last = 0
+    for found in itertools.islice(pattern.finditer(text), MOST_BOXES):
+        before = text[last : found.start()].rstrip()
+        body = before.removesuffix("**")
+        bold = body.rfind("**") if body != before else -1
+        if bold >= 0:
+            name, start = body[bold + 2 :], last + bold
+        else:
+            name = _NAME_ENDS.split(body)[-1].strip()
+            start = last + len(before)
+        yield Region(name, corners_of(found)), start, found.end()
+        last = found.end()
+
+
+def write_boxes(record: VqaRecord, space: Space | None = None) -> list[str]:
+    """Return the references' boxes as a space writes them (None: whole pixels), rounded half up."""
+    size = pixels(record.image_size)
+    target = space or size
+    rounded = convert_rounded([reference.box for reference in record.references], source=size, target=target)
+    return [f"[{', '.join(f'{number:.{target.decimals}f}' for number in box)}]" for box in rounded.tolist()]
+
+
+def write_answer(record: VqaRecord) -> str:
+    """Return a record's answer as text; letters of several choices with a comma between."""
+    return record.answer.strip() if isinstance(record.answer, str) else ", ".join(record.answer)
+
+
+def check_text(field: str, text: str, names: Sequence[str]) -> str:
+    """Return a text without the blanks around it.
+
+    Raises:
+      BadInput: the text is blank, or holds a tag of one of these names.
+    """
+    if not text.strip():
+        raise BadInput(f"{field}: blank; this dialect requires a text")
+    found = tag_pattern(tuple(names)).search(text)
+    if found:
+        raise BadInput(
+            f"{field}: contains {found[0]}, which is a tag of this dialect; a text without its tags is required"
+        )
+    return text.strip()

@@ -1,0 +1,134 @@
+"""Replies of MedCLM, dialect "medclm": boxes of the unit square within the reasoning, as its public code writes them.
+
+Grammar of the easy and the medium stage:
+
+    Reasoning: text, with boxes as **name** [0.2344, 0.6250, 0.3125, 0.6875]
+
+    Answer: ..
+
+The hard stage has neither reasoning nor boxes:
+
+    Answer: ..
+"""
+
+import itertools
+import re
+
+from stepcot_jax.boxes import UNIT_SQUARE
+from stepcot_jax.chain import fold
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.markup import (
+    BOX,
+    BOX_AFTER_NAME,
+    IN_ROUND_BRACKETS,
+    MOST_BOXES,
+    corners_of,
+    find_named_boxes,
+    write_answer,
+    write_boxes,
+)
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import Region, Reply
+
+_HEADS = re.compile(r"^(Reasoning|Answer):", re.MULTILINE)
+_LISTS = re.compile(r"\[([^\[\]]*)\]")
+_NUMBERS_BEGIN = re.compile(r"\s*[-+]?(?:[0-9.]|nan|inf)", re.IGNORECASE)
+
+
+def write_medclm(record: VqaRecord) -> str:
+    """Write a record: with thinking as the easy and medium stages, without as the hard stage, which writes no box.
+
+    Regions of the thinking, **name** ([x1, y1, x2, y2]) in pixels, are written in the unit square if they are the
+    references in order. Otherwise they lose their boxes, and a last line of the reasoning lists the references. A
+    thinking that holds the references' boxes in the unit square already, each after its name, stays as it is.
+
+    Raises:
+      BadInput: the thinking holds other lists of four numbers, or a line of a text begins with "Reasoning:" or
+        "Answer:".
+    """
+    answer = _check("answer", write_answer(record))
+    if not record.thinking.strip():
+        return f"Answer: {answer}"
+    return f"Reasoning: {_write_reasoning(_check('thinking', record.thinking), record)}\n\nAnswer: {answer}"
+
+
+def read_medclm(text: str) -> Reply:
+    """Read a reply; its references are all boxes of the reasoning, those without a name included."""
+    text = text.strip()
+    heads = list(itertools.islice(_HEADS.finditer(text), 3))
+    names = [head[1] for head in heads]
+    problems = []
+    if names not in (["Reasoning", "Answer"], ["Answer"]):
+        problems.append("not one 'Reasoning:' and one 'Answer:', or one 'Answer:' alone")
+    elif heads[0].start():
+        problems.append(f"text before '{names[0]}:'")
+    answer = text[heads[-1].end() :].strip() if names.count("Answer") == 1 and names[-1] == "Answer" else ""
+    if not answer and not problems:
+        problems.append("'Answer:' is empty")
+    references: tuple[Region, ...] | None = () if names == ["Answer"] else None
+    reasoning = ""
+    if names == ["Reasoning", "Answer"]:
+        reasoning = text[heads[0].end() : heads[1].start()].strip()
+        references = _read_references(reasoning)
+        if not reasoning:
+            problems.append("'Reasoning:' is empty")
+        if references is None:
+            problems.append("a list of numbers is no box of the unit square")
+    return Reply(
+        "medclm",
+        answer=answer or None,
+        references=references,
+        regions=references or (),
+        thinking=reasoning,
+        problems=tuple(problems),
+        space=UNIT_SQUARE,
+    )
+
+
+def _read_references(reasoning: str) -> tuple[Region, ...] | None:
+    """Return the boxes of a reasoning; None if a list of four numbers or more is no box of the unit square."""
+    for number, found in enumerate(_LISTS.finditer(reasoning)):
+        box = BOX.fullmatch(found[0])
+        if box and not all(0 <= number <= 1 for number in corners_of(box)):
+            return None
+        if number > MOST_BOXES or (not box and found[1].count(",") > 2 and _NUMBERS_BEGIN.match(found[1])):
+            return None
+    return tuple(region for region, _, _ in find_named_boxes(reasoning, BOX_AFTER_NAME))
+
+
+def _write_reasoning(thinking: str, record: VqaRecord) -> str:
+    """Put the references into the reasoning."""
+    references = [reference.label for reference in record.references]
+    boxes = write_boxes(record, UNIT_SQUARE)
+    in_pixels = [corners_of(found) for box in write_boxes(record) if (found := BOX.match(box))]
+    regions = list(find_named_boxes(thinking, IN_ROUND_BRACKETS))
+    are_references = [(region.name, region.box) for region, _, _ in regions] == list(
+        zip(references, in_pixels, strict=True)
+    )
+    pieces, last = [], 0
+    for place, (region, start, end) in enumerate(regions):
+        name = f"**{region.name}**" if thinking.startswith("**", start) else ""
+        pieces += [thinking[last:start], name, f" {boxes[place]}" if are_references else ""]
+        last = end
+    body = "".join([*pieces, thinking[last:]]).strip()
+    written = _read_references(body)
+    if written is None:
+        raise BadInput("thinking: holds a list of numbers that is no box; dialect 'medclm' reads each as a box")
+    named = [fold(label) in fold(region.name) for label, region in zip(references, written, strict=False)]
+    if [_write_region(region) for region in written] == boxes and all(named):
+        return _check("thinking", body)
+    if written:
+        raise BadInput("thinking: holds boxes or names other than the references; dialect 'medclm' reads them as such")
+    listed = ", ".join(f"**{label}** {box}" for label, box in zip(references, boxes, strict=True))
+    return f"{_check('thinking', body)}\nBoxes: {listed}"
+
+
+def _write_region(region: Region) -> str:
+    return f"[{', '.join(f'{number:.4f}' for number in region.box)}]"
+
+
+def _check(field: str, text: str) -> str:
+    found = re.search(r"\n(Reasoning|Answer):", text)
+    if found:
+        raise BadInput(f"{field}: a line begins with '{found[1]}:', which dialect 'medclm' reserves for its parts")
+    return text.strip()

@@ -1,0 +1,73 @@
+"""The grounding reward of GEMeX-RMCoT (Section 4.2.2) and the localisation score of a reply."""
+
+from stepcot_jax.boxes import EmptyBoxes, Matching, UnequalCounts, mean_iou
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.rewards.answer_rewards import IllFormed, check_choice
+
+LEAST_IOU = 0.75
+
+_ROUNDING = 1e-12
+
+
+def grounding_reward(
+    reply: Reply,
+    record: VqaRecord,
+    *,
+    matching: Matching = "optimal",
+    empty_boxes: EmptyBoxes = "one",
+    least_iou: float = LEAST_IOU,
+    ill_formed: IllFormed = "nothing",
+) -> float:
+    """Return 1 if the reply has as many boxes as the record and their mean IoU exceeds `least_iou`, else 0.
+
+    Args:
+      reply: the reply.
+      record: its references are the true boxes.
+      matching: which box is compared with which; see `boxes.match`.
+      empty_boxes: reward of no box on either side, "one" or "zero".
+      least_iou: threshold; a mean IoU equal to it, up to rounding errors of 1e-12, earns nothing.
+      ill_formed: as in `rewards.answer_rewards.answer_reward`.
+
+    Raises:
+      ValueError: a setting is another one.
+    """
+    overlap = localisation(
+        reply,
+        record,
+        matching=matching,
+        unequal_counts="zero",
+        empty_boxes=empty_boxes,
+        ill_formed=ill_formed,
+    )
+    if not record.references:
+        return overlap  # 1 if the reply has no box either and that is worth one
+    return float(overlap - least_iou > _ROUNDING)
+
+
+def localisation(
+    reply: Reply,
+    record: VqaRecord,
+    *,
+    matching: Matching = "optimal",
+    unequal_counts: UnequalCounts = "penalise",
+    empty_boxes: EmptyBoxes = "one",
+    ill_formed: IllFormed = "nothing",
+) -> float:
+    """Return the mean IoU of the reply's and the record's boxes, from 0 to 1; 0 if the boxes cannot be read.
+
+    The mean over questions is GEMeX-RMCoT's V-score. Arguments as in `boxes.mean_iou` and `grounding_reward`.
+
+    Raises:
+      ValueError: a setting is another one.
+    """
+    check_choice("ill_formed", ill_formed, IllFormed)
+    if reply.references is None or (ill_formed == "nothing" and not reply.is_well_formed):
+        return 0.0
+    return mean_iou(
+        reply.boxes(record.image_size),
+        [reference.box for reference in record.references],
+        matching=matching,
+        unequal_counts=unequal_counts,
+        empty_boxes=empty_boxes,
+    )

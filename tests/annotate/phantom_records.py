@@ -1,0 +1,47 @@
+"""A folder of phantoms with masks and 400 reasoning records, drawn once per process."""
+
+import atexit
+import functools
+import pathlib
+import shutil
+import tempfile
+
+import numpy as np
+from PIL import Image
+
+from stepcot_jax.annotate.vqa.items import read_questions
+from stepcot_jax.data.grounded.phantom_images import ground_phantom
+from stepcot_jax.data.grounded.questions import ask_questions
+from stepcot_jax.data.grounded.record_files import write_vqa_records
+from stepcot_jax.data.phantom.phantom import write_pictures
+
+NUM_CASES = 100
+
+
+def write_folder(root, indices):
+    records = []
+    for folder in ("images", "masks/lung", "masks/heart"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for index in indices:
+        image, drawn = ground_phantom(index, seed=0, size=64)
+        write_pictures(root, drawn)
+        records += ask_questions(image, seed=0)
+    write_vqa_records(root / "records.jsonl", records)
+    return root
+
+
+@functools.cache
+def phantom_folder():
+    root = pathlib.Path(tempfile.mkdtemp(prefix="phantom_records"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return write_folder(root, range(NUM_CASES))
+
+
+@functools.cache
+def phantom_questions():
+    return tuple(read_questions(phantom_folder(), seed=0, box_size=None, require_images=True, set_aside=[])[0])
+
+
+def write_picture(path, size, value=100):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((size[1], size[0]), value, np.uint8)).save(path)

@@ -1,0 +1,73 @@
+"""Agreement on reasoning records, by hand."""
+
+import json
+import math
+
+import msgspec
+import pytest
+
+from stepcot_jax.annotate.__main__ import main
+from stepcot_jax.annotate.vqa.vqa_agreement import compare_records
+from stepcot_jax.data.grounded.record_files import write_vqa_records
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import VqaRecord
+
+RECORD = VqaRecord(
+    id="a", image_path="a.png", image_size=(64, 64), patient_id="p", kind="open", question="What?", answer="Air",
+    thinking="dark air **lung** ([0, 0, 2, 2])",
+)  # fmt: skip
+
+
+def write(folder, records, asides):
+    write_vqa_records(folder / "records.jsonl", records)
+    lines = [json.dumps({"id": name, "reason": "r", "detail": ""}) for name in asides]
+    (folder / "set_aside.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    change = msgspec.structs.replace
+    other = change(RECORD, answer="air ", thinking="dark air **lung** ([1, 0, 3, 2])")
+    closed = change(RECORD, id="b", kind="closed", answer="No", thinking="none")
+    write(tmp_path / "one", [RECORD, closed, change(RECORD, id="c")], ["d"])
+    write(tmp_path / "two", [other, change(closed, answer="Yes")], ["c", "d", "e"])
+    return tmp_path / "one", tmp_path / "two"
+
+
+def test_figures_by_hand(two):
+    (opened, closed, both), num_items, kappa = compare_records(*two)
+    assert (opened.kind, opened.num_records, opened.answers) == ("open", 1, 1.0)
+    assert opened.regions == pytest.approx(1 / 3)
+    assert (closed.num_records, closed.answers, closed.regions, closed.texts) == (1, 0.0, 1.0, 1.0)
+    assert (both.kind, both.num_records, both.answers) == ("all", 2, 0.5)
+    assert both.regions == pytest.approx(2 / 3)
+    assert 0.5 < opened.texts < 1
+    # Of a, b, c, d: both keep a and b, one keeps c, nobody d. Observed 3/4, expected (3/4)(1/2) + (1/4)(1/2) = 1/2.
+    assert num_items == 4
+    assert kappa == pytest.approx(0.5)
+
+
+def test_the_command_prints_and_writes(two, tmp_path, capsys):
+    main(["agree", *map(str, two), f"--out={tmp_path / 'out'}"])
+    printed = capsys.readouterr().out
+    assert "| all | 2 | 0.500 | 0.667 |" in printed
+    assert "4 items: Cohen's kappa 0.500" in printed
+    assert json.loads((tmp_path / "out" / "agreement.json").read_text())["annotators"] == ["one", "two"]
+    with pytest.raises(BadInput, match="two annotators; got 1"):
+        main(["agree", str(two[0])])
+
+
+def test_nothing_in_common_is_refused_and_missing_asides_are_none(two, tmp_path):
+    (two[1] / "set_aside.jsonl").unlink()
+    assert math.isnan(compare_records(*two)[2])
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, [msgspec.structs.replace(RECORD, id="z")], [])
+    with pytest.raises(BadInput, match="no record id in common"):
+        compare_records(two[0], other)
+    (two[0] / "set_aside.jsonl").write_text("{")
+    with pytest.raises(BadInput, match="set_aside"):
+        compare_records(*two)

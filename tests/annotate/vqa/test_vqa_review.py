@@ -1,0 +1,111 @@
+"""Review forms of reasoning records: out, filled, and in again."""
+
+import collections
+import csv
+import json
+import pathlib
+
+import pytest
+from annotate.phantom_records import phantom_folder
+
+from stepcot_jax.annotate.__main__ import main
+from stepcot_jax.annotate.vqa.vqa_review import draw_sample
+from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.host.errors import BadInput
+
+SAMPLE = ["--sample=3", "--seed=1"]
+
+
+def write_form(path):
+    main(["review-out", str(phantom_folder()), f"--out={path}", *SAMPLE])
+    return list(csv.reader(pathlib.Path(path).read_text(encoding="utf-8-sig").splitlines(keepends=True)))
+
+
+def fill(path, rows, verdicts):
+    filled = [rows[0], *([*row[:-2], *said] for row, said in zip(rows[1:], verdicts, strict=True))]
+    with pathlib.Path(path).open("w", newline="") as file:
+        csv.writer(file).writerows(filled)
+
+
+def read(path, out):
+    main(["review-in", str(path), str(phantom_folder()), "--reviewer=Dr Example", f"--out={out}", *SAMPLE])
+
+
+def test_a_sample_has_n_of_each_kind_and_depends_on_the_seed():
+    records = read_vqa_records(phantom_folder()).records
+    chosen = draw_sample(records, sample=3, seed=1)
+    assert collections.Counter(record.kind for record in chosen) == {"open": 3, "closed": 3, "single": 3, "multi": 3}
+    assert [record for record in records if record in chosen] == chosen == draw_sample(records, sample=3, seed=1)
+    assert chosen != draw_sample(records, sample=3, seed=2)
+    assert {each.id for each in chosen} < {each.id for each in draw_sample(records, sample=5, seed=1)}
+    assert draw_sample(records, sample=1000, seed=1) == list(records)
+
+
+def test_rejected_records_are_set_aside_and_others_say_who_confirmed_them(tmp_path, capsys):
+    form = tmp_path / "form.csv"
+    rows = write_form(form)
+    assert len(rows) == 13
+    fill(form, rows, [("reject", "wrong side"), *[("OK", "")] * 10, ("ok", "well put")])
+    read(form, tmp_path / "out")
+    assert "12 records reviewed, 1 rejected" in capsys.readouterr().out
+    before = read_vqa_records(phantom_folder()).records
+    after = {record.id: record for record in read_vqa_records(tmp_path / "out", require_images=True).records}
+    assert {record.id for record in before} - set(after) == {rows[1][1]}
+    aside = json.loads((tmp_path / "out" / "set_aside.jsonl").read_text())
+    assert aside == {"id": rows[1][1], "reason": "rejected in review", "detail": "Dr Example: wrong side"}
+    reviewed = {name for name, record in after.items() if "review 1 by" in record.provenance}
+    assert reviewed == {row[1] for row in rows[2:]}
+    assert after[rows[12][1]].provenance["review 1 comment"] == "well put"
+    with pytest.raises(BadInput, match="exists"):
+        read(form, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (("", ""), "column 'review': is required"),
+        (("maybe", ""), "'maybe' is not one of 'ok', 'reject'"),
+        (("reject", " "), "column 'comment' is required"),
+    ],
+)
+def test_a_verdict_that_cannot_be_is_said_by_record_and_column(tmp_path, verdict, words):
+    form = tmp_path / "form.csv"
+    rows = write_form(form)
+    fill(form, rows, [("ok", "")] * 4 + [verdict] + [("ok", "")] * 7)
+    with pytest.raises(BadInput, match=words) as caught:
+        read(form, tmp_path / "out")
+    assert f"record 5 ({rows[5][1]})" in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["agree", "review-out", "review-in"])
+def test_help_names_both_kinds_of_records(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "data.json" in shown
+    assert "records.jsonl" in shown
+
+
+def test_an_altered_or_short_form_is_refused(tmp_path):
+    form = tmp_path / "form.csv"
+    rows = write_form(form)
+    rows[3][6] = "another answer"
+    fill(form, rows, [("ok", "")] * 12)
+    with pytest.raises(BadInput, match=r"record 3 .*column 'answer' was altered"):
+        read(form, tmp_path / "out")
+    intact = write_form(tmp_path / "intact.csv")
+    fill(form, [*intact[:3], *intact[4:]], [("ok", "")] * 11)
+    with pytest.raises(
+        BadInput, match=r"record 3 .*the row is missing, moved .* found row '4' with the id '"
+    ) as caught:
+        read(form, tmp_path / "out")
+    assert intact[4][1] in str(caught.value)
+    fill(form, rows[:2], [("ok", "")])
+    with pytest.raises(BadInput, match=r"record 2 .*row is missing"):
+        read(form, tmp_path / "out")
+    with pytest.raises(BadInput, match="overwritten"):
+        write_form(form)
+    with pytest.raises(BadInput, match="--sample: 0"):
+        main(["review-out", str(phantom_folder()), f"--out={tmp_path / 'x.csv'}", "--sample=0"])
+    with pytest.raises(BadInput, match="without --all"):
+        main(["review-out", str(phantom_folder()), f"--out={tmp_path / 'x.csv'}", "--all"])

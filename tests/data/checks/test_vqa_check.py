@@ -1,0 +1,140 @@
+"""`data check` of reasoning records: counts, formats, what would stop a run."""
+
+import json
+
+import msgspec
+import pytest
+
+from stepcot_jax.data.__main__ import main
+from stepcot_jax.data.checks.vqa_check import find_difference
+from stepcot_jax.data.grounded.making import make_phantom_records, write_records
+from stepcot_jax.data.grounded.record_files import holds_records, read_vqa_records, write_vqa_records
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import DIALECTS, write_reply
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("records")
+    write_records(out, make_phantom_records(out, num_cases=30, size=48, seed=0))
+    return out
+
+
+@pytest.fixture
+def damaged(folder, tmp_path):
+    """A copy of the records, without their images, to damage."""
+    (tmp_path / "records.jsonl").write_bytes((folder / "records.jsonl").read_bytes())
+    return tmp_path
+
+
+def _check(root, *flags, capsys):
+    code = main(["check", str(root), "--json=-", *flags])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_facts_of_good_records(folder, capsys):
+    code, facts = _check(folder, capsys=capsys)
+    records = read_vqa_records(folder).records
+    assert code == 0
+    assert facts["layout"] == "reasoning records"
+    assert (facts["records"], facts["set_aside"], facts["pictures"]) == (120, 0, 30)
+    assert facts["patients"] == len({record.patient_id for record in records})
+    assert facts["boxes"] == sum(len(record.references) for record in records)
+    assert sum(int(number) * count for number, count in facts["boxes_of_records"].items()) == facts["boxes"]
+    assert {kind: sum(counts.values()) for kind, counts in facts["kinds"].items()} == dict.fromkeys(
+        ("open", "closed", "single", "multi"), 30
+    )
+    assert facts["with_stages"] == facts["with_thinking"] == 120
+    assert facts["lengths"]["thinking"]["longest"] == max(len(record.thinking.split()) for record in records)
+    assert [(each["dialect"], each["written"], each["read_back"]) for each in facts["formats"]] == [
+        (dialect, 120, 120) for dialect in DIALECTS
+    ]
+    assert facts["stops"] == facts["notes"] == []
+
+
+def test_records_without_thinking_stop_nothing(folder, tmp_path, capsys):
+    """The response alone is a target of its own (GEMeX-200K), not a record that fails to read back."""
+    records = [msgspec.structs.replace(each, thinking="") for each in read_vqa_records(folder).records]
+    write_vqa_records(tmp_path / "records.jsonl", records)
+    code, facts = _check(tmp_path, "--images=none", capsys=capsys)
+    assert (code, facts["stops"]) == (0, [])
+    assert {each["dialect"]: each["read_back"] for each in facts["formats"]}["gemex"] == 120
+
+
+def test_tables_are_printed(folder, capsys):
+    assert main(["check", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    for title in ("Records by kind and split", "Boxes of a record", "Lengths (words)", "Formats", "a run can use it"):
+        assert title in shown
+
+
+def test_bad_lines_stop_or_are_set_aside(damaged, capsys):
+    with (damaged / "records.jsonl").open("a") as file:
+        file.write('{"id": "x"}\n')
+    code, facts = _check(damaged, "--images=none", capsys=capsys)
+    assert code == 1
+    assert facts["set_aside"] == 1
+    assert "records.jsonl: 1 of 121 lines are bad" in facts["stops"][0]
+    (reason,) = facts["set_aside_reasons"]
+    assert reason["examples"][0]["record"] == 121
+    assert "image_path" in reason["reason"]
+    code, facts = _check(damaged, "--images=none", "--on-bad-record=skip", capsys=capsys)
+    assert code == 0
+    assert facts["stops"] == []
+
+
+def test_missing_and_unreadable_images_stop_a_run(damaged, folder, capsys):
+    with pytest.raises(BadInput, match=r"no line is valid.*phantom_000000\.png"):
+        main(["check", str(damaged)])
+    (damaged / "images").mkdir()
+    for path in (folder / "images").iterdir():
+        (damaged / "images" / path.name).write_bytes(path.read_bytes())
+    (damaged / "images/phantom_000003.png").write_bytes(b"no picture")
+    (damaged / "images/phantom_000005.png").unlink()
+    code, facts = _check(damaged, capsys=capsys)
+    assert code == 1
+    assert facts["set_aside"] == 8
+    code, facts = _check(damaged, "--images=exists", capsys=capsys)
+    assert facts["set_aside"] == 4
+
+
+def test_patients_in_several_splits_stop_a_run(damaged, capsys):
+    records = [*read_vqa_records(damaged).records]
+    moved = {"train": "test", "test": "train", "val": "train"}[records[0].split]
+    records[0] = msgspec.structs.replace(records[0], split=moved)
+    write_records(damaged, records)
+    code, facts = _check(damaged, "--images=none", capsys=capsys)
+    assert code == 1
+    assert "records.jsonl: 1 patients are in more than one split" in facts["stops"]
+    write_records(damaged, [msgspec.structs.replace(record, split="val") for record in records])
+    assert "no record is in the train split" in _check(damaged, "--images=none", capsys=capsys)[1]["stops"][0]
+
+
+def test_records_that_a_dialect_cannot_write_are_noted(damaged, capsys):
+    records = read_vqa_records(damaged).records
+    write_records(damaged, [msgspec.structs.replace(record, stages=None, split="") for record in records])
+    code, facts = _check(damaged, "--images=none", capsys=capsys)
+    assert code == 0
+    assert [each["written"] for each in facts["formats"]] == [120, 120, 0, 0, 120]
+    assert any("120 records cannot be written in dialect lvkc (stages: none" in note for note in facts["notes"])
+    assert "120 records are in no split" in facts["notes"]
+
+
+def test_a_reply_that_says_something_else_is_found(folder):
+    record = next(record for record in read_vqa_records(folder).records if record.kind == "closed")
+    text = write_reply(record, "gemex")
+    assert find_difference(record, text, "gemex") == ""
+    other = "No" if record.answer == "Yes" else "Yes"
+    assert find_difference(record, text.replace(f"<answer>{record.answer}", f"<answer>{other}"), "gemex").startswith(
+        "answer"
+    )
+    moved = msgspec.structs.replace(record, references=())
+    assert find_difference(moved, text, "gemex").startswith("boxes")
+    assert find_difference(record, text.replace("</think>", ""), "gemex").startswith("form")
+
+
+def test_data_json_wins_unless_the_file_is_named(damaged):
+    assert holds_records(damaged)
+    (damaged / "data.json").write_text("[]")
+    assert not holds_records(damaged)
+    assert holds_records(damaged / "records.jsonl")

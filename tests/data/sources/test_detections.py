@@ -1,0 +1,353 @@
+"""Detection lists as grounded images: released counts, boxes against the file's own numbers, readers, refusals."""
+
+import collections
+import csv
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from stepcot_jax.data.grounded.phantom_images import ground_phantom
+from stepcot_jax.data.grounded.questions import ask_questions
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.sources.detections import detect_detection_layout, read_detections
+from stepcot_jax.data.sources.vinbigdata import CLASSES, Mark, agree
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import VqaRecord
+
+HEADER = "image_id,class_name,class_id,rad_id,x_min,y_min,x_max,y_max"
+
+
+def write_vinbig(root, *rows, sizes=("a,100,200", "b,100,200"), header=HEADER):
+    (root / "train.csv").write_text("\n".join([header, *rows]) + "\n")
+    if sizes:
+        (root / "train_meta.csv").write_text("\n".join(["image_id,dim0,dim1", *sizes]) + "\n")
+
+
+def boxes(image):
+    return [(finding.label, finding.box) for finding in image.findings]
+
+
+# ChestX-ray8
+
+
+def test_the_984_released_boxes_are_kept_exactly(shared):
+    root = shared / "data/nih_chestxray8"
+    images = read_detections(root, require_images=False)
+    with (root / "BBox_List_2017.csv").open() as file:
+        rows = list(csv.reader(file))[1:]
+    expected = collections.defaultdict(list)
+    for row in rows:
+        x, y, width, height = map(float, row[2:6])
+        label = "Infiltration" if row[1] == "Infiltrate" else row[1]
+        expected[row[0]].append((label, (x, y, x + width, y + height)))
+    assert {f"{image.id}.png": boxes(image) for image in images} == expected
+    assert [f"images/{name}" for name in expected] == [image.image_path for image in images]
+    counts = collections.Counter(label for image in images for label, _ in boxes(image))
+    assert (len(images), sum(counts.values()), len(counts)) == (880, 984, 8)
+    assert counts == {
+        "Atelectasis": 180,
+        "Effusion": 153,
+        "Cardiomegaly": 146,
+        "Infiltration": 123,
+        "Pneumonia": 120,
+        "Pneumothorax": 98,
+        "Mass": 85,
+        "Nodule": 79,
+    }
+    corners = np.array([box for image in images for _, box in boxes(image)])
+    assert (corners[:, :2] >= 0).all()
+    assert (corners[:, 2:] <= 1024).all()
+    assert (corners[:, 2:] > corners[:, :2]).all()
+    assert all(image.patient_id == image.id[:8] and not image.absent for image in images)
+    assert all(image.image_size == (1024, 1024) for image in images)
+    for image in images[:50]:
+        numbers = [int(number) - 2 for number in image.provenance["row"].split(", ")]
+        assert {rows[number][0] for number in numbers} == {f"{image.id}.png"}
+    assert images[0].provenance["file"] == "BBox_List_2017.csv"
+    assert "NIH" in images[0].provenance["licence"]
+
+
+def test_normal_images_deny_all_classes_and_come_on_request(shared):
+    root = shared / "data/nih_chestxray8"
+    with (root / "Data_Entry_2017_v2020.subset.csv").open() as file:
+        normal = [row[0] for row in list(csv.reader(file))[1:] if row[1] == "No Finding"]
+    images = read_detections(root, require_images=False, with_normal=True)
+    added = [image for image in images if not image.findings]
+    assert [f"{image.id}.png" for image in added] == normal
+    assert len(images) == 880 + len(normal)
+    assert all(len(image.absent) == 14 for image in added)
+
+
+@pytest.mark.parametrize("numbers", ["Mass,1000,0,25,9", "Mass,-1,0,25,9", "Wart,1,1,2,2", "Mass,1"])
+def test_a_bad_row_of_the_box_list_stops_or_sets_its_image_aside(tmp_path, numbers):
+    text = f"Image Index,Finding Label,Bbox [x,y,w,h],,,\na.png,Mass,1,2,3,4\nb.png,{numbers}\nb.png,Mass,1,2,3,4\n"
+    (tmp_path / "BBox_List_2017.csv").write_text(text)
+    with pytest.raises(BadInput, match=r"BBox_List_2017.csv, row 3: .*; on_bad_record=skip"):
+        read_detections(tmp_path, require_images=False)
+    aside = []
+    (image,) = read_detections(tmp_path, require_images=False, on_bad_record="skip", set_aside=aside)
+    assert boxes(image) == [("Mass", (1, 2, 4, 6))]
+    assert [item.record for item in aside] == [1]
+
+
+def test_a_box_listed_twice_is_kept_once(tmp_path):
+    text = "Image Index,Finding Label,Bbox [x,y,w,h],,,\na.png,Mass,1,2,3,4\na.png,Mass,1,2,3,4\na.png,Mass,1,2,3,5\n"
+    (tmp_path / "BBox_List_2017.csv").write_text(text)
+    (image,) = read_detections(tmp_path, require_images=False)
+    assert boxes(image) == [("Mass", (1, 2, 4, 6)), ("Mass", (1, 2, 4, 7))]
+    assert image.provenance["repeated"] == "1 box listed again, kept once"
+    assert image.provenance["row"] == "2, 3, 4"
+
+
+def test_missing_images_are_bad_rows(shared):
+    with pytest.raises(BadInput, match=r"row 2: no image '00013118_008.png'"):
+        read_detections(shared / "data/nih_chestxray8")
+
+
+# VinBigData
+
+
+def test_boxes_of_agreeing_readers_are_averaged(tmp_path):
+    write_vinbig(
+        tmp_path,
+        "a,Nodule/Mass,8,R1,10,10,30,30",
+        "b,No finding,14,R1,,,,",
+        "a,Nodule/Mass,8,R2,12,10,32,30",
+        "a,Nodule/Mass,8,R3,100,10,120,30",
+        "a,ILD,5,R1,10,10,30,30",
+        "b,No finding,14,R2,,,,",
+    )
+    (image,) = read_detections(tmp_path, require_images=False)
+    assert boxes(image) == [("Nodule/Mass", (11, 10, 31, 30))]
+    assert (image.image_size, image.patient_id, image.absent) == ((200, 100), "a", ())
+    assert image.provenance["row"] == "2, 4, 5, 6"
+    assert image.provenance["readers"] == "mean box of at least 2 readers with IoU >= 0.5"
+    both = read_detections(tmp_path, require_images=False, with_normal=True)
+    assert [(each.id, each.absent) for each in both] == [("a", ()), ("b", CLASSES)]
+    (every,) = read_detections(tmp_path, require_images=False, readers="all")
+    assert [label for label, _ in boxes(every)] == ["Nodule/Mass"] * 3 + ["ILD"]
+    with pytest.raises(BadInput, match="no image has a box"):
+        read_detections(tmp_path, require_images=False, readers=3)
+
+
+def test_some_no_finding_rows_beside_boxes_deny_nothing(tmp_path):
+    write_vinbig(tmp_path, "a,ILD,5,R1,1,1,9,9", "a,No finding,14,R2,,,,", "a,No finding,14,R3,,,,")
+    (image,) = read_detections(tmp_path, require_images=False, readers=1, with_normal=True)
+    assert (len(image.findings), image.absent) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a,Nodule,8,R1,1,1,2,2", "row 3: class_name: 'Nodule' is not one of"),
+        ("a,ILD,5,R1,5,1,2,2", "row 3: x_min, y_min, x_max, y_max"),
+        ("a,ILD,5,R1,nan,1,2,2", "row 3: x_min, y_min, x_max, y_max"),
+        ("a,ILD,5,R1,1,1,inf,2", "row 3: x_min, y_min, x_max, y_max"),
+        ("a,ILD,5,R1,1,1,201,2", "row 3: box .* leaves the picture of 200 by 100"),
+        ("a,ILD,5,R1,,,,", "row 3: x_min"),
+        ("a,ILD,5,,1,1,2,2", "row 3: rad_id: is empty"),
+        ("a,ILD,5,R1,1,1,2", "row 3: has 7 cells; expected 8"),
+        ("a,No finding,14,R2,0,0,1,1", "row 3: x_min: a box"),
+        ("a,No finding,14,R1,,,,", "row 2: reader 'R1' has both a box and 'No finding'"),
+        ("../c,ILD,5,R1,1,1,2,2", "not a file name"),
+        ("c,ILD,5,R1,1,1,2,2", "size unknown: neither a file of the image nor a row of train_meta.csv"),
+    ],
+)
+def test_bad_rows_of_train_csv(tmp_path, row, message):
+    write_vinbig(tmp_path, "a,ILD,5,R1,1,1,9,9", row)
+    with pytest.raises(BadInput, match=message) as error:
+        read_detections(tmp_path, require_images=False)
+    assert "train.csv, image" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_no_pictures_are_called_so(tmp_path):
+    write_vinbig(tmp_path, "a,ILD,5,R1,1,1,40,9", sizes=())
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/a.png").write_text("text")
+    with pytest.raises(BadInput, match=r"a\.png: size cannot be read: the file is neither a PNG nor a JPEG image"):
+        read_detections(tmp_path, readers=1)
+
+
+def test_sizes_come_from_image_files_without_the_table(tmp_path):
+    write_vinbig(tmp_path, "a,ILD,5,R1,1,1,40,9", sizes=())
+    (tmp_path / "train").mkdir()
+    Image.new("L", (40, 20)).save(tmp_path / "train/a.jpg")
+    (image,) = read_detections(tmp_path, readers=1)
+    assert (image.image_path, image.image_size) == ("train/a.jpg", (40, 20))
+
+
+@given(
+    marks=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12), st.integers(1, 9)), max_size=12),
+    readers=st.integers(1, 3),
+)
+def test_agreement_uses_each_box_once_and_each_reader_once_per_finding(marks, readers):
+    rows = [Mark(k, f"R{who}", "ILD", (x, 0.0, x + wide, 4.0)) for k, (who, x, wide) in enumerate(marks)]
+    found = list(agree(rows, readers=readers))
+    assert all(readers <= number <= len({row.reader for row in rows}) for _, number in found)
+    assert sum(number for _, number in found) <= len(rows)
+    assert [number for _, number in found] == sorted((number for _, number in found), reverse=True)
+    if readers == 1:
+        assert sum(number for _, number in found) == len(rows)
+
+
+# PadChest-GR
+
+
+def write_padchest(root, *findings, size=(200, 100)):
+    study = {"StudyID": "1", "ImageID": "x.png", "findings": list(findings)}
+    (root / "grounded_reports_20240819.json").write_text(json.dumps([study]))
+    Image.new("L", size).save(root / "x.png")
+
+
+def sentence(text, labels=(), boxes=(), **others):
+    return {"sentence_en": text, "abnormal": bool(boxes), "labels": list(labels), "boxes": list(boxes)} | others
+
+
+def test_sentences_regions_and_denied_labels_of_padchest(tmp_path):
+    write_padchest(
+        tmp_path,
+        sentence(
+            "Effusion with collapse.",
+            ["pleural effusion", "atelectasis"],
+            [[0.1, 0.5, 0.4, 0.9]],
+            locations=["right", "basal"],
+        ),
+        sentence("No nodules.", ["nodule"]),
+        sentence("Normal heart.", ["Normal"]),
+        sentence("No other effusion.", ["Pleural effusion"]),
+    )
+    (image,) = read_detections(tmp_path)
+    assert boxes(image) == [(name, pytest.approx((20, 50, 80, 90))) for name in ("pleural effusion", "atelectasis")]
+    assert {(finding.sentence, finding.region) for finding in image.findings} == {
+        ("Effusion with collapse.", "right, basal")
+    }
+    assert (image.absent, image.image_size, image.provenance["row"]) == (("nodule",), (200, 100), "0")
+
+
+def test_second_reader_of_padchest_on_request(tmp_path):
+    write_padchest(tmp_path, sentence("A.", ["nodule"], [[0, 0, 0.5, 0.5]], extra_boxes=[[0.1, 0, 0.5, 0.5]]))
+    assert len(read_detections(tmp_path)[0].findings) == 1
+    assert len(read_detections(tmp_path, readers="all")[0].findings) == 2
+
+
+def test_labels_that_no_record_could_hold_are_refused(tmp_path):
+    write_padchest(tmp_path, sentence("A.", ["nodule <b>"], [[0, 0, 0.5, 0.5]]))
+    with pytest.raises(BadInput, match="record 0: label: 'nodule <b>'"):
+        read_detections(tmp_path)
+
+
+def test_regions_that_no_record_could_hold_are_bad_records(tmp_path):
+    write_padchest(tmp_path, sentence("A.", ["nodule"], [[0, 0, 0.5, 0.5]], locations=["left *lung*\n[1]"]))
+    path = tmp_path / "grounded_reports_20240819.json"
+    with pytest.raises(BadInput, match=r"20240819\.json, record 0: region: 'left"):
+        read_detections(tmp_path)
+    good = {"StudyID": "2", "ImageID": "x.png", "findings": [sentence("B.", ["mass"], [[0, 0, 0.5, 0.5]])]}
+    path.write_text(json.dumps([*json.loads(path.read_text()), good]))
+    aside = []
+    (image,) = read_detections(tmp_path, on_bad_record="skip", set_aside=aside)
+    assert (image.id, len(aside)) == ("2", 1)
+
+
+# Phantom folders
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory):
+    root = tmp_path_factory.mktemp("phantoms")
+    export_phantom(root, num_cases=12, seed=1, size=64, prevalence="flat")
+    return root
+
+
+def test_phantom_folders_keep_boxes_patients_and_answers(phantoms):
+    images = read_detections(phantoms, with_normal=True)
+    with (phantoms / "boxes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    expected = collections.defaultdict(list)
+    for row in rows:
+        x, y, width, height = (float(row[name]) for name in ("x", "y", "width", "height"))
+        expected[row["image_path"]].append((row["label"], (x, y, x + width, y + height)))
+    for image in images:  # more than three boxes of a label are one a side
+        few = collections.Counter(label for label, _ in expected[image.image_path])
+        kept = [found for found in expected[image.image_path] if few[found[0]] <= 3]
+        assert sorted(found for found in boxes(image) if few[found[0]] <= 3) == sorted(kept)
+        assert {label for label, _ in boxes(image)} == set(few)
+    assert len(images) == 12
+    for image in images:
+        mask = np.asarray(Image.open(phantoms / "masks/lung" / image.image_path.removeprefix("images/"))) > 127
+        down, across = np.nonzero(mask)
+        assert image.region_box("bilateral lung") == (across.min(), down.min(), across.max() + 1, down.max() + 1)
+        assert not {finding.label for finding in image.findings} & set(image.absent)
+        VqaRecord(
+            id=image.id,
+            image_path=image.image_path,
+            image_size=image.image_size,
+            patient_id=image.patient_id,
+            kind="closed",
+            question="?",
+            answer="Yes",
+            references=image.regions,
+        )
+
+
+def test_phantom_folders_are_the_phantoms_that_were_drawn(phantoms):
+    for index, image in enumerate(read_detections(phantoms, with_normal=True)):
+        drawn, _ = ground_phantom(index, seed=1, size=64)
+        assert image == dataclasses.replace(drawn, provenance=image.provenance)
+        assert image.facts["side"] in ("", "right", "left", "bilateral")
+
+
+def test_earlier_exports_have_neither_side_nor_regions_of_findings(phantoms, tmp_path):
+    shutil.copytree(phantoms, tmp_path, dirs_exist_ok=True)
+    lines = [line.split(",")[:6] for line in (phantoms / "boxes.csv").read_text().splitlines()]
+    (tmp_path / "boxes.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+    images = read_detections(tmp_path, with_normal=True)
+    assert any(image.findings for image in images)
+    for image in images:
+        assert {finding.region for finding in image.findings} <= {""}
+        assert ("side" in image.facts) == (image.facts["diagnosis"] == "Normal")
+        if image.findings:  # where a finding is not known to lie elsewhere, no lung is called clear
+            for number in range(10):
+                asked = ask_questions(dataclasses.replace(image, id=f"{image.id}{number}"), seed=0)
+                assert not any(text.startswith("clear") for record in asked for text in record.choices)
+
+
+def test_sides_and_kinds_that_no_phantom_has_are_refused(phantoms, tmp_path):
+    shutil.copytree(phantoms, tmp_path, dirs_exist_ok=True)
+    text = (phantoms / "boxes.csv").read_text()
+    for bad in ("2,focus,right", "1,wart,left", "0,sign,up"):
+        (tmp_path / "boxes.csv").write_text(f"{text}images/phantom_000001.png,Mass,1,1,2,2,{bad}\n")
+        with pytest.raises(BadInput, match="side, kind, case_side"):
+            read_detections(tmp_path)
+
+
+def test_a_phantom_folder_with_split_tables_is_no_vinbigdata(phantoms, tmp_path):
+    (tmp_path / "boxes.csv").write_text("image_path,label,x,y,width,height\n")
+    (tmp_path / "train.csv").write_text("patient_id,image_path\n1,a.png\n")
+    assert detect_detection_layout(tmp_path) == "phantom"
+
+
+def test_rows_of_unknown_images_and_broken_boxes_are_refused(phantoms, tmp_path):
+    shutil.copytree(phantoms, tmp_path, dirs_exist_ok=True)
+    head = (phantoms / "boxes.csv").read_text()
+    for row, message in (("images/none.png,Mass,1,1,2,2", "no image of data.json"), (",Mass,1,1,2,2", "no image of")):
+        (tmp_path / "boxes.csv").write_text(f"{head}{row}\n")
+        with pytest.raises(BadInput, match=message):
+            read_detections(tmp_path, require_images=False)
+
+
+def test_folders_without_a_list_and_settings_that_do_not_exist(tmp_path):
+    with pytest.raises(BadInput, match="has no known detection list; expected BBox_List_2017"):
+        read_detections(tmp_path)
+    with pytest.raises(BadInput, match="is not one of auto, chestxray8"):
+        read_detections(tmp_path, layout="coco")
+    with pytest.raises(BadInput, match="readers: 0"):
+        read_detections(tmp_path, layout="vinbigdata", readers=0)
+    with pytest.raises(BadInput, match=r"has no train\.csv"):
+        read_detections(tmp_path, layout="vinbigdata")

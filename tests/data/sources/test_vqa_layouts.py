@@ -1,0 +1,161 @@
+"""One entry for every source of questions: which layout a folder is, and records of each."""
+
+import collections
+import json
+import sys
+
+import pytest
+from PIL import Image
+
+from stepcot_jax.data.__main__ import main
+from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import VqaRecord
+
+GEMEX = {"question": "Q?", "answer": "yes", "visual_regions": [], "visual_locations": [], "image_path": "a.png"}
+MEDSAGE = {"conversations": [{"from": "human", "value": "Q?"}, {"from": "gpt", "value": "Yes"}], "images": ["a.png"]}
+
+
+def test_released_boxes_become_records_that_are_read_back(shared, tmp_path):
+    aside = []
+    source = shared / "data/nih_chestxray8"
+    records = list(read_vqa_source(source, require_images=False, with_normal=False, set_aside=aside))
+    assert {record.image_path for record in records} <= {f"images/{record.id[:12]}.png" for record in records}
+    assert len({record.image_path for record in records}) == 880
+    assert not aside
+    write_vqa_records(tmp_path / "records.jsonl", records)
+    assert read_vqa_records(tmp_path).records == tuple(records)
+    again = list(read_vqa_source(source, require_images=False, with_normal=False))
+    assert again == records
+    other = list(read_vqa_source(source, require_images=False, with_normal=False, seed=1))
+    assert other != records
+    for record in records:
+        assert record.image_size == (1024, 1024)
+        assert record.patient_id == record.image_path[7:15]
+        assert record.provenance["licence"].startswith("NIH")
+
+
+def test_normal_images_are_asked_about_too(shared):
+    records = list(read_vqa_source(shared / "data/nih_chestxray8", require_images=False))
+    kinds = collections.Counter(record.kind for record in records)
+    assert kinds["open"] == 880
+    answers = {record.answer for record in records if record.kind == "closed"}
+    assert answers == {"No"}  # boxed images deny nothing, so that their answer could only be "Yes"
+
+
+def test_phantom_folders_and_files_of_records(tmp_path):
+    export_phantom(tmp_path / "phantoms", num_cases=4, seed=0, size=64)
+    records = list(read_vqa_source(tmp_path / "phantoms"))
+    assert {record.kind for record in records} == {"open", "closed", "single", "multi"}
+    write_vqa_records(tmp_path / "phantoms/records.jsonl", records)
+    assert detect_vqa_layout(tmp_path / "phantoms") == "records"
+    assert list(read_vqa_source(tmp_path / "phantoms")) == records
+    assert list(read_vqa_source(tmp_path / "phantoms/records.jsonl")) == records
+
+
+def test_layouts_are_recognised_by_the_first_record(tmp_path):
+    for name, record in (("gemex", GEMEX), ("medsage", MEDSAGE)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "some.jsonl").write_text(json.dumps(record) + "\n")
+        (folder / "notes.json").write_text("{}")
+        assert detect_vqa_layout(folder) == name
+        assert detect_vqa_layout(folder / "some.jsonl") == name
+        (read,) = read_vqa_source(folder, box_size=(8, 8), require_images=False)
+        assert isinstance(read, VqaRecord)
+        assert read.answer == "Yes"
+    (tmp_path / "gemex/other.jsonl").write_text(json.dumps(MEDSAGE) + "\n")
+    with pytest.raises(BadInput, match="has files of the layouts gemex and medsage; choose one"):
+        read_vqa_source(tmp_path / "gemex")
+    (read,) = read_vqa_source(tmp_path / "gemex", layout="gemex", box_size=(8, 8), require_images=False)
+    assert read.id == "some.jsonl:1"
+
+
+def test_a_file_whose_first_line_is_broken_is_read_or_named(tmp_path):
+    good = json.dumps(GEMEX) + "\n"
+    (tmp_path / "a.jsonl").write_text(good)
+    (tmp_path / "b.jsonl").write_text("{broken\n" + good)
+    (tmp_path / "settings.json").write_text('{\n"visual": 1\n}\n')
+    options = {"box_size": (8, 8), "require_images": False}
+    with pytest.raises(BadInput, match=r"b\.jsonl, line 1, "):
+        list(read_vqa_source(tmp_path, **options))
+    aside = []
+    records = list(read_vqa_source(tmp_path, on_bad_record="skip", set_aside=aside, **options))
+    assert [record.id for record in records] == ["a.jsonl:1", "b.jsonl:2"]
+    assert [each.reason.partition(", ")[0] for each in aside] == ["b.jsonl"]
+    (tmp_path / "b.jsonl").write_text("{broken\n")
+    with pytest.raises(BadInput, match=r"b\.jsonl: no record is valid"):
+        list(read_vqa_source(tmp_path, on_bad_record="skip", **options))
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(BadInput, match=r"records \(records.jsonl\); gemex, medsage .*b\.jsonl: no record can be"):
+        detect_vqa_layout(tmp_path)
+
+
+def test_what_cannot_be_a_source(tmp_path, shared):
+    with pytest.raises(BadInput, match="none: is not a folder or a file"):
+        read_vqa_source(tmp_path / "none")
+    with pytest.raises(BadInput, match="has no known detection list"):
+        read_vqa_source(tmp_path)
+    with pytest.raises(BadInput, match="layout: 'coco' is not one of auto, records, gemex, medsage, chestxray8"):
+        read_vqa_source(tmp_path, layout="coco")
+    with pytest.raises(BadInput, match="layout chestxray8 states the size of its boxes"):
+        read_vqa_source(shared / "data/nih_chestxray8", box_size=(9, 9))
+    with pytest.raises(BadInput, match="has no files of layout medsage"):
+        read_vqa_source(tmp_path, layout="medsage")
+    (tmp_path / "x.jsonl").write_text("junk\n")
+    with pytest.raises(BadInput, match="has no known"):
+        read_vqa_source(tmp_path)
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["stepcot_jax.data", *map(str, arguments)])
+    return main()
+
+
+def test_the_command_copies_released_questions_with_their_images(tmp_path, monkeypatch):
+    source, out = tmp_path / "gemex", tmp_path / "out"
+    source.mkdir()
+    Image.new("L", (16, 8)).save(source / "a.png")
+    (source / "closed.jsonl").write_text(json.dumps(GEMEX) + "\n" + json.dumps(GEMEX) + "\n")
+    with pytest.raises(BadInput, match="--box-size is required"):
+        run(monkeypatch, "vqa", out, f"--source={source}")
+    assert not out.exists()
+    run(monkeypatch, "vqa", out, f"--source={source}", "--box-size", 336, 300)
+    records = read_vqa_records(out, require_images=True).records
+    assert [(record.id, record.image_size, record.split) for record in records] == [
+        ("closed.jsonl:1", (336, 300), "test"),
+        ("closed.jsonl:2", (336, 300), "test"),
+    ]
+
+
+def test_releases_need_no_images_where_none_are_copied(tmp_path, monkeypatch):
+    source, out = tmp_path / "gemex", tmp_path / "out"
+    source.mkdir()
+    (source / "closed.jsonl").write_text(json.dumps(GEMEX) + "\n")
+    flags = (f"--source={source}", "--box-size", 8, 8)
+    with pytest.raises(BadInput, match=r"a\.png"):
+        run(monkeypatch, "vqa", out, *flags)
+    run(monkeypatch, "vqa", out, *flags, "--images=none")
+    assert len(read_vqa_records(out).records) == 1
+    with pytest.raises(BadInput, match="--with-normal has no effect on --source=FOLDER of layout gemex"):
+        run(monkeypatch, "vqa", tmp_path / "other", *flags, "--images=none", "--with-normal")
+
+
+@pytest.mark.parametrize("dialect", ["lvkc", "lvkc_released"])
+def test_conversations_that_the_command_writes_are_read_as_medsage(tmp_path, monkeypatch, dialect):
+    run(monkeypatch, "vqa", tmp_path / "out", "--num-cases=12", f"--dialect={dialect}")
+    written = {record.id: record for record in read_vqa_records(tmp_path / "out").records}
+    lines = (tmp_path / "out/conversations.jsonl").read_text().splitlines()
+    aside = []
+    read = list(read_vqa_source(tmp_path / "out/conversations.jsonl", layout="medsage", set_aside=aside))
+    assert len(read) == len(lines) > 12
+    assert not aside
+    for line, record in zip(lines, read, strict=True):
+        own = written[json.loads(line)["id"]]
+        assert (record.answer, record.choices, record.image_size) == (own.answer, own.choices, own.image_size)
+        assert record.kind == own.kind
+        assert [each.box for each in record.references] == [
+            pytest.approx(each.box, abs=0.04) for each in own.references
+        ]

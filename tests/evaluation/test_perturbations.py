@@ -1,0 +1,158 @@
+import math
+import statistics
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from stepcot_jax.evaluation.perturbations import negate, perturb, perturb_records, reorder, spread
+from stepcot_jax.reasoning.record import Stages, VqaRecord
+
+TABLE_5 = {  # GEMeX-RMCoT, Table 5: original, three rounds, printed std; and the one about the original
+    ("closed", "200K"): (79.93, (76.98, 83.06, 75.69), 3.2136, 3.487),
+    ("closed", "RMCoT"): (87.11, (88.39, 86.56, 87.66), 0.7522, 0.865),
+    ("single", "200K"): (78.92, (79.00, 77.69, 77.31), 0.7239, 1.171),
+    ("single", "RMCoT"): (80.08, (80.15, 80.00, 79.69), 0.1915, 0.233),
+}
+
+
+def ask(question, *, answer="Yes", name="1", **fields):
+    kind = "single" if fields.get("choices") else "closed"
+    return VqaRecord(
+        id=name, image_path="a.png", image_size=(64, 64), patient_id="p", kind=kind, question=question, answer=answer,
+        **fields,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("row", TABLE_5)
+def test_the_spread_of_table_5(row):
+    original, rounds, population, from_original = TABLE_5[row]
+    assert spread(rounds, original=original) == pytest.approx(population, abs=5e-5)
+    assert spread(rounds, original=original, std="from_original") == pytest.approx(from_original, abs=5e-4)
+    assert spread(rounds, original=original) == pytest.approx(statistics.pstdev(rounds))
+    assert spread(rounds, original=original, std="sample") == pytest.approx(statistics.stdev(rounds))
+
+
+def test_a_spread_needs_a_round_and_a_known_way():
+    assert math.isnan(spread([0.5], original=0.5, std="sample"))
+    with pytest.raises(ValueError, match="population, sample, from_original"):
+        spread([0.5], original=0.5, std="variance")
+    with pytest.raises(ValueError, match="with a round"):
+        spread([], original=0.5)
+
+
+@pytest.mark.parametrize(
+    ("question", "prefer_is", "expected", "flipped"),
+    [
+        ("Is there a mass?", False, "Isn't there a mass?", True),
+        ("is the heart enlarged?", True, "isn't the heart enlarged?", True),
+        ("Is the heart abnormal?", True, "Isn't the heart abnormal?", True),
+        ("Is the heart abnormal?", False, "Is the heart normal?", True),
+        ("Does it show an abnormal heart?", True, "Does it show a normal heart?", True),
+        ("Abnormal lungs?", True, "Normal lungs?", True),
+        ("An  abnormal heart?", False, "A  normal heart?", True),
+        ("ABNORMAL?", True, "NORMAL?", True),
+        ("Isn't there a mass?", True, "Isn't there a mass?", False),
+        ("Island of density?", True, "Island of density?", False),
+        ("Is?", True, "Is?", False),
+        ("Any abnormality?", True, "Any abnormality?", False),
+        ("The heart is large?", True, "The heart is large?", False),
+    ],
+)
+def test_negated_questions(question, prefer_is, expected, flipped):
+    for answer, other in (("Yes", "No"), ("No", "Yes")):
+        record = ask(question, answer=answer, thinking="I see it.", stages=Stages("a", "b", "c", "d"))
+        found = negate(record, prefer_is=prefer_is)
+        assert found.question == expected
+        assert found.answer == (other if flipped else answer)
+        assert (found.thinking, found.stages is None) == (("", True) if flipped else ("I see it.", False))
+        if not flipped:
+            assert found is record
+
+
+def test_a_kept_answer():
+    record = ask("Is the heart abnormal?", thinking="It is.")
+    kept = negate(record, prefer_is=True, negated_answer="keep")
+    assert (kept.question, kept.answer, kept.thinking) == ("Isn't the heart abnormal?", "Yes", "It is.")
+    assert negate(record, prefer_is=False, negated_answer="keep").answer == "No"  # "normal" turns it in any case
+    with pytest.raises(ValueError, match="flip, keep"):
+        negate(record, prefer_is=True, negated_answer="drop")
+
+
+def test_each_question_is_changed_with_probability_one_half_and_each_way_has_half():
+    records = [ask("Is the heart abnormal?", name=f"q{k}") for k in range(4000)]
+    found = [record.provenance.get("perturbation") for record in perturb_records(records, seed=0, round_number=1)]
+    assert abs(found.count(None) / 4000 - 0.5) < 0.03
+    assert abs(found.count("isn't") / 4000 - 0.25) < 0.03
+    assert abs(found.count("normal") / 4000 - 0.25) < 0.03
+    assert all(perturb(r, seed=0, round_number=1, probability=1.0) is not r for r in records[:100])
+    assert all(perturb(r, seed=0, round_number=1, probability=0.0) is r for r in records[:100])
+
+
+@hypothesis.given(st.integers(0, 10**6), st.integers(1, 5), st.randoms())
+def test_a_record_depends_on_seed_round_and_id_alone(seed, number, random):
+    records = [ask("Is it abnormal?", name=f"q{k}") for k in range(20)]
+    records += [ask("Which?", name=f"s{k}", answer="B", choices=("a mass", "a node", "air")) for k in range(20)]
+    alone = {record.id: perturb(record, seed=seed, round_number=number) for record in records}
+    random.shuffle(records)
+    assert {each.id: each for each in perturb_records(records, seed=seed, round_number=number)} == alone
+
+
+def test_rounds_and_seeds_differ():
+    records = [ask("Is it abnormal?", name=f"q{k}") for k in range(50)]
+    questions = {
+        (seed, number): [each.question for each in perturb_records(records, seed=seed, round_number=number)]
+        for seed in (0, 1)
+        for number in (1, 2, 3)
+    }
+    assert len(set(map(tuple, questions.values()))) == 6
+
+
+@hypothesis.given(st.permutations(range(4)))
+def test_the_right_option_stays_right(places):
+    choices = ("mass", "nodule", "effusion", "normal")
+    record = ask(
+        "Which of (A) to (D)?",
+        answer="C",
+        choices=choices,
+        thinking="Option A, mass: no. Options (B) and D are not seen; the answer is C, effusion. C: effusion. A chest.",
+        stages=Stages("a", "b", "c", "So the answer is C."),
+    )
+    found = reorder(record, places)
+    assert sorted(found.choices) == sorted(choices)
+    new = {text: letter for letter, text in zip("ABCD", found.choices, strict=True)}
+    assert found.answer == new["effusion"]
+    assert found.thinking == (
+        f"Option {new['mass']}, mass: no. Options ({new['nodule']}) and {new['normal']} are not seen; the answer is "
+        f"{new['effusion']}, effusion. {new['effusion']}: effusion. A chest."
+    )
+    assert found.stages.conclusion == f"So the answer is {new['effusion']}."
+    assert found.question == f"Which of ({new['mass']}) to ({new['normal']})?"
+    several = VqaRecord(
+        id="1", image_path="a.png", image_size=(9, 9), patient_id="p", kind="multi", question="Which?", choices=choices,
+        answer=("A", "C"),
+    )  # fmt: skip
+    assert {reorder(several, places).choices["ABCD".index(x)] for x in reorder(several, places).answer} == {
+        "mass",
+        "effusion",
+    }
+
+
+def test_orders_are_uniform():
+    record = [ask("Which?", name=f"s{k}", answer="A", choices=("x1", "x2", "x3")) for k in range(6000)]
+    orders = [each.choices for each in perturb_records(record, seed=0, round_number=2)]
+    assert all(abs(orders.count(order) / 6000 - 1 / 6) < 0.02 for order in set(orders))
+    assert len(set(orders)) == 6
+    with pytest.raises(ValueError, match="order of 3 options"):
+        reorder(record[0], [0, 1])
+
+
+def test_other_kinds_stay_and_are_left_out():
+    record = VqaRecord(
+        id="1", image_path="a.png", image_size=(9, 9), patient_id="p", kind="open", question="Is it abnormal?",
+        answer="mass",
+    )  # fmt: skip
+    assert perturb(record, seed=0, round_number=1) is record
+    assert perturb_records([record], seed=0, round_number=1) == []
+    with pytest.raises(ValueError, match="round_number from 1"):
+        perturb(record, seed=0, round_number=0)

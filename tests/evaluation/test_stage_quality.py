@@ -1,0 +1,105 @@
+import math
+
+import numpy as np
+import pytest
+
+from stepcot_jax.evaluation.resamples import count_once
+from stepcot_jax.evaluation.stage_claims import Claims, find_claims
+from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures, step_quality
+
+NAN = math.nan
+FACTS = {
+    "side": "left",
+    "zone": "Lower lung zone",
+    "detection": "Increased opacity",
+    "distribution": "Focal",
+    "pattern": "Consolidation",
+    "morphology": "Ill-defined",
+    "secondary": "Pleural effusion",
+    "diagnosis": "Pneumonia",
+}
+TRUE = {
+    "localisation": "The change lies in the left lower lung zone.",
+    "visual": "There is focal increased opacity with airspace consolidation and indistinct margins. "
+    "A small pleural effusion accompanies this.",
+    "knowledge": "Airspace filling without loss of volume suggests infection.",
+    "conclusion": "This is most consistent with pneumonia. So the answer is B, pleural effusion.",
+}
+
+
+def test_a_true_reply_has_full_marks():
+    assert label_stages(TRUE, FACTS) == pytest.approx((1, 1, NAN, 1), nan_ok=True)
+
+
+def test_stages_about_another_finding_are_not_held_against_the_facts():
+    assert np.isnan(label_stages(TRUE, FACTS | {"asked": "Effusion"})).all()
+
+
+@pytest.mark.parametrize(
+    ("stage", "text", "value"),
+    [
+        ("localisation", "In the right upper zone.", 0),
+        ("localisation", "In the left upper zone.", 0.5),
+        ("localisation", "In both lower zones.", 0.5),  # the right one is not
+        ("localisation", "It is somewhere.", 0),
+        ("visual", "Diffuse lucency.", 0),
+        ("visual", "Focal lucency.", 0.5),
+        ("visual", "Focal opacity without pneumothorax.", 1),
+        ("visual", "Focal opacity without effusion.", 0.5),
+        ("visual", "Focal opacity; mediastinal shift is absent.", 1),
+        ("visual", "Mixed opacity and lucency.", 0),
+        ("knowledge", "This is how pneumonia looks.", 1),
+        ("knowledge", "This is how a mass looks.", 0),
+        ("conclusion", "Pneumonia rather than a mass.", 1),
+        ("conclusion", "Pneumonia or a mass.", 0),
+        ("conclusion", "A mass.", 0),
+        ("conclusion", "So the answer is Pneumonia.", 0),  # the answer has a score of its own
+    ],
+)
+def test_labels(stage, text, value):
+    names = ("localisation", "visual", "knowledge", "conclusion")
+    assert label_stages({**TRUE, stage: text}, FACTS)[names.index(stage)] == value
+
+
+def test_missing_stages_and_unknown_facts():
+    assert label_stages({}, FACTS) == (0, 0, 0, 0)
+    assert all(map(math.isnan, label_stages(TRUE, {})))
+    found = label_stages(TRUE, {"diagnosis": "Pneumonia"})
+    assert found == pytest.approx((NAN, NAN, NAN, 1), nan_ok=True)
+    # Nothing is known of the pattern: the claim is not borne out.
+    assert find_claims("Focal reticular change.", stage="visual", facts={"distribution": "Focal"}) == Claims(1, 0, 1)
+
+
+def test_nothing_lies_nowhere():
+    facts = dict.fromkeys(FACTS, "N/A") | {"side": "", "detection": "No abnormality", "diagnosis": "Normal"}
+    stages = {
+        "localisation": "No place stands out; both lungs and the heart are looked over.",
+        "visual": "The lungs are clear and the heart is of normal size.",
+        "knowledge": "Clear lungs leave nothing to explain.",
+        "conclusion": "The picture fits normal chest radiograph.",
+    }
+    assert label_stages(stages, facts) == pytest.approx((NAN, 1, NAN, 1), nan_ok=True)
+    wrong = {**stages, "visual": "Focal opacity.", "conclusion": "Pneumonia."}
+    assert label_stages(wrong, facts) == pytest.approx((NAN, 0, NAN, 0), nan_ok=True)
+
+
+def test_facts_in_other_words():
+    assert find_claims(
+        "Left costophrenic angle.", stage="localisation", facts={"zone": "costophrenic angle"}
+    ) == Claims(1, 0, 1)
+
+
+def test_step_quality_by_hand():
+    labels = np.array([[1, 0.5, 1, 0], [1, 1, NAN, NAN], [NAN, NAN, 1, 0], [0, 0, 1, 1], [NAN] * 4])
+    expected = [
+        [0.75, 0.5, math.sqrt(0.375)],
+        [1, NAN, 1],
+        [NAN, 0.5, 0.5],
+        [0, 1, 0],
+        [NAN, NAN, NAN],
+    ]
+    np.testing.assert_allclose(step_quality(labels), expected)
+    found = stage_figures(count_once(5), labels=labels)
+    assert found["step_quality", "together"][0] == pytest.approx((math.sqrt(0.375) + 1 + 0.5 + 0) / 4)
+    assert found["stage", "localisation"][0] == pytest.approx(2 / 3)
+    assert found["stage", "conclusion"][0] == pytest.approx(1 / 3)

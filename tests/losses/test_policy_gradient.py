@@ -1,0 +1,268 @@
+"""The objective of group-relative policy optimisation against a loop in NumPy, and its edge cases."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.random_params import assert_close, normal
+
+from stepcot_jax.losses import policy_gradient as tested
+from stepcot_jax.losses.policy_gradient import PolicyGradient, divergence
+
+ROLLOUTS, TOKENS = 6, 5
+
+
+def as_array(value):
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def aggregate(*args, **named):
+    return tested.aggregate(*map(as_array, args), **{name: as_array(value) for name, value in named.items()})
+
+
+def aggregate_weight(*args, **named):
+    return tested.aggregate_weight(*map(as_array, args), **{name: as_array(value) for name, value in named.items()})
+
+
+def policy_gradient_loss(*args, **named):
+    return tested.policy_gradient_loss(*map(as_array, args), **{name: as_array(value) for name, value in named.items()})
+
+
+def self_check_loss(*args, **named):
+    return tested.self_check_loss(*map(as_array, args), **{name: as_array(value) for name, value in named.items()})
+
+
+seeds = st.integers(0, 10**6)
+masks = st.lists(st.lists(st.booleans(), min_size=TOKENS, max_size=TOKENS), min_size=ROLLOUTS, max_size=ROLLOUTS).map(
+    np.array
+)
+CHOICES = list(
+    itertools.product(
+        ("token", "sequence", "sequence_mean"),
+        ("k1", "k2", "k3"),
+        ("sequence_mean", "token_mean", "constant", "sequence_sum"),
+    )
+)
+
+
+def draw(seed, spread=0.4):
+    old = -np.abs(normal(seed, ROLLOUTS, TOKENS))
+    return {
+        "log_probs": old + spread * normal(seed + 1, ROLLOUTS, TOKENS),
+        "old_log_probs": old,
+        "reference_log_probs": old + spread * normal(seed + 2, ROLLOUTS, TOKENS),
+        "advantage": normal(seed + 3, ROLLOUTS),
+    }
+
+
+def oracle(inputs, counted, s):
+    """Completion by completion and token by token, in float64."""
+    rows, divergences, held = [], [], []
+    for row in range(len(counted)):
+        places = np.flatnonzero(counted[row])
+        new, old, ref = (
+            np.asarray(inputs[name], np.float64)[row][places]
+            for name in ("log_probs", "old_log_probs", "reference_log_probs")
+        )
+        gain = float(inputs["advantage"][row])
+        logs = new - old
+        whole = {"sequence": logs.sum(), "sequence_mean": logs.mean() if len(logs) else 0.0}
+        values, kls, stopped = [], [], []
+        for log, n, r in zip(logs, new, ref, strict=True):
+            ratio = np.exp(log if s.ratio == "token" else whole[s.ratio])
+            term = min(ratio * gain, min(max(ratio, 1 - s.clip_low), 1 + s.clip_high) * gain)
+            if s.dual_clip and gain < 0:
+                term = max(term, s.dual_clip * gain)
+            kl = {"k1": n - r, "k2": (n - r) ** 2 / 2, "k3": np.exp(r - n) - (r - n) - 1}[s.divergence]
+            values.append(term - s.beta * kl)
+            kls.append(kl)
+            stopped.append(float(term < ratio * gain))
+        rows.append(values)
+        divergences.append(kls)
+        held.append(stopped)
+
+    def average(found):
+        if s.length_norm == "sequence_mean":
+            means = [np.mean(each) for each in found if each]
+            return np.mean(means) if means else 0.0
+        total = sum(map(sum, found))
+        number = sum(map(len, found))
+        return (
+            total
+            / {"token_mean": max(number, 1), "constant": len(found) * TOKENS, "sequence_sum": len(found)}[s.length_norm]
+        )
+
+    return -average(rows), average(divergences), average(held)
+
+
+@pytest.mark.parametrize(("ratio", "kind", "norm"), CHOICES)
+def test_loss_agrees_with_the_loop(ratio, kind, norm):
+    counted = np.random.default_rng(5).random((ROLLOUTS, TOKENS)) < 0.6
+    counted[2] = False
+    for clip_high, dual in ((0.2, 0.0), (0.3, 3.0), (0.3, 1.05)):
+        settings = PolicyGradient(
+            ratio=ratio,
+            divergence=kind,
+            length_norm=norm,
+            beta=0.3,
+            clip_high=clip_high,
+            dual_clip=dual,
+        )
+        inputs = draw(3, spread=0.8)
+        found = policy_gradient_loss(**inputs, counted=counted, settings=settings)
+        for value, expected in zip(
+            (found.total, found.divergence, found.clipped), oracle(inputs, counted, settings), strict=True
+        ):
+            assert_close(value, expected, 1e-5)
+
+
+@given(seeds, masks)
+def test_masked_tokens_equal_dropped_tokens(seed, counted):
+    """What stands at a masked place, NaN included, reaches neither loss nor gradient."""
+    inputs, settings = draw(seed), PolicyGradient(beta=0.1)
+    spoiled = {
+        name: np.where(counted, rows, np.float32(np.nan)) if rows.ndim == 2 else rows for name, rows in inputs.items()
+    }
+    clean = {name: np.where(counted, rows, 0) if rows.ndim == 2 else rows for name, rows in inputs.items()}
+
+    def loss(own, rest):
+        return policy_gradient_loss(**{**rest, "log_probs": own}, counted=counted, settings=settings).total
+
+    (value, slope), (other, other_slope) = (
+        jax.value_and_grad(loss)(each["log_probs"], each) for each in (spoiled, clean)
+    )
+    assert np.isfinite(value)
+    assert_close(value, other, 1e-6)
+    np.testing.assert_array_equal(np.where(counted, 0, slope), 0)
+    assert_close(np.where(counted, slope, 0), np.where(counted, other_slope, 0), 1e-6)
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_mean"])
+def test_gradient_agrees_with_finite_differences(ratio):
+    inputs = draw(11, spread=0.05)  # within the clip, where the objective is smooth
+    counted = np.random.default_rng(1).random((ROLLOUTS, TOKENS)) < 0.7
+    settings = PolicyGradient(ratio=ratio, beta=0.2, clip_low=0.9, clip_high=5.0)
+
+    def loss(own):
+        return policy_gradient_loss(**{**inputs, "log_probs": own}, counted=counted, settings=settings).total
+
+    jax.test_util.check_grads(
+        loss, (jnp.asarray(inputs["log_probs"]),), order=1, modes=["rev"], eps=1e-2, atol=2e-3, rtol=2e-3
+    )
+
+
+@pytest.mark.parametrize("norm", ["sequence_mean", "token_mean", "constant", "sequence_sum"])
+def test_shares_of_devices_add_up_to_the_whole(norm):
+    inputs, settings = draw(2), PolicyGradient(length_norm=norm, beta=0.1)
+    counted = np.random.default_rng(8).random((ROLLOUTS, TOKENS)) < 0.5
+    parts = [slice(0, 2), slice(2, ROLLOUTS)]
+    whole = sum(aggregate_weight(counted[part], settings) for part in parts)
+    shares = [
+        policy_gradient_loss(
+            **{name: rows[part] for name, rows in inputs.items()}, counted=counted[part], settings=settings, whole=whole
+        ).total
+        for part in parts
+    ]
+    assert_close(sum(shares), policy_gradient_loss(**inputs, counted=counted, settings=settings).total, 1e-5)
+
+
+def test_the_first_update_moves_by_the_advantage():
+    """At ratio 1 the loss is -mean(A) + beta KL, and its gradient that of -A log pi."""
+    inputs = draw(4)
+    inputs["log_probs"] = inputs["old_log_probs"]
+    settings = PolicyGradient(beta=0.0, length_norm="sequence_sum")
+    counted = np.ones((ROLLOUTS, TOKENS), bool)
+
+    def loss(own):
+        return policy_gradient_loss(**{**inputs, "log_probs": own}, counted=counted, settings=settings).total
+
+    value, slope = jax.value_and_grad(loss)(inputs["log_probs"])
+    assert_close(value, -TOKENS * inputs["advantage"].mean(), 1e-5)
+    assert_close(slope, -np.repeat(inputs["advantage"][:, None], TOKENS, 1) / ROLLOUTS, 1e-6)
+
+
+def test_estimators_by_hand():
+    new, ref = jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]]))
+    gap = np.log(2)
+    for kind, expected in {"k1": gap, "k2": gap**2 / 2, "k3": 0.5 + gap - 1}.items():
+        assert_close(divergence(log_probs=new, reference=ref, kind=kind), [[expected]], 1e-6)
+    far = divergence(
+        log_probs=-90 * jnp.ones((1, 1)), reference=jnp.zeros((1, 1)), clamp_log_ratio=20.0, clamp_divergence=10.0
+    )
+    assert_close(far, [[10.0]], 1e-6)
+
+
+def test_k3_is_unbiased_and_k1_has_no_mean_gradient():
+    """Over all tokens weighted by the policy: k3's mean is the divergence, k1's gradient vanishes."""
+    logits, other = normal(0, 7), normal(1, 7)
+
+    def mean(values, own):
+        return jnp.sum(jax.lax.stop_gradient(jax.nn.softmax(own)) * values(jax.nn.log_softmax(own)))
+
+    reference = jax.nn.log_softmax(other)
+
+    def estimate(kind):
+        return lambda logs: divergence(log_probs=logs[None], reference=reference[None], kind=kind)[0]
+
+    exact = np.sum(jax.nn.softmax(logits) * (jax.nn.log_softmax(logits) - reference))
+    assert_close(mean(estimate("k3"), logits), exact, 1e-5)
+    assert_close(jax.grad(lambda own: mean(estimate("k1"), own))(logits), np.zeros(7), 1e-6)
+    assert np.abs(jax.grad(lambda own: mean(estimate("k3"), own))(logits)).max() > 0.01
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence", "sequence_mean"])
+@pytest.mark.parametrize(("gain", "dual", "expected"), [(0.0, 0.0, 0.0), (1.0, 0.0, -1.2), (-1.0, 3.0, 3.0)])
+def test_a_ratio_beyond_float32_is_held_by_the_clip(ratio, gain, dual, expected):
+    """e^99 is infinite in float32; the clip gives the loss a value and no gradient."""
+    settings = PolicyGradient(ratio=ratio, beta=0.0, dual_clip=dual)
+    inputs = {
+        "old_log_probs": np.full((2, 1), -100.0, np.float32),
+        "reference_log_probs": np.zeros((2, 1), np.float32),
+        "advantage": np.full(2, gain, np.float32),
+        "counted": np.ones((2, 1), bool),
+    }
+
+    def loss(own):
+        return policy_gradient_loss(log_probs=own, **inputs, settings=settings).total
+
+    value, slope = jax.value_and_grad(loss)(jnp.full((2, 1), -1.0))
+    assert_close(value, expected, 1e-6)
+    np.testing.assert_array_equal(slope, 0)
+
+
+def test_nothing_counts():
+    nothing = np.zeros((ROLLOUTS, TOKENS), bool)
+    for norm in ("sequence_mean", "token_mean", "constant", "sequence_sum"):
+        assert (
+            float(
+                aggregate(
+                    jnp.full((ROLLOUTS, TOKENS), jnp.nan), counted=nothing, settings=PolicyGradient(length_norm=norm)
+                )
+            )
+            == 0
+        )
+
+
+def test_self_check_by_hand():
+    logs = jnp.array([[-1.0, -2.0, jnp.nan], [-3.0, -4.0, -5.0], [-1.0, -1.0, -1.0]])
+    check = np.array([[True, True, False], [True, False, True], [False, False, False]])
+    success = np.array([True, False, True])
+    assert_close(self_check_loss(log_probs=logs, check=check, success=success, alpha=0.2), 0.2 * 3.0 / 3, 1e-6)
+    found = self_check_loss(log_probs=logs, check=check, success=success, alpha=0.2, norm="mean")
+    assert_close(found, 0.2 * 1.5 / 3, 1e-6)
+    slope = jax.grad(lambda own: self_check_loss(log_probs=own, check=check, success=success, alpha=0.2))(logs)
+    assert_close(slope, -0.2 / 3 * np.array([[1, 1, 0], [0, 0, 0], [0, 0, 0]]), 1e-7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"dual_clip": 0.5}, {"dual_clip": np.nan}, {"clip_low": -0.1}, {"beta": np.nan}, {"clamp_log_ratio": -1.0}],
+)
+def test_settings_are_checked(settings):
+    with pytest.raises(ValueError, match="must"):
+        PolicyGradient(**settings)

@@ -1,0 +1,88 @@
+"""The chain as a policy: probabilities of all chains add up to 1, and drawn chains have them."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.random_params import assert_close, declare, normal, randomise
+
+from stepcot_jax.models.teacher import Teacher
+from stepcot_jax.policies.chain_policy import sample_chains, score_chains
+from stepcot_jax.policies.rollouts import rollout_keys
+
+ANSWERS = (3, 2, 2)
+TEACHER = Teacher(ANSWERS, width=8, num_heads=2, num_layers=1)
+CHAINS = np.array(list(itertools.product(*map(range, ANSWERS))))
+
+
+def make_reader(num_rollouts, seed=0):
+    text = 2 * normal(1, len(ANSWERS), 5)
+    params = randomise(declare(TEACHER, image_features=normal(0, 1, 6), text_features=text, deterministic=True), seed)
+    image = jnp.repeat(jnp.asarray(normal(2, 1, 6)), num_rollouts, axis=0)
+
+    def read(given):
+        reading = TEACHER.apply(
+            {"params": params},
+            image_features=image,
+            text_features=jnp.asarray(text),
+            given_answers=given,
+            deterministic=True,
+        )
+        return reading.logits
+
+    return read
+
+
+def exact(temperature=1.0, seed=0):
+    """Probability of every chain, step by step, each step read with nothing but the answers before it."""
+    read, found = make_reader(1, seed), []
+    for chain in CHAINS:
+        total = 0.0
+        for step in range(len(ANSWERS)):
+            given = np.full((1, len(ANSWERS)), -1, np.int32)
+            given[0, :step] = chain[:step]
+            scores = np.asarray(read(jnp.asarray(given)), np.float64)[0, step, : ANSWERS[step]] / temperature
+            total += scores[chain[step]] - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
+        found.append(np.exp(total))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_probabilities_are_those_of_steps_in_order_and_add_up_to_one(temperature):
+    logs = score_chains(make_reader(len(CHAINS)), jnp.asarray(CHAINS, jnp.int32), temperature=temperature)
+    found = np.exp(np.asarray(logs, np.float64).sum(axis=1))
+    assert_close(found, exact(temperature), 1e-5)
+    assert abs(found.sum() - 1) < 1e-5
+
+
+def test_earlier_answers_matter():
+    logs = np.asarray(score_chains(make_reader(len(CHAINS)), jnp.asarray(CHAINS, jnp.int32)))
+    last = {tuple(chain[:2]): logs[place, 2] for place, chain in enumerate(CHAINS.tolist()) if chain[2] == 0}
+    assert np.ptp(list(last.values())) > 1e-3
+
+
+def test_chains_are_drawn_with_their_probabilities():
+    number = 4000
+    keys = rollout_keys(jax.random.key(3), first=0, number=number)
+    drawn = np.asarray(jax.jit(lambda keys: sample_chains(make_reader(number), num_steps=3, keys=keys))(keys))
+    counts = np.array([(drawn == chain).all(1).sum() for chain in CHAINS])
+    assert counts.sum() == number
+    expected = number * exact()
+    assert ((counts - expected) ** 2 / expected).sum() < 38  # 11 degrees of freedom: p < 0.0001
+
+
+def test_greedy_is_the_teachers_own_reading_where_it_is_sure():
+    keys = rollout_keys(jax.random.key(0), first=0, number=2)
+    drawn = np.asarray(sample_chains(make_reader(2), num_steps=3, keys=keys, greedy=True))
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    logits = np.asarray(make_reader(2)(jnp.asarray(drawn)))
+    for step, number in enumerate(ANSWERS):
+        assert drawn[0, step] == logits[0, step, :number].argmax()
+
+
+def test_a_rollout_depends_on_its_own_key_alone():
+    keys = rollout_keys(jax.random.key(3), first=0, number=6)
+    whole = sample_chains(make_reader(6), num_steps=3, keys=keys)
+    np.testing.assert_array_equal(sample_chains(make_reader(2), num_steps=3, keys=keys[2:4]), np.asarray(whole)[2:4])

@@ -1,0 +1,155 @@
+"""Sampling from the prefix model: cache against full pass, keys, stop, and the distribution of what is drawn."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.random_params import assert_close, normal, randomise
+
+from stepcot_jax.encoders.resnet import ResNet
+from stepcot_jax.losses.sequence import token_log_probs
+from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.rollouts import Sampling, rollout_keys, sample_replies
+
+WORDS, STOP, LONGEST, PROMPT, CASES, EACH = 9, 3, 6, 4, 3, 2
+SIZES = DecoderSizes(
+    width=16,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_width=6,
+    mlp_width=24,
+    num_words=WORDS,
+    theta=1e4,
+    sections=(1, 1, 1),
+)
+MODEL = PrefixVlm(ResNet(widths=(8,), blocks_per_stage=1, stem_kernel=3, grid=2), 2, SIZES)
+IMAGES = normal(0, CASES, 8, 8, 3)
+LENGTHS = np.array([1, 4, 2])
+PROMPTS = np.random.default_rng(0).integers(0, WORDS, (CASES, PROMPT))
+
+
+@functools.cache
+def params():
+    shapes = jax.eval_shape(
+        lambda: MODEL.init(
+            jax.random.key(0),
+            jnp.asarray(IMAGES),
+            jnp.asarray(PROMPTS),
+            jnp.asarray(LENGTHS),
+            jnp.zeros((CASES, 2), jnp.int32),
+        )
+    )["params"]
+    with jax.ensure_compile_time_eval():  # the first caller may be a traced function
+        return randomise(shapes, 1)
+
+
+@functools.partial(jax.jit, static_argnames=("sampling", "each"))
+def roll(images, prompts, lengths, first, sampling, each=EACH):
+    variables = {"params": params()}
+    scores, caches = MODEL.apply(variables, images, prompts, lengths, num_completed=sampling.longest, method="prefill")
+    scores, caches, lengths = jax.tree.map(lambda rows: jnp.repeat(rows, each, axis=0), (scores, caches, lengths))
+    keys = rollout_keys(jax.random.key(7), first=first, number=len(lengths))
+
+    def extend(tokens, place, caches):
+        return MODEL.apply(variables, tokens, place, lengths, caches, num_prompt=PROMPT, method="extend")
+
+    return sample_replies(extend, scores=scores, caches=caches, keys=keys, sampling=sampling)
+
+
+def run(sampling, part=slice(None), each=EACH):
+    first = (part.start or 0) * each
+    return roll(
+        jnp.asarray(IMAGES[part]), jnp.asarray(PROMPTS[part]), jnp.asarray(LENGTHS[part]), first, sampling, each=each
+    )
+
+
+@jax.jit
+def full_pass(tokens):
+    return MODEL.apply({"params": params()}, jnp.asarray(IMAGES), jnp.asarray(PROMPTS), jnp.asarray(LENGTHS), tokens)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_of_the_cache_agree_with_a_full_pass(temperature):
+    replies = run(Sampling(longest=LONGEST, stop=STOP, temperature=temperature))
+    logits = full_pass(replies.tokens)
+    expected = token_log_probs(logits=logits, tokens=replies.tokens, counted=replies.counted, temperature=temperature)
+    assert_close(replies.log_probs, expected, 1e-5)
+    assert np.abs(replies.log_probs).max() > 0.1
+
+
+def test_greedy_takes_the_likeliest_token_of_the_full_pass():
+    replies = run(Sampling(longest=LONGEST, stop=STOP, greedy=True))
+    likeliest = np.asarray(full_pass(replies.tokens)).argmax(-1)
+    counted = np.asarray(replies.counted)
+    np.testing.assert_array_equal(np.asarray(replies.tokens)[counted], likeliest[counted])
+    np.testing.assert_array_equal(np.asarray(replies.tokens)[::2], np.asarray(replies.tokens)[1::2])
+
+
+def test_a_reply_ends_with_its_stop_token():
+    replies = jax.tree.map(np.asarray, run(Sampling(longest=12, stop=STOP), each=8))
+    for tokens, counted, logs in zip(
+        *(getattr(replies, name) for name in ("tokens", "counted", "log_probs")), strict=True
+    ):
+        ends = np.flatnonzero(tokens == STOP)
+        length = ends[0] + 1 if len(ends) else 12
+        np.testing.assert_array_equal(counted, np.arange(12) < length)
+        assert (tokens[length:] == STOP).all()
+        assert not logs[length:].any()
+    assert replies.counted.sum(1).max() > 1
+    assert replies.counted.sum(1).min() < 12
+
+
+def test_rollouts_do_not_depend_on_who_else_is_sampled():
+    """A device's part of the cases gives the same rollouts as all cases at once."""
+    sampling = Sampling(longest=LONGEST, stop=STOP)
+    whole = run(sampling)
+    for place in range(CASES):
+        part = run(sampling, slice(place, place + 1))
+        own = slice(place * EACH, (place + 1) * EACH)
+        np.testing.assert_array_equal(part.tokens, np.asarray(whole.tokens)[own])
+        assert_close(part.log_probs, np.asarray(whole.log_probs)[own], 1e-5)
+    assert len({tuple(row) for row in np.asarray(whole.tokens).tolist()}) > CASES, "rollouts of a case differ"
+
+
+def test_tokens_are_drawn_with_their_probabilities():
+    """The first token of 20,000 rollouts against the softmax at the temperature, by a chi-squared statistic."""
+    scores, number = normal(5, 1, WORDS), 20_000
+    keys = rollout_keys(jax.random.key(1), first=0, number=number)
+    replies = sample_replies(
+        lambda tokens, place, caches: (jnp.zeros((number, WORDS)), caches),
+        scores=jnp.repeat(jnp.asarray(scores), number, axis=0),
+        caches=(),
+        keys=keys,
+        sampling=Sampling(longest=1, stop=STOP, temperature=0.7),
+    )
+    expected = number * np.asarray(jax.nn.softmax(scores[0] / np.float32(0.7)))
+    counts = np.bincount(np.asarray(replies.tokens)[:, 0], minlength=WORDS)
+    assert ((counts - expected) ** 2 / expected).sum() < 30  # 8 degrees of freedom: p < 0.0003
+
+
+def test_padding_and_its_content_change_nothing():
+    sampling = Sampling(longest=LONGEST, stop=STOP)
+    other = np.where(np.arange(PROMPT)[None] < LENGTHS[:, None], PROMPTS, (PROMPTS + 1) % WORDS)
+    spoiled = roll(jnp.asarray(IMAGES), jnp.asarray(other), jnp.asarray(LENGTHS), 0, sampling)
+    np.testing.assert_array_equal(spoiled.tokens, run(sampling).tokens)
+    np.testing.assert_array_equal(spoiled.log_probs, run(sampling).log_probs)
+
+
+def test_the_image_and_its_cells_matter():
+    tokens = jnp.zeros((CASES, 2), jnp.int32)
+    variables = {"params": params()}
+    arguments = (jnp.asarray(PROMPTS), jnp.asarray(LENGTHS), tokens)
+    one = MODEL.apply(variables, jnp.asarray(IMAGES), *arguments)
+    for changed in (IMAGES[:, :, ::-1], IMAGES[:, ::-1]):
+        other = MODEL.apply(variables, jnp.asarray(changed.copy()), *arguments)
+        assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("change", [{"longest": 0}, {"temperature": 0.0}])
+def test_settings_are_checked(change):
+    with pytest.raises(ValueError, match="above 0"):
+        Sampling(**{"longest": 3, "stop": 0, **change})

@@ -1,0 +1,63 @@
+"""The closed vocabulary gives every text back, refuses what it does not know, and keeps coordinates whole."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary, split_pieces
+
+
+@given(st.text(st.sampled_from("a B_9٣½é<>/[], \n\t.ⅷ")) | st.text())
+def test_pieces_joined_are_the_text(text):
+    assert "".join(split_pieces(text)) == text
+
+
+@given(st.lists(st.text(), max_size=4))
+def test_texts_of_the_vocabulary_come_back(texts):
+    vocabulary = Vocabulary.count(texts, largest=5)
+    for text in texts:
+        tokens = vocabulary.encode(text)
+        assert all(vocabulary.stop < token < vocabulary.num_words for token in tokens)
+        assert vocabulary.decode(tokens) == text
+        assert vocabulary.decode([*tokens, vocabulary.stop, *tokens]) == text
+        assert vocabulary.decode([vocabulary.pad, *tokens, vocabulary.pad]) == text
+
+
+def test_a_coordinate_is_one_token_and_a_box_four_of_them():
+    vocabulary = Vocabulary.count(["<box></box>"], largest=64)
+    tokens = vocabulary.encode("<box>[0, 7, 64, 33]</box>")
+    pieces = [vocabulary.pieces[token - 2] for token in tokens]
+    assert pieces == ["<box>", "[", "0", ",", " 7", ",", " 64", ",", " 33", "]", "</box>"]
+
+
+def test_an_unknown_piece_is_named():
+    with pytest.raises(BadInput, match="' gravel' is not among the"):
+        Vocabulary.count(["some words"], largest=2).encode("some gravel")
+
+
+def test_a_written_vocabulary_reads_back(tmp_path):
+    vocabulary = Vocabulary.count(["Is there a mass?\nNo."], largest=9)
+    vocabulary.write(tmp_path / "vocabulary.json")
+    assert Vocabulary.read(tmp_path / "vocabulary.json").pieces == vocabulary.pieces
+
+
+@pytest.mark.parametrize("content", ['{"pieces": ["a", "a"]}', '{"pieces": ["a b"]}', "[]", "{"])
+def test_bad_files_are_refused(tmp_path, content):
+    (tmp_path / "v.json").write_text(content)
+    with pytest.raises(BadInput):
+        Vocabulary.read(tmp_path / "v.json")
+
+
+def test_a_pretrained_tokenizer_has_the_same_face():
+    """A word-level tokenizer of the `tokenizers` library, wrapped as transformers wraps the published ones."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = {word: place for place, word in enumerate(["[END]", "the", "heart", "is", "large", "?"])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))  # noqa: S106
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    found = PretrainedTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=model, eos_token="[END]"))  # noqa: S106
+    tokens = found.encode("the heart is large")
+    assert (tokens, found.stop, found.pad, found.num_words) == ([1, 2, 3, 4], 0, 0, 6)
+    assert found.decode([*tokens, found.stop, 5]) == "the heart is large"
+    with pytest.raises(BadInput, match="end-of-sequence"):
+        PretrainedTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=model))

@@ -1,0 +1,310 @@
+"""Every dialect: what is written is read back; any text is read, in time linear in its length."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from reasoning_records import SPACES, WITHOUT_NAMES, make_record, records
+
+from stepcot_jax.boxes import convert_rounded, pixels
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import DIALECTS, read_reply, write_question, write_reply
+from stepcot_jax.reasoning.record import VqaBox
+from stepcot_jax.reasoning.written_answers import read_answer
+from stepcot_jax.rewards.presets import PRESETS, reward
+
+KINDS = ("open", "closed", "single", "multi")
+
+
+def assert_read_back(record, dialect, text):
+    reply = read_reply(text, dialect)
+    assert reply.problems == ()
+    assert reply.dialect == dialect
+    written = record.answer.strip() if isinstance(record.answer, str) else ", ".join(record.answer)
+    assert reply.answer == written
+    if record.kind != "open":
+        assert read_answer(reply.answer, record) == record.answer
+    size = pixels(record.image_size)
+    boxes = [reference.box for reference in record.references]
+    expected = convert_rounded(boxes, source=size, target=SPACES.get(dialect, size))
+    np.testing.assert_array_equal([region.box for region in reply.references], expected)
+    expected_names = [reference.label for reference in record.references]
+    if dialect in WITHOUT_NAMES:
+        expected_names = [""] * len(boxes)
+    assert [region.name for region in reply.references] == expected_names
+    found = reply.boxes(record.image_size)
+    step = {"lvkc": max(record.image_size) / 1000, "medclm": max(record.image_size) / 10000}.get(dialect, 1)
+    assert np.abs(found - np.array(boxes)).max() <= step / 2 * (1 + 1e-9)
+    return reply
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_of_each_kind_is_read_back(dialect, kind):
+    record = make_record(kind, preamble="A frontal radiograph.")
+    reply = assert_read_back(record, dialect, write_reply(record, dialect))
+    if dialect == "gemex":
+        assert reply.thinking == record.thinking
+        assert [(region.name, region.box) for region in reply.regions] == [("bilateral lung", (64, 42, 257, 262))]
+    if dialect == "lvkc":
+        assert reply.preamble == "A frontal radiograph."
+        assert reply.stages == {name: getattr(record.stages, name) for name in record.stages.__struct_fields__}
+    if dialect == "lvkc_released":
+        assert reply.stages == {
+            "visual": "A hazy opacity.",
+            "knowledge": "Haze over fluid.",
+            "conclusion": reply.answer,
+        }
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@settings(max_examples=150)
+@given(record=records())
+def test_any_record_is_read_back_or_refused_by_field(dialect, record):
+    assume(record.references)
+    try:
+        text = write_reply(record, dialect)
+    except BadInput as error:
+        field, _, reason = str(error).partition(": ")
+        assert field.partition(".")[0] in ("thinking", "answer", "preamble", "stages")
+        assert reason
+        return
+    assert_read_back(record, dialect, text)
+
+
+def test_most_random_records_can_be_written():
+    written = refused = 0
+
+    @settings(max_examples=80)
+    @given(record=records())
+    def write(record):
+        nonlocal written, refused
+        assume(record.references)
+        for dialect in DIALECTS:
+            try:
+                write_reply(record, dialect)
+                written += 1
+            except BadInput:
+                refused += 1
+
+    write()
+    assert written > 4 * refused
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_many_boxes_are_read_back(dialect):
+    references = tuple(VqaBox(f"região {k}", (k, 2 * k, k + 7, 2 * k + 5)) for k in range(150))
+    record = make_record("multi", references=references, thinking="All of them.")
+    assert_read_back(record, dialect, write_reply(record, dialect))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "changes", "field"),
+    [
+        ("gemex", {"thinking": "a </think> b"}, "thinking"),
+        ("gemex", {"thinking": "a <ref> b"}, "thinking"),
+        ("gemex", {"kind": "open", "answer": "x</answer>"}, "answer"),
+        ("gemex", {"references": ()}, "references"),
+        ("gemex_plain", {"thinking": ""}, "thinking"),
+        ("gemex_plain", {"thinking": "a <location> [[1, 2, 3, 4]]"}, "thinking"),
+        ("gemex_plain", {"kind": "open", "answer": "a <reason> b"}, "answer"),
+        ("lvkc", {"stages": None}, "stages"),
+        ("lvkc", {"preamble": "a <LOC>"}, "preamble"),
+        ("lvkc", {"kind": "open", "answer": "</CON>"}, "answer"),
+        ("lvkc_released", {"stages": None}, "stages"),
+        ("lvkc_released", {"kind": "open", "answer": "<VIS>"}, "answer"),
+        ("medclm", {"thinking": "a\nAnswer: No"}, "thinking"),
+        ("medclm", {"thinking": "a [1, 2, 3, 4]"}, "thinking"),
+        ("medclm", {"thinking": "a [0.1, 0.2, 0.3, 0.4]"}, "thinking"),
+        ("medclm", {"kind": "open", "answer": "a\nReasoning: b"}, "answer"),
+    ],
+)
+def test_a_text_that_would_break_the_markup_is_refused(dialect, changes, field):
+    with pytest.raises(BadInput, match=f"^{field}: "):
+        write_reply(make_record(**changes), dialect)
+
+
+@pytest.mark.parametrize("dialect", ["lvkc", "lvkc_released"])
+@pytest.mark.parametrize("stage", ["localisation", "visual", "knowledge", "conclusion"])
+def test_a_stage_that_would_break_the_markup_is_refused(dialect, stage):
+    import msgspec
+
+    record = make_record()
+    tag = "</CON>"
+    broken = msgspec.structs.replace(record, stages=msgspec.structs.replace(record.stages, **{stage: f"a {tag}"}))
+    if dialect == "lvkc_released" and stage in ("localisation", "conclusion"):
+        assert tag not in write_reply(broken, dialect).replace(f"Yes{tag}", "")  # which does not write them
+        return
+    with pytest.raises(BadInput, match=rf"^stages\.{stage}: "):
+        write_reply(broken, dialect)
+
+
+def test_an_unknown_dialect_is_refused():
+    for call in (lambda: write_reply(make_record(), "xml"), lambda: read_reply("", "GEMEX")):
+        with pytest.raises(BadInput, match="dialect must be one of gemex, gemex_plain, lvkc, lvkc_released, medclm"):
+            call()
+
+
+def test_the_prompt_is_the_papers():
+    record = make_record(
+        "single",
+        question="What is the primary finding regarding the lungs in this CXR?",
+        choices=("Focal consolidation", "Clear", "Pleural effusion", "Pneumothorax"),
+    )
+    assert write_question(record, "gemex") == (
+        "What is the primary finding regarding the lungs in this CXR?\n"
+        "<choices>: [A: Focal consolidation, B: Clear, C: Pleural effusion, D: Pneumothorax]\n"
+        "This is a single-choice question. Please output the thinking process in <think> </think> and final answer (an "
+        "option) with corresponding visual location in <response> </response> tags."
+    )
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("kind", "word"), [*zip(KINDS, ("open-ended", "closed-ended", "single-", "multi-"), strict=True)]
+)
+def test_prompts_name_the_kind_and_the_choices(dialect, kind, word):
+    record = make_record(kind)
+    prompt = write_question(record, dialect)
+    assert prompt.startswith("What is seen?\n")
+    assert word in prompt
+    assert ("<choices>: [A: Nodule, B: Effusion, C: Normal, D: Mass]" in prompt) == (kind in ("single", "multi"))
+    assert "think" not in write_question(record, dialect, with_thinking=False)
+    assert "Pleural effusion" not in prompt
+
+
+# Fuzz.
+
+PIECES = (
+    *("<think>", "</think>", "<response>", "</response>", "<answer>", "</answer>", "<location>", "</location>"),
+    *("<ref>", "</ref>", "<box>", "</box>", "<reason>", "<LOC>", "</LOC>", "<VISUAL>", "</VISUAL>", "<VIS>", "</VIS>"),
+    *("<KNOWLEDGE>", "</KNOWLEDGE>", "<KNO>", "</KNO>", "<CON>", "</CON>", "<ANSWER>", "</ANSWER>", "<THINK>", "</ref"),
+    *("Reasoning:", "Answer:", "\n\nAnswer: ", "\n", " ", "[1, 2, 3, 4]", "([1, 2, 3, 4])", "[0.1, 0.2, 0.3, 0.4]"),
+    *("[nan, 1, 2, 3]", "[inf, -inf, 1e999, 0x1]", "[1e400, 1, 1, 1]", "9" * 400, "[" * 30, "{" * 30, "**", "**a**"),
+    *('{"box_2d": [1, 2, 3, 4], "label": "a"}', '{"point": [1, 2], "label": "a"}', '{"box_2d": [NaN, 2, 3, 1e999]}'),
+    *(
+        '{"bbox_xyxy_pixel": [[1, 2, 3, 4]]}',
+        '{"bbox_xyxy_pixel": []}',
+        "Yes",
+        "No",
+        "A",
+        "B, C",
+        "\x00",
+        "\ud800",
+        "é",
+    ),
+    *('{"label": 1}', '{"box_2d": [' + "1" * 25 + ', 1, 1, 1], "label": "a"}', "\u2028", "\U0001f600", '"', "\\"),
+)
+
+
+def mutate(generator, text):
+    """Delete, repeat, swap, cut, change the case of, or insert something."""
+    for _ in range(generator.randrange(1, 4)):
+        start = generator.randrange(len(text) + 1)
+        end = min(len(text), start + generator.choice((1, 3, 10, 60)))
+        way = generator.randrange(7)
+        if way == 0:
+            text = text[:start] + text[end:]
+        elif way == 1:
+            text = text[:end] + text[start:]
+        elif way == 2:
+            text = text[:start]
+        elif way == 3:
+            text = text[:start] + text[start:end].swapcase() + text[end:]
+        elif way == 4:
+            text = text[:start] + generator.choice(PIECES) + text[start:]
+        elif way == 5:
+            old, new = generator.choice(PIECES), generator.choice(PIECES)
+            text = text.replace(old, new, 1)
+        else:
+            text = text[end:] + text[:end]
+    return text
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_any_of_20000_replies_a_dialect_is_read(dialect):
+    generator = random.Random(dialect)  # noqa: S311
+    known = [make_record(kind) for kind in KINDS]
+    well_formed = [write_reply(record, dialect) for record in known]
+    num_formed = 0
+    for number in range(20_000):
+        if number % 4 == 0:
+            text = "".join(generator.choice(PIECES) for _ in range(generator.randrange(12)))
+        else:
+            text = mutate(generator, generator.choice(well_formed))
+        reply = read_reply(text, dialect)
+        num_formed += reply.is_well_formed
+        if reply.is_well_formed:
+            assert reply.answer is not None
+            assert reply.references is not None
+        assert reply.answer is None or reply.answer.strip()
+        record = known[number % 4]
+        if reply.references:
+            assert np.isfinite(reply.boxes(record.image_size)).all()
+        assert all(len(problem) < 100 and problem.isprintable() for problem in reply.problems)
+        earned = reward(reply, record, PRESETS["released"])
+        assert 0 <= earned.total <= 1
+        if not reply.is_well_formed:
+            assert (earned.total, earned.answer, earned.grounding) == (0, 0, 0)
+    assert 50 < num_formed < 15_000
+
+
+FRAMES = {
+    "gemex": "<think>{}</think><response><answer>Yes</answer><location>{}</location></response>",
+    "gemex_plain": "<answer> {} <reason> {} <location> [{}]",
+    "lvkc": "{}<LOC>{}</LOC><VISUAL>{}</VISUAL><KNOWLEDGE>a</KNOWLEDGE><CON>b</CON><ANSWER>{}</ANSWER>",
+    "lvkc_released": "<LOC>{}</LOC><VIS>{}</VIS><KNO>{}</KNO><CON>b</CON>",
+    "medclm": "Reasoning: {}\n\nAnswer: {}",
+}
+UNITS = (
+    *("**", "(", "[", "{", "<ref>", "9", "<", "</", "[1,", "(\n", "[ ", "([1, 2, 3, 4]) ", "**a** ([0, 0, 1, 1]) "),
+    *(
+        '{"box_2d": [1, 2, 3, 4], "label": "a"} ',
+        "<box>[1, 2, 3, 4]</box>",
+        "[1, 2, 3, 4], ",
+        '{"a":',
+        "\nAnswer:",
+        " ",
+    ),
+    *("<think>", "<LOC>", "<answer>", '"', "\\", '"\\'),
+)
+
+
+def fastest(text, dialect):
+    def measure():
+        start = time.perf_counter()
+        read_reply(text, dialect)
+        return time.perf_counter() - start
+
+    return min(measure() for _ in range(3))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("frame", ["{}", "framed", "after_start"])
+def test_reading_takes_linear_time(dialect, frame):
+    frame = {"framed": FRAMES[dialect], "after_start": FRAMES[dialect].partition("{}")[0] + "{}"}.get(frame, frame)
+    for unit in UNITS:
+        short = frame.replace("{}", unit * (15_000 // len(unit)))
+        long = frame.replace("{}", unit * (60_000 // len(unit)))
+        assert fastest(long, dialect) < 8 * fastest(short, dialect) + 0.05, unit
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_10_megabytes_are_read(dialect):
+    text = FRAMES[dialect].replace("{}", "The **left lung** is clear. " * 360_000, 1)
+    assert len(text) > 10_000_000
+    start = time.perf_counter()
+    read_reply(text, dialect)
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", ["think", "ref", "LOC", "answer"])
+def test_100000_nested_tags_are_read(dialect, name):
+    text = f"<{name}>" * 100_000 + "Yes" + f"</{name}>" * 100_000
+    reply = read_reply(text, dialect)
+    assert not reply.is_well_formed
+    assert reply.answer is None
+    assert len(reply.problems) < 20

@@ -1,0 +1,203 @@
+"""Grammar of GEMeX's replies, by hand (GEMeX-RMCoT, Figure 3 and Section 4.1)."""
+
+import pytest
+from reasoning_records import make_record
+
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.reasoning.record import VqaBox
+
+LOCATION = "<location><ref>bilateral lung</ref><box>[64, 42, 257, 262]</box></location>"
+RESPONSE = f"<response><answer>B</answer>{LOCATION}</response>"
+THINK = "<think>Focus on the **bilateral lung regions** ([64, 42, 257, 262]).</think>"
+PUBLISHED = f"{THINK}\n\n{RESPONSE}"
+
+
+def problems(text):
+    return read_reply(text, "gemex").problems
+
+
+def test_the_published_sample_is_well_formed():
+    reply = read_reply(PUBLISHED, "gemex")
+    assert reply.problems == ()
+    assert reply.answer == "B"
+    assert [(each.name, each.box) for each in reply.references] == [("bilateral lung", (64, 42, 257, 262))]
+    assert [(each.name, each.box) for each in reply.regions] == [("bilateral lung regions", (64, 42, 257, 262))]
+    assert reply.boxes((336, 336)).tolist() == [[64, 42, 257, 262]]
+
+
+def test_the_writer_gives_one_ref_and_one_box_each():
+    references = (VqaBox("left lung", (1, 2, 3, 4)), VqaBox("left lung", (2.5, 2.4, 9, 9)))
+    assert write_reply(make_record(references=references, thinking=" It is wide. "), "gemex") == (
+        "<think>It is wide.</think>\n<response><answer>Yes</answer><location>"
+        "<ref>left lung</ref><box>[1, 2, 3, 4]</box>"
+        "<ref>left lung</ref><box>[3, 2, 9, 9]</box></location></response>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "<think> is missing"),
+        (RESPONSE, "<think> is missing"),
+        (f"Sure! {PUBLISHED}", "text outside of the tags"),
+        (f"{PUBLISHED} Bye.", "text outside of the tags"),
+        (f"{THINK} so {RESPONSE}", "text outside of the tags"),
+        (f"{THINK}<response>x<answer>B</answer>{LOCATION}</response>", "text outside of the tags"),
+        (f"{THINK}<response><answer>B</answer>x{LOCATION}</response>", "text outside of the tags"),
+        (f"{THINK}<response><answer>B</answer>{LOCATION}x</response>", "text outside of the tags"),
+        (f"{THINK}{RESPONSE}{RESPONSE}", "<response> occurs more than once"),
+        (f"{THINK}{PUBLISHED}", "<think> occurs more than once"),
+        (f"{RESPONSE}{THINK}", "tags are out of order"),
+        (PUBLISHED.replace("<think>", "<Think>"), "<think> is missing"),
+        (PUBLISHED.replace("</think>", ""), "</think> is missing"),
+        (PUBLISHED.replace("<answer>B</answer>", "<answer> </answer>"), "<answer> is empty"),
+        (f"<think> \n</think>{RESPONSE}", "<think> is empty"),
+        (f"{THINK}<response><answer>B</answer><location></location></response>", "<location> is empty"),
+        (PUBLISHED.replace("<answer>B", "<answer><ref>B</ref>"), "<ref> or <box> outside of <location>"),
+        (PUBLISHED.replace("Focus", "<box>Focus</box>"), "<ref> or <box> outside of <location>"),
+    ],
+)
+def test_each_violation_has_its_problem(text, problem):
+    assert problem in problems(text)
+    assert not read_reply(text, "gemex").is_well_formed
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "<ref>a</ref>",
+        "<box>[1, 2, 3, 4]</box>",
+        "<box>[1, 2, 3, 4]</box><ref>a</ref>",
+        "<ref>a</ref><ref>b</ref><box>[1, 2, 3, 4]</box>",
+        "<ref>a</ref><box>[1, 2, 3, 4]</box><ref>b</ref>",
+        "<ref> </ref><box>[1, 2, 3, 4]</box>",
+        "<ref>a</ref><box></box>",
+        "<ref>a</ref><box>[1, 2, 3]</box>",
+        "<ref>a</ref><box>[1, 2, 3, 4, 5]</box>",
+        "<ref>a</ref><box>1, 2, 3, 4</box>",
+        "<ref>a</ref><box>[1, 2, 3, 4],</box>",
+        "<ref>a</ref><box>[1, 2, 3, 4] [1, 2, 3, 4]</box>",
+        "<ref>a</ref><box>[nan, 2, 3, 4]</box>",
+        "<ref>a</ref><box>[1, 2, 3, inf]</box>",
+        "<ref>a</ref><box>[1, 2, 3, 1e9]</box>",
+        f"<ref>a</ref><box>[1, 2, 3, {'9' * 10}]</box>",
+        f"<ref>a</ref><box>[1, 2, 3, {'9' * 5000}]</box>",
+        "<ref>a</ref><box>[1, 2, 3, ٤]</box>",
+        "<ref>a</ref> and <box>[1, 2, 3, 4]</box>",
+        "<ref>a</ref><box>[1, 2, 3, 4]</box>.",
+        "<ref>a<box>[1, 2, 3, 4]</box></ref>",
+        "<ref>a</ref><box>[1, 2, 3, 4]",
+        "left lung [1, 2, 3, 4]",
+        "<ref>a</ref><box>[1, 2, 3, 4]</box><ref>",
+    ],
+)
+def test_a_location_that_is_no_list_of_names_with_boxes(location):
+    reply = read_reply(PUBLISHED.replace(LOCATION, f"<location>{location}</location>"), "gemex")
+    assert reply.problems == ("<location> is not names with boxes",)
+    assert reply.references is None
+    assert reply.answer == "B"
+
+
+def test_a_name_may_have_several_boxes():
+    location = (
+        "<location>\n<ref>lung</ref> <box>[1, 2,  3,4], [5,6,7,8]</box><box>[-1.5, 0, 9, 9.25]</box>\n"
+        "<ref>heart</ref><box>[ 1, 1, 2, 2 ]</box></location>"
+    )
+    reply = read_reply(f" {PUBLISHED.replace(LOCATION, location)}\n", "gemex")
+    assert reply.problems == ()
+    assert [(each.name, each.box) for each in reply.references] == [
+        ("lung", (1, 2, 3, 4)),
+        ("lung", (5, 6, 7, 8)),
+        ("lung", (-1.5, 0, 9, 9.25)),
+        ("heart", (1, 1, 2, 2)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "regions"),
+    [
+        ("**left lung** ([1, 2, 3, 4])", [("left lung", 1)]),
+        ("the left lung ([1, 2, 3, 4])", [("the left lung", 1)]),
+        ("It is wide. left lung([1,2,3,4]) and **heart**\n([5, 2, 3, 4]).", [("left lung", 1), ("heart", 5)]),
+        ("**A**: **Clear**. The locations **mediastinum** ([1, 2, 3, 4])", [("mediastinum", 1)]),
+        ("**left lung** [1, 2, 3, 4]", []),
+        ("([1, 2, 3, 4])", []),
+        ("**left lung** ([1, 2, 3])", []),
+        ("**left lung** ([1, 2, 3, nan])", []),
+        ("**a, b: c** ([1, 2, 3, 4]), **d** ([2, 2, 3, 4])", [("a, b: c", 1), ("d", 2)]),
+    ],
+)
+def test_regions_of_the_thinking(thinking, regions):
+    reply = read_reply(f"<think>{thinking}</think>{RESPONSE}", "gemex")
+    assert reply.problems == ()
+    assert [(each.name, each.box[0]) for each in reply.regions] == regions
+
+
+def test_without_thinking_the_response_alone_is_written_and_reported():
+    text = write_reply(make_record(thinking=" "), "gemex")
+    assert text.startswith("<response>")
+    reply = read_reply(text, "gemex")
+    assert reply.problems == ("<think> is missing", "</think> is missing")
+    assert reply.answer == "Yes"
+    assert [each.box for each in reply.references] == [(64, 42, 257, 262)]
+
+
+def test_plain_replies():
+    text = "<answer> No <reason> The heart is of normal size. <location> [[100, 90, 200, 180], [1, 2, 3, 4]]"
+    reply = read_reply(text, "gemex_plain")
+    assert reply.problems == ()
+    assert (reply.answer, reply.thinking) == ("No", "The heart is of normal size.")
+    assert [each.box for each in reply.references] == [(100, 90, 200, 180), (1, 2, 3, 4)]
+    without_boxes = write_reply(make_record(references=()), "gemex_plain")
+    assert without_boxes.endswith("<location> []")
+    assert read_reply(without_boxes, "gemex_plain").references == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("No <reason> b <location> []", "<answer> is missing"),
+        ("<answer> a <location> []", "<reason> is missing"),
+        ("<answer> a <reason> b", "<location> is missing"),
+        ("<answer> a <reason> b <location>", "<location> is empty"),
+        ("<answer><reason> b <location> []", "<answer> is empty"),
+        ("<answer> a <location> [] <reason> b", "tags are out of order"),
+        ("<answer> a <answer> a <reason> b <location> []", "<answer> occurs more than once"),
+        ("x <answer> a <reason> b <location> []", "text outside of the tags"),
+        ("<answer> a <reason> b <location> [1, 2, 3, 4]", "<location> is not a list of boxes"),
+        ("<answer> a <reason> b <location> [[1, 2, 3, 4]] x", "<location> is not a list of boxes"),
+        ("<answer> a <reason> b <location> [[1, 2, 3, 4]", "<location> is not a list of boxes"),
+        ("<answer> a <reason> b <location> [", "<location> is not a list of boxes"),
+    ],
+)
+def test_violations_of_the_plain_grammar(text, problem):
+    assert problem in read_reply(text, "gemex_plain").problems
+
+
+def test_parts_that_occur_twice_or_end_before_they_begin_are_not_read():
+    twice = read_reply(PUBLISHED.replace("</answer>", "</answer><answer>C</answer>"), "gemex")
+    assert twice.problems == ("<answer> occurs more than once", "</answer> occurs more than once")
+    assert twice.answer is None
+    unclosed = read_reply(PUBLISHED.replace("<answer>", "<answer>A<answer>"), "gemex")
+    assert (unclosed.problems, unclosed.answer) == (("<answer> occurs more than once",), None)
+    turned = read_reply(PUBLISHED.replace("<answer>B</answer>", "</answer>B<answer>"), "gemex")
+    assert (turned.problems, turned.answer) == (("tags are out of order",), None)
+    assert [each.box for each in turned.references] == [(64, 42, 257, 262)]
+
+
+@pytest.mark.parametrize("dialect", ["gemex", "lvkc", "medclm"])
+def test_names_keep_their_blanks(dialect):
+    record = make_record(references=(VqaBox(" left  lung ", (1, 2, 30, 40)),))
+    assert read_reply(write_reply(record, dialect), dialect).references[0].name == " left  lung "
+
+
+def test_a_reply_without_thinking_is_read_as_such():
+    """The target of GEMeX-200K is well formed where no thinking is asked for, and only there."""
+    record = make_record(thinking="")
+    text = write_reply(record, "gemex")
+    found = read_reply(text, "gemex", with_thinking=False)
+    assert found.is_well_formed
+    assert found.answer == record.answer
+    assert [(each.name, each.box) for each in found.references] == [("bilateral lung", (64, 42, 257, 262))]
+    assert problems(text) == ("<think> is missing", "</think> is missing")
+    assert not read_reply(f"<think>Hm.</think>{text}", "gemex", with_thinking=False).is_well_formed

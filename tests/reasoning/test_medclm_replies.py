@@ -1,0 +1,108 @@
+"""Grammar of MedCLM's replies, by hand (its public code)."""
+
+import pytest
+from reasoning_records import make_record
+
+from stepcot_jax.boxes import UNIT_SQUARE
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import read_reply, write_reply
+from stepcot_jax.reasoning.record import VqaBox
+
+MASS = VqaBox("Mass", (15, 40, 20, 44))
+HEART = VqaBox("heart", (0, 0, 64, 1))
+
+
+def write(thinking, *references):
+    return write_reply(make_record(image_size=(64, 64), thinking=thinking, references=references), "medclm")
+
+
+def test_regions_of_the_thinking_are_written_in_the_unit_square():
+    thinking = "There is a **Mass** ([15, 40, 20, 44]) in the left lung."
+    assert write(thinking, MASS) == (
+        "Reasoning: There is a **Mass** [0.2344, 0.6250, 0.3125, 0.6875] in the left lung.\n\nAnswer: Yes"
+    )
+
+
+def test_references_that_the_thinking_does_not_name_in_order_are_listed():
+    listed = (
+        "Boxes: **Mass** [0.2344, 0.6250, 0.3125, 0.6875], **heart** [0.0000, 0.0000, 1.0000, 0.0156]\n\nAnswer: Yes"
+    )
+    assert write("It is there.", MASS, HEART) == f"Reasoning: It is there.\n{listed}"
+    thinking = "The **heart** ([0, 0, 64, 1]) and the **Mass** ([15, 40, 20, 44])."
+    assert write(thinking, MASS, HEART) == f"Reasoning: The **heart** and the **Mass**.\n{listed}"
+
+
+def test_a_region_that_is_no_reference_loses_its_box():
+    assert write("The left lung ([1, 2, 3, 4]) is clear.") == "Reasoning: The left lung is clear.\n\nAnswer: Yes"
+
+
+def test_boxes_in_the_unit_square_already_stay():
+    thinking = "A mass at [0.2344, 0.6250, 0.3125, 0.6875]."
+    assert write(thinking, MASS) == f"Reasoning: {thinking}\n\nAnswer: Yes"
+
+
+def test_the_hard_stage_is_the_answer_alone():
+    text = write("", MASS)
+    assert text == "Answer: Yes"
+    reply = read_reply(text, "medclm")
+    assert (reply.problems, reply.answer, reply.references) == ((), "Yes", ())
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "references"),
+    [
+        ("**Mass** [0.1, 0.2, 0.3, 0.4]", [("Mass", 0.1)]),
+        ("There. A mass [0.1, 0.2, 0.3, 0.4] and [0.5, 0.5, 1, 1.0]", [("A mass", 0.1), ("and", 0.5)]),
+        ("[0.1, 0.2, 0.3, 0.4]", [("", 0.1)]),
+        ("**Mass** ([0.1, 0.2, 0.3, 0.4])", [("Mass", 0.1)]),
+        ("as seen [1, 2] before [sic]", []),
+    ],
+)
+def test_boxes_of_the_reasoning_are_the_references(reasoning, references):
+    reply = read_reply(f"Reasoning: {reasoning}\n\nAnswer: Mass", "medclm")
+    assert reply.problems == ()
+    assert reply.space == UNIT_SQUARE
+    assert [(each.name, each.box[0]) for each in reply.references] == references
+    assert reply.thinking == reasoning
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    ["[1, 2, 3, 4]", "[nan, 0, 1, 1]", "[0, 0, 1, inf]", "[-0.1, 0, 1, 1]", "[0, 0, 1, 1, 1]", "[.1, 0, 1, 1]"],
+)
+def test_a_list_that_is_no_box_of_the_unit_square(numbers):
+    reply = read_reply(f"Reasoning: A mass {numbers}.\n\nAnswer: Mass", "medclm")
+    assert reply.problems == ("a list of numbers is no box of the unit square",)
+    assert reply.references is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Mass",
+        "Reasoning: a",
+        "Answer:",
+        "Reasoning: \n\nAnswer: a",
+        "Reasoning: a\n\nAnswer: ",
+        "So. Reasoning: a\n\nAnswer: b",
+        "So.\nReasoning: a\n\nAnswer: b",
+        "Answer: a\nReasoning: b",
+        "Reasoning: a\nAnswer: b\nAnswer: c",
+        "reasoning: a\n\nanswer: b",
+        "Reasoning: a Answer: b",
+    ],
+)
+def test_violations(text):
+    assert not read_reply(text, "medclm").is_well_formed
+
+
+@pytest.mark.parametrize("thinking", ["x\nAnswer ([1, 2, 3, 4]): No", "x\nReasoning ([15, 40, 20, 44]): No"])
+def test_a_head_that_appears_once_boxes_are_gone_is_refused(thinking):
+    with pytest.raises(BadInput, match="a line begins with"):
+        write(thinking, MASS)
+
+
+def test_a_box_of_another_name_is_no_reference():
+    with pytest.raises(BadInput, match="other than the references"):
+        write("The **lung** [0.2344, 0.6250, 0.3125, 0.6875].", MASS)

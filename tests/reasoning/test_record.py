@@ -1,0 +1,117 @@
+"""Records and replies: each field's error, and what is accepted."""
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from reasoning_records import STAGES, make_record, records
+
+from stepcot_jax.boxes import GRID_1000
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import Stages, VqaBox, VqaRecord
+from stepcot_jax.reasoning.reply import Region, Reply
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("closed", {"id": ""}, "id: '' is not a name on one line"),
+        ("closed", {"id": "a\nb"}, r"id: 'a\\nb' is not a name on one line"),
+        ("closed", {"id": "a" * 501}, "id: 'aaa.* of 1 to 500 characters"),
+        ("closed", {"patient_id": " "}, "patient_id: the value is not a name"),
+        ("closed", {"image_path": ""}, "image_path: '' is not a name"),
+        ("closed", {"image_size": (0, 9)}, r"image_size: \[0, 9\] is not \[width, height\]"),
+        ("closed", {"question": " "}, "question: blank"),
+        ("closed", {"choices": ("a", "b")}, "choices: 2 choices of a question of kind 'closed'; none expected"),
+        ("open", {"choices": ("a", "b")}, "choices: 2 choices of a question of kind 'open'"),
+        ("single", {"choices": ("one",)}, "choices: 1 options; 2 to 26 are required"),
+        ("single", {"choices": tuple(f"c{k}" for k in range(27))}, "choices: 27 options"),
+        ("single", {"choices": ("one", "One ")}, "choices: options .* must be distinct"),
+        ("single", {"choices": ("one", "")}, "choices: options .* not empty"),
+        ("closed", {"answer": "yes"}, "answer: 'yes' is not one of Yes, No"),
+        ("closed", {"answer": ("Yes",)}, "answer: .* is a list; kind 'closed' expects a text"),
+        ("single", {"answer": "E"}, "answer: 'E' is not one of A, B, C, D"),
+        ("single", {"answer": "Nodule"}, "answer: 'Nodule' is not one of"),
+        ("multi", {"answer": "A"}, "answer: 'A' is not an answer of kind 'multi'"),
+        ("multi", {"answer": ()}, "answer: .* at least one"),
+        ("multi", {"answer": ("C", "A")}, "answer: .* in order"),
+        ("multi", {"answer": ("A", "A")}, "answer: .* distinct"),
+        ("multi", {"answer": ("A", "E")}, "answer: .* letters of ABCD"),
+        ("open", {"answer": " "}, "answer: blank"),
+        ("closed", {"synonyms": ("Yeah",)}, "synonyms: 1 synonyms of a question of kind 'closed'; only open has any"),
+        (
+            "closed",
+            {"image_size": (100, 300)},
+            r"references\[0\].box: .* leaves the picture of image_size 100 by 300",
+        ),
+    ],
+)
+def test_each_field_is_checked(kind, changes, message):
+    with pytest.raises(BadInput, match=f"^{message}"):
+        make_record(kind, **changes)
+
+
+_LABELS = ("", " ", "a\nb", "a" * 201, *(f"a{sign}" for sign in "<>[](){}*\"'`|\\"), "a\u2028b", "\x00")
+
+
+@pytest.mark.parametrize("label", _LABELS)
+def test_labels_that_would_break_markup_are_refused(label):
+    with pytest.raises(BadInput, match=r"^label: "):
+        VqaBox(label, (0, 0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (1, 0, 1, 1),
+        (0, 1, 1, 1),
+        (2, 0, 1, 1),
+        (-1, 0, 1, 1),
+        (0, -1, 1, 1),
+        (0, 0, 1, float("nan")),
+        (0, 0, float("inf"), 1),
+    ],
+)
+def test_boxes_without_an_area_are_refused(box):
+    with pytest.raises(BadInput, match=r"^box: "):
+        VqaBox("lung", box)
+
+
+@pytest.mark.parametrize("name", Stages.__struct_fields__)
+def test_stages_must_have_texts(name):
+    with pytest.raises(BadInput, match=f"^{name}: blank"):
+        msgspec.structs.replace(STAGES, **{name: " "})
+
+
+@pytest.mark.parametrize("kind", ["open", "closed", "single", "multi"])
+def test_a_record_of_each_kind_is_accepted(kind):
+    record = make_record(kind)
+    assert record.kind == kind
+    assert record.letters == ("ABCD" if kind in ("single", "multi") else "")
+
+
+def test_accepted_texts_are_the_answer_and_its_synonyms_once():
+    record = make_record("open", answer="Pleural effusion", synonyms=("Fluid", "pleural  EFFUSION", "fluid"))
+    assert record.accepted_texts == ("Pleural effusion", "Fluid")
+    assert make_record("multi").accepted_texts == ()
+
+
+@given(record=records())
+def test_json_gives_the_record_back(record):
+    try:
+        line = msgspec.json.encode(record)
+    except UnicodeEncodeError:  # lone surrogates
+        return
+    assert msgspec.json.decode(line, type=VqaRecord) == record
+
+
+def test_a_reply_gives_its_boxes_in_pixels():
+    reply = Reply("lvkc", "a", (Region("x", (0, 500, 1000, 1000)),), space=GRID_1000)
+    assert reply.boxes((64, 32)).tolist() == [[32, 0, 64, 32]]
+    in_pixels = dataclasses.replace(reply, space=None)
+    assert in_pixels.boxes((64, 32)).tolist() == [[0, 500, 1000, 1000]]
+    np.testing.assert_array_equal(Reply("lvkc").boxes((64, 32)), np.zeros((0, 4)))
+    assert reply.is_well_formed
+    assert not Reply("lvkc", problems=("<LOC> is missing",)).is_well_formed

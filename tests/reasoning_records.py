@@ -1,0 +1,80 @@
+"""Reasoning records for tests: one of each kind by hand, and random ones."""
+
+import string
+
+import hypothesis.strategies as st
+
+from stepcot_jax.boxes import GRID_1000, UNIT_SQUARE
+from stepcot_jax.reasoning.record import Stages, VqaBox, VqaRecord
+
+STAGES = Stages("The lower zone of the right lung.", "A hazy opacity.", "Haze over fluid.", "Fluid it is.")
+SPACES = {"lvkc": GRID_1000, "medclm": UNIT_SQUARE}
+WITHOUT_NAMES = ("gemex_plain", "lvkc_released")
+ANSWERS = {"open": "Pleural effusion", "closed": "Yes", "single": "B", "multi": ("A", "C")}
+
+
+def make_record(kind="closed", **changes):
+    """A valid record with thinking, stages and one reference."""
+    fields = {
+        "id": "case-1",
+        "image_path": "images/1.png",
+        "image_size": (336, 336),
+        "patient_id": "patient-1",
+        "kind": kind,
+        "question": "What is seen?",
+        "choices": ("Nodule", "Effusion", "Normal", "Mass") if kind in ("single", "multi") else (),
+        "answer": ANSWERS[kind],
+        "references": (VqaBox("bilateral lung", (64, 42, 257, 262)),),
+        "thinking": "I look at the **bilateral lung** ([64, 42, 257, 262]). It is hazy.",
+        "stages": STAGES,
+    }
+    return VqaRecord(**fields | changes)
+
+
+names = st.text(min_size=1, max_size=20).filter(
+    lambda text: text.strip() and text.isprintable() and not set(text) & set("<>[](){}*\"'`|\\")
+)
+texts = st.one_of(
+    st.text(min_size=1, max_size=60),
+    st.text(alphabet="<>/[](){}*,.:;\"' \n019aesthinkANSWERboxrf", min_size=1, max_size=60),
+).filter(str.strip)
+
+
+@st.composite
+def corners(draw, width, height):
+    number = st.integers if draw(st.booleans()) else st.floats
+    x1 = float(draw(number(0, width - 1)))
+    y1 = float(draw(number(0, height - 1)))
+    return (x1, y1, x1 + (width - x1) * draw(st.floats(0.01, 1)), y1 + (height - y1) * draw(st.floats(0.01, 1)))
+
+
+@st.composite
+def records(draw, thinking=texts):
+    """Any valid record with thinking, stages and at least one reference."""
+    width, height = draw(st.integers(2, 5000)), draw(st.integers(2, 5000))
+    kind = draw(st.sampled_from(("open", "closed", "single", "multi")))
+    choices = ()
+    if kind in ("single", "multi"):
+        folded = st.text(alphabet="abc ÄéЖ字", min_size=2, max_size=8).map(str.strip).filter(lambda text: len(text) > 1)
+        choices = tuple(
+            draw(st.lists(folded, min_size=2, max_size=26, unique_by=lambda text: " ".join(text.split()).casefold()))
+        )
+    letters = string.ascii_uppercase[: len(choices)]
+    answer = {
+        "open": lambda: draw(texts),
+        "closed": lambda: draw(st.sampled_from(("Yes", "No"))),
+        "single": lambda: draw(st.sampled_from(letters)),
+        "multi": lambda: tuple(sorted(draw(st.sets(st.sampled_from(letters), min_size=1)))),
+    }[kind]()
+    boxes = draw(st.lists(corners(width, height), min_size=1, max_size=draw(st.sampled_from((1, 3, 40)))))
+    fitting = [(x1, y1, min(x2, width), min(y2, height)) for x1, y1, x2, y2 in boxes]
+    return make_record(
+        kind,
+        image_size=(width, height),
+        choices=choices,
+        answer=answer,
+        references=tuple(VqaBox(draw(names), box) for box in fitting if box[0] < box[2] and box[1] < box[3]),
+        thinking=draw(thinking),
+        preamble=draw(st.one_of(st.just(""), texts)),
+        stages=Stages(*(draw(texts) for _ in range(4))),
+    )

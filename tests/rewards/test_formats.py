@@ -1,0 +1,9 @@
+"""The format reward."""
+
+from stepcot_jax.reasoning.reply import Reply
+from stepcot_jax.rewards.formats import format_reward
+
+
+def test_format():
+    assert format_reward(Reply("gemex", "Yes", ())) == 1
+    assert format_reward(Reply("gemex", "Yes", (), problems=("<think> is missing",))) == 0

@@ -1,0 +1,222 @@
+"""Published figures of GEMeX-RMCoT and MEDSAGE: those of the facts file, each mean, gap and deviation recomputed."""
+
+import csv
+import math
+import re
+
+import numpy as np
+import pytest
+
+from stepcot_jax.tables import __main__ as making
+from stepcot_jax.tables import published_vqa as published
+from stepcot_jax.tables import robustness_table, self_check_table, stages_table, vqa_table
+
+
+@pytest.fixture(scope="module")
+def facts(shared):
+    return (shared / "design" / "facts_siblings.md").read_text(encoding="utf-8")
+
+
+def rows_below(facts, heading):
+    """Cells of the rows of the first table after a heading, without its header."""
+    lines = facts[facts.index(heading) :].splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("|---"))
+    rows = []
+    for line in lines[start + 1 :]:
+        if not line.startswith("|"):
+            return rows
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def numbers(cells):
+    return [float(cell) for cell in cells if cell != "-"]
+
+
+def percent(shares):
+    return [round(100 * share, 6) for share in shares]
+
+
+def test_table_4_of_gemex_is_as_in_the_facts(facts):
+    rows = rows_below(facts, "**Table 4**, Qwen2.5-VL-7B")
+    assert len(rows) == len(published.A_SCORES) == 5
+    for row, (name, answers) in zip(rows, published.A_SCORES.items(), strict=True):
+        interleaved = [
+            score for pair in zip(answers.values(), published.V_SCORES[name].values(), strict=True) for score in pair
+        ]
+        assert percent([*interleaved, published.A_AVERAGE[name]]) == numbers(row[4:])
+        assert row[0] == "zero-shot" or name.startswith(f"{row[1]}, SFT")
+        assert name.endswith("RFT") == (row[3] == "yes")
+        assert list(answers) == ["open", "closed", "single", "multi"]
+
+
+def test_all_five_averages_of_gemex_are_unweighted_means():
+    for name, answers in published.A_SCORES.items():
+        assert 100 * np.mean(list(answers.values())) == pytest.approx(100 * published.A_AVERAGE[name], abs=0.0051)
+    counts = list(published.NUM_QUESTIONS["GEMeX test"].values())
+    weighted = [100 * np.average(list(row.values()), weights=counts) for row in published.A_SCORES.values()]
+    assert np.round(weighted, 2).tolist() == [47.80, 84.98, 80.29, 82.84, 85.56]
+
+
+def test_closed_and_choice_scores_are_shares_of_whole_questions():
+    counts = published.NUM_QUESTIONS["GEMeX test"]
+    for answers in published.A_SCORES.values():
+        for kind in ("closed", "single", "multi"):
+            nearest = round(answers[kind] * counts[kind]) / counts[kind]
+            assert abs(nearest - answers[kind]) < 1e-4
+
+
+def test_table_5_of_gemex_and_its_deviations(facts):
+    rows = rows_below(facts, "**Table 5**, A-score under perturbation")
+    unrounded = []
+    for row, ((kind, training), figures) in zip(rows, published.PERTURBED.items(), strict=True):
+        assert row[0] == kind
+        assert training == f"GEMeX-{row[1]}, SFT"
+        assert percent([*figures.values(), published.PERTURBED_STD[kind, training]]) == numbers(row[2:])
+        assert figures["original"] == published.A_SCORES[training][kind]
+        rounds = np.array(list(figures.values())[1:]) * 100
+        assert 100 * published.recompute_std(figures) == pytest.approx(np.std(rounds, ddof=0))
+        unrounded.append(np.std(rounds, ddof=0))
+        assert abs(unrounded[-1] - 100 * published.PERTURBED_STD[kind, training]) < 0.001
+        from_original = math.sqrt(np.mean((rounds - 100 * figures["original"]) ** 2))
+        assert abs(from_original - 100 * published.PERTURBED_STD[kind, training]) > 0.04
+    assert np.round(unrounded, 4).tolist() == [3.2136, 0.7522, 0.7239, 0.1915]
+
+
+def test_counts_of_questions(facts):
+    counted = [f"{number:,}" for number in published.NUM_QUESTIONS["GEMeX-RMCoT"].values()]
+    assert "open-ended {}, closed-ended {}, single-choice {}, multi-choice {}; total 202,384".format(*counted) in facts
+    assert [sum(counts.values()) for counts in published.NUM_QUESTIONS.values()] == [202_384, 3_960]
+    assert list(published.NUM_QUESTIONS["GEMeX test"].values()) == [1144, 543, 1300, 973]
+    assert "1,144 open + 543 closed + 1,300 single + 973 multi" in facts
+
+
+def test_table_1_of_medsage_is_as_in_the_facts(facts):
+    rows = rows_below(facts, "**Table 1** (average and gap to MEDSAGE as printed)")
+    assert len(rows) == len(published.BENCHMARK_ACCURACY) == 18
+    for row, (method, found) in zip(rows, published.BENCHMARK_ACCURACY.items(), strict=True):
+        assert row[:2] == [published.BENCHMARK_GROUPS[method], method]
+        assert percent([*found.values(), *published.BENCHMARK_AVERAGE[method]]) == numbers(row[2:])
+
+
+def test_four_averages_of_table_1_do_not_fit_and_all_others_do():
+    wrong = {}
+    for method, row in published.BENCHMARK_ACCURACY.items():
+        mean = 100 * sum(row.values()) / len(row)
+        assert 100 * published.recompute_mean(row) == pytest.approx(mean)
+        average, gap = percent(published.BENCHMARK_AVERAGE[method])
+        if abs(mean - average) > 0.0501:
+            wrong[method] = round(mean, 2)
+        assert gap == pytest.approx(average - 69.8)
+        assert 100 * published.recompute_gap(method) == pytest.approx(mean - 68.2)
+    assert wrong == {"MEDSAGE": 68.2, "LLaVA-Next-7B": 45.4, "LLaVA-Next-13B": 48.5, "Med-R1": 48.56}
+    own = {method: published.recompute_mean(row) for method, row in published.BENCHMARK_ACCURACY.items()}
+    assert max(own, key=own.get) == "ViTAR"
+
+
+def test_table_2_of_medsage_and_its_averages(facts):
+    rows = rows_below(facts, "**Table 2**, stage scores 1-5")
+    means = []
+    for row, ((model, data), scores) in zip(rows, published.STAGE_SCORES.items(), strict=True):
+        assert [row[0].replace("+", " and "), row[1]] == [model, data]
+        assert [*scores.values(), published.STAGE_AVERAGE[model, data]] == numbers(row[2:])
+        means.append(float(np.mean(list(scores.values()))))
+        assert published.recompute_mean(scores) == pytest.approx(means[-1])
+        assert abs(means[-1] - published.STAGE_AVERAGE[model, data]) > 0.05
+    recomputed = [2.677, 2.900, 2.601, 3.141, 3.269, 3.186, 3.440, 3.500, 3.596]
+    assert means == pytest.approx(recomputed, abs=0.00051)
+
+
+def test_tables_3_to_5_of_medsage_and_their_averages(facts):
+    rows = rows_below(facts, "**Table 3**, path augmentation")
+    weights = {f"alpha {alpha:.2f}": found for alpha, found in published.SELF_CHECK_WEIGHT.items()}
+    tables = {"3": published.PATH_AUGMENTATION, "4": weights, "5": published.PARTS}
+    found = [(table, *place) for table, of_table in tables.items() for place in of_table.items()]
+    for (number, name, *cells), (table, method, (row, overall)) in zip(rows, found, strict=True):
+        assert number == table
+        assert name.replace(" ", "") == method.replace(" ", "") or name == "base only, alpha 0"
+        assert percent([*row.values(), overall]) == numbers(cells)
+        assert 100 * np.mean(list(row.values())) == pytest.approx(100 * overall, abs=0.0501)
+    assert list(published.PARTS["SFT + RL"][0].values()) == list(published.PATH_AUGMENTATION["RPA-sft+RL"][0].values())
+
+
+def test_every_figure_stands_in_the_papers_text(shared):
+    gemex = [*published.A_SCORES.values(), *published.V_SCORES.values(), *published.PERTURBED.values()]
+    medsage = [*published.BENCHMARK_ACCURACY.values()]
+    medsage += [row for of_table in (published.PATH_AUGMENTATION, published.PARTS) for row, _ in of_table.values()]
+    medsage += [row for row, _ in published.SELF_CHECK_WEIGHT.values()]
+    for paper, rows, digits in (("gemex_rmcot", gemex, 2), ("medsage", medsage, 1)):
+        text = (shared / "papers" / f"{paper}.txt").read_text(encoding="utf-8")
+        assert [share for row in rows for share in row.values() if f"{100 * share:.{digits}f}" not in text] == []
+    scores = [f"{score:.3f}" for row in published.STAGE_SCORES.values() for score in row.values()]
+    assert [score for score in scores if score not in text] == []
+
+
+def test_the_command_writes_them_without_a_run(tmp_path):
+    written = making.make_tables(making.PUBLISHED_NAMES, None, command=["python"], folder=tmp_path)
+    assert len(written) == 24
+    with (tmp_path / "stages_benchmarks.csv").open(newline="") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert float(rows["MEDSAGE"]["published: average"]) == 0.698
+    assert float(rows["MEDSAGE"]["recomputed: average"]) == 0.682
+    shown = (tmp_path / "robustness.md").read_text()
+    assert re.search(r"\| 79\.93 \| 76\.98 \| 83\.06 \| 75\.69 \| 3\.214 \| 3\.2136 \|", shown)
+    assert "| 2.706 | 2.412 | 3.059 | 2.529 | 3.033 | 2.6765 |" in (tmp_path / "stages.md").read_text()
+
+
+def test_published_figures_have_the_papers_digits_in_the_files(tmp_path, shared):
+    making.make_tables(making.PUBLISHED_NAMES, None, command=["python"], folder=tmp_path)
+    papers = {
+        name: (shared / "papers" / f"{name}.txt").read_text(encoding="utf-8") for name in ("gemex_rmcot", "medsage")
+    }
+    num_checked = 0
+    for path in sorted(tmp_path.glob("*.md")):
+        rows = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in path.read_text().splitlines()
+            if "|" in line
+        ]
+        paper = papers["gemex_rmcot" if path.stem in ("vqa", "robustness", "vqa_questions") else "medsage"]
+        for place, heading in enumerate(rows[0]):
+            cells = [row[place] for row in rows[2:] if row[place] != "-"]
+            if heading.startswith(("published: ", "recomputed: ")):
+                assert len({len(cell.partition(".")[2]) for cell in cells}) == 1, (path, heading)
+            if heading.startswith("published: "):
+                absent = [
+                    cell for cell in cells if not re.search(rf"(?<![\d.]){re.escape(cell.lstrip('+-'))}(?!\d)", paper)
+                ]
+                assert absent == [], (path, heading)
+                num_checked += len(cells)
+    assert num_checked == 5 * 9 + 2 * 4 + 4 * 5 + 9 * 5 + 18 * 7 - 1 + 6 * 4 + 4 * 4 + 3 * 4
+    rows = (tmp_path / "vqa.md").read_text().splitlines()
+    assert "| 49.00 |" in next(row for row in rows if row.startswith("| zero"))
+    assert "| 70.20 |" in next(row for row in rows if row.endswith("| 83.03 | 83.03 |"))
+    assert "| 2.350 |" in (tmp_path / "stages.md").read_text()
+    assert "| 69.8 | 0.0 | 68.20 | 0.00 |" in (tmp_path / "stages_benchmarks.md").read_text()
+    assert "49.00 & " in (tmp_path / "vqa.tex").read_text()
+
+
+def test_tables_have_a_column_per_published_figure():
+    (vqa, questions), (robustness,) = vqa_table.make_tables(None), robustness_table.make_tables(None)
+    stages, benchmarks, augmentation = stages_table.make_tables(None)
+    weights, parts = self_check_table.make_tables(None)
+    counts = {
+        table.name: (len(table.rows), sum(column.published for column in table.columns))
+        for table in (vqa, questions, robustness, stages, benchmarks, augmentation, weights, parts)
+    }
+    assert counts == {
+        "vqa": (5, 9),
+        "vqa_questions": (2, 4),
+        "robustness": (4, 5),
+        "stages": (9, 5),
+        "stages_benchmarks": (18, 7),
+        "stages_augmentation": (6, 4),
+        "self_check": (4, 4),
+        "self_check_parts": (3, 4),
+    }
+
+
+def test_names_are_known_and_not_part_of_all():
+    assert making.read_names(["vqa", "stages"]) == ("vqa", "stages")
+    assert not set(making.PUBLISHED_NAMES) & set(making.read_names(["all"]))
+    assert "vqa" in making.read_names(["all", "vqa"])
