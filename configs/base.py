@@ -12,7 +12,9 @@ from stepcot_jax.chain import PUBLISHED_STEPS
 def get_config():
     config = config_dict.ConfigDict()
 
-    # "distill": teacher, then both; "teacher": the teacher only, with plateau and early stop; "baseline": a perceptron
+    # "distill": teacher, then both; "teacher": the teacher only, with plateau and early stop; "baseline": a perceptron;
+    # "sft": fine-tune a policy on reasoning records; "grpo": fine-tune it, then optimise rewards; "chain_grpo": optimise
+    # the rewards of a teacher's chains
     config.job = "distill"
     config.seed = 0  # of parameters, dropout, order of cases and augmentation
     config.resume = True  # resume from the latest checkpoint in the workdir; False: refuse a workdir that has one
@@ -108,6 +110,112 @@ def get_config():
     config.loss.train_teacher_projection = False  # True: "learnable", as in the paper; can collapse to a constant
     config.loss.target_dropout = False  # True: dropout in the teacher's targets too (authors' code)
     config.loss.class_weights = "none"  # or "inverse_frequency", normalised to mean 1 per step
+
+    config.vqa = config_dict.ConfigDict()  # jobs "sft" and "grpo": reasoning records (docs/grounded.md)
+    config.vqa.source = "phantom"  # "phantom": drawn in memory as `phantom` says; "folder": records.jsonl in `root`
+    config.vqa.root = ""  # folder of "folder"
+    config.vqa.dialect = "gemex"  # of prompts and replies; or "gemex_plain", "lvkc", "lvkc_released", "medclm"
+    config.vqa.with_thinking = True  # False: replies without the part before the answer, where the dialect allows it
+
+    config.policy = config_dict.ConfigDict()  # a decoder over the cells of an image's feature map
+    config.policy.start = ""  # workdir of a finished run whose weights it starts from; "": random weights
+    config.policy.tokenizer = ""  # folder or Hugging Face id; "": a closed vocabulary counted on the training records
+    config.policy.num_merges = 1000  # most phrases of the closed vocabulary that become one token
+    config.policy.grid = 8  # cells on a side of the image
+    config.policy.encoder_widths = (
+        24,
+        64,
+    )  # channels of each stage; the first has 1/4 of the resolution, each next 1/2
+    config.policy.width = 96  # of a token's vector
+    config.policy.num_layers = 3
+    config.policy.num_heads = 3
+    config.policy.num_kv_heads = 1  # heads of keys and values, a divisor of num_heads
+    config.policy.head_width = 32
+    config.policy.mlp_width = 192
+    config.policy.longest_reply = 0  # tokens that are sampled at most; 0: those of the longest training reply
+
+    config.sft = config_dict.ConfigDict()  # supervised fine-tuning
+    config.sft.epochs = 8
+    config.sft.batch_size = 16  # packs: questions of one image in a row, up to pack_length tokens
+    config.sft.pack_length = 256  # tokens; 0: one question a pack
+    config.sft.learning_rate = 2e-3  # AdamW, after the warm-up
+    config.sft.first_learning_rate = 0.0  # at the first update
+    config.sft.warmup_epochs = 0.5  # the rate rises linearly
+    config.sft.schedule = "cosine"  # to 0 over the rest, or "constant"
+    config.sft.weight_decay = 0.01  # decoupled, on every parameter
+    config.sft.reduction = "tokens"  # mean over all tokens; or "parts": weighted means of answer and reasoning (MedCLM)
+    config.sft.answer_weight = 1.0  # of the tokens of the answer
+    config.sft.reasoning_weight = 1.0  # of the tokens before it
+
+    config.grpo = config_dict.ConfigDict()  # after SFT; GEMeX-RMCoT: Eq. 2. docs/departures.md: what it leaves open
+    config.grpo.epochs = 4
+    config.grpo.batch_size = 32  # prompts
+    config.grpo.updates_per_epoch = 0  # batches of prompts; 0: each training record once
+    config.grpo.group_size = 8  # G: replies to a prompt
+    config.grpo.num_updates = 1  # passes over a batch of rollouts
+    config.grpo.learning_rate = 5e-4  # AdamW
+    config.grpo.schedule = "constant"  # or "cosine" to 0
+    config.grpo.weight_decay = 0.0
+    config.grpo.temperature = 1.0  # of sampling and of every log-probability
+    config.grpo.ratio = "token"  # of probabilities; or "sequence" (as printed), "sequence_mean"
+    config.grpo.clip_low = 0.2  # eps: ratios are clipped below at 1 - clip_low
+    config.grpo.clip_high = 0.2  # and above at 1 + clip_high
+    config.grpo.dual_clip = 0.0  # least multiple of a negative advantage; 0: none
+    config.grpo.beta = 1e-3  # weight of the KL divergence from the start of GRPO
+    config.grpo.kl = "k3"  # its estimator; or "k1", "k2"
+    config.grpo.clamp_log_ratio = 0.0  # largest magnitude of the estimator's log-ratio; 0: none
+    config.grpo.clamp_kl = 0.0  # largest magnitude of the estimate; 0: none
+    config.grpo.length_norm = "sequence_mean"  # or "token_mean", "constant", "sequence_sum"
+    config.grpo.std_ddof = 1  # of a group's standard deviation; or 0
+    config.grpo.std_epsilon = 1e-6  # added to it
+    config.grpo.scale = "group"  # whose deviation divides advantages; or "batch", "none"
+    config.grpo.mask_truncated = False  # True: replies cut at the longest length take no part
+    config.grpo.shuffle_rewards = False  # True: rewards are shuffled within the batch (a control that must not learn)
+
+    config.rewards = config_dict.ConfigDict()  # weights of the parts, and their definitions (docs/grounded.md)
+    config.rewards.answer_weight = 1.0
+    config.rewards.grounding_weight = 1.0
+    config.rewards.format_weight = 0.0
+    config.rewards.consistency_weight = 0.0  # share of stage facts that agree with each other
+    config.rewards.grounding = "threshold"  # 1 if mIoU > least_iou and the counts are equal; or "mean_iou"
+    config.rewards.least_iou = 0.75
+    config.rewards.matching = "optimal"  # which box with which; or "ordered"
+    config.rewards.empty_boxes = "one"  # worth of no box on either side; or "zero"
+    config.rewards.multi_choice = "exact"  # equal sets; or "jaccard"
+    config.rewards.open_answer = "exact"  # folded text or a synonym; or "equal", "token_f1", "judge"
+    config.rewards.choice_reading = "plain"  # or "strict": hedged choices are wrong
+    config.rewards.ill_formed = "nothing"  # worth of a reply that breaks its dialect's grammar; or "parts"
+    config.rewards.gate = "none"  # or "released": all or nothing, as in MEDSAGE's public code
+    config.rewards.judge_url = ""  # "judge": OpenAI-compatible endpoint; the key comes from the environment
+    config.rewards.judge_model = ""
+    config.rewards.judge_cap = 0.0  # money that the judge may cost in a run; 0: no limit
+    config.rewards.diagnosis_weight = 1.0  # "chain_grpo": the last step is right
+    config.rewards.steps_weight = 0.0  # "chain_grpo": share of annotated steps that are right
+    config.rewards.chain_weight = 0.0  # "chain_grpo": the chain has no contradiction
+
+    config.self_check = config_dict.ConfigDict()  # in GRPO: a wrong first attempt is checked and tried again (MEDSAGE)
+    config.self_check.enabled = False
+    config.self_check.alpha = 0.2  # weight of a self-check that led to a right second attempt
+    config.self_check.norm = "sum"  # over its tokens (Eq. 12), or "mean"
+    config.self_check.context = "check"  # of the second attempt: first attempt and check, or the "first" attempt alone
+    config.self_check.first_attempt = "zero"  # advantage of a wrong first attempt; or "outcome"
+
+    config.curriculum = config_dict.ConfigDict()  # in SFT: boxes drawn, bare picture, another case (MedCLM)
+    config.curriculum.schedule = "none"  # or "epochs", "adaptive" (public code), "mixed" (constant shares)
+    config.curriculum.shares = (0.4, 0.4, 0.2)  # of the epochs, or of the rows: easy, medium, hard
+    config.curriculum.easy_epochs = 4  # "adaptive": epochs before the ramp
+    config.curriculum.ramp_epochs = 10  # "adaptive": length of the ramp of the medium stage
+    config.curriculum.hard_epoch = 19  # "adaptive": first epoch with a hard stage
+    config.curriculum.gap_centre = 0.5  # "adaptive": of the sigmoid over the gap between easy and medium loss
+    config.curriculum.gap_width = 0.1
+    config.curriculum.decay = 0.1  # "adaptive": share of the old value in running means
+    config.curriculum.plateau_values = 5  # "adaptive": mean losses of epochs that a plateau needs
+    config.curriculum.plateau_tolerance = 0.01
+    config.curriculum.rise = 0.05  # "adaptive": rise of the mean loss that lowers the hard share
+    config.curriculum.hard_gap = 0.6  # "adaptive": least median gap that raises it
+    config.curriculum.hard_increase = 0.05
+    config.curriculum.most_hard = 0.3
+    config.curriculum.hard_factor = 0.9
 
     config.training = config_dict.ConfigDict()
     config.training.batch_size = 32  # cases, over all devices; the job "baseline" uses baseline.batch_size

@@ -11,6 +11,15 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.settings.configs import load_config
 from stepcot_jax.settings.fields import ADDED, RENAMED, Seed, describe_key, make
+from stepcot_jax.settings.policy_sections import (
+    CurriculumSettings,
+    GrpoSettings,
+    PolicySettings,
+    RewardsSettings,
+    SelfCheckSettings,
+    SftSettings,
+    VqaSettings,
+)
 from stepcot_jax.settings.sections import (
     BaselineSettings,
     DataSettings,
@@ -31,7 +40,7 @@ from stepcot_jax.settings.sections import (
 class Settings:
     """All settings of a run."""
 
-    job: Literal["teacher", "distill", "baseline"]
+    job: Literal["teacher", "distill", "baseline", "sft", "grpo", "chain_grpo"]
     seed: Seed
     resume: bool
     data: DataSettings
@@ -43,6 +52,13 @@ class Settings:
     student: StudentSettings
     baseline: BaselineSettings
     loss: LossSettings
+    vqa: VqaSettings
+    policy: PolicySettings
+    sft: SftSettings
+    grpo: GrpoSettings
+    rewards: RewardsSettings
+    self_check: SelfCheckSettings
+    curriculum: CurriculumSettings
     training: TrainingSettings
     parallel: ParallelSettings
     evaluation: EvaluationSettings
@@ -68,6 +84,12 @@ class Settings:
                 "config.prompts.encoder: 'imported' needs config.image_encoder.name='imported'; got "
                 f"{encoder.name!r} (prompt features are imported with image features)"
             )
+
+
+POLICY_JOBS = ("sft", "grpo")
+"""Jobs that read reasoning records; the others read chains."""
+
+_SECTIONS_OF_POLICIES = ("vqa", "policy", "sft", "grpo", "rewards", "self_check", "curriculum")
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:
@@ -165,6 +187,9 @@ def read_settings(path: pathlib.Path) -> Settings:
         _move(found, old.split(".")[1:], new.split(".")[1:])
     for added, value in ADDED.items():
         _add(found, added.split(".")[1:], value)
+    defaults = load_config("base").to_dict()
+    for section in _SECTIONS_OF_POLICIES:  # earlier versions had no policies, and their jobs read none of these
+        found.setdefault(section, defaults[section])
     try:
         return make_settings(found)
     except BadInput as error:

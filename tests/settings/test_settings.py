@@ -106,7 +106,7 @@ def test_a_folder_needs_its_root(base):
         # a valid name in the wrong section:
         (
             "config.batch_size",
-            "config.features.batch_size or config.baseline.batch_size or config.training.batch_size or",
+            "config.features.batch_size or config.baseline.batch_size or config.sft.batch_size or",
         ),
         ("config.loss.T", "config.loss."),
     ],
