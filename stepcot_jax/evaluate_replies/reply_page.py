@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.records.record_reader import ImageLocator
-from stepcot_jax.evaluate_replies.reply_scores import ReplyScore
+from stepcot_jax.evaluation.reply_scores import ReplyScore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
 from stepcot_jax.host.pages import make_environment, name_unseen, render_page

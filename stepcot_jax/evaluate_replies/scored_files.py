@@ -19,7 +19,6 @@ from stepcot_jax.evaluate_replies.judging import judge_all_stages, judge_open_an
 from stepcot_jax.evaluate_replies.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.evaluate_replies.reply_page import write_page
 from stepcot_jax.evaluate_replies.reply_results import BASELINE, Results, encode, summarise, to_json
-from stepcot_jax.evaluate_replies.reply_scores import ReplyScore, ScoringSettings, score_all, score_reply
 from stepcot_jax.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_text
 from stepcot_jax.evaluate_replies.robustness import (
     describe_rounds,
@@ -29,6 +28,7 @@ from stepcot_jax.evaluate_replies.robustness import (
     tabulate_rounds,
 )
 from stepcot_jax.evaluation.perturbations import PERTURBED_KINDS
+from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_all, score_reply
 from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.host.errors import BadInput, make_workdir
 from stepcot_jax.host.files import digest_file, write_whole, writing_whole

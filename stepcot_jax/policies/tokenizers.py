@@ -176,6 +176,6 @@ def split_pieces(text: str) -> list[str]:
     """Return the pieces of a text; joined they are the text.
 
     >>> split_pieces("<box>[12, 3]</box> Yes.")
-    ['<box>', '[', '12', ',', ' 3', ']', '</box>', ' Yes', '.']
+    ['<box>', '[', '12', ', 3', ']', '</box>', ' Yes', '.']
     """
     return _PIECE.findall(text)
