@@ -15,12 +15,10 @@ from stepcot_jax.annotate.llm.judge import Judge
 from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.data.grounded.baselines import fit_baseline
 from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records
+from stepcot_jax.data.grounded.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.evaluate_replies.judging import judge_all_stages, judge_open_answers
-from stepcot_jax.evaluate_replies.reply_files import ReplyFile, as_text, name_models, read_replies
-from stepcot_jax.evaluate_replies.reply_page import write_page
 from stepcot_jax.evaluate_replies.reply_results import BASELINE, Results, encode, summarise, to_json
-from stepcot_jax.evaluate_replies.reply_scores import ReplyScore, ScoringSettings, score_all, score_reply
-from stepcot_jax.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_text
+from stepcot_jax.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_shown, to_text
 from stepcot_jax.evaluate_replies.robustness import (
     describe_rounds,
     name_round,
@@ -29,11 +27,13 @@ from stepcot_jax.evaluate_replies.robustness import (
     tabulate_rounds,
 )
 from stepcot_jax.evaluation.perturbations import PERTURBED_KINDS
+from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_all, score_reply
 from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.host.errors import BadInput, make_workdir
 from stepcot_jax.host.files import digest_file, write_whole, writing_whole
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.report.reply_page import picture_reader, write_page
 from stepcot_jax.tables.writing import Table, write_table
 
 
@@ -79,9 +79,10 @@ def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
         options.out,
         chosen,
         scores,
-        tables,
+        [to_shown(table) for table in tables],
         title=f"Replies to {collection.path.parent.name or collection.path.name}",
-        image_root=None if options.without_pictures else collection.root,
+        writer="stepcot_jax.evaluate_replies",
+        read_picture=None if options.without_pictures else picture_reader(collection.root),
         num_shown=options.num_shown,
     )
     lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
