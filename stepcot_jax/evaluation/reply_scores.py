@@ -16,14 +16,13 @@ from stepcot_jax.evaluation.stage_quality import label_stages
 from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
-from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.reasoning.reply import Missing, Region, Reply
 from stepcot_jax.reasoning.written_answers import read_answer
 from stepcot_jax.rewards.answer_rewards import IllFormed, Judged, OpenAnswer, answer_reward
 from stepcot_jax.rewards.formats import format_reward
 from stepcot_jax.rewards.grounding import grounding_reward, localisation
 
 Reading = Literal["strict", "parts"]
-Missing = Literal["wrong", "skip", "stop"]
 
 MISSING = "no reply"
 CHECKED_STAGES = {"lvkc": STAGE_NAMES, "lvkc_released": ("visual", "knowledge")}

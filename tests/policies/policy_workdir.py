@@ -9,10 +9,10 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
-from evaluate_replies.asked import ask
 from oracles.random_params import randomise
 
 from stepcot_jax.data.grounded.record_files import write_vqa_records
+from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.policies.policy_files import PolicyLengths, write_lengths
 from stepcot_jax.policies.policy_network import make_policy
 from stepcot_jax.policies.tokenizers import Vocabulary
@@ -24,8 +24,10 @@ from stepcot_jax.training.state import TrainState
 SIDE = 32
 BEST = {"sft": Best(0.4, 2), "grpo": Best(0.5, 3)}
 LATEST = 4
-NUM_IMAGES, NUM_TRAIN = 6, 2
 SIZES = {
+    "phantom.num_cases": 30,
+    "phantom.image_size": 64,
+    "phantom.prevalence": "flat",
     "image_encoder.image_size": SIDE,
     "policy.grid": 2,
     "policy.encoder_widths": (8, 8),
@@ -65,7 +67,7 @@ def make_policy_workdir(folder: pathlib.Path):
 def _build():
     settings, folder = small_settings(), pathlib.Path(_BUILT.name)
     write_settings(folder / "settings.json", settings)
-    records, _ = ask(NUM_IMAGES, num_train=NUM_TRAIN, size=SIDE)
+    records = load_vqa_dataset(settings).records
     dialect = settings.vqa.dialect
     prompts = [write_question(record, dialect) for record in records]
     replies = [write_reply(record, dialect) for record in records]
@@ -82,13 +84,14 @@ def _build():
     (folder / "records").mkdir()
     write_vqa_records(folder / "records" / "test.jsonl", tests)
     _write_replies(folder / "replies", tests, dialect)
+    _write_metrics(folder / "metrics.jsonl")
     best = {name: {"step": each.step, "validation_score": each.score} for name, each in BEST.items()}
     (folder / "report.json").write_text(json.dumps({"best": best, "test": {}}))
     return settings, records, _save(folder / "checkpoints", make_policy(settings, num_words=lengths.num_words))
 
 
 def _write_replies(folder, records, dialect):
-    """The true replies; those of SFT without every third one's boxes."""
+    """The true replies; every third one of SFT ends before its boxes."""
     folder.mkdir()
     for phase in BEST:
         lines = []
@@ -97,6 +100,18 @@ def _write_replies(folder, records, dialect):
             text = text.split("<location>")[0] if phase == "sft" and place % 3 == 0 else text
             lines.append(json.dumps({"id": record.id, "reply": text}))
         (folder / f"{phase}_test.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def _write_metrics(path):
+    """One entry of each kind an epoch: three of SFT, then two of GRPO."""
+    lines = []
+    for epoch in range(5):
+        is_grpo = epoch > 2
+        numbers = {"reward": 0.5 + 0.1 * epoch, "kl": 0.01} if is_grpo else {"loss": 3.0 - epoch}
+        at = {"step": epoch + 1, "epoch": epoch}
+        lines.append({"kind": "train", **at, **numbers, "cases_per_second": 10.0})
+        lines.append({"kind": "val", **at, f"{'grpo' if is_grpo else 'sft'}/score": 0.1 * epoch})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _save(folder, network):
