@@ -88,7 +88,9 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
         if name not in trained_names:
             raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(trained_names)}")
     if settings.job == "baseline":
-        raise BadInput(f"{workdir}: config.job='baseline' cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'")
+        raise BadInput(
+            f"{workdir}: config.job='baseline' cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
+        )
     if settings.image_encoder.name == "imported":
         raise BadInput(
             f"{workdir}: with config.image_encoder.name='imported' the run cannot read images, as its features were "

@@ -57,7 +57,9 @@ def check_same_shapes(found: Params, expected: Params) -> Params:
         {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         for tree in (found, expected)
     ]
-    differing = sorted(path for path in shapes[0].keys() | shapes[1].keys() if shapes[0].get(path) != shapes[1].get(path))
+    differing = sorted(
+        path for path in shapes[0].keys() | shapes[1].keys() if shapes[0].get(path) != shapes[1].get(path)
+    )
     if differing:
         path = differing[0]
         raise BadInput(

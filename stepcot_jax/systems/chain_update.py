@@ -122,7 +122,9 @@ def make_chain_update(
             return found.total, ({"total": found.total, "kl": found.divergence, "clipped": found.clipped}, features)
 
         def one_pass(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
-            parts, _features, gradients = differentiate_batch(loss, teacher_part(state.params), {**rows, **sampled}, whole)
+            parts, _features, gradients = differentiate_batch(
+                loss, teacher_part(state.params), {**rows, **sampled}, whole
+            )
             state = apply_gradients(state, OPTIMIZER, optimizer, gradients)
             return state, {**parts, "gradient_norm": global_norm(gradients)}
 
