@@ -1,8 +1,8 @@
 """Make the paper's tables, and others of given answers, corrections, schedules and folds, from runs on any data.
 
 NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules, folds or chain_grpo, several of
-them, or all: the first six. vqa, robustness, self_check and stages are published figures of GEMeX-RMCoT and MEDSAGE; they train
-nothing and need no --config.
+them, or all: the first six. vqa, robustness, self_check and stages are published figures of GEMeX-RMCoT and MEDSAGE;
+they train nothing and need no --config.
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]

@@ -231,7 +231,8 @@ def run_on(num_devices, transform="pmap", rollouts=ROLLOUTS):
     compiled = devices.compile_update(with_chains, state=state, batch={**shapes, "text_features": text})
     after, (numbers, chains) = compiled(state, devices.put_training_rows({**SEEN, "text_features": text}))
     gradients = jax.tree.map(lambda old, new: np.asarray(old) - np.asarray(new), start.params, after.params)
-    return gradients, jax.device_get(numbers), np.asarray(chains)
+    found = {name: float(number) for name, number in numbers.items()}
+    return gradients, found, np.asarray(chains)
 
 
 @pytest.mark.parametrize(
