@@ -15,7 +15,9 @@ def get_config():
     config = quickstart.get_config()
     config.job = "chain_grpo"
     config.training.teacher_job_epochs = 12
-    config.grpo.epochs = 6
+    config.grpo.epochs = 4
+    config.grpo.batch_size = 16
+    config.grpo.updates_per_epoch = 65
     config.grpo.learning_rate = 3e-4
     config.rewards.diagnosis_weight = 1.0
     config.rewards.steps_weight = 1.0
