@@ -19,14 +19,12 @@ import optax
 from jaxtyping import Array
 
 from stepcot_jax.chain import Chain
-from stepcot_jax.data.batches import batches_per_epoch, iterate, training_batches
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.baseline import make_baseline_optimizer
+from stepcot_jax.systems.chain_batches import check_settings, read_batches
 from stepcot_jax.systems.chain_rewards import ChainRewards
 from stepcot_jax.systems.chain_start import check_same_shapes, read_start
 from stepcot_jax.systems.chain_update import OPTIMIZER, REFERENCE, ChainMetrics, ChainRollouts, make_chain_update
@@ -110,15 +108,9 @@ class ChainGrpo(StepCoT):
           BadInput: a setting does not fit this job, or `policy.start` cannot be used.
         """
         grpo, training, chain, folder = settings.grpo, settings.training, dataset.chain, settings.policy.start
-        if not grpo.epochs:
-            raise BadInput("config.grpo.epochs: 0; expected 1 or more with config.job='chain_grpo'")
-        if not (settings.teacher.memory and settings.teacher.write_back):
-            raise BadInput(
-                "config.teacher.memory and write_back must be True with config.job='chain_grpo': a step must see the "
-                "answers before it"
-            )
+        check_settings(settings)
         counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
-        batches, length = _read_batches(settings, dataset)
+        batches, length = read_batches(settings, dataset)
         teaching = StepCoT.from_settings(
             dataclasses.replace(settings, job="teacher"),
             chain,
@@ -224,30 +216,3 @@ class ChainGrpo(StepCoT):
         if f"{TEACHER}/reward" not in numbers:
             return super().describe(numbers)
         return f"reward {numbers[f'{TEACHER}/reward']:.3f}, KL {numbers[f'{TEACHER}/kl']:.4f}"
-
-
-def _read_batches(settings: Settings, dataset: Dataset) -> tuple[ReadAhead, int]:
-    """Return the batches of GRPO, of `grpo.batch_size` cases, and their number in an epoch.
-
-    Raises:
-      BadInput: the devices cannot divide a batch.
-    """
-    grpo, data, parallel = settings.grpo, settings.data, settings.parallel
-    num_parts = (parallel.num_devices or jax.device_count()) * parallel.num_passes
-    if grpo.batch_size % num_parts:
-        raise BadInput(
-            f"config.grpo.batch_size: {grpo.batch_size} is not a multiple of {num_parts} (devices x "
-            "config.parallel.num_passes); config.parallel.num_devices changes the devices"
-        )
-    batches = training_batches(
-        dataset,
-        batch_size=grpo.batch_size,
-        seed=settings.seed,
-        sampling=data.sampling,
-        augment=data.augment == "light",
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-    num_workers = data.num_workers if dataset.features is None else 0
-    length = grpo.updates_per_epoch or batches_per_epoch(dataset, grpo.batch_size)
-    return iterate(batches, num_threads=data.num_threads, num_workers=num_workers), length

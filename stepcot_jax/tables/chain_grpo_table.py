@@ -15,7 +15,7 @@ from stepcot_jax.tables.cells import Cell, vary
 from stepcot_jax.tables.comparing import INTERVALS
 from stepcot_jax.tables.following import share_figures
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.writing import Column, Entry, Table
+from stepcot_jax.tables.writing import Column, Entry, Kind, Table
 
 REWARDS: dict[str, dict[str, Any]] = {
     "true": {"grpo.shuffle_rewards": False},
@@ -57,11 +57,8 @@ def make_tables(plan: Plan) -> list[Table]:
         best = ", ".join(_best(plan.cells.folder(cell)) for cell in cells)
         notes.append(f"Updates of the best weights with {rewards} rewards, before and after: {best}.")
     figures = (f"accuracy of {chain.steps[-1].name}", "mean step accuracy", "chains without a contradiction")
-    columns = tuple(
-        Column(f"{figure}, {when}", unit)
-        for figure in figures
-        for when, unit in (("before", "percent"), ("after", "percent"), ("difference", "points"))
-    )
+    kinds: dict[str, Kind] = {"before": "percent", "after": "percent", "difference": "points"}
+    columns = tuple(Column(f"{figure}, {when}", kind) for figure in figures for when, kind in kinds.items())
     title = "The teacher refined by rewards of its chains"
     return [Table("chain_grpo", title, (Column("rewards"), *columns), tuple(rows), tuple(notes))]
 
@@ -89,7 +86,7 @@ def score_cases(
     last = np.where(known[:, -1], right[:, -1].astype(float), np.nan)
     number = known.sum(axis=1)
     steps = np.where(number > 0, (right & known).sum(axis=1) / np.maximum(number, 1), np.nan)
-    return last, steps, 1.0 - inconsistent(answers, rules)
+    return last, steps, (~inconsistent(answers, rules)).astype(float)
 
 
 def _best(folder: pathlib.Path) -> str:
