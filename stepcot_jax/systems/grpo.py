@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from stepcot_jax.losses.policy_gradient import PolicyGradient, aggregate_weight, policy_gradient_loss, self_check_loss
+from stepcot_jax.losses.policy_gradient import aggregate_weight, policy_gradient_loss, self_check_loss
 from stepcot_jax.losses.sequence import token_log_probs
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.settings.policy_sections import GrpoSettings, SelfCheckSettings
+from stepcot_jax.systems.grpo_objective import REFERENCE, make_objective
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.global_batch import GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
@@ -20,25 +21,7 @@ from stepcot_jax.training.state import Params, TrainState, apply_gradients
 NAME = "grpo"
 """Of the phase, its optimizer and its best weights."""
 
-REFERENCE = "reference"
-"""Of the frozen start's parameters."""
-
 _OLD, _FROZEN = "old_log_probs", "reference_log_probs"
-
-
-def make_objective(settings: GrpoSettings) -> PolicyGradient:
-    """Return the choices of the objective."""
-    return PolicyGradient(
-        ratio=settings.ratio,
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        dual_clip=settings.dual_clip,
-        beta=settings.beta,
-        divergence=settings.kl,
-        clamp_log_ratio=settings.clamp_log_ratio or None,
-        clamp_divergence=settings.clamp_kl or None,
-        length_norm=settings.length_norm,
-    )
 
 
 @dataclasses.dataclass(frozen=True)

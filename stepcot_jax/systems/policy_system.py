@@ -15,7 +15,8 @@ from stepcot_jax.policies.rollouts import Sampling, rollout_keys
 from stepcot_jax.settings.policy_sections import GrpoSettings, SftSettings
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
-from stepcot_jax.systems.grpo import REFERENCE, GrpoUpdate
+from stepcot_jax.systems.grpo import GrpoUpdate
+from stepcot_jax.systems.grpo_objective import REFERENCE
 from stepcot_jax.systems.grpo_rollouts import Rollouts
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
 from stepcot_jax.training.optimizers import make_optimizer
@@ -55,7 +56,6 @@ class PolicySystem(System):
 
     def __post_init__(self) -> None:
         settings = self.settings
-        rates = sft_schedule(settings.sft, self.sft_updates), grpo_schedule(settings.grpo, self.grpo_updates)
         self.names = (sft.NAME,) if settings.job == "sft" else (sft.NAME, grpo.NAME)
         self.end_of_sft = settings.sft.epochs * self.sft_updates
         self.optimizers = {
