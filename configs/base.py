@@ -13,8 +13,8 @@ def get_config():
     config = config_dict.ConfigDict()
 
     # "distill": teacher, then both; "teacher": the teacher only, with plateau and early stop; "baseline": a perceptron;
-    # "sft": fine-tune a policy on reasoning records; "grpo": fine-tune it, then optimise rewards; "chain_grpo": optimise
-    # the rewards of a teacher's chains
+    # "sft": fine-tune a policy on reasoning records; "grpo": fine-tune it, then optimise rewards; "chain_grpo": train a
+    # teacher, then optimise the rewards of its chains
     config.job = "distill"
     config.seed = 0  # of parameters, dropout, order of cases and augmentation
     config.resume = True  # resume from the latest checkpoint in the workdir; False: refuse a workdir that has one
@@ -116,6 +116,7 @@ def get_config():
     config.vqa.root = ""  # folder of "folder"
     config.vqa.dialect = "gemex"  # of prompts and replies; or "gemex_plain", "lvkc", "lvkc_released", "medclm"
     config.vqa.with_thinking = True  # False: replies without the part before the answer, where the dialect allows it
+    config.vqa.num_validated = 0  # questions of the validation split that are asked after each epoch; 0: all
 
     config.policy = config_dict.ConfigDict()  # a decoder over the cells of an image's feature map
     config.policy.start = ""  # workdir of a finished run whose weights it starts from; "": random weights

@@ -33,7 +33,7 @@ _HOMES = {
     "evaluate": "evaluation.evaluator",
     "explain_image": "explain.saliency",
     "export_model": "export.folder",
-    "load": "predict.image_reader",
+    "load": "predict.loading",
     "load_chain": "data.sources.csv_table:read_chain",
     "load_dataset": "features.inputs:load_cases",
     "load_settings": "settings.run_settings",

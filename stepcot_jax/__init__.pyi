@@ -17,7 +17,7 @@ from stepcot_jax.features.inputs import load_cases as load_dataset
 from stepcot_jax.models.perceptron import Baseline as Baseline
 from stepcot_jax.models.student import Student as Student
 from stepcot_jax.models.teacher import Teacher as Teacher
-from stepcot_jax.predict.image_reader import load as load
+from stepcot_jax.predict.loading import load as load
 from stepcot_jax.run.training_run import Run as Run
 from stepcot_jax.settings.run_settings import load_settings as load_settings
 from stepcot_jax.systems.baseline import BaselineSystem as BaselineSystem

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps
-from stepcot_jax.evaluate_replies.reply_scores import CHECKED_STAGES, ReplyScore, ScoringSettings, read
+from stepcot_jax.evaluation.reply_scores import CHECKED_STAGES, ReplyScore, ScoringSettings, read
 from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.reply import Reply

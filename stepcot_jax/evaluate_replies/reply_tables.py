@@ -2,25 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcot_jax.evaluate_replies.reply_results import Results
 from stepcot_jax.evaluation.intervals import Interval
-from stepcot_jax.evaluation.scored_replies import A_SCORE, FINDINGS, FORMAT, GROUNDING, REGIONS, V_SCORE
+from stepcot_jax.evaluation.reply_results import Results
+from stepcot_jax.evaluation.scored_replies import HEADED_FIGURES
 from stepcot_jax.evaluation.vqa_metrics import Key
-from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES
+from stepcot_jax.reasoning.record import STAGE_NAMES
+from stepcot_jax.report.reply_page import ShownTable
 from stepcot_jax.tables.writing import Entry, Figure, Kind, Table, columns
 
 TABLE_NAMES = ("table", "differences", "stages", "rated_stages", "perturbed")
 """Names of all tables that an evaluation may write."""
 
-_FIGURES: tuple[tuple[str, Key], ...] = (
-    ("mean A", (A_SCORE, "mean")),
-    ("V", (V_SCORE, "all")),
-    ("V on findings", (V_SCORE, FINDINGS)),
-    ("V on regions", (V_SCORE, REGIONS)),
-    ("passed", (GROUNDING, "all")),
-    ("well formed", (FORMAT, "all")),
-    *((f"{kind} {letter}", (key, kind)) for kind in KINDS for letter, key in (("A", A_SCORE), ("V", V_SCORE))),
-)
 _STAGES = (
     *((name, ("stage", name)) for name in STAGE_NAMES),
     *((f"{name}, steps", ("step_quality", name)) for name in ("description", "reasoning", "together")),
@@ -38,13 +30,13 @@ _CHECKED = (
 def make_tables(results: Results) -> list[Table]:
     """Make the table of all models, and those of differences and of stages where there are any."""
     title = f"{results.num_records} questions of {results.num_patients} patients, dialect {results.settings.dialect}"
-    tables = [_tabulate("table", title, results.figures, _FIGURES, results.notes)]
+    tables = [_tabulate("table", title, results.figures, HEADED_FIGURES, results.notes)]
     if results.differences:
         first = next(name for name in results.figures if name not in results.differences)
         tests = {name: [found["all"].exact_p if "all" in found else None] for name, found in results.tests.items()}
         compared = (f"Figures less those of {first}{_PAIRED}", _TEST)
         title = f"Differences to {first}"
-        tables.append(_tabulate("differences", title, results.differences, _FIGURES, compared, "points", tests))
+        tables.append(_tabulate("differences", title, results.differences, HEADED_FIGURES, compared, "points", tests))
     if results.stages:
         counts = (
             f"{name}: scored {', '.join(f'{number} of {stage}' for stage, number in results.num_stages[name].items())}."
@@ -73,6 +65,12 @@ def _tabulate(
     ]
     heads = (*columns("text", "replies"), *columns(kind, *(heading for heading, _ in shown)))
     return Table(name, title, (*heads, *columns("number", *(["p"] if tests else []))), tuple(entries), tuple(notes))
+
+
+def to_shown(table: Table) -> ShownTable:
+    """Return a table for the page of replies."""
+    headings = tuple(column.heading for column in table.columns)
+    return ShownTable(table.title, headings, tuple(map(tuple, table.show())), table.notes)
 
 
 def to_text(table: Table) -> str:

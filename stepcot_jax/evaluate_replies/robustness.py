@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from stepcot_jax.data.grounded.record_files import VqaCollection, write_vqa_records
-from stepcot_jax.evaluate_replies.reply_scores import ScoringSettings, as_columns, score_all
 from stepcot_jax.evaluate_replies.reply_tables import as_figure
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.perturbations import (
@@ -19,6 +18,7 @@ from stepcot_jax.evaluation.perturbations import (
     perturb_records,
     spread,
 )
+from stepcot_jax.evaluation.reply_scores import ScoringSettings, as_columns, score_all
 from stepcot_jax.evaluation.scored_replies import A_SCORE
 from stepcot_jax.evaluation.vqa_metrics import Key, score_models
 from stepcot_jax.host.errors import BadInput

@@ -13,6 +13,17 @@ SHARES = (V_SCORE, GROUNDING, FORMAT)
 
 FINDINGS, REGIONS, BOTH = "findings", "regions", "both"
 
+HEADED_FIGURES: tuple[tuple[str, tuple[str, str]], ...] = (
+    ("mean A", (A_SCORE, "mean")),
+    ("V", (V_SCORE, "all")),
+    ("V on findings", (V_SCORE, FINDINGS)),
+    ("V on regions", (V_SCORE, REGIONS)),
+    ("passed", (GROUNDING, "all")),
+    ("well formed", (FORMAT, "all")),
+    *((f"{kind} {letter}", (key, kind)) for kind in KINDS for letter, key in (("A", A_SCORE), ("V", V_SCORE))),
+)
+"""Heading in tables and key of each figure of `vqa_metrics`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ScoredReplies:

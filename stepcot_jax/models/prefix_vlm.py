@@ -68,14 +68,18 @@ class PrefixVlm(nn.Module):
         Returns:
           Scores [case, word] of the reply's first token, and the caches with room for the reply.
         """
-        num_slots = self.num_cells + prompts.shape[1]
-        caches = empty_cache(
-            self.sizes, num_rollouts=len(prompts), num_slots=num_slots + num_completed, dtype=self.dtype
-        )
+        number, num_prompt = prompts.shape
+        num_slots = self.num_cells + num_prompt
+        caches = empty_cache(self.sizes, num_rollouts=number, num_slots=num_slots + num_completed, dtype=self.dtype)
         embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(prompts)], axis=1)
-        visible = self._visible(lengths, prompts.shape[1], num_completed)[:, :num_slots]
-        positions = self._positions(lengths, prompts.shape[1], 0)
-        hidden, caches = self.decoder(embedded, positions=positions, visible=visible, caches=caches)
+        text = jnp.broadcast_to((self.grid + jnp.arange(num_prompt))[None, None], (3, number, num_prompt))
+        room = jnp.zeros((number, num_slots, num_completed), bool)
+        hidden, caches = self.decoder(
+            embedded,
+            positions=jnp.concatenate([self._cell_positions(number), text], axis=2),
+            visible=jnp.concatenate([self._visible(lengths, num_prompt), room], axis=2),
+            caches=caches,
+        )
         last = jnp.take_along_axis(hidden, (self.num_cells + lengths - 1)[:, None, None], axis=1)
         return self.decoder.score(last)[:, 0], caches
 
@@ -121,7 +125,7 @@ class PrefixVlm(nn.Module):
         lengths: Int[Array, "case"],
         completions: Int[Array, "rollout reply_token"],
     ) -> Float[Array, "rollout reply_token word"]:
-        """Return the scores of every token of replies, in one pass.
+        """Return the scores of every token of replies, in one pass over each prompt and one over the replies.
 
         Args:
           images: [case, height, width, 3], normalised.
@@ -132,36 +136,66 @@ class PrefixVlm(nn.Module):
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
         """
-        num_prompt, num_completed = prompts.shape[1], completions.shape[1]
+        num_prompt, num_decoded = prompts.shape[1], completions.shape[1] - 1
         each = completions.shape[0] // prompts.shape[0]
-        prefix = jnp.concatenate([self.embed_images(images), self.decoder.embed(prompts)], axis=1)
-        prefix, lengths = jnp.repeat(prefix, each, axis=0), jnp.repeat(lengths, each, axis=0)
-        embedded = jnp.concatenate([prefix, self.decoder.embed(completions)], axis=1)
-        hidden, _ = self.decoder(
-            embedded,
-            positions=self._positions(lengths, num_prompt, num_completed),
-            visible=self._visible(lengths, num_prompt, num_completed),
-        )
+        first, caches = self.prefill(images, prompts, lengths, num_completed=num_decoded)
+        first, lengths = jnp.repeat(first, each, axis=0), jnp.repeat(lengths, each, axis=0)
+        if not num_decoded:
+            return first[:, None]
         start = self.num_cells + num_prompt
-        first = jnp.take_along_axis(hidden, (self.num_cells + lengths - 1)[:, None, None], axis=1)
-        return self.decoder.score(jnp.concatenate([first, hidden[:, start:-1]], axis=1))
+        slots, places = jnp.arange(start + num_decoded), jnp.arange(num_decoded)
+        is_prompt = slots[None] < self.num_cells + lengths[:, None]
+        is_reply = (slots[None] >= start) & (slots[None] <= start + places[:, None])
+        positions = self.grid + lengths[:, None] + places[None]
+        hidden, _ = self.decoder(
+            self.decoder.embed(completions[:, :-1]),
+            positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
+            visible=is_prompt[:, None] | is_reply[None],
+            caches=tuple(KeyValues(*(jnp.repeat(part, each, axis=0) for part in cache)) for cache in caches),
+            start=start,
+        )
+        return jnp.concatenate([first[:, None], self.decoder.score(hidden)], axis=1)
 
-    def _visible(
-        self, lengths: Int[Array, "rollout"], num_prompt: int, num_completed: int
-    ) -> Bool[Array, "rollout slot other"]:
+    def score_packed(
+        self,
+        images: Float[Array, "case height width 3"],
+        tokens: Int[Array, "case token"],
+        segments: Int[Array, "case token"],
+        places: Int[Array, "case token"],
+    ) -> Float[Array, "case token word"]:
+        """Return the scores of the token after each, for several texts about one image in one row.
+
+        A text sees the image and itself, so that its scores are those that it has alone.
+
+        Args:
+          images: [case, height, width, 3], normalised.
+          tokens: [case, token], texts in a row.
+          segments: [case, token], number of the text that a token belongs to, from 1; 0 for padding.
+          places: [case, token], place of a token within its text.
+
+        Returns:
+          float32 [case, token, word]; those at t are for the token at t + 1.
+        """
+        embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(tokens)], axis=1)
+        text = self.grid + places
+        positions = jnp.concatenate(
+            [self._cell_positions(len(tokens)), jnp.broadcast_to(text[None], (3, *text.shape))], axis=2
+        )
+        owner = jnp.concatenate([jnp.zeros((len(tokens), self.num_cells), segments.dtype), segments], axis=1)
+        slots = jnp.arange(owner.shape[1])
+        is_own = (owner[:, :, None] == owner[:, None]) & (slots[None] <= slots[:, None])[None]
+        visible = is_own | (slots < self.num_cells)[None, None]
+        hidden, _ = self.decoder(embedded, positions=positions, visible=visible)
+        return self.decoder.score(hidden[:, self.num_cells :])
+
+    def _visible(self, lengths: Int[Array, "case"], num_prompt: int) -> Bool[Array, "case slot other"]:
         """Every token sees the tokens before it and itself, none the padding; cells see all cells."""
-        slots = jnp.arange(self.num_cells + num_prompt + num_completed)
-        is_real = (slots[None] < self.num_cells + lengths[:, None]) | (slots >= self.num_cells + num_prompt)[None]
+        slots = jnp.arange(self.num_cells + num_prompt)
+        is_real = slots[None] < self.num_cells + lengths[:, None]
         is_before = (slots[None] <= slots[:, None]) | (slots < self.num_cells)[None]
         return is_before[None] & (is_real[:, None] | jnp.eye(len(slots), dtype=bool)[None])
 
-    def _positions(
-        self, lengths: Int[Array, "rollout"], num_prompt: int, num_completed: int
-    ) -> Int[Array, "3 rollout slot"]:
+    def _cell_positions(self, number: int) -> Int[Array, "3 case cell"]:
         cells = jnp.arange(self.num_cells)
         of_cells = jnp.stack([jnp.zeros_like(cells), cells // self.grid, cells % self.grid])
-        of_cells = jnp.broadcast_to(of_cells[:, None], (3, len(lengths), self.num_cells))
-        prompt = jnp.broadcast_to(self.grid + jnp.arange(num_prompt)[None], (len(lengths), num_prompt))
-        reply = self.grid + lengths[:, None] + jnp.arange(num_completed)[None]
-        text = jnp.concatenate([prompt, reply], axis=1)
-        return jnp.concatenate([of_cells, jnp.broadcast_to(text[None], (3, *text.shape))], axis=2)
+        return jnp.broadcast_to(of_cells[:, None], (3, number, self.num_cells))

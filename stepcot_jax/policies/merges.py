@@ -5,6 +5,7 @@ cost less and a reply has few decisions besides its facts. Numbers take no part,
 """
 
 import collections
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -75,7 +76,7 @@ def learn_merges(texts: Iterable[Sequence[str]], *, most: int, least_count: int)
 def _count_pairs(
     segment: Sequence[str], number: int, totals: collections.Counter[Pair], holders: dict[Pair, set[int]], place: int
 ) -> None:
-    for pair in zip(segment, segment[1:], strict=False):
+    for pair in itertools.pairwise(segment):
         totals[pair] += number
         if number > 0:
             holders[pair].add(place)
@@ -101,7 +102,7 @@ def apply_merges(segment: Sequence[str], ranks: Mapping[Pair, int]) -> list[str]
     """Return a segment after all merges, the earliest learnt first."""
     merged = list(segment)
     while len(merged) > 1:
-        pair = min(zip(merged, merged[1:], strict=False), key=lambda each: ranks.get(each, len(ranks)))
+        pair = min(itertools.pairwise(merged), key=lambda each: ranks.get(each, len(ranks)))
         if pair not in ranks:
             break
         merged = merge_pair(merged, pair)

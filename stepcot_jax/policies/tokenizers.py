@@ -1,9 +1,11 @@
 """Tokens of questions and replies: a closed vocabulary counted from records, or any Hugging Face tokenizer.
 
-A closed vocabulary has one token for each word, tag and punctuation mark, and one for each coordinate, so that a box is
-four tokens. A space before a piece belongs to the piece: decoding what was encoded gives the text back exactly.
+A closed vocabulary has one token for each word, tag, punctuation mark and frequent phrase, and one for each coordinate,
+so that a box is four tokens and its brackets. A space before a piece belongs to the piece, and so does a comma before a
+coordinate: decoding what was encoded gives the text back exactly.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,10 +15,12 @@ import msgspec
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.policies.merges import Pair, apply_merges, learn_merges, split_segments
 
-_PIECE = re.compile(r" ?(?:</?[A-Za-z_]+>|[0-9]+|[^\W\d_]+|[^\s\w]|\w)|\s")
+_PIECE = re.compile(r"(?:, ?| )?[0-9]+| ?(?:</?[A-Za-z_]+>|[^\W\d_]+|[^\s\w]|\w)|\s")
 _SPECIAL = ("<pad>", "<stop>")
 _MOST_PIECES = 2**16
+_LEAST_COUNT = 10
 
 
 class Tokenizer(Protocol):
@@ -45,10 +49,11 @@ class Vocabulary:
     """A closed vocabulary.
 
     Args:
-      pieces: distinct texts of the tokens after padding and stop, in order.
+      pieces: distinct texts of the base tokens after padding and stop, in order.
+      merges: pairs of neighbours that become one token, in the order in which they are applied; see `merges`.
 
     Raises:
-      BadInput: a piece is repeated, or is none that `split_pieces` makes.
+      BadInput: a piece is repeated or is none that `split_pieces` makes, or a merge joins what is no token.
 
     >>> vocabulary = Vocabulary.count(["So the answer is A. [1]"], largest=3)
     >>> vocabulary.decode(vocabulary.encode("So the answer is A. [1, 3]"))
@@ -57,21 +62,38 @@ class Vocabulary:
 
     pad, stop = range(len(_SPECIAL))
 
-    def __init__(self, pieces: Sequence[str]) -> None:
-        self.pieces = tuple(pieces)
+    def __init__(self, pieces: Sequence[str], merges: Sequence[Pair] = ()) -> None:
+        bad = next((piece for piece in pieces if split_pieces(piece) != [piece]), None)
+        if bad is not None or len(set(pieces)) < len(pieces) or len(pieces) + len(merges) > _MOST_PIECES:
+            raise BadInput(f"vocabulary: {len(pieces)} pieces, {bad!r} among them; distinct single pieces required")
+        self.merges = tuple((first, second) for first, second in merges)
+        known = dict.fromkeys(pieces)
+        for first, second in self.merges:
+            if first not in known or second not in known:
+                raise BadInput(f"vocabulary: merge {first!r} + {second!r} joins what is no token")
+            known[first + second] = None
+        self.base, self.pieces = tuple(pieces), tuple(known)
         self._tokens = {piece: place for place, piece in enumerate(self.pieces, start=len(_SPECIAL))}
-        bad = next((piece for piece in self.pieces if split_pieces(piece) != [piece]), None)
-        if bad is not None or len(self._tokens) < len(self.pieces) or len(self.pieces) > _MOST_PIECES:
-            raise BadInput(
-                f"vocabulary: {len(self.pieces)} pieces, {bad!r} among them; distinct single pieces required"
-            )
+        ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+        self._merge = functools.lru_cache(_MOST_PIECES)(lambda segment: apply_merges(segment, ranks))
 
     @classmethod
-    def count(cls, texts: Iterable[str], *, largest: int) -> "Vocabulary":
-        """Return the vocabulary of texts, with brackets, commas and every coordinate from 0 to `largest`."""
-        found = {piece for text in texts for piece in split_pieces(text)}
-        found |= {f"{space}{number}" for number in range(largest + 1) for space in ("", " ")}
-        return cls(sorted(found | set("[],")))
+    def count(
+        cls, texts: Iterable[str], *, largest: int, num_merges: int = 0, least_count: int = _LEAST_COUNT
+    ) -> "Vocabulary":
+        """Return the vocabulary of texts, with brackets, commas and every coordinate from 0 to `largest`.
+
+        Args:
+          texts: of prompts and replies.
+          largest: coordinate.
+          num_merges: most phrases that become one token; a base piece that they leave unused stays.
+          least_count: a merged pair must occur as often.
+        """
+        split = [split_pieces(text) for text in texts]
+        found = {piece for pieces in split for piece in pieces}
+        found |= {f"{before}{number}" for number in range(largest + 1) for before in ("", " ", ", ")}
+        merges = learn_merges(split, most=num_merges, least_count=least_count) if num_merges else []
+        return cls(sorted(found | set("[],")), merges)
 
     @property
     def num_words(self) -> int:
@@ -85,9 +107,10 @@ class Vocabulary:
           BadInput: a piece of the text is not in the vocabulary.
         """
         try:
-            return [self._tokens[piece] for piece in split_pieces(text)]
+            merged = [piece for segment in split_segments(split_pieces(text)) for piece in self._merge(segment)]
+            return [self._tokens[piece] for piece in merged]
         except KeyError as error:
-            known = f"not among the {len(self.pieces)} pieces of the vocabulary"
+            known = f"not among the {len(self.base)} pieces of the vocabulary"
             raise BadInput(f"text {text[:80]!r}: {error.args[0]!r} is {known}") from None
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -97,8 +120,9 @@ class Vocabulary:
         return "".join(self.pieces[token - len(_SPECIAL)] for token in kept if token >= len(_SPECIAL))
 
     def write(self, path: Path) -> None:
-        """Write the pieces as JSON, atomically."""
-        write_whole(path, msgspec.json.format(msgspec.json.encode({"pieces": self.pieces}), indent=1) + b"\n")
+        """Write pieces and merges as JSON, atomically."""
+        content = msgspec.json.encode({"pieces": self.base, "merges": self.merges})
+        write_whole(path, msgspec.json.format(content, indent=1) + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":
@@ -107,8 +131,16 @@ class Vocabulary:
         Raises:
           BadInput: the file cannot be used.
         """
-        found = read_json(path, dict[str, tuple[str, ...]], accepted="expected the vocabulary of a run")
-        return cls(found.get("pieces", ()))
+        found = read_json(path, _Written, accepted="expected the vocabulary of a run")
+        try:
+            return cls(found.pieces, found.merges)
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+
+
+class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    pieces: tuple[str, ...]
+    merges: tuple[tuple[str, str], ...] = ()
 
 
 class PretrainedTokenizer:
@@ -144,6 +176,6 @@ def split_pieces(text: str) -> list[str]:
     """Return the pieces of a text; joined they are the text.
 
     >>> split_pieces("<box>[12, 3]</box> Yes.")
-    ['<box>', '[', '12', ',', ' 3', ']', '</box>', ' Yes', '.']
+    ['<box>', '[', '12', ', 3', ']', '</box>', ' Yes', '.']
     """
     return _PIECE.findall(text)

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from stepcot_jax.data.images.image_decoding import MAX_PIXELS, most_bytes
-from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image, repeat_grey, resize_image
+from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
+from stepcot_jax.data.images.preprocessing import (
+    Preprocessing,
+    drop_equal_channels,
+    normalise,
+    prepare_image,
+    repeat_grey,
+    resize_image,
+)
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import make_printable
@@ -108,19 +115,34 @@ def read_picture(
       BadInput: it cannot be read or decoded, or has another type or shape.
     """
     if isinstance(image, np.ndarray):
+        pixels = read_pixels(image, max_pixels=max_pixels)
+        return resize_image(repeat_grey(pixels) if pixels.ndim == 2 else pixels, preprocessing)
+    content, name = _read_content(image, max_pixels)
+    pixels = prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
+    return repeat_grey(pixels) if pixels.ndim == 2 else pixels
+
+
+def read_pixels(
+    image: Any, *, max_pixels: int = MAX_PIXELS
+) -> UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"]:
+    """Return a radiograph at its own size; arguments and errors as for `read_picture`."""
+    if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.size == 0 or not (image.ndim == 2 or image.shape[2:] == (3,)):
             raise BadInput(
                 f"image: an array must be uint8 [height, width] or [height, width, 3]; got {image.dtype} {image.shape}"
             )
-        return resize_image(repeat_grey(image) if image.ndim == 2 else image, preprocessing)
+        return image
+    content, name = _read_content(image, max_pixels)
+    return drop_equal_channels(np.array(decode_picture(content, name=name, max_pixels=max_pixels)))
+
+
+def _read_content(image: Any, max_pixels: int) -> tuple[bytes, str]:
+    """Return the bytes of an image file, and its name for messages."""
     if isinstance(image, bytes):
-        content, name = image, "image"
-    elif isinstance(image, str | os.PathLike):
-        content, name = _read_file(pathlib.Path(image), max_pixels), str(image)
-    else:
-        raise BadInput(f"image must be a path, the bytes of a file or uint8 pixels; got {type(image).__name__}")
-    pixels = prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
-    return repeat_grey(pixels) if pixels.ndim == 2 else pixels
+        return image, "image"
+    if isinstance(image, str | os.PathLike):
+        return _read_file(pathlib.Path(image), max_pixels), str(image)
+    raise BadInput(f"image must be a path, the bytes of a file or uint8 pixels; got {type(image).__name__}")
 
 
 def _read_file(path: pathlib.Path, max_pixels: int) -> bytes:

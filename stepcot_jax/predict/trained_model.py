@@ -16,7 +16,7 @@ from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, StoredReading, read_reading
-from stepcot_jax.settings.run_settings import Settings, read_settings
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_settings
 from stepcot_jax.systems.networks import Networks, init_params, make_networks
 from stepcot_jax.training.state import Params
 from stepcot_jax.training.stored_params import read_best, restore_params
@@ -83,6 +83,11 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
     """
     workdir = pathlib.Path(workdir)
     settings = _read_settings(workdir)
+    if settings.job in POLICY_JOBS:
+        raise BadInput(
+            f"{workdir}: config.job={settings.job!r} trains a policy, which answers questions and reads no steps; ask "
+            "it with python -m stepcot_jax.answer"
+        )
     trained_names = names_of_run(settings)
     for name in names or ():
         if name not in trained_names:

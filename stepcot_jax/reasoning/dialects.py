@@ -24,12 +24,13 @@ from stepcot_jax.reasoning.reply import Reply
 
 
 class _Dialect(NamedTuple):
-    """A dialect's writer and reader, and the form that its prompt asks for, with and without thinking."""
+    """A dialect's writer and reader, what its prompts ask for (with and without thinking), and its answer's mark."""
 
     write: Callable[[VqaRecord], str]
     read: Callable[[str], Reply]
     form: str
     form_without_thinking: str
+    answer_mark: str
 
 
 _GEMEX_FORM = "final answer ({answer}) with corresponding visual location in <response> </response> tags."
@@ -53,15 +54,17 @@ _DIALECTS = {
         read_gemex,
         f"Please output the thinking process in <think> </think> and {_GEMEX_FORM}",
         f"Please output the {_GEMEX_FORM}",
+        "<response>",
     ),
-    "gemex_plain": _Dialect(write_gemex_plain, read_gemex_plain, _PLAIN_FORM, _PLAIN_FORM),
-    "lvkc": _Dialect(write_lvkc, read_lvkc, _LVKC_FORM, _LVKC_FORM),
-    "lvkc_released": _Dialect(write_lvkc_released, read_lvkc_released, _RELEASED_FORM, _RELEASED_FORM),
+    "gemex_plain": _Dialect(write_gemex_plain, read_gemex_plain, _PLAIN_FORM, _PLAIN_FORM, "<answer>"),
+    "lvkc": _Dialect(write_lvkc, read_lvkc, _LVKC_FORM, _LVKC_FORM, "<ANSWER>"),
+    "lvkc_released": _Dialect(write_lvkc_released, read_lvkc_released, _RELEASED_FORM, _RELEASED_FORM, "<CON>"),
     "medclm": _Dialect(
         write_medclm,
         read_medclm,
         'Please output the reasoning with boxes after "Reasoning:" and the final answer ({answer}) after "Answer:".',
         'Please output the final answer ({answer}) after "Answer:".',
+        "Answer:",
     ),
 }
 
@@ -103,6 +106,21 @@ def read_reply(text: str, dialect: str, *, with_thinking: bool = True) -> Reply:
     """
     read = _find(dialect).read
     return read_gemex(text, with_thinking=with_thinking) if read is read_gemex else read(text)
+
+
+def answer_start(reply: str, dialect: str) -> int:
+    r"""Return where the answer of a written reply begins; what comes before it is reasoning.
+
+    The answer is <response> of "gemex", <ANSWER> of "lvkc", <CON> of "lvkc_released", and what follows "Answer:" in
+    "medclm". "gemex_plain" begins with its answer: all of it counts.
+
+    Raises:
+      BadInput: there is no such dialect.
+
+    >>> answer_start("Reasoning: It is wide.\n\nAnswer: Yes", "medclm")
+    24
+    """
+    return max(reply.rfind(_find(dialect).answer_mark), 0)
 
 
 def write_question(record: VqaRecord, dialect: str, *, with_thinking: bool = True) -> str:

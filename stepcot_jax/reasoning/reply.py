@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -10,6 +11,9 @@ from jaxtyping import Float64
 from stepcot_jax.boxes import Corners, Space, convert, pixels
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+
+Missing = Literal["wrong", "stop", "skip"]
+"""What a missing reply is: wrong, a reason to refuse the file, or left out."""
 
 
 @dataclasses.dataclass(frozen=True)

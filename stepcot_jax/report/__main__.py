@@ -1,5 +1,7 @@
 """Write a finished run as one web page: figures with intervals, curves, calibration, and cases to browse.
 
+Of a policy's run the page has its replies to the test questions, with true and predicted boxes.
+
     python -m stepcot_jax.report WORKDIR [--out FILE] [--num-cases 200] [--model student]
 
 The page is a single file that loads nothing. It holds pictures and reports of the data: protect it like the data.
@@ -18,10 +20,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("workdir", metavar="WORKDIR", type=pathlib.Path, help="of a finished run")
     parser.add_argument("--out", metavar="FILE", type=pathlib.Path, help="default: report.html in the workdir")
-    parser.add_argument("--num-cases", metavar="N", type=int, default=200, help="most cases to show (default: 200)")
-    parser.add_argument("--model", default="student", help="network whose answers the cases show (default: student)")
+    shown = "most cases, or replies of a policy, to show (default: 200)"
+    parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
+    parser.add_argument("--model", help="network whose answers the cases show (default: student)")
     parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
-    parser.add_argument("--without-data", action="store_true", help="leave out pictures, reports, maps and corrections")
+    parser.add_argument(
+        "--without-data", action="store_true", help="leave out pictures, reports, maps, corrections, replies"
+    )
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
@@ -30,14 +35,19 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.report.assembly import assemble
     from stepcot_jax.report.finished_run import read_run
+    from stepcot_jax.settings.run_settings import POLICY_JOBS, read_settings
 
-    run = read_run(options.workdir)
-    run.check_model(options.model)
+    if not options.workdir.is_dir():
+        raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")
     out = options.out or options.workdir / "report.html"
+    if read_settings(options.workdir / "settings.json").job in POLICY_JOBS:
+        return _write_policy(options, out)
+    run, model = read_run(options.workdir), options.model or "student"
+    run.check_model(model)
     make_workdir(out.parent)
     page = assemble(
         run,
-        model=options.model,
+        model=model,
         num_cases=options.num_cases,
         with_data=not options.without_data,
         with_maps=not options.without_maps,
@@ -45,6 +55,21 @@ def main(arguments: list[str] | None = None) -> int:
     ).encode()
     write_whole(out, page)
     print(f"{out}: {len(page) / 1e6:.1f} MB")
+    return 0
+
+
+def _write_policy(options: argparse.Namespace, out: pathlib.Path) -> int:
+    from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.report.policy_page import read_policy_run, write_policy_page
+
+    if options.model is not None or options.without_maps:
+        raise BadInput(f"{options.workdir} is of a policy, to which --model and --without-maps do not apply")
+    run = read_policy_run(options.workdir)
+    make_workdir(out.parent)
+    size = write_policy_page(
+        run, out, num_cases=options.num_cases, with_data=not options.without_data, terminal=Terminal()
+    )
+    print(f"{out}: {size / 1e6:.1f} MB")
     return 0
 
 

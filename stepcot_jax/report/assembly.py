@@ -1,8 +1,6 @@
 """Assemble the sections of a run's page."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from markupsafe import Markup
 
@@ -18,6 +16,7 @@ from stepcot_jax.report.figures import write_curves
 from stepcot_jax.report.finished_run import FinishedRun
 from stepcot_jax.report.page import Section, render, write_page
 from stepcot_jax.report.page_cases import write_cases
+from stepcot_jax.report.settings_view import write_settings
 from stepcot_jax.report.trust import Plausibility, write_calibration_section
 
 _LEVEL = 0.95
@@ -64,7 +63,7 @@ def assemble(
         write_calibration_section(run),
         plausibility.write_section(run),
         *_write_cases(run, gathered),
-        Section("settings", "Settings", "Every setting of the run.", _write_settings(run)),
+        Section("settings", "Settings", "Every setting of the run.", write_settings(run.settings, run.report)),
     ]
     return write_page(title=f"Run {run.workdir.resolve().name}", about=_describe(run), sections=sections)
 
@@ -137,21 +136,3 @@ def _write_cases(run: FinishedRun, gathered: Gathered) -> Iterator[Section]:
         body = write_corrections(gathered.corrections, run.chain) + body
     lead = "The teacher's answers once the truth of the first steps is given; changed answers are marked."
     yield Section("corrections", "Corrections", lead, body)
-
-
-def _write_settings(run: FinishedRun) -> Markup:
-    settings = dataclasses.asdict(run.settings)
-    groups: dict[str, dict[str, str]] = {"run": {}}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            groups[key] = {name: _describe_value(each) for name, each in value.items()}
-        else:
-            groups["run"][key] = _describe_value(value)
-    seconds = run.report.get("wall_seconds")
-    return render("settings.html.j2", groups=groups, seconds=seconds if isinstance(seconds, int | float) else None)
-
-
-def _describe_value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_describe_value, value))
-    return "(empty)" if value == "" else str(value)

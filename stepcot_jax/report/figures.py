@@ -73,9 +73,9 @@ def write_curves(entries: Sequence[Entry]) -> Markup:
     )
     with_given = any(key.endswith(_OWN_AND_GIVEN) for key in keys)
     measure = _OWN_AND_GIVEN if with_given else "mean_accuracy"
-    accuracies = _find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
-    losses = _find_lines(entries, "train", {name: f"{name}/total" for name in names})
-    parts = _find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
+    accuracies = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
+    losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
+    parts = find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
     charts = [
         (f"Mean accuracy of the steps on validation{_HOW if with_given else ''}", "accuracy", accuracies),
         ("Training loss, mean of the epoch's logged updates", "loss", losses),
@@ -87,7 +87,7 @@ def write_curves(entries: Sequence[Entry]) -> Markup:
     )
 
 
-def _find_lines(entries: Sequence[Entry], kind: str, keys: Mapping[str, str]) -> list[Line]:
+def find_lines(entries: Sequence[Entry], kind: str, keys: Mapping[str, str]) -> list[Line]:
     """Return a line for each key that was logged: epochs from 1 and the mean of each epoch."""
     lines: list[Line] = []
     for name, key in keys.items():

@@ -1,4 +1,4 @@
-"""The sections of the settings that policies read: records, network, fine-tuning, GRPO, rewards, self-check, curriculum.
+"""The sections of the settings that policies read: records, network, fine-tuning, GRPO, rewards, self-check, stages.
 
 As in `sections`, types give the accepted values and `configs/base.py` documents every key with its unit.
 """
@@ -22,6 +22,7 @@ class VqaSettings:
     root: str
     dialect: Literal["gemex", "gemex_plain", "lvkc", "lvkc_released", "medclm"]
     with_thinking: bool
+    num_validated: Whole
 
     def __post_init__(self) -> None:
         if (self.source == "folder") != bool(self.root):
@@ -77,6 +78,11 @@ class SftSettings:
     def __post_init__(self) -> None:
         if self.answer_weight == 0 == self.reasoning_weight:
             raise BadInput("config.sft.answer_weight: 0 with config.sft.reasoning_weight=0; one must be positive")
+        if self.reduction == "parts" and self.pack_length:
+            raise BadInput(
+                f"config.sft.pack_length: {self.pack_length} must be 0 with config.sft.reduction='parts' (means of "
+                "parts are of one question a row)"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

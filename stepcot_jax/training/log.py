@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.files import write_whole
@@ -53,8 +53,9 @@ class MetricsLog:
         defined = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
         with self._explain_failure():
             self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **defined}) + "\n")
-            for name, number in numbers.items():
-                self._board.add(f"{kind}/{name}".replace(" ", "_"), number, step)
+            for name, number in defined.items():
+                if number is not None:  # tensorboardX warns of others on the terminal
+                    self._board.add(f"{kind}/{name}".replace(" ", "_"), number, step)
 
     @contextlib.contextmanager
     def _explain_failure(self) -> Iterator[None]:
@@ -73,6 +74,32 @@ class MetricsLog:
         for each in (self._file, self._board):
             with contextlib.suppress(OSError):  # reported when it happened
                 each.close()
+
+
+class Means:
+    """Running means of numbers by name, which a checkpoint can hold as JSON.
+
+    A NaN is left out, since a reward may be undefined; a number that was always NaN has the mean NaN.
+    """
+
+    def __init__(self, saved: Mapping[str, Sequence[float]] | None = None) -> None:
+        self._sums = {name: (float(total), int(count)) for name, (total, count) in (saved or {}).items()}
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        """Add the numbers of an update."""
+        for name, number in numbers.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total, count) if math.isnan(number) else (total + float(number), count + 1)
+
+    def take(self) -> dict[str, float]:
+        """Return the means and start again."""
+        means = {name: total / count if count else math.nan for name, (total, count) in self._sums.items()}
+        self._sums = {}
+        return means
+
+    def get_state(self) -> dict[str, list[float]]:
+        """Return the sum and the count of each number, which the constructor takes."""
+        return {name: [total, count] for name, (total, count) in self._sums.items()}
 
 
 class _Board:

@@ -12,10 +12,10 @@ from stepcot_jax.host.errors import Preempted, RunStopped
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.epochs import Plan
-from stepcot_jax.training.log import MetricsLog
+from stepcot_jax.training.log import Means, MetricsLog
 from stepcot_jax.training.processes import any_process, wait_for_all
 from stepcot_jax.training.state import TrainState
-from stepcot_jax.training.system import Batch, Phase, System
+from stepcot_jax.training.system import COLLECTED_NUMBERS, Batch, Phase, System
 
 Compiled = Callable[[TrainState, Batch], tuple[TrainState, Any]]
 
@@ -80,10 +80,12 @@ class Loop:
         """
         self._best: dict[str, Best] = {}
         self._scores: dict[str, float] = {}
+        self._collected = Means()
         self._saved_at = time.monotonic()
         if progress is not None:
             self._best = {name: Best(**entry) for name, entry in progress["best"].items()}
             self._scores = progress["metrics"]
+            self._collected = Means(progress.get("collected"))
             self.plan.restore_positions(progress["batches"])
         step = int(jax.device_get(state.step))
         for epoch, (phase, first) in enumerate(self.plan.epochs()):
@@ -113,6 +115,7 @@ class Loop:
                     continue
                 numbers = self._look(pending, first + done)
                 if logged:
+                    numbers |= self._take_collected(numbers)
                     rate = len(pending) * self.batch_size / max(time.monotonic() - start, 1e-9)
                     shown = f"{self.system.describe(numbers)}, {rate:.0f} cases/s"
                     numbers["cases_per_second"] = rate
@@ -125,7 +128,8 @@ class Loop:
 
     def _update(self, state: TrainState, phase: Phase, batch: Batch) -> tuple[TrainState, Any]:
         if phase.collect is not None:
-            batch = phase.collect(state, batch)
+            batch = dict(phase.collect(state, batch))
+            self._collected.add(batch.pop(COLLECTED_NUMBERS, {}))
         batch = self.prepare(batch)
         is_new = phase.name not in self.compiled
         if is_new:
@@ -134,6 +138,13 @@ class Loop:
             wait_for_all("update")
         with jax.transfer_guard("disallow"):  # nothing crosses between host and device but the batch
             return self.compiled[phase.name](state, batch)
+
+    def _take_collected(self, numbers: dict[str, float]) -> dict[str, float]:
+        """Return the means of what `collect` gave since the last log entry, to be logged with `numbers`."""
+        collected = self._collected.take()
+        if both := sorted(collected.keys() & numbers.keys()):
+            raise ValueError(f"collect and the update both have numbers named {both}; their names must differ")
+        return collected
 
     def _ends_now(self) -> bool:
         """Whether to end between two log entries; several processes agree, at log entries, on where to end."""
@@ -161,6 +172,8 @@ class Loop:
             "seconds": self.seconds(),
             "metrics": self._scores,
         }
+        if collected := self._collected.get_state():  # saved between two log entries
+            progress["collected"] = collected
         self.checkpoints.save(state, progress, self._best)
         self._saved_at = time.monotonic()
 

@@ -37,11 +37,17 @@ def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
     return steps[-1], best
 
 
-def restore_params(folder: pathlib.Path, step: int) -> Params:
+def restore_params(folder: pathlib.Path, step: int, *, parts: tuple[str, ...] | None = None) -> Params:
     """Return the parameters of a saved step as NumPy arrays, without the optimizer states.
 
+    Args:
+      folder: of the checkpoints.
+      step: a saved step.
+      parts: names of the parts to restore, such as "policy"; None for all.
+
     Raises:
-      BadInput: there is no such step, its parameters cannot be restored, or they are larger than any network here.
+      BadInput: there is no such step or part, its parameters cannot be restored, or they are larger than any network
+        here.
     """
     if step not in saved_steps(folder):
         raise BadInput(f"{folder}: there is no checkpoint {step}; found {saved_steps(folder)}")
@@ -52,6 +58,8 @@ def restore_params(folder: pathlib.Path, step: int) -> Params:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
             handler.metadata(checkpoint / "state").tree["params"],
         )
+        if parts is not None:
+            shapes = _pick(checkpoint, shapes, parts)
         _check_bytes(checkpoint, shapes)
         wanted = {"params": shapes}
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
@@ -65,6 +73,13 @@ def restore_params(folder: pathlib.Path, step: int) -> Params:
     finally:
         handler.close()
     return params
+
+
+def _pick(checkpoint: pathlib.Path, shapes: Params, parts: tuple[str, ...]) -> Params:
+    missing = [name for name in parts if name not in shapes]
+    if missing:
+        raise BadInput(f"{checkpoint}: there is no part {missing[0]!r}; found {', '.join(sorted(shapes))}")
+    return {name: shapes[name] for name in parts}
 
 
 @contextlib.contextmanager

@@ -21,6 +21,10 @@ Update = Callable[[TrainState, Batch, GlobalBatch], tuple[TrainState, Any]]
 """One device's update: (state, its rows of the batch, how devices reduce) -> (state with step + 1, metrics)."""
 
 
+COLLECTED_NUMBERS = "numbers"
+"""Batch entry of a phase's `collect` for the log alone: numbers by name, such as {"reward/answer": 0.5}."""
+
+
 class BatchIterator(Protocol):
     """Endless training batches on the host, with a position that can be saved and restored."""
 
@@ -60,7 +64,9 @@ class Phase:
       update: pure; compiled once for all devices.
       stream: batches of this phase; None for those of the run.
       collect: (state, batch) -> batch, on the host before each update and before the transfer guard; may sample from
-        the networks, call judges or draw from a key folded with `state.step`. None passes the batch on.
+        the networks, call judges or draw from a key folded with `state.step`. None passes the batch on. An entry
+        `COLLECTED_NUMBERS` does not reach the update: the log gets its means over the updates since the last entry,
+        without NaN. Of several processes the log has the numbers of the first.
     """
 
     name: str

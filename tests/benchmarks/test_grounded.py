@@ -3,7 +3,7 @@
 from benchmarks import grounded
 from stepcot_jax.data.__main__ import main as run_data
 from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.evaluate_replies.reply_files import read_replies
+from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.rewards.presets import PRESETS, reward
 

@@ -212,16 +212,16 @@ def test_a_run_reads_as_its_settings_say(folder, tmp_path, monkeypatch):
     changes = {"data__source": "folder", "data__root": str(folder), "data__num_workers": 3, "data__num_threads": 1}
     changes |= {"data__augment": "light", "data__sampling": "inverse_frequency"}
     run = small_run(tmp_path, monkeypatch, **changes)
-    expected = training_batches(run.dataset, batch_size=8, seed=0, sampling="inverse_frequency", augment=True)
-    np.testing.assert_array_equal(next(run.feed.training_batches())["images"], expected[0]["images"])
+    expected = training_batches(run.task.dataset, batch_size=8, seed=0, sampling="inverse_frequency", augment=True)
+    np.testing.assert_array_equal(next(run.task.feed.training_batches())["images"], expected[0]["images"])
     monkeypatch.setattr(feed, "collect", lambda predict, batches: list(batches))
-    plain = evaluation_batches(run.dataset, "val", batch_size=128)[0]
+    plain = evaluation_batches(run.task.dataset, "val", batch_size=128)[0]
     seen = []
-    monkeypatch.setattr(type(run), "predict", lambda _, params, batch: seen.append(np.asarray(batch["images"])))
-    run._predictions(None, "val")
+    monkeypatch.setattr(type(run.task), "predict", lambda _, params, batch: seen.append(np.asarray(batch["images"])))
+    run.task.predictions(None, "val")
     np.testing.assert_array_equal(seen[0], plain["images"])
     assert asked == [(1, 3), (1, 3)]
-    assert not run.dataset.pixels._kept  # it would serve no worker
+    assert not run.task.dataset.pixels._kept  # it would serve no worker
 
 
 def test_patch_tokens_are_kept_where_the_settings_ask(folder, frozen, tmp_path, monkeypatch):

@@ -28,7 +28,26 @@ def test_a_coordinate_is_one_token_and_a_box_four_of_them():
     vocabulary = Vocabulary.count(["<box></box>"], largest=64)
     tokens = vocabulary.encode("<box>[0, 7, 64, 33]</box>")
     pieces = [vocabulary.pieces[token - 2] for token in tokens]
-    assert pieces == ["<box>", "[", "0", ",", " 7", ",", " 64", ",", " 33", "]", "</box>"]
+    assert pieces == ["<box>", "[", "0", ", 7", ", 64", ", 33", "]", "</box>"]
+
+
+@given(st.lists(st.text(st.sampled_from("ab 12.,<x>/[]\n")), min_size=1, max_size=6), st.integers(0, 12))
+def test_merged_texts_come_back_in_fewer_tokens(texts, num_merges):
+    plain = Vocabulary.count(texts, largest=3)
+    merged = Vocabulary.count(texts, largest=3, num_merges=num_merges, least_count=1)
+    assert merged.num_words <= plain.num_words + num_merges
+    for text in texts:
+        assert merged.decode(merged.encode(text)) == text
+        assert len(merged.encode(text)) <= len(plain.encode(text))
+
+
+def test_frequent_phrases_become_one_token_and_numbers_stay_alone():
+    texts = ["<a></a><b>So it is, Yes. [1, 2]</b>"] * 12 + ["<a></a><b>So it was, No. [3, 2]</b>"] * 12
+    vocabulary = Vocabulary.count(texts, largest=3, num_merges=20)
+    pieces = [vocabulary.pieces[token - 2] for token in vocabulary.encode(texts[0])]
+    assert pieces == ["<a></a><b>", "So it is,", " Yes.", " [", "1", ", 2", "]", "</b>"]
+    rare = Vocabulary.count(texts[:2], largest=3, num_merges=20)
+    assert rare.merges == ()
 
 
 def test_an_unknown_piece_is_named():
@@ -37,12 +56,15 @@ def test_an_unknown_piece_is_named():
 
 
 def test_a_written_vocabulary_reads_back(tmp_path):
-    vocabulary = Vocabulary.count(["Is there a mass?\nNo."], largest=9)
+    vocabulary = Vocabulary.count(["Is there a mass?\nNo."] * 10, largest=9, num_merges=3)
     vocabulary.write(tmp_path / "vocabulary.json")
-    assert Vocabulary.read(tmp_path / "vocabulary.json").pieces == vocabulary.pieces
+    read = Vocabulary.read(tmp_path / "vocabulary.json")
+    assert (read.pieces, read.merges, len(read.merges)) == (vocabulary.pieces, vocabulary.merges, 3)
 
 
-@pytest.mark.parametrize("content", ['{"pieces": ["a", "a"]}', '{"pieces": ["a b"]}', "[]", "{"])
+@pytest.mark.parametrize(
+    "content", ['{"pieces": ["a", "a"]}', '{"pieces": ["a b"]}', "[]", "{", '{"pieces": ["a"], "merges": [["a", "b"]]}']
+)
 def test_bad_files_are_refused(tmp_path, content):
     (tmp_path / "v.json").write_text(content)
     with pytest.raises(BadInput):

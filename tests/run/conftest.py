@@ -40,8 +40,8 @@ def trained(tmp_path_factory):
     with jax.numpy_dtype_promotion("standard"):
         epochs = {"training__teacher_epochs": 0, "training__joint_epochs": 3}
         run = small_run(workdir, patch, phantom__num_cases=150, training__given_answers="none", **epochs)
-        validate, states = run._validate, {}
-        last = 3 * run.batches_per_epoch
+        validate, states = run.task.validate, {}
+        last = 3 * run.task.batches_per_epoch
 
         def validate_and_remember(state: TrainState):
             step = int(state.step)
@@ -49,7 +49,7 @@ def trained(tmp_path_factory):
             scores = validate(state)
             return scores if step < last else {name: score - 1 for name, score in scores.items()}
 
-        patch.setattr(run, "_validate", validate_and_remember)
+        patch.setattr(run.task, "validate", validate_and_remember)
         report = run.execute()
         patch.undo()
     return TrainedRun(run, workdir, report, states)

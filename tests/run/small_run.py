@@ -9,7 +9,7 @@ import jax
 
 from configs import quickstart
 from stepcot_jax.features import inputs
-from stepcot_jax.run import training_run
+from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.settings.run_settings import make_settings
 
 
@@ -51,13 +51,13 @@ def small_run(workdir: pathlib.Path, monkeypatch, **changes):
         training_run.Run, "_init", property(lambda run: _first(run, "init", lambda: lambda: _INIT(run)))
     )
     monkeypatch.setattr(
-        training_run.Run, "predict", property(lambda run: _first(run, "predict", lambda: _PREDICT(run)))
+        chain_task.ChainTask, "predict", property(lambda task: _first(task, "predict", lambda: _PREDICT(task)))
     )
     return training_run.Run(small_settings(**changes), workdir)
 
 
 # Tracing takes most of a small run's time, and tests repeat runs; kill_harness.py and test_two_process_run.py do not.
-_INIT, _COMPILE, _PREDICT = training_run.Run._init, training_run.Run._compile, training_run.Run.predict.func
+_INIT, _COMPILE, _PREDICT = training_run.Run._init, training_run.Run._compile, chain_task.ChainTask.predict.func
 PROGRAMS: dict[tuple, Any] = {}
 
 

@@ -7,7 +7,7 @@ import pytest
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
-from stepcot_jax.run import training_run
+from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.loop import Loop
 
@@ -15,7 +15,7 @@ SHORT = {"training__joint_epochs": 0}
 
 
 def test_sigterm_while_data_are_loaded_ends_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(training_run, "load_inputs", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(chain_task, "load_inputs", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Preempted, match="outside of training"):
         training_run.Run(small_settings(**SHORT), tmp_path)
@@ -39,18 +39,18 @@ def test_sigterm_after_the_last_look_ends_before_the_test_split(tmp_path, monkey
 
 
 def test_a_second_sigterm_while_ending_changes_nothing(tmp_path, monkeypatch):
-    close, validate = training_run.Checkpoints.close, training_run.Run._validate
+    close, validate = training_run.Checkpoints.close, chain_task.ChainTask.validate
 
     def signal_and_close(checkpoints):
         signal.raise_signal(signal.SIGTERM)
         close(checkpoints)
 
-    def signal_and_validate(run, state):
+    def signal_and_validate(task, state):
         signal.raise_signal(signal.SIGTERM)
-        return validate(run, state)
+        return validate(task, state)
 
     monkeypatch.setattr(training_run.Checkpoints, "close", signal_and_close)
-    monkeypatch.setattr(training_run.Run, "_validate", signal_and_validate)
+    monkeypatch.setattr(chain_task.ChainTask, "validate", signal_and_validate)
     with pytest.raises(Preempted):
         small_run(tmp_path, monkeypatch, **SHORT).execute()
     assert saved_steps(tmp_path / "checkpoints") == [5]
@@ -106,14 +106,14 @@ def test_a_checkpoint_that_cannot_be_written_says_what_is_left(tmp_path, monkeyp
 
 def test_a_folder_that_is_gone_is_told_before_orbax_is_asked(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch, **SHORT)
-    validate, asked = run._validate, []
+    validate, asked = run.task.validate, []
 
     def validate_and_lose(state):
         scores = validate(state)
         (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
         return scores
 
-    monkeypatch.setattr(run, "_validate", validate_and_lose)
+    monkeypatch.setattr(run.task, "validate", validate_and_lose)
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", lambda *_, **__: asked.append(1))
     with pytest.raises(RunStopped, match=r"step 5 could not be written \(FileNotFoundError"):
         run.execute()

@@ -21,12 +21,12 @@ from stepcot_jax.training.checkpoints import Best
 
 @pytest.fixture(scope="module")
 def splits(trained):
-    folder, chain = trained.workdir / "predictions", trained.run.dataset.chain
+    folder, chain = trained.workdir / "predictions", trained.run.task.dataset.chain
     return {name: read_predictions(folder / f"{name}.npz", chain) for name in ("val", "test")}
 
 
 def test_the_calibration_is_fitted_to_the_validation_split(trained, splits):
-    chain = trained.run.dataset.chain
+    chain = trained.run.task.dataset.chain
     found = read_calibration(trained.workdir / "calibration.json", chain)
     assert found == fit_calibration(splits["val"].predictions, chain)
     on_test = fit_calibration(splits["test"].predictions, chain)
@@ -36,7 +36,7 @@ def test_the_calibration_is_fitted_to_the_validation_split(trained, splits):
 
 
 def test_pairs_are_those_of_the_training_labels(trained):
-    dataset = trained.run.dataset
+    dataset = trained.run.task.dataset
     labels = np.array([dataset.cases[index].labels for index in dataset.splits.train])
     found = read_pairs(trained.workdir / "pairs.json", dataset.chain)
     for (earlier, later), counts in found.items():
@@ -51,7 +51,7 @@ def read_statistics(workdir):
 
 
 def test_the_report_is_of_the_test_split(trained, splits):
-    metrics = evaluate(splits["test"].predictions, trained.run.dataset.chain)
+    metrics = evaluate(splits["test"].predictions, trained.run.task.dataset.chain)
     for model, own in metrics.items():
         assert trained.report["test"][model]["mean_accuracy"] == own.mean_accuracy
     assert read_statistics(trained.workdir)["num_cases"] == len(splits["test"].predictions.labels)
@@ -62,20 +62,20 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
 ):
     """Written again with training chains that all have a nodule in a clear chest; other splits stay as they are."""
     run = trained.run
-    train = set(run.dataset.splits.train)
+    train = set(run.task.dataset.splits.train)
     cases = [
         dataclasses.replace(case, labels=(0, *case.labels[1:6], 1)) if index in train else case
-        for index, case in enumerate(run.dataset.cases)
+        for index, case in enumerate(run.task.dataset.cases)
     ]
     write_results(
         tmp_path,
-        dataclasses.replace(run.dataset, cases=cases),
+        dataclasses.replace(run.task.dataset, cases=cases),
         {name: split.predictions for name, split in splits.items()},
         best={"teacher": Best(0.5, 3)},
         wall_seconds=1.0,
         evaluation=dataclasses.replace(run.settings.evaluation, coverage_by="answer", num_resamples=0),
     )
-    chain = run.dataset.chain
+    chain = run.task.dataset.chain
     counts = read_pairs(tmp_path / "pairs.json", chain)
     rules, of_test = (
         make_rules(chain, counts=counts),
@@ -94,8 +94,8 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
 
 
 def test_cases_read_with_answers_given_are_spread_over_the_split(trained):
-    feed, labels = trained.run.feed, trained.run.dataset.labels
-    members = trained.run.dataset.splits.test
+    feed, labels = trained.run.task.feed, trained.run.task.dataset.labels
+    members = trained.run.task.dataset.splits.test
     every, some = feed.sample_rows("test", 10_000), feed.sample_rows("test", 5)
     np.testing.assert_array_equal(every["labels"], labels[list(members)])
     places = [round(place) for place in np.linspace(0, len(members) - 1, 5)]
@@ -104,13 +104,13 @@ def test_cases_read_with_answers_given_are_spread_over_the_split(trained):
 
 def test_weights_of_pairs_are_written_for_each_network(trained):
     for model in ("teacher", "student"):
-        found = read_pair_ratios(trained.workdir / "pairs.json", trained.run.dataset.chain, model=model)
+        found = read_pair_ratios(trained.workdir / "pairs.json", trained.run.task.dataset.chain, model=model)
         assert found.weights[0] == 0
         assert max(found.weights) > 0
 
 
 def test_costs_are_one_for_each_step_and_an_annealed_rate_keeps_its_length(trained, tmp_path):
-    settings, chain = trained.run.settings, trained.run.dataset.chain
+    settings, chain = trained.run.settings, trained.run.task.dataset.chain
     priced = dataclasses.replace(settings, evaluation=dataclasses.replace(settings.evaluation, step_costs=(1.0, 2.0)))
     check_step_costs(settings, chain)
     with pytest.raises(BadInput, match="step_costs: found 2 costs, expected one for each of 7 steps"):

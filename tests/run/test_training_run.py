@@ -57,7 +57,7 @@ def entries(workdir, kind):
 def test_resumed_equals_uninterrupted(uninterrupted, tmp_path, monkeypatch, killed_in_epoch):
     workdir, report, state, best = uninterrupted
     first = small_run(tmp_path, monkeypatch)
-    validate, calls = first._validate, []
+    validate, calls = first.task.validate, []
 
     def validate_or_die(state):
         calls.append(1)
@@ -65,7 +65,7 @@ def test_resumed_equals_uninterrupted(uninterrupted, tmp_path, monkeypatch, kill
             raise Killed
         return validate(state)
 
-    monkeypatch.setattr(first, "_validate", validate_or_die)
+    monkeypatch.setattr(first.task, "validate", validate_or_die)
     with pytest.raises(Killed):
         first.execute()
     resumed_report, resumed_state, resumed_best = final_state(small_run(tmp_path, monkeypatch), monkeypatch)
@@ -126,7 +126,7 @@ def test_best_is_the_highest_validation_score(uninterrupted):
 
 def test_the_best_is_chosen_on_the_validation_split(trained):
     """The score that it was chosen by, in the log and in the report, is that of its validation predictions."""
-    chain = trained.run.dataset.chain
+    chain = trained.run.task.dataset.chain
     scores = {
         split: evaluate(read_predictions(trained.workdir / "predictions" / f"{split}.npz", chain).predictions, chain)
         for split in ("val", "test")
@@ -145,15 +145,15 @@ def test_results_are_those_of_the_best_weights_and_not_of_the_last(trained):
         assert best["step"] < last
         for split in ("val", "test"):
             path = trained.workdir / "predictions" / f"{split}.npz"
-            found = read_predictions(path, run.dataset.chain).predictions.logits[network]
-            of_best, of_last = (run._predictions(trained.states[step], split) for step in (best["step"], last))
+            found = read_predictions(path, run.task.dataset.chain).predictions.logits[network]
+            of_best, of_last = (run.task.predictions(trained.states[step], split) for step in (best["step"], last))
             np.testing.assert_array_equal(found, of_best.logits[network])
             assert np.abs(found - of_last.logits[network]).max() > 1e-3
 
 
 def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch)
-    prepare, num_batches = run.inputs.prepare, iter(range(1, 100))
+    prepare, num_batches = run.task.inputs.prepare, iter(range(1, 100))
 
     def poison(batch):
         prepared = prepare(batch)
@@ -162,7 +162,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp
             return {**prepared, "images": prepared["images"] * np.float32("nan")}
         return prepared
 
-    run.feed.inputs = dataclasses.replace(run.inputs, prepare=poison)
+    run.task.feed.inputs = dataclasses.replace(run.task.inputs, prepare=poison)
     with pytest.raises(RunStopped, match=r"step 8: teacher/hard_label/Detection is nan; checkpoint 5 holds the last"):
         run.execute()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()] == ["5"]
@@ -177,9 +177,9 @@ def test_a_gradient_that_explodes_stops_the_run(tmp_path, monkeypatch):
 
 def test_what_a_phase_collects_reaches_its_update(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch)
-    with contextlib.closing(run.feed.training_batches()) as batches:
+    with contextlib.closing(run.task.feed.training_batches()) as batches:
         rewards = np.arange(8.0, dtype=np.float32)
-        batch = run.feed.put_training_batch({**next(batches), "rewards": rewards})
+        batch = run.task.feed.put_training_batch({**next(batches), "rewards": rewards})
     assert set(batch) == {"images", "labels", "text_features", "rewards"}
     np.testing.assert_array_equal(batch["rewards"], rewards)
 
@@ -213,7 +213,7 @@ def test_teacher_job_stops_early_and_halves_its_rate(tmp_path, monkeypatch):
         rates.append(float(state.optimizers["teacher"][1].hyperparams["learning_rate"]))
         return {"teacher": next(scores)}
 
-    monkeypatch.setattr(run, "_validate", validate)
+    monkeypatch.setattr(run.task, "validate", validate)
     report = run.execute()
     # Best in epoch 2: two epochs without improvement halve the rate, three end the run after epoch 5.
     np.testing.assert_allclose(rates, [1e-3, 1e-3, 1e-3, 1e-3, 5e-4], rtol=1e-6)
@@ -224,7 +224,9 @@ def test_teacher_job_stops_early_and_halves_its_rate(tmp_path, monkeypatch):
 def test_best_by_mean_takes_one_epoch_for_both(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch, evaluation__best="mean", training__joint_epochs=2)
     scores = iter([(0.9, 0.1), (0.5, 0.6), (0.2, 0.7)])
-    monkeypatch.setattr(run, "_validate", lambda state: dict(zip(("teacher", "student"), next(scores), strict=True)))
+    monkeypatch.setattr(
+        run.task, "validate", lambda state: dict(zip(("teacher", "student"), next(scores), strict=True))
+    )
     best = run.execute()["best"]
     assert best["teacher"] == best["student"] == {"step": 10, "validation_score": pytest.approx(0.55)}
 
@@ -241,10 +243,10 @@ def test_a_run_goes_on_only_with_the_manifest_it_began_with(uninterrupted, tmp_p
 def test_other_labels_are_refused_on_resume(uninterrupted, tmp_path, monkeypatch):
     workdir = shutil.copytree(uninterrupted[0], tmp_path / "copy")
     run = small_run(workdir, monkeypatch)
-    first = run.dataset.cases[0]
+    first = run.task.dataset.cases[0]
     labels = ((first.labels[0] + 1) % 4, *first.labels[1:])
-    cases = (dataclasses.replace(first, labels=labels), *run.dataset.cases[1:])
-    run.dataset = dataclasses.replace(run.dataset, cases=cases)
+    cases = (dataclasses.replace(first, labels=labels), *run.task.dataset.cases[1:])
+    run.task.dataset = dataclasses.replace(run.task.dataset, cases=cases)
     with pytest.raises(BadInput, match=r"splits\.json: .* 1 images have another patient or other labels"):
         run.execute()
 
@@ -296,7 +298,7 @@ def test_a_checkpoint_of_other_sizes_is_refused_and_not_put_aside(uninterrupted,
 def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterrupted, tmp_path, monkeypatch):
     _, report, state, _ = uninterrupted
     first = small_run(tmp_path, monkeypatch)
-    prepare, calls = first.inputs.prepare, []
+    prepare, calls = first.task.inputs.prepare, []
 
     def prepare_and_signal(batch):
         calls.append(1)
@@ -304,7 +306,7 @@ def test_sigterm_saves_within_an_epoch_and_the_next_start_ends_the_same(uninterr
             signal.raise_signal(signal.SIGTERM)
         return prepare(batch)
 
-    first.feed.inputs = dataclasses.replace(first.inputs, prepare=prepare_and_signal)
+    first.task.feed.inputs = dataclasses.replace(first.task.inputs, prepare=prepare_and_signal)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Preempted, match=r"step 11: saved after SIGTERM"):
         first.execute()
@@ -357,10 +359,12 @@ def test_another_number_of_devices_goes_on_where_one_stopped(uninterrupted, tmp_
     first = small_run(tmp_path, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(
-            first,
-            "_validate",
+            first.task,
+            "validate",
             lambda state: (
-                (_ for _ in ()).throw(Killed()) if int(state.step) == 15 else type(first)._validate(first, state)
+                (_ for _ in ()).throw(Killed())
+                if int(state.step) == 15
+                else type(first.task).validate(first.task, state)
             ),
         )
         with pytest.raises(Killed):

@@ -149,7 +149,7 @@ def test_a_run_reports_the_baseline_on_every_step(finished):
 def test_a_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
     _, _, report = finished
     first = small_run(tmp_path, monkeypatch, **CHANGES)
-    validate, calls = first._validate, []
+    validate, calls = first.task.validate, []
 
     class Killed(Exception):
         pass
@@ -160,7 +160,7 @@ def test_a_run_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
             raise Killed
         return validate(state)
 
-    monkeypatch.setattr(first, "_validate", die_in_the_second_epoch)
+    monkeypatch.setattr(first.task, "validate", die_in_the_second_epoch)
     with pytest.raises(Killed):
         first.execute()
     assert small_run(tmp_path, monkeypatch, **CHANGES).execute()["test"] == report["test"]
@@ -181,7 +181,7 @@ def test_without_the_intermediate_steps_nothing_else_is_learned_or_measured(tmp_
     assert accuracies[:-1] == [None] * 6
     assert accuracies[-1] == report["mean_accuracy"]
     assert "note: 'Detection' has no annotated answer in the train split" in capsys.readouterr().err
-    assert (run.dataset.labels[:, -1] >= 0).all()
+    assert (run.task.dataset.labels[:, -1] >= 0).all()
 
 
 def test_the_baseline_has_a_batch_size_of_its_own():
@@ -202,8 +202,8 @@ def test_a_baseline_is_not_initialised_without_prompts():
 
 def test_origins_leave_cases_of_others_out(tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch, **CHANGES, phantom__num_cases=120, data__origins=("Phantom B",))
-    members = [index for indices in run.dataset.splits.by_name().values() for index in indices]
-    assert {run.dataset.cases[index].origin for index in members} == {"Phantom B"}
+    members = [index for indices in run.task.dataset.splits.by_name().values() for index in indices]
+    assert {run.task.dataset.cases[index].origin for index in members} == {"Phantom B"}
     assert 20 < len(members) < 60
     with pytest.raises(BadInput, match=r"config.data.origins: 'Elsewhere' is not one of 'Phantom A'"):
         small_run(tmp_path / "other", monkeypatch, **CHANGES, data__origins=("Elsewhere",))

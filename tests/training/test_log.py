@@ -2,11 +2,12 @@
 
 import errno
 import json
+import math
 
 import pytest
 
 from stepcot_jax.host.errors import RunStopped
-from stepcot_jax.training.log import MetricsLog
+from stepcot_jax.training.log import Means, MetricsLog
 
 
 def read(workdir):
@@ -71,3 +72,15 @@ def test_a_silent_log_writes_nothing(tmp_path):
     log.write("train", step=1, epoch=0, numbers={"a": 1.0})
     log.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_means_leave_nan_out_and_go_on_from_a_saved_state():
+    means = Means()
+    means.add({"reward": 1.0, "judge": math.nan})
+    means.add({"reward": math.nan, "judge": math.nan})
+    means = Means(json.loads(json.dumps(means.get_state())))
+    means.add({"reward": 2.0, "length": 7})
+    found = means.take()
+    assert (found["reward"], found["length"]) == (1.5, 7.0)
+    assert math.isnan(found["judge"])
+    assert means.take() == {}

@@ -1,6 +1,7 @@
 """A system defined outside the package runs through the loop: linear regression on data drawn on the host."""
 
 import itertools
+import json
 import os
 import pathlib
 import signal
@@ -212,6 +213,54 @@ def test_a_loss_that_is_not_finite_stops_by_its_name(tmp_path):
     system = LinearRegression()
     system.collect = lambda state, batch: {**batch, "y": batch["y"] * np.nan, "before": batch["y"]}
     with pytest.raises(RunStopped, match="step 6: loss is nan; checkpoint 5 holds the last good state"):
+        train(tmp_path, system=system)
+
+
+class Rewarded(LinearRegression):
+    """Gives rewards of the host to the log: the third update of the phase has none."""
+
+    seen = None
+
+    def collect(self, state, batch):
+        self.seen = step = int(state.step)
+        reward = np.nan if step == 7 else float(step)
+        numbers = {"reward": reward, "never_scored": np.nan}
+        return {**super().collect(state, batch), "numbers": numbers}
+
+
+def train_entries(workdir):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: v for key, v in line.items() if key != "cases_per_second"} for line in lines if line["kind"] == "train"
+    ]
+
+
+def test_numbers_that_a_phase_collects_are_logged_as_means_between_entries_and_nan_stops_nothing(tmp_path):
+    found = train(tmp_path / "with", system=Rewarded())
+    assert_same(found, train(tmp_path / "without"))
+    entries = train_entries(tmp_path / "with")
+    bare = [{key: entry[key] for key in entry if key not in ("reward", "never_scored")} for entry in entries]
+    assert bare == train_entries(tmp_path / "without")
+    rewards = {entry["step"]: entry["reward"] for entry in entries if "reward" in entry}
+    # Updates 6 to 10 see steps 5 to 9, logged after two, four and five; the one of step 7 has no reward.
+    assert rewards == {7: 5.5, 9: 8.0, 10: 9.0, 12: 10.5, 14: 12.5, 15: 14.0}
+    assert all(entry["never_scored"] is None for entry in entries if "reward" in entry)
+
+
+def test_numbers_collected_before_a_save_between_two_entries_are_in_the_next(tmp_path):
+    train(tmp_path / "whole", system=Rewarded())
+    system = Rewarded()
+    with pytest.raises(Preempted, match="step 6: saved"):
+        train(tmp_path / "stopped", system=system, asked=lambda: system.seen == 5)
+    train(tmp_path / "stopped", system=Rewarded())
+    assert train_entries(tmp_path / "stopped") == train_entries(tmp_path / "whole")
+
+
+def test_a_number_that_both_collect_and_the_update_log_is_refused(tmp_path):
+    system = LinearRegression()
+    collect = system.collect
+    system.collect = lambda state, batch: {**collect(state, batch), "numbers": {"loss": 1.0}}
+    with pytest.raises(ValueError, match=r"both have numbers named \['loss'\]"):
         train(tmp_path, system=system)
 
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from stepcot_jax.annotate.vqa.host_organs import MOST_PIXELS, scale_boxes
+from stepcot_jax.annotate.vqa.host_organs import MOST_PIXELS
 from stepcot_jax.annotate.vqa.tasks import TaskSettings
 from stepcot_jax.boxes import Corners
+from stepcot_jax.data.grounded.drawn_boxes import draw_boxes, scale_boxes
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
 from stepcot_jax.data.records.record_reader import ImageLocator
 from stepcot_jax.host.errors import BadInput, make_workdir
@@ -24,22 +25,6 @@ _LONGEST_SIDE = 768
 Region = tuple[Corners, tuple[int, int]]
 """A box, and the width and height of the picture that it refers to."""
 
-_BLEND = 0.5
-"""Share of white in a drawn line."""
-
-
-def draw_boxes(picture: Image.Image, record: VqaRecord) -> Image.Image:
-    """Return a picture with a record's references drawn: lines of 1 pixel, half white."""
-    base = picture.convert("RGB" if picture.mode not in ("L", "RGB") else picture.mode)
-    lines = Image.new("L", base.size)
-    drawing = ImageDraw.Draw(lines)
-    for x1, y1, x2, y2 in scale_boxes(
-        [each.box for each in record.references], record.image_size, (base.size[1], base.size[0])
-    ):
-        right, lower = max(round(x2) - 1, round(x1)), max(round(y2) - 1, round(y1))
-        drawing.rectangle([round(x1), round(y1), right, lower], outline=round(255 * _BLEND), width=1)
-    return Image.composite(Image.new(base.mode, base.size, "white"), base, lines)
-
 
 def draw_views(records: Sequence[VqaRecord], settings: TaskSettings) -> None:
     """Write the pictures of the easy views, with the boxes drawn, below the result's folder.
@@ -49,7 +34,7 @@ def draw_views(records: Sequence[VqaRecord], settings: TaskSettings) -> None:
     """
     for record in records:
         if record.provenance["stage"] == "easy":
-            picture = draw_boxes(_read_picture(record.provenance["drawn from"], settings), record)
+            picture = _draw_references(_read_picture(record.provenance["drawn from"], settings), record)
             make_workdir(settings.folder / DRAWN_FOLDER)
             write_whole(settings.folder / record.image_path, _encode(picture))
 
@@ -78,10 +63,14 @@ def show_picture(
       BadInput: the picture cannot be read.
     """
     picture = _read_picture(image_path, settings)
-    picture = picture if boxed is None else draw_boxes(picture, boxed)
+    picture = picture if boxed is None else _draw_references(picture, boxed)
     picture = picture if region is None else _crop(picture, *region)
     picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
     return f"data:image/png;base64,{base64.b64encode(_encode(picture)).decode()}"
+
+
+def _draw_references(picture: Image.Image, record: VqaRecord) -> Image.Image:
+    return draw_boxes(picture, [each.box for each in record.references], record.image_size)
 
 
 def _crop(picture: Image.Image, box: Corners, image_size: tuple[int, int]) -> Image.Image:

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from stepcot_jax.annotate.vqa.tasks import HostOrgan, TaskSettings
-from stepcot_jax.boxes import Corners, convert, iou, pixels
+from stepcot_jax.boxes import Corners, iou
+from stepcot_jax.data.grounded.drawn_boxes import scale_boxes
 from stepcot_jax.data.grounded.regions import host_organ, split_lungs
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
 from stepcot_jax.data.records.record_reader import ImageLocator
@@ -102,13 +103,6 @@ def read_masks(folder: Path, image_path: str, *, root: Path | None = None) -> di
     if set(masks) & {"lung"} and masks["lung"].any():
         masks = {f"{side} lung": mask for side, mask in split_lungs(masks.pop("lung")).items()} | masks
     return masks
-
-
-def scale_boxes(boxes: Sequence[Corners], image_size: tuple[int, int], shape: tuple[int, ...]) -> list[Corners]:
-    """Return boxes of a picture in pixels of a mask or file of [height, width]."""
-    target = pixels((shape[1], shape[0]))
-    scaled = convert(list(boxes), source=pixels(image_size), target=target).tolist()
-    return [(x1, y1, x2, y2) for x1, y1, x2, y2 in scaled]
 
 
 def _list_files(folder: Path, stem: str | None = None) -> list[Path]:

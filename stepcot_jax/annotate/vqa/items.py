@@ -13,7 +13,7 @@ import msgspec
 from stepcot_jax.boxes import Corners
 from stepcot_jax.chain import fold
 from stepcot_jax.data.grounded.grounded_image import GroundedImage
-from stepcot_jax.data.grounded.making import split_images
+from stepcot_jax.data.grounded.image_splits import split_images
 from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.grounded.vocabulary import accepted_names
 from stepcot_jax.data.grounded.wording import write_box

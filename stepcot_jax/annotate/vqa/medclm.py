@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -30,13 +30,11 @@ from stepcot_jax.annotate.vqa.text_checks import (
     require,
 )
 from stepcot_jax.boxes import UNIT_SQUARE
+from stepcot_jax.data.grounded.stage_views import STAGES, Stage
 from stepcot_jax.data.grounded.vocabulary import accepted_names, canonical, term_of
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.markup import BOX, write_boxes
 from stepcot_jax.reasoning.record import VqaBox, VqaRecord
-
-STAGES = ("easy", "medium", "hard")
-Stage = Literal["easy", "medium", "hard"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,14 @@ import msgspec
 
 from stepcot_jax.chain import DIAGNOSIS_OPTIONS
 from stepcot_jax.data.grounded.grounded_image import GroundedImage
-from stepcot_jax.data.grounded.phantom_images import ground_phantom
+from stepcot_jax.data.grounded.image_splits import split_by_patient, split_images
+from stepcot_jax.data.grounded.phantom_images import ground_phantom, ground_planned
 from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.grounded.record_files import FILE_NAME, write_vqa_records
-from stepcot_jax.data.grounded.vocabulary import canonical
-from stepcot_jax.data.phantom.phantom import PICTURE_FOLDERS, plan_case, write_pictures
+from stepcot_jax.data.phantom.phantom import PICTURE_FOLDERS, PhantomCase, PlannedCase, plan_case, write_pictures
 from stepcot_jax.data.phantom.phantom_answers import Prevalence
-from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.record_reader import normalise_image_path
-from stepcot_jax.data.splits.split_making import make_splits
+from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
 from stepcot_jax.reasoning.dialects import write_question, write_reply
@@ -48,16 +47,64 @@ def make_phantom_records(
     if num_cases < 3:
         raise BadInput(f"--num-cases must be at least 3 (a patient for each split); got {num_cases}")
     ground_phantom(0, seed=seed, size=size, prevalence=prevalence)  # refuses bad settings before anything is written
-    planned = [plan_case(index, seed=seed, prevalence=prevalence) for index in range(num_cases)]
-    splits = _split(planned, [DIAGNOSIS_OPTIONS[case.labels[-1]] for case in planned], seed=seed)
+    planned = plan_phantoms(num_cases=num_cases, seed=seed, prevalence=prevalence)
     for folder in PICTURE_FOLDERS:
         (out / folder).mkdir(parents=True, exist_ok=True)
     records: list[VqaRecord] = []
-    for index in progress(range(num_cases)):
-        image, drawn = ground_phantom(index, seed=seed, size=size, prevalence=prevalence)
+    for drawn, asked in draw_phantoms(planned, size=size, prevalence=prevalence, progress=progress):
         write_pictures(out, drawn)
-        records += ask_questions(dataclasses.replace(image, split=splits[index]), seed=seed)
+        records += asked
     return records
+
+
+Planned = tuple[PlannedCase, str]
+"""A phantom that is not drawn yet, and its split."""
+
+
+def plan_phantoms(
+    *,
+    num_cases: int,
+    seed: int,
+    prevalence: Prevalence,
+    split_seed: int | None = None,
+    fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
+) -> list[Planned]:
+    """Return phantoms with their splits before anything is drawn.
+
+    Args:
+      num_cases: number of phantoms, from 3.
+      seed: of the phantoms.
+      prevalence: as in `phantom.draw_case`.
+      split_seed: of the splits; None for `seed`.
+      fractions: as in `split_making.make_splits`.
+
+    Raises:
+      BadInput: splits cannot be made.
+    """
+    planned = [plan_case(index, seed=seed, prevalence=prevalence) for index in range(num_cases)]
+    cases = [each.case for each in planned]
+    strata = [DIAGNOSIS_OPTIONS[case.labels[-1]] for case in cases]
+    splits = split_by_patient(cases, strata, seed=seed if split_seed is None else split_seed, fractions=fractions)
+    return list(zip(planned, splits, strict=True))
+
+
+def draw_phantoms(
+    planned: Sequence[Planned], *, size: int, prevalence: Prevalence, progress: Progress = iter
+) -> Iterator[tuple[PhantomCase, list[VqaRecord]]]:
+    """Draw planned phantoms and yield each with the records about it.
+
+    Args:
+      planned: of `plan_phantoms`, all or some.
+      size: side of a picture in pixels, at least 32.
+      prevalence: that they were planned with.
+      progress: wraps the phantoms.
+
+    Raises:
+      BadInput: the size is out of range.
+    """
+    for each, split in progress(planned):
+        image, drawn = ground_planned(each, size=size, prevalence=prevalence)
+        yield drawn, ask_questions(dataclasses.replace(image, split=split), seed=each.seed)
 
 
 def make_folder_records(
@@ -120,36 +167,6 @@ def _copy(name: str, *, source: Path, target: Path) -> None:
         shutil.copyfile(source / name, target / name)
     except OSError as error:
         raise BadInput(f"{source / name}: cannot be copied ({error.strerror})") from None
-
-
-def split_images(images: Sequence[GroundedImage], *, seed: int) -> list[GroundedImage]:
-    """Return the images with splits by patient, stratified by diagnosis and origin; splits of the source are kept.
-
-    Raises:
-      BadInput: there are fewer than three patients, or only some images have a split.
-    """
-    named = [image for image in images if image.split]
-    if named:
-        if len(named) < len(images):
-            raise BadInput(f"{len(images) - len(named)} of {len(images)} images have no split; expected all or none")
-        return list(images)
-    splits = _split(images, [_stratum(image) for image in images], seed=seed)
-    return [dataclasses.replace(image, split=split) for image, split in zip(images, splits, strict=True)]
-
-
-def _split(images: Sequence[GroundedImage | Case], strata: Sequence[str], *, seed: int) -> list[str]:
-    """Return the split of each image."""
-    numbers = {name: min(place, 127) for place, name in enumerate(sorted(set(strata)))}
-    cases = [
-        Case(image.patient_id, image.image_path, image.origin, "", (numbers[stratum],), ("",))
-        for image, stratum in zip(images, strata, strict=True)
-    ]
-    split_of = {place: name for name, places in make_splits(cases, seed=seed).by_name().items() for place in places}
-    return [split_of[place] for place in range(len(cases))]
-
-
-def _stratum(image: GroundedImage) -> str:
-    return image.facts.get("diagnosis") or (canonical(image.findings[0].label) if image.findings else "")
 
 
 def write_records(out: Path, records: Sequence[VqaRecord], *, dialect: str | None = None) -> int:

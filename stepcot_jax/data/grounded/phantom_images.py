@@ -22,7 +22,7 @@ from stepcot_jax.data.grounded.regions import (
 )
 from stepcot_jax.data.grounded.vocabulary import LOOK_ALIKES, TERMS, canonical
 from stepcot_jax.data.grounded.wording import FACT_NAMES
-from stepcot_jax.data.phantom.phantom import PhantomCase, check_size, draw_case
+from stepcot_jax.data.phantom.phantom import PhantomCase, PlannedCase, check_size, draw_planned, plan_case
 from stepcot_jax.data.phantom.phantom_answers import Prevalence
 from stepcot_jax.data.phantom.phantom_findings import Mark
 from stepcot_jax.data.records.cases import Case
@@ -50,11 +50,18 @@ def ground_phantom(
     Raises:
       BadInput: a setting is out of range.
     """
+    return ground_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size, prevalence=prevalence)
+
+
+def ground_planned(
+    planned: PlannedCase, *, size: int, prevalence: Prevalence = "flat"
+) -> tuple[GroundedImage, PhantomCase]:
+    """Draw a planned phantom as `ground_phantom` does; `prevalence` is that of its plan."""
     check_size(size, least=_LEAST_SIZE)
-    drawn = draw_case(index, seed=seed, size=size, prevalence=prevalence)
+    drawn = draw_planned(planned, size=size)
     image = ground_marks(drawn.case, drawn.marks, side=drawn.side, lungs=drawn.lung_mask, heart=drawn.heart_mask)
-    provenance = {"source": "phantom", "seed": str(seed), "index": str(index), "prevalence": prevalence}
-    return dataclasses.replace(image, provenance=provenance), drawn
+    source = {"source": "phantom", "seed": str(planned.seed), "index": str(planned.index), "prevalence": prevalence}
+    return dataclasses.replace(image, provenance=source), drawn
 
 
 def ground_marks(

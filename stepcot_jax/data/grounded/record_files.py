@@ -33,11 +33,13 @@ class VqaCollection:
       path: the file.
       records: the valid records.
       set_aside: the other lines; `record` is the line, counted from 1.
+      lines: line of each valid record, counted from 1.
     """
 
     path: Path
     records: tuple[VqaRecord, ...]
     set_aside: tuple[SetAside, ...] = ()
+    lines: tuple[int, ...] = ()
 
     @property
     def root(self) -> Path:
@@ -67,7 +69,7 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     path = Path(path)
     path = path / FILE_NAME if path.is_dir() else path
     locator = ImageLocator(path.parent, require_images=require_images)
-    records, set_aside, seen = [], [], set()
+    records, set_aside, lines, seen = [], [], [], set()
     for number, line in read_lines(path):
         try:
             record = decode_record(line)
@@ -84,10 +86,11 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
             continue
         seen.add(record.id)
         records.append(record)
+        lines.append(number)
     if not records:
         why = f"no line is valid (line {set_aside[0].record}, {set_aside[0].reason})" if set_aside else "is empty"
         raise BadInput(f"{path}: {why}; {_EXPECTED}")
-    return VqaCollection(path, tuple(records), tuple(set_aside))
+    return VqaCollection(path, tuple(records), tuple(set_aside), tuple(lines))
 
 
 def decode_record(line: bytes) -> VqaRecord:

@@ -107,6 +107,19 @@ class PixelCache:
                 self._left -= kept.nbytes
                 self._kept[index] = kept
 
+    def select(self, indices: Sequence[int], read: Callable[[int], CompactPixels]) -> "PixelCache":
+        """Return a cache of some of the images, in this order, that takes over their cached pixels and the budget.
+
+        Args:
+          indices: index in this cache of each image.
+          read: as in the constructor, by the new indices.
+        """
+        selected = PixelCache(read, self._left + sum(kept.nbytes for kept in self._kept.values()))
+        for index, old in enumerate(indices):
+            if old in self._kept:
+                selected.put(index, self._kept[old])
+        return selected
+
     def compact(self, index: int) -> CompactPixels:
         """Return the pixels of a case, with one channel if all three are equal; read-only."""
         kept = self._kept.get(index)

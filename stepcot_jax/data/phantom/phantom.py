@@ -68,9 +68,20 @@ class PhantomCase:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shot:
-    """A case before its pixels."""
+class PlannedCase:
+    """A case before its pixels; `plan_case` makes it and `draw_planned` draws it.
 
+    Attributes:
+      index: number of the case, from 0.
+      seed: seed of the collection.
+      case: record of the case.
+      scene: anatomy and findings.
+      style: of the picture.
+      pose: position and exposure.
+    """
+
+    index: int
+    seed: int
     case: Case
     scene: Scene
     style: Style
@@ -92,7 +103,7 @@ def draw_case(index: int, *, seed: int = 0, size: int = 224, prevalence: Prevale
     Raises:
       BadInput: a setting is out of range.
     """
-    return _develop(_plan(index, seed=seed, prevalence=prevalence), index=index, seed=seed, size=size)
+    return draw_planned(plan_case(index, seed=seed, prevalence=prevalence), size=size)
 
 
 def export_phantom(
@@ -148,11 +159,6 @@ def write_pictures(root: Path, drawn: PhantomCase) -> None:
         Image.fromarray(mask.astype(np.uint8) * 255).save(root / "masks" / folder / name)
 
 
-def plan_case(index: int, *, seed: int = 0, prevalence: Prevalence = "published") -> Case:
-    """Return the record of a case without drawing it, as `draw_case` does with it."""
-    return _plan(index, seed=seed, prevalence=prevalence).case
-
-
 def check_size(size: int, *, least: int = _LEAST_SIZE) -> None:
     """Require a size that can be drawn in reasonable memory and time.
 
@@ -173,7 +179,8 @@ def _patient(index: int, *, seed: int) -> int:
     return block * (max(_PATIENTS_OF_BLOCK) + 1) + _PATIENTS_OF_BLOCK[order[place]]
 
 
-def _plan(index: int, *, seed: int, prevalence: Prevalence) -> _Shot:
+def plan_case(index: int, *, seed: int = 0, prevalence: Prevalence = "published") -> PlannedCase:
+    """Return a case without drawing it, in a fifth of the time; arguments and errors are those of `draw_case`."""
     answers = answer_texts(index, seed=seed, prevalence=prevalence)
     patient = _patient(index, seed=seed)
     of_patient, of_image = generator(seed, patient, stream=3), generator(seed, index, stream=4)
@@ -189,18 +196,27 @@ def _plan(index: int, *, seed: int, prevalence: Prevalence) -> _Shot:
         labels=tuple(step.options.index(answer) for step, answer in zip(DEFAULT_CHAIN.steps, answers, strict=True)),
         reasoning=reasoning,
     )
-    return _Shot(case, scene, style, pose)
+    return PlannedCase(index, seed, case, scene, style, pose)
 
 
-def _develop(shot: _Shot, *, index: int, seed: int, size: int, healthy: bool = False) -> PhantomCase:
-    """Draw the pixels; `healthy` omits the findings and keeps patient, exposure and noise."""
+def draw_planned(shot: PlannedCase, *, size: int, healthy: bool = False) -> PhantomCase:
+    """Draw the pixels of a planned case.
+
+    Args:
+      shot: the case.
+      size: side of the picture in pixels, 16 to 4096.
+      healthy: omit the findings; patient, exposure and noise stay the same.
+
+    Raises:
+      BadInput: the size is out of range.
+    """
     check_size(size)
     frame = Frame.of(shot.pose, size)
     scene = Scene(shot.scene.healthy, shot.scene.healthy) if healthy else shot.scene
     chest = render_anatomy(scene.anatomy, frame)
     margin = round(1.2 * shot.style.blur * size)
     attenuation, marks = draw_findings(scene, chest=chest, frame=frame, margin=margin)
-    image = expose(attenuation, style=shot.style, pose=shot.pose, rng=generator(seed, index, stream=6))
+    image = expose(attenuation, style=shot.style, pose=shot.pose, rng=generator(shot.seed, shot.index, stream=6))
     heart_mask = chest.heart > 0.5
     lung_mask = (chest.lungs[-1] + chest.lungs[1] > 0.5) & ~heart_mask
     return PhantomCase(shot.case, image, marks, scene.side, lung_mask, heart_mask)

@@ -26,7 +26,7 @@ from stepcot_jax.annotate.vqa.drawn_views import show_picture
 from stepcot_jax.annotate.vqa.items import read_questions
 from stepcot_jax.annotate.vqa.tasks import TaskSettings
 from stepcot_jax.annotate.vqa.vqa_pipeline import TASKS
-from stepcot_jax.data.grounded.making import split_images
+from stepcot_jax.data.grounded.image_splits import split_images
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.sources.detections import read_detections
 from stepcot_jax.host.errors import BadInput, RunStopped

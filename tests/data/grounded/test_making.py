@@ -10,7 +10,8 @@ from PIL import Image
 
 from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
-from stepcot_jax.data.grounded.making import make_folder_records, make_phantom_records, split_images
+from stepcot_jax.data.grounded.image_splits import split_images
+from stepcot_jax.data.grounded.making import make_folder_records, make_phantom_records
 from stepcot_jax.data.grounded.phantom_images import ground_phantom
 from stepcot_jax.data.grounded.questions import ask_questions
 from stepcot_jax.data.grounded.record_files import read_vqa_records
@@ -181,7 +182,7 @@ def test_too_few_patients_are_refused_before_anything_is_drawn(tmp_path, monkeyp
 
 
 def _num_patients(seed):
-    return len({plan_case(index, seed=seed, prevalence="flat").patient_id for index in range(3)})
+    return len({plan_case(index, seed=seed, prevalence="flat").case.patient_id for index in range(3)})
 
 
 def test_a_folder_with_files_is_refused(tmp_path):

@@ -42,8 +42,8 @@ def test_sides_are_those_of_the_renderer():
     num_different = 0
     for index in range(200):
         size = (64, 128)[index % 2]
-        shot = phantom._plan(index, seed=3, prevalence="flat")
-        drawn = phantom._develop(shot, index=index, seed=3, size=size)
+        shot = phantom.plan_case(index, seed=3, prevalence="flat")
+        drawn = phantom.draw_planned(shot, size=size)
         chest = render_anatomy(shot.scene.anatomy, Frame.of(shot.pose, size))
         for side, mask in split_lungs(drawn.lung_mask).items():
             expected = (chest.lungs[-1 if side == "right" else 1] > 0.5) & ~drawn.heart_mask

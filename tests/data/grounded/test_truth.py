@@ -75,8 +75,8 @@ class Drawing:
     """The facts of one phantom, from its plan and its pixels."""
 
     def __init__(self, index):
-        self.shot = phantom._plan(index, seed=SEED, prevalence="flat")
-        self.drawn = phantom._develop(self.shot, index=index, seed=SEED, size=SIZE)
+        self.shot = phantom.plan_case(index, seed=SEED, prevalence="flat")
+        self.drawn = phantom.draw_planned(self.shot, size=SIZE)
         labels = zip(DEFAULT_CHAIN.steps, self.drawn.case.labels, strict=True)
         self.answers = [step.options[label] for step, label in labels]
         self.labels = {mark.box.label for mark in self.drawn.marks}

@@ -139,9 +139,9 @@ def test_boxes_lie_inside_and_name_the_diagnosis(flat_cases):
 @pytest.mark.parametrize("size", [48, 128])
 def test_findings_change_the_picture_inside_their_boxes(size):
     for index in range(80):
-        shot = phantom._plan(index, seed=9, prevalence="flat")
-        drawn = phantom._develop(shot, index=index, seed=9, size=size)
-        healthy = phantom._develop(shot, index=index, seed=9, size=size, healthy=True)
+        shot = phantom.plan_case(index, seed=9, prevalence="flat")
+        drawn = phantom.draw_planned(shot, size=size)
+        healthy = phantom.draw_planned(shot, size=size, healthy=True)
         energy = (drawn.image.astype(np.float64) - healthy.image) ** 2
         if not drawn.boxes:
             assert not energy.any()
@@ -182,7 +182,7 @@ def test_one_patient_in_six_has_several_images():
 def test_images_of_one_patient_share_origin_and_anatomy():
     shots = collections.defaultdict(list)
     for index in range(60):
-        shot = phantom._plan(index, seed=4, prevalence="flat")
+        shot = phantom.plan_case(index, seed=4, prevalence="flat")
         shots[shot.case.patient_id].append(shot)
     for first, *others in shots.values():
         for other in others:
@@ -192,15 +192,15 @@ def test_images_of_one_patient_share_origin_and_anatomy():
 
 
 def test_origins_have_their_published_shares():
-    found = collections.Counter(phantom._plan(i, seed=1, prevalence="published").case.origin for i in range(1500))
+    found = collections.Counter(phantom.plan_case(i, seed=1, prevalence="published").case.origin for i in range(1500))
     for origin, count in zip(phantom.ORIGINS, (3749, 3230, 3089), strict=True):
         assert found[origin] / 1500 == pytest.approx(count / 10_068, abs=0.06)
 
 
 def test_styles_of_one_patient_differ():
-    shot = phantom._plan(3, seed=1, prevalence="flat")
+    shot = phantom.plan_case(3, seed=1, prevalence="flat")
     images = [
-        phantom._develop(dataclasses.replace(shot, style=style), index=3, seed=1, size=96).image.astype(float)
+        phantom.draw_planned(dataclasses.replace(shot, style=style), size=96).image.astype(float)
         for style in phantom.STYLES
     ]
     for first, second in ((0, 1), (0, 2), (1, 2)):

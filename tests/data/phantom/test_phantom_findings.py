@@ -36,8 +36,8 @@ def _limits(mask):
 
 
 def _draw(index, seed, size):
-    shot = phantom._plan(index, seed=seed, prevalence="flat")
-    drawn = phantom._develop(shot, index=index, seed=seed, size=size)
+    shot = phantom.plan_case(index, seed=seed, prevalence="flat")
+    drawn = phantom.draw_planned(shot, size=size)
     frame = Frame.of(shot.pose, size)
     answers = [step.options[label] for step, label in zip(DEFAULT_CHAIN.steps, drawn.case.labels, strict=True)]
     return shot, drawn, frame, render_anatomy(shot.scene.anatomy, frame), answers
@@ -102,19 +102,19 @@ def _check_middle(mark, corners, drawn, size):
 
 
 def _with_air(side_by_side):
-    """Plans with air in the pleura, on one side or on both."""
+    """Plans with air in the pleura, on one side or on both, and the sides."""
     for index in range(600):
-        shot = phantom._plan(index, seed=0, prevalence="flat")
+        shot = phantom.plan_case(index, seed=0, prevalence="flat")
         sides = {layer.side for layer in shot.scene.pleural if isinstance(layer, Air)}
         if len(sides) == 1 + side_by_side:
-            yield index, shot, sides
+            yield shot, sides
 
 
 @pytest.mark.parametrize("size", [64, 128])
 def test_air_on_one_side_leaves_the_other_lung_as_it_is(size):
     found = list(_with_air(side_by_side=False))
     assert len(found) > 50
-    for index, shot, (side,) in found:
+    for shot, (side,) in found:
         frame = Frame.of(shot.pose, size)
         chest = render_anatomy(shot.scene.anatomy, frame)
         for layer in shot.scene.pleural:
@@ -122,7 +122,7 @@ def test_air_on_one_side_leaves_the_other_lung_as_it_is(size):
                 change = phantom_findings._air(layer, chest, frame)
                 assert not change[chest.lungs[-side] > 0].any()
                 assert change[chest.lungs[side] > 0].any()
-        drawn = phantom._develop(shot, index=index, seed=0, size=size)
+        drawn = phantom.draw_planned(shot, size=size)
         other = _limits(chest.lungs[-side] > 0.5)
         for mark in drawn.marks:
             if mark.kind == "air":
@@ -130,7 +130,7 @@ def test_air_on_one_side_leaves_the_other_lung_as_it_is(size):
 
 
 def test_air_on_both_sides_is_the_sum_of_two_sides():
-    for _, shot, _ in _with_air(side_by_side=True):
+    for shot, _ in _with_air(side_by_side=True):
         frame = Frame.of(shot.pose, 64)
         chest = render_anatomy(shot.scene.anatomy, frame)
         first, second = (

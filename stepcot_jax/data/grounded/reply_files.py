@@ -5,14 +5,12 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from stepcot_jax.data.grounded.record_files import read_lines
 from stepcot_jax.host.errors import BadInput
-
-Missing = Literal["wrong", "stop", "skip"]
+from stepcot_jax.reasoning.reply import Missing
 
 _LONGEST_LINE = 2**25
 _EXPECTED = 'expected one reply per line, as JSON: {"id": "..", "reply": ".."}'

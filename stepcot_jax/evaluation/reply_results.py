@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepcot_jax.evaluate_replies.reply_scores import MISSING, ReplyScore, ScoringSettings, as_columns
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.paired import McNemar
+from stepcot_jax.evaluation.reply_scores import MISSING, ReplyScore, ScoringSettings, as_columns
 from stepcot_jax.evaluation.resamples import Weights, weighted_mean
 from stepcot_jax.evaluation.scored_replies import FINDINGS, REGIONS, find_scored_kinds
 from stepcot_jax.evaluation.stage_quality import stage_figures

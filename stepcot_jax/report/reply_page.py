@@ -1,9 +1,9 @@
 """A page to look through replies, with the true and the predicted boxes drawn over the pictures."""
 
 import base64
-import importlib.resources
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.records.record_reader import ImageLocator
-from stepcot_jax.evaluate_replies.reply_scores import ReplyScore
+from stepcot_jax.evaluation.reply_scores import ReplyScore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
 from stepcot_jax.host.pages import make_environment, name_unseen, render_page
 from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.report.embedded_pictures import write_picture
-from stepcot_jax.tables.writing import Table
+from stepcot_jax.report.page import Section
 
 MOST_SHOWN = 10_000
 """Default for the most records on a page."""
@@ -30,17 +30,39 @@ _HERE = Path(__file__).parent
 _TEMPLATES = make_environment(_HERE)
 
 
+@dataclasses.dataclass(frozen=True)
+class ShownTable:
+    """A table above the replies.
+
+    Attributes:
+      title: its heading.
+      headings: of the columns.
+      rows: cells as text, the first a heading of the row; "12.3 [10.1, 14.0]" is a value with its interval.
+      notes: sentences below it.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
 def write_page(
     folder: Path,
     records: Sequence[VqaRecord],
     models: Mapping[str, Sequence[ReplyScore]],
-    tables: Sequence[Table],
+    tables: Sequence[ShownTable],
     *,
     title: str,
-    image_root: Path | None,
+    writer: str,
+    read_picture: Callable[[str], str | None] | None,
     num_shown: int = MOST_SHOWN,
+    file_name: str = "index.html",
+    about: Sequence[str] = (),
+    sections: Sequence[Section] = (),
+    closing: Sequence[Section] = (),
 ) -> tuple[int, int]:
-    """Write index.html, and the pictures beside it if they are too many to embed.
+    """Write the page, and the pictures beside it if they are too many to embed.
 
     Args:
       folder: to write to.
@@ -48,15 +70,21 @@ def write_page(
       models: scores by name, in the order of the records.
       tables: shown above the replies.
       title: of the page.
-      image_root: folder that the records' images are relative to; None leaves pictures out.
+      writer: command that writes the page, for its foot.
+      read_picture: image path of a record -> data URI, or None where it cannot be read; None leaves pictures out.
       num_shown: most records on the page; the first ones are taken.
+      file_name: of the page.
+      about: sentences below the title.
+      sections: shown between tables and replies.
+      closing: shown after the replies.
 
     Returns:
       Size of the page in bytes, and number of pictures that could not be read.
     """
     shown = records[:num_shown]
-    paths = list(dict.fromkeys(record.image_path for record in shown)) if image_root is not None else []
-    pictures = [picture for _, picture in map_in_threads(_read_picture(image_root), paths, num_threads=2, num_ahead=64)]
+    paths = list(dict.fromkeys(record.image_path for record in shown)) if read_picture is not None else []
+    read = read_picture or (lambda _: None)
+    pictures = [picture for _, picture in map_in_threads(read, paths, num_threads=2, num_ahead=64)]
     places = {path: place for place, path in enumerate(paths)}
     as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED
     data = {
@@ -71,26 +99,32 @@ def write_page(
         ],
     }
     left_out = f"The page shows the first {len(shown)} of {len(records)}." if len(shown) < len(records) else ""
-    style = importlib.resources.files("stepcot_jax.report").joinpath("page.css").read_text(encoding="utf-8")
+    style, own_style, script = (
+        (_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "browse.css", "browse.js")
+    )
     page = render_page(
         _TEMPLATES.get_template("browse.html.j2"),
-        style=style + (_HERE / "browse.css").read_text(encoding="utf-8"),
-        script=(_HERE / "browse.js").read_text(encoding="utf-8"),
+        style=style + own_style,
+        script=script,
         images="'self' file:" if as_files else "",
         title=title,
+        writer=writer,
+        about=about,
         left_out=left_out,
         tables=tables,
+        sections=sections,
+        closing=closing,
         data=data,
         kinds=sorted({record.kind for record in shown}),
         models=list(models),
     ).encode()
-    write_whole(folder / "index.html", page)
+    write_whole(folder / file_name, page)
     return len(page), sum(picture is None for picture in pictures)
 
 
-def _read_picture(root: Path | None) -> Any:
-    """Return a function from image paths to data URIs; None where the image cannot be read."""
-    locator = ImageLocator(root or Path(), require_images=True)
+def picture_reader(root: Path) -> Callable[[str], str | None]:
+    """Return a function from image paths, relative to `root`, to data URIs; None where the image cannot be read."""
+    locator = ImageLocator(root, require_images=True)
 
     def read(path: str) -> str | None:
         try:

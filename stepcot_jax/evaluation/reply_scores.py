@@ -11,13 +11,12 @@ import numpy as np
 
 from stepcot_jax.boxes import Corners, UnequalCounts
 from stepcot_jax.chain import fold
-from stepcot_jax.evaluate_replies.reply_files import Missing
 from stepcot_jax.evaluation.scored_replies import BOTH, FINDINGS, REGIONS, ScoredReplies
 from stepcot_jax.evaluation.stage_quality import label_stages
 from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
-from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.reasoning.reply import Missing, Region, Reply
 from stepcot_jax.reasoning.written_answers import read_answer
 from stepcot_jax.rewards.answer_rewards import IllFormed, Judged, OpenAnswer, answer_reward
 from stepcot_jax.rewards.formats import format_reward
@@ -107,10 +106,10 @@ def score_text(
         return ReplyScore(record.id, None, None, (), *(4 * (0.0,)), stages=stages, problems=(MISSING,))
     reply = read(text, settings)
     score = score_reply(reply, record, settings, judged=judged)
-    return dataclasses.replace(score, text=text, stages=_label(__stages_that_count(reply, settings), record, settings))
+    return dataclasses.replace(score, text=text, stages=_label(_stages_that_count(reply, settings), record, settings))
 
 
-def __stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, str]:
+def _stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, str]:
     """Return the stages of a reply; none in strict reading if it is not well formed."""
     return reply.stages if reply.is_well_formed or settings.reading == "parts" else {}
 

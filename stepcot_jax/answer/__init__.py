@@ -1,0 +1,1 @@
+"""The command that asks a trained policy about a radiograph."""

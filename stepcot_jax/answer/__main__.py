@@ -1,0 +1,84 @@
+"""Ask a trained policy about a radiograph: its reply, the answer in it, and its boxes drawn.
+
+    python -m stepcot_jax.answer IMAGE "Is there a pleural effusion?" --checkpoint=runs/vqa --out=answer.png
+    python -m stepcot_jax.answer IMAGE "Which finding is present?" --checkpoint=runs/vqa --choice Mass --choice Edema
+
+IMAGE is a PNG, JPEG or DICOM file. Boxes are printed in pixels of that image. In Python:
+
+    import stepcot_jax as sc
+    print(sc.load("runs/vqa").answer("image.png", "Is there a pleural effusion?"))
+
+For research; not a medical device.
+"""
+
+import argparse
+import json
+import pathlib
+
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.text import make_printable
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Answer the question of the command line."""
+    options = _parse(arguments)
+    if not options.sample and (options.seed is not None or options.temperature is not None):
+        raise BadInput("--seed and --temperature have no effect without --sample; add it or leave them out")
+    if options.out is not None and options.out.suffix.lower() != ".png":
+        raise BadInput(f"--out: {options.out} must end in .png")
+    # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+    from absl import logging
+
+    from stepcot_jax.data.images.boxed_pictures import write_png
+    from stepcot_jax.predict.policy_reader import load_reader
+
+    logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    reader = load_reader(options.checkpoint, phase=options.phase)
+    answered = reader.answer(
+        options.image,
+        options.question,
+        choices=options.choice,
+        kind=options.kind,
+        greedy=not options.sample,
+        seed=options.seed or 0,
+        temperature=1.0 if options.temperature is None else options.temperature,
+    )
+    if options.json:
+        print(json.dumps(answered.as_dict()))
+    else:
+        print("\n".join(make_printable(line) for line in str(answered).split("\n")))
+    if options.out is not None:
+        try:
+            write_whole(options.out, write_png(answered.draw()))
+        except OSError as error:
+            raise BadInput(f"--out: {options.out} cannot be written ({error.strerror})") from None
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.answer",
+        description="Ask a trained policy about a radiograph. For research; not a medical device.",
+        epilog="Exit code 0: answered, even if the reply is not well formed; 2: wrong input.",
+    )
+    parser.add_argument("image", type=pathlib.Path, metavar="IMAGE", help="a PNG, JPEG or DICOM file")
+    parser.add_argument("question", metavar="QUESTION", help="in the words of the training records")
+    parser.add_argument(
+        "--checkpoint", type=pathlib.Path, required=True, metavar="WORKDIR", help="of a run of the job sft or grpo"
+    )
+    parser.add_argument(
+        "--choice", action="append", default=[], metavar="TEXT", help="an option to choose from; twice or more"
+    )
+    kinds = ("open", "closed", "single", "multi")
+    parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
+    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="write the picture with the boxes there")
+    parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
+    parser.add_argument("--seed", type=int, help="of --sample, default 0")
+    parser.add_argument("--temperature", type=float, help="of --sample, default 1")
+    parser.add_argument("--phase", choices=("sft", "grpo"), help="whose best weights; default: those of the last phase")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,61 @@
+"""Splits of grounded images by patient."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from stepcot_jax.data.grounded.grounded_image import GroundedImage
+from stepcot_jax.data.grounded.vocabulary import canonical
+from stepcot_jax.data.records.cases import Case, CaseTable
+from stepcot_jax.data.splits.split_making import PUBLISHED_FRACTIONS, deal
+from stepcot_jax.data.splits.splits import SPLIT_NAMES
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.record import VqaRecord
+
+
+def split_images(images: Sequence[GroundedImage], *, seed: int) -> list[GroundedImage]:
+    """Return the images with splits by patient, stratified by diagnosis and origin; splits of the source are kept.
+
+    Raises:
+      BadInput: there are fewer than three patients, or only some images have a split.
+    """
+    named = [image for image in images if image.split]
+    if named:
+        if len(named) < len(images):
+            raise BadInput(f"{len(images) - len(named)} of {len(images)} images have no split; expected all or none")
+        return list(images)
+    splits = split_by_patient(images, [_stratum(image) for image in images], seed=seed)
+    return [dataclasses.replace(image, split=split) for image, split in zip(images, splits, strict=True)]
+
+
+def split_by_patient(
+    images: Sequence[GroundedImage | Case | VqaRecord],
+    strata: Sequence[str],
+    *,
+    seed: int,
+    fractions: tuple[float, ...] = PUBLISHED_FRACTIONS,
+    names: Sequence[str] = SPLIT_NAMES,
+) -> list[str]:
+    """Return the split of each image, by patient, stratified by `strata` and origin.
+
+    Args:
+      images: what names patient, image and origin.
+      strata: of each image, such as its diagnosis.
+      seed: any integer.
+      fractions: share of each split; each > 0, sum 1.
+      names: of the splits.
+
+    Raises:
+      BadInput: there are fewer patients than splits.
+    """
+    numbers = {name: min(place, 127) for place, name in enumerate(sorted(set(strata)))}
+    table = CaseTable(
+        Case(image.patient_id, image.image_path, image.origin, "", (numbers[stratum],), ("",))
+        for image, stratum in zip(images, strata, strict=True)
+    )
+    parts = deal(table, seed=seed, fractions=fractions, joined=())
+    split_of = {place: name for name, places in zip(names, parts, strict=True) for place in places}
+    return [split_of[place] for place in range(len(table))]
+
+
+def _stratum(image: GroundedImage) -> str:
+    return image.facts.get("diagnosis") or (canonical(image.findings[0].label) if image.findings else "")

@@ -1,0 +1,100 @@
+"""Pictures with boxes and their names drawn, for people to look at."""
+
+import dataclasses
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageDraw, ImageFont
+
+from stepcot_jax.boxes import Corners
+
+TRUE, PREDICTED = (0x37, 0xD6, 0x7A), (0xFF, 0xAB, 0x40)
+"""Colours of true and of predicted boxes, red, green and blue; those of the pages of replies."""
+
+LEAST_SIDE = 384
+"""Smaller pictures are enlarged to this many pixels, so that lines and names can be read."""
+
+_MOST_SIDE = 1536
+_LONGEST_NAME = 40
+_TEXT_HEIGHT = 14
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnBox:
+    """A box to draw.
+
+    Attributes:
+      box: corners in pixels of the picture.
+      name: written above it; "" for none.
+      colour: red, green and blue, 0 to 255.
+    """
+
+    box: Corners
+    name: str = ""
+    colour: tuple[int, int, int] = PREDICTED
+
+
+def draw_boxes(
+    pixels: UInt8[np.ndarray, "height width 3"], boxes: Sequence[DrawnBox], *, least_side: int = LEAST_SIDE
+) -> UInt8[np.ndarray, "height2 width2 3"]:
+    """Return a picture with boxes drawn over it, enlarged if it is small, at most 1536 pixels a side.
+
+    A dark seam keeps lines visible on white and on black. Corners outside of the picture are moved to its edge.
+
+    Args:
+      pixels: uint8 [height, width, 3].
+      boxes: in the order of drawing.
+      least_side: the shorter side of the result has at least so many pixels.
+    """
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    scale = min(max(1.0, least_side / min(picture.size)), _MOST_SIDE / max(picture.size))
+    if scale != 1.0:
+        width, height = (max(1, round(side * scale)) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    drawing, font = ImageDraw.Draw(picture), ImageFont.load_default(size=_TEXT_HEIGHT)
+    line = max(2, round(min(picture.size) / 250))
+    for each in boxes:
+        left, upper, right, lower = _place(each.box, scale, picture.size)
+        for grown, colour, thickness in ((1, (0, 0, 0), line + 2), (0, each.colour, line)):
+            drawing.rectangle(
+                [left - grown, upper - grown, right + grown, lower + grown], outline=colour, width=thickness
+            )
+        if each.name:
+            _write_name(drawing, each, font=font, corner=(left, upper), size=picture.size)
+    return np.asarray(picture)
+
+
+def _place(box: Corners, scale: float, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return the first and last pixel of a box in both directions, within the picture."""
+    width, height = size
+    left, right = (min(max(round(number * scale), 0), width) for number in (box[0], box[2]))
+    upper, lower = (min(max(round(number * scale), 0), height) for number in (box[1], box[3]))
+    left, upper = min(left, width - 1), min(upper, height - 1)
+    return left, upper, max(right - 1, left), max(lower - 1, upper)
+
+
+def _write_name(
+    drawing: ImageDraw.ImageDraw,
+    each: DrawnBox,
+    *,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    corner: tuple[int, int],
+    size: tuple[int, int],
+) -> None:
+    """Write a box's name on a dark plate above it, or within it at the picture's upper edge."""
+    name = each.name if len(each.name) <= _LONGEST_NAME else f"{each.name[: _LONGEST_NAME - 1]}…"
+    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    width, height = round(drawing.textlength(name, font=font)) + 6, _TEXT_HEIGHT + 5
+    left = max(0, min(corner[0], size[0] - width))
+    upper = corner[1] - height if corner[1] >= height else corner[1]
+    drawing.rectangle([left, upper, left + width, upper + height - 1], fill=(0, 0, 0))
+    drawing.text((left + 3, upper + 1), name, fill=each.colour, font=font)
+
+
+def write_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
+    """Return a picture as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG")
+    return buffer.getvalue()

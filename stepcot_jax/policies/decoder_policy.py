@@ -1,0 +1,60 @@
+"""Replies of a vision-prefix policy: read image and prompt once, then sample with the caches."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.rollouts import Replies, Sampling, sample_replies
+
+
+@functools.partial(jax.jit, static_argnames=("policy", "sampling"))
+def generate(
+    policy: PrefixVlm,
+    params: Any,
+    images: Float[Array, "case height width 3"],
+    prompts: Int[Array, "case token"],
+    lengths: Int[Array, "case"],
+    *,
+    sampling: Sampling,
+    keys: UInt32[Array, "rollout 2"],
+) -> Replies:
+    """Sample replies; every prompt is read once, however many replies it gets.
+
+    Args:
+      policy: of `policy_network.make_policy`.
+      params: its parameters, the part "policy" of a run's.
+      images: [case, height, width, 3], normalised.
+      prompts: [case, token], padded on the right.
+      lengths: [case], tokens of each prompt, at least 1.
+      sampling: how.
+      keys: [rollout], of `rollouts.rollout_keys`; a multiple of the number of cases.
+
+    Returns:
+      The replies; those of a prompt follow each other.
+
+    Raises:
+      ValueError: the number of keys is not a multiple of the number of prompts.
+    """
+    each, left = divmod(len(keys), len(prompts))
+    if left or not each:
+        raise ValueError(f"keys: {len(keys)} rollouts are not a multiple of {len(prompts)} prompts")
+    variables = {"params": params}
+    scores, caches = policy.apply(variables, images, prompts, lengths, num_completed=sampling.longest, method="prefill")
+    if each > 1:
+        scores, caches, lengths = jax.tree.map(
+            lambda rows: jnp.repeat(rows, each, axis=0, total_repeat_length=len(keys)), (scores, caches, lengths)
+        )
+
+    def extend(
+        tokens: Int[Array, "rollout"], place: Int[Array, ""], caches: Any
+    ) -> tuple[Float[Array, "rollout word"], Any]:
+        found: tuple[Float[Array, "rollout word"], Any] = policy.apply(
+            variables, tokens, place, lengths, caches, num_prompt=prompts.shape[1], method="extend"
+        )
+        return found
+
+    return sample_replies(extend, scores=scores, caches=caches, keys=keys, sampling=sampling)

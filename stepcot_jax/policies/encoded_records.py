@@ -1,0 +1,166 @@
+"""Records as tokens: prompt, target, and the part of the reply that each token of the target belongs to."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.losses.sequence import NO_PART
+from stepcot_jax.policies.tokenizers import Tokenizer
+from stepcot_jax.reasoning.dialects import answer_start, write_question, write_reply
+from stepcot_jax.reasoning.record import VqaRecord
+
+ANSWER, REASONING = 0, 1
+"""Parts of a reply, as `losses.sequence.sequence_loss` takes their weights."""
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedRecord:
+    """A record as tokens.
+
+    Attributes:
+      prompt: tokens of the question.
+      target: tokens of the reply, the stop token included.
+      parts: `ANSWER` or `REASONING` for each token of `target`.
+    """
+
+    prompt: tuple[int, ...]
+    target: tuple[int, ...]
+    parts: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.prompt) + len(self.target)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordEncoder:
+    """Writes records in a dialect and encodes them.
+
+    Attributes:
+      tokenizer: of prompts and replies.
+      dialect: of `reasoning.dialects.DIALECTS`.
+      with_thinking: whether replies have their part before the answer, where the dialect lets it be left out.
+    """
+
+    tokenizer: Tokenizer
+    dialect: str
+    with_thinking: bool = True
+
+    def texts(self, record: VqaRecord) -> tuple[str, str]:
+        """Return prompt and reply.
+
+        Raises:
+          BadInput: the dialect cannot write the record; the message names record and field.
+        """
+        return write_texts(record, self.dialect, with_thinking=self.with_thinking)
+
+    def encode_prompt(self, record: VqaRecord) -> tuple[int, ...]:
+        """Return the tokens of the prompt.
+
+        Raises:
+          BadInput: a word is not in the vocabulary.
+        """
+        text = write_question(record, self.dialect, with_thinking=self.with_thinking)
+        return tuple(self.tokenizer.encode(text))
+
+    def encode(self, record: VqaRecord) -> EncodedRecord:
+        """Return a record's tokens. Reasoning and answer are encoded apart, so that no token lies in both.
+
+        Raises:
+          BadInput: the dialect cannot write the record, or a word is not in the vocabulary.
+        """
+        _, reply = self.texts(record)
+        start = answer_start(reply, self.dialect)
+        reasoning, answer = (self.tokenizer.encode(text) for text in (reply[:start], reply[start:]))
+        answer = [*answer, self.tokenizer.stop]
+        parts = [REASONING] * len(reasoning) + [ANSWER] * len(answer)
+        return EncodedRecord(self.encode_prompt(record), (*reasoning, *answer), tuple(parts))
+
+
+def write_texts(record: VqaRecord, dialect: str, *, with_thinking: bool = True) -> tuple[str, str]:
+    """Return the prompt and the reply of a record.
+
+    Raises:
+      BadInput: the dialect cannot write the record; the message names record and field.
+    """
+    try:
+        reply = write_reply(record if with_thinking else msgspec.structs.replace(record, thinking=""), dialect)
+    except BadInput as error:
+        raise BadInput(f"record {record.id[:80]!r}, {error}") from None
+    return write_question(record, dialect, with_thinking=with_thinking), reply
+
+
+def pack_records(lengths: Sequence[int], image_of: Sequence[int], *, longest: int) -> list[tuple[int, ...]]:
+    """Divide records into packs of one image each, in order; a record that is longer than `longest` is a pack alone.
+
+    Args:
+      lengths: tokens of each record.
+      image_of: image of each record.
+      longest: tokens of a pack; 0 for packs of one record.
+
+    >>> pack_records([3, 4, 2, 5], [0, 0, 0, 1], longest=7)
+    [(0, 1), (2,), (3,)]
+    """
+    by_image: dict[int, list[int]] = {}
+    for place, image in enumerate(image_of):
+        by_image.setdefault(int(image), []).append(place)
+    packs: list[list[int]] = []
+    for places in by_image.values():
+        room = -1
+        for place in places:
+            if lengths[place] > room:
+                packs.append([])
+                room = longest
+            packs[-1].append(place)
+            room -= lengths[place]
+    return [tuple(pack) for pack in packs]
+
+
+def lay_out_pack(records: Iterable[EncodedRecord], length: int) -> Arrays:
+    """Return the tokens of a pack in a row, as `PrefixVlm.score_packed` and `sequence_loss` take them.
+
+    Returns:
+      "tokens", "segments", "places", and for the token after each "targets" and "parts", int32 [length].
+
+    Raises:
+      ValueError: the records are longer than `length`.
+    """
+    row = {name: np.zeros(length, np.int32) for name in ("tokens", "segments", "places", "targets")}
+    row["parts"] = np.full(length, NO_PART, np.int32)
+    start = 0
+    for segment, record in enumerate(records, start=1):
+        end, reply = start + record.length, start + len(record.prompt)
+        if end > length:
+            raise ValueError(f"{end} tokens do not fit in a row of {length}")
+        row["tokens"][start:end] = (*record.prompt, *record.target)
+        row["segments"][start:end] = segment
+        row["places"][start:end] = np.arange(record.length)
+        row["targets"][reply - 1 : end - 1] = record.target
+        row["parts"][reply - 1 : end - 1] = record.parts
+        start = end
+    return row
+
+
+def lay_out_prompts(prompts: Sequence[Sequence[int]], length: int, *, pad: int) -> Arrays:
+    """Return prompts padded on the right: "prompts" int32 [case, length] and "lengths" int32 [case].
+
+    Raises:
+      BadInput: a prompt is longer.
+    """
+    rows = np.full((len(prompts), length), pad, np.int32)
+    for row, prompt in zip(rows, prompts, strict=True):
+        if len(prompt) > length:
+            raise BadInput(f"a prompt has {len(prompt)} tokens; at most {length}, the longest of training")
+        row[: len(prompt)] = prompt
+    return {"prompts": rows, "lengths": np.array([len(prompt) for prompt in prompts], np.int32)}
+
+
+def stack_rows(rows: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
+    """Return rows of arrays by name as arrays of rows."""
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

@@ -1,0 +1,86 @@
+"""Files of a policy's run beside its checkpoints: lengths of prompts and replies, and the vocabulary."""
+
+from pathlib import Path
+
+import msgspec
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.text import one_line
+from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
+
+LENGTHS_FILE = "policy.json"
+VOCABULARY_FILE = "vocabulary.json"
+
+AnyTokenizer = Vocabulary | PretrainedTokenizer
+
+_LONGEST = 2**16
+
+
+class PolicyLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sizes that a run settles when it counts its training records.
+
+    Attributes:
+      prompt_length: tokens that prompts are padded to.
+      reply_length: tokens that are sampled at most, the stop token included.
+      num_words: size of the vocabulary.
+      largest_coordinate: largest coordinate that is a token.
+    """
+
+    prompt_length: int
+    reply_length: int
+    num_words: int
+    largest_coordinate: int
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_length", "reply_length", "num_words"):
+            if not 1 <= getattr(self, name) <= 2 * _LONGEST:
+                raise BadInput(f"{name}: {getattr(self, name)} is not 1 to {2 * _LONGEST}")
+
+
+def write_lengths(workdir: Path, lengths: PolicyLengths) -> None:
+    """Write `policy.json`, atomically."""
+    write_whole(workdir / LENGTHS_FILE, msgspec.json.format(msgspec.json.encode(lengths), indent=1) + b"\n")
+
+
+def read_lengths(workdir: Path) -> PolicyLengths:
+    """Read what `write_lengths` wrote.
+
+    Raises:
+      BadInput: the file cannot be used.
+    """
+    return read_json(workdir / LENGTHS_FILE, PolicyLengths, accepted="expected the lengths of a policy's run")
+
+
+def read_tokenizer(workdir: Path, *, name: str) -> AnyTokenizer:
+    """Return the tokenizer of a run.
+
+    Args:
+      workdir: of the run, with `vocabulary.json` if `name` is empty.
+      name: `policy.tokenizer`: folder or Hugging Face id; "" for the closed vocabulary.
+
+    Raises:
+      BadInput: the vocabulary, or the tokenizer, cannot be loaded.
+    """
+    return load_pretrained(name) if name else Vocabulary.read(workdir / VOCABULARY_FILE)
+
+
+def load_pretrained(name: str) -> PretrainedTokenizer:
+    """Load a Hugging Face tokenizer; its own code is never run.
+
+    Args:
+      name: folder or Hugging Face id.
+
+    Raises:
+      BadInput: the tokenizer cannot be loaded.
+    """
+    import transformers  # slow to import, and often not needed
+
+    try:
+        loaded = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds
+        reason = one_line(error)
+        raise BadInput(
+            f"config.policy.tokenizer: {name!r} cannot be loaded ({type(error).__name__}: {reason})"
+        ) from None
+    return PretrainedTokenizer(loaded)

@@ -1,0 +1,211 @@
+"""Answer questions about radiographs with a trained policy: `load(workdir).answer(image, question)`."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import UInt8
+
+from stepcot_jax.boxes import Corners, convert, pixels
+from stepcot_jax.data.images.boxed_pictures import DrawnBox, draw_boxes
+from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.policy_network import normalise
+from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.predict.asked_questions import ask_question, encode_prompt
+from stepcot_jax.predict.radiographs import read_pixels
+from stepcot_jax.predict.trained_policy import TrainedPolicy, load_policy
+from stepcot_jax.reasoning.dialects import read_reply
+from stepcot_jax.reasoning.record import Kind
+from stepcot_jax.reasoning.reply import Region, Reply
+from stepcot_jax.reasoning.written_answers import read_answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A policy's reply to a question.
+
+    Attributes:
+      question: as asked.
+      kind: of the question, of `record.KINDS`.
+      choices: of the question.
+      text: the whole reply.
+      reply: the reply as its dialect reads it; `.problems` says why it is not well formed.
+      answer: "Yes" or "No", a letter, several letters or folded text, by the kind; None if no answer could be read.
+      boxes: named boxes of the answer, corners in pixels of the image as given.
+      image_size: width and height of the image as given.
+      picture: uint8 [height, width, 3], the image as given.
+    """
+
+    question: str
+    kind: Kind
+    choices: tuple[str, ...]
+    text: str
+    reply: Reply
+    answer: str | tuple[str, ...] | None
+    boxes: tuple[Region, ...]
+    image_size: tuple[int, int]
+    picture: UInt8[np.ndarray, "height width 3"] = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def answer_text(self) -> str:
+        """The answer in words: letters with their choices; "" if no answer could be read."""
+        if self.answer is None:
+            return ""
+        if not self.choices:
+            return str(self.answer)
+        by_letter = dict(zip("ABCDEFGHIJKLMNOPQRSTUVWXYZ", self.choices, strict=False))
+        return ", ".join(f"{letter}: {by_letter[letter]}" for letter in self.answer)
+
+    def draw(self) -> UInt8[np.ndarray, "height2 width2 3"]:
+        """Return the picture with the boxes drawn; small pictures are enlarged."""
+        return draw_boxes(self.picture, [DrawnBox(region.box, region.name) for region in self.boxes])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the picture, for JSON."""
+        return {
+            "question": self.question,
+            "kind": self.kind,
+            "choices": list(self.choices),
+            "reply": self.text,
+            "answer": list(self.answer) if isinstance(self.answer, tuple) else self.answer,
+            "boxes": [{"name": region.name, "box": list(region.box)} for region in self.boxes],
+            "image_size": list(self.image_size),
+            "problems": list(self.reply.problems),
+        }
+
+    def __str__(self) -> str:
+        """The reply, the answer that was read from it, and its boxes."""
+        lines = [self.text, "", f"answer: {self.answer_text or 'none could be read'}"]
+        width, height = self.image_size
+        for region in self.boxes:
+            corners = ", ".join(f"{number:.0f}" for number in region.box)
+            lines.append(f"box: {region.name or 'without a name'} [{corners}] in pixels of {width} x {height}")
+        if not self.boxes:
+            lines.append("box: none")
+        if self.reply.problems:
+            lines.append(f"not well formed: {'; '.join(self.reply.problems)}")
+        return "\n".join(lines)
+
+
+class PolicyReader:
+    """Answers questions about radiographs; see `load_reader`.
+
+    The first call compiles the network, which takes seconds; later calls reuse it.
+
+    Attributes:
+      trained: the run.
+    """
+
+    def __init__(self, trained: TrainedPolicy) -> None:
+        self.trained = trained
+
+    def answer(
+        self,
+        image: Any,
+        question: str,
+        *,
+        choices: Sequence[str] = (),
+        kind: str | None = None,
+        greedy: bool = True,
+        seed: int = 0,
+        temperature: float = 1.0,
+    ) -> Answered:
+        """Answer a question about a radiograph.
+
+        Args:
+          image: a path, the bytes of a PNG, JPEG or DICOM file, or uint8 pixels [height, width] or [height, width, 3].
+          question: in the words of the training records, if the run has a closed vocabulary.
+          choices: bare texts without letters, 2 to 26; () for a question without.
+          kind: "open", "closed", "single" or "multi"; None guesses: "single" with choices, "closed" if the question
+            begins as one for yes or no, else "open".
+          greedy: take the likeliest token each time; False samples.
+          seed: of the sample.
+          temperature: of the sample, > 0.
+
+        Raises:
+          BadInput: the image cannot be read, a word is unknown to the run's vocabulary, or kind and choices do not fit.
+        """
+        trained, size = self.trained, self.trained.preprocessing.size
+        if not 0 < temperature < float("inf"):
+            raise BadInput(f"temperature: {temperature} is not a finite number above 0")
+        record = ask_question(question, image_size=(size, size), choices=choices, kind=kind)
+        tokens = encode_prompt(
+            record,
+            trained.tokenizer,
+            trained.settings,
+            prompt_length=trained.lengths.prompt_length,
+            workdir=trained.workdir,
+        )
+        picture = read_pixels(image, max_pixels=trained.max_pixels)
+        sampling = Sampling(
+            longest=trained.lengths.reply_length,
+            stop=trained.tokenizer.stop,
+            temperature=1.0 if greedy else float(temperature),
+            greedy=greedy,
+        )
+        text = self._generate(picture, tokens, sampling, seed=seed)
+        vqa = trained.settings.vqa
+        reply = read_reply(text, vqa.dialect, with_thinking=vqa.with_thinking)
+        image_size = (picture.shape[1], picture.shape[0])
+        return Answered(
+            question=question,
+            kind=record.kind,
+            choices=record.choices,
+            text=text,
+            reply=reply,
+            answer=None if reply.answer is None else read_answer(reply.answer, record),
+            boxes=_scale_boxes(reply, read_size=size, image_size=image_size),
+            image_size=image_size,
+            picture=repeat_grey(picture) if picture.ndim == 2 else picture,
+        )
+
+    def _generate(self, picture: np.ndarray, tokens: list[int], sampling: Sampling, *, seed: int) -> str:
+        trained = self.trained
+        resized = resize_image(picture, trained.preprocessing)
+        images = (repeat_grey(resized) if resized.ndim == 2 else resized)[None]
+        prompts = np.full((1, trained.lengths.prompt_length), trained.tokenizer.pad, np.int32)
+        prompts[0, : len(tokens)] = tokens
+        replies = generate(
+            trained.network,
+            trained.params,
+            normalise(jnp.asarray(images), trained.settings),
+            jnp.asarray(prompts),
+            jnp.asarray([len(tokens)], jnp.int32),
+            sampling=sampling,
+            keys=rollout_keys(jax.random.key(seed), first=0, number=1),
+        )
+        return trained.tokenizer.decode(np.asarray(replies.tokens[0]).tolist())
+
+
+def load_reader(workdir: str | os.PathLike[str], *, phase: str | None = None) -> PolicyReader:
+    """Load a trained policy as a reader that answers questions.
+
+    Args:
+      workdir: what `stepcot_jax.main` wrote for the job "sft" or "grpo".
+      phase: whose best weights, "sft" or "grpo"; None for the last phase.
+
+    Raises:
+      BadInput: the workdir is incomplete or damaged, or its run trains no policy.
+    """
+    return PolicyReader(load_policy(pathlib.Path(workdir), phase=phase))
+
+
+def _scale_boxes(reply: Reply, *, read_size: int, image_size: tuple[int, int]) -> tuple[Region, ...]:
+    """Return the boxes of a reply in pixels of the image as given."""
+    side = (read_size, read_size)
+    corners = convert(reply.boxes(side), source=pixels(side), target=pixels(image_size))
+    return tuple(
+        Region(region.name, _corners(box)) for region, box in zip(reply.references or (), corners, strict=True)
+    )
+
+
+def _corners(box: np.ndarray) -> Corners:
+    x1, y1, x2, y2 = map(float, box)
+    return x1, y1, x2, y2

@@ -1,0 +1,143 @@
+"""The task of chains of answers: cases and their labels, and the results of networks that answer every step."""
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from stepcot_jax.data.batches import batches_per_epoch
+from stepcot_jax.data.dataset import Dataset, write_account
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.features.inputs import load_inputs
+from stepcot_jax.features.sharing import Processes
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.feed import Feed
+from stepcot_jax.run.results import NUM_GIVEN, SPLITS, GivenReadings, predict_splits, read_with_given, write_results
+from stepcot_jax.run.run_checks import check_annotated, check_same_data, check_same_splits, check_step_costs
+from stepcot_jax.run.stored_reading import write_reading
+from stepcot_jax.run.task import Outcome, Task
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.registry import make_system
+from stepcot_jax.systems.step_cot import StepCoT
+from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.processes import is_first, wait_for_all
+from stepcot_jax.training.state import TrainState
+from stepcot_jax.training.system import Batch, Stream
+
+
+class ChainTask(Task):
+    """The task of the jobs "teacher", "distill", "baseline" and "chain_grpo".
+
+    Args:
+      settings: of the run.
+      workdir: of the run.
+      devices: where batches and parameters go.
+      terminal: shows progress.
+
+    Raises:
+      BadInput: the batch size does not suit the devices, or data or weights cannot be used.
+    """
+
+    def __init__(self, settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> None:
+        self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
+        self.batch_size = settings.training.batch_size
+        devices.check_batch_size(self.batch_size)  # before minutes of loading
+        processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
+        self.inputs = load_inputs(settings, workdir, terminal, processes=processes)
+        self.dataset: Dataset = self.inputs.dataset
+        check_step_costs(settings, self.dataset.chain)
+        for note in check_annotated(self.dataset):
+            terminal.say(note)
+        self.batches_per_epoch = batches_per_epoch(self.dataset, self.batch_size)
+        self.system = make_system(
+            settings, self.dataset, self.inputs.image_encoder, batches_per_epoch=self.batches_per_epoch
+        )
+        self.feed = Feed(settings, self.inputs, devices)
+
+    @property
+    def digest(self) -> str:
+        """Of cases, labels and splits."""
+        return self.dataset.digest
+
+    @property
+    def example(self) -> Batch:
+        """A batch of one row."""
+        return self.feed.example
+
+    @property
+    def batch_shapes(self) -> Batch:
+        """Shapes of a global training batch."""
+        return self.feed.batch_shapes
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Stream]:
+        """Open the training batches."""
+        with contextlib.closing(self.feed.training_batches()) as batches:
+            yield Stream(batches, self.batches_per_epoch)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Put a batch on the devices, with the prompts and what was collected."""
+        return self.feed.put_training_batch(batch)
+
+    @functools.cached_property
+    def predict(self) -> Any:
+        """The compiled prediction: (params, batch on the devices) -> padded logits of each network, of all rows."""
+        return jax.jit(self.system.predict, out_shardings=self.devices.whole)
+
+    def predictions(self, params: Any, split: str) -> Predictions:
+        """Return what the networks answer for a split, the same in every process."""
+        return self.feed.answer(lambda batch: self.predict(params, batch), split)
+
+    def validate(self, state: TrainState) -> dict[str, float]:
+        """Return the score of each network on the validation split."""
+        return self.system.evaluate(self.predictions(state.params, "val"))
+
+    def describe_data(self) -> str:
+        """Return the number of cases."""
+        return f"cases: {self.dataset.num_cases}"
+
+    def check_same_splits(self) -> None:
+        """Refuse other splits than those of splits.json."""
+        check_same_splits(self.dataset, self.workdir)
+
+    def check_same_data(self, digest: str) -> None:
+        """Refuse other cases, labels or splits."""
+        check_same_data(self.dataset, digest, self.workdir)
+
+    def write_facts(self) -> None:
+        """Write the questions, the prompts' vectors and the account of the cases."""
+        features, digest = self.inputs.text_features, self.inputs.encoder_digest
+        write_reading(self.workdir, self.dataset.chain, features, encoder_digest=digest)
+        if account := write_account(self.dataset, self.workdir):
+            self.terminal.say(account)
+
+    def _read_with_given(self, params_of: Callable[[str], Any]) -> GivenReadings | None:
+        """Read some validation and test cases with answers given; None for a system that takes none."""
+        if not isinstance(self.system, StepCoT):
+            return None
+        features = self.inputs.text_features
+        shared = {} if features is None else {"text_features": features}
+        rows = {split: self.feed.sample_rows(split, NUM_GIVEN) | shared for split in SPLITS}
+        return read_with_given(self.system, params_of, rows)
+
+    def finish(self, outcome: Outcome) -> dict[str, Any]:
+        """Predict with each network's best weights; write predictions, calibration, statistics and report."""
+        predictions = predict_splits(self.system.names, outcome.params_of, self.predictions)
+        given = self._read_with_given(outcome.params_of)
+        wall_seconds = outcome.seconds()
+        if not is_first():
+            return {}
+        report = write_results(
+            self.workdir,
+            self.dataset,
+            predictions,
+            best=outcome.best,
+            wall_seconds=wall_seconds,
+            evaluation=self.settings.evaluation,
+            given=given,
+        )
+        outcome.log({f"{name}/mean_accuracy": figures["mean_accuracy"] for name, figures in report["test"].items()})
+        return report

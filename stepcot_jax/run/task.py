@@ -1,0 +1,122 @@
+"""What a run trains on and what it leaves in its workdir, behind one protocol: chains of answers, or replies.
+
+`Run` keeps what is the same for all of them: the workdir and its lock, settings.json, devices, compiled updates,
+checkpoints, resuming and preemption. A task reads its data in its constructor, which gets the keyword arguments of
+`task_registry.make_task`. `tests/run/test_task.py` has a task in 50 lines.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from stepcot_jax.training.checkpoints import Best
+from stepcot_jax.training.state import Params, TrainState
+from stepcot_jax.training.system import Batch, Stream, System
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A run whose last phase is over, for `Task.finish`.
+
+    Attributes:
+      step: updates of the whole run.
+      best: the best score under each name that `Task.validate` used, and the step whose checkpoint holds its weights.
+      params_of: name -> the parameters of its best step, whole on every device; those of the last step for a name
+        without a best. A call may free what an earlier one returned.
+      seconds: returns the time that the run has taken, over all its starts.
+      log: writes numbers by name to the metrics log, as an entry of the test split.
+    """
+
+    step: int
+    best: Mapping[str, Best]
+    params_of: Callable[[str], Params]
+    seconds: Callable[[], float]
+    log: Callable[[Mapping[str, float]], None]
+
+
+class Task(Protocol):
+    """What a run trains on, and what it leaves.
+
+    The constructor checks the sizes of batches with `Devices.check_batch_size`, which takes the name of the setting,
+    before it reads anything. Every process of a run calls the same methods in the same order, except `write_facts`.
+
+    Attributes:
+      system: what is trained.
+      batch_size: rows of a global batch, for the rate that the log shows.
+    """
+
+    system: System
+    batch_size: int
+
+    @property
+    def digest(self) -> str:
+        """Of the data; kept beside each state."""
+        ...
+
+    @property
+    def example(self) -> Batch:
+        """A batch of one row, for `System.init`, which uses its shapes alone."""
+        ...
+
+    @property
+    def batch_shapes(self) -> Batch:
+        """A global batch of the run's stream, or its shapes, to compile updates before there is a state.
+
+        Read only if a phase has neither `collect` nor a stream of its own.
+        """
+        ...
+
+    def stream(self) -> contextlib.AbstractContextManager[Stream]:
+        """Open the batches of phases that have no stream of their own; leaving the context closes all streams.
+
+        `System.phases` is called inside the context, so that a task can open the streams of phases there too.
+        """
+        ...
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Return a batch of any phase on the devices, with what its `collect` added, as a compiled update takes it."""
+        ...
+
+    def validate(self, state: TrainState) -> dict[str, float]:
+        """Return scores by name, higher is better; the best weights are kept by name.
+
+        Names may differ between phases: each name's best is that of the epochs that returned it. `state.step` says
+        which phase has ended an epoch.
+
+        Raises:
+          FloatingPointError: a prediction is not finite; the run stops with its message.
+        """
+        ...
+
+    def describe_data(self) -> str:
+        """Return the size of the data in a few words, such as "cases: 60"."""
+        ...
+
+    def check_same_splits(self) -> None:
+        """Refuse to resume with other splits than the workdir records; called before anything is compiled.
+
+        Raises:
+          BadInput: the splits differ, or their file is missing or altered.
+        """
+        ...
+
+    def check_same_data(self, digest: str) -> None:
+        """Refuse to resume on other data; called with the digest that the restored checkpoint kept.
+
+        Raises:
+          BadInput: `digest` differs from that of the data.
+        """
+        ...
+
+    def write_facts(self) -> None:
+        """Write the workdir's files that readers of checkpoints need; the first process calls it, at every start."""
+        ...
+
+    def finish(self, outcome: Outcome) -> dict[str, Any]:
+        """Write the results of the best weights, of which the first process writes the files.
+
+        Returns:
+          The report; empty in other processes.
+        """
+        ...

@@ -1,0 +1,62 @@
+"""The command: what it prints and writes, and its errors on one line."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from policies.policy_workdir import make_policy_workdir
+
+from stepcot_jax.answer.__main__ import main
+from stepcot_jax.host.errors import BadInput
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("answer")
+    _, records, _ = make_policy_workdir(folder / "run")
+    picture = np.random.default_rng(0).integers(0, 256, (40, 40)).astype(np.uint8)
+    Image.fromarray(picture).save(folder / "a.png")
+    return folder, next(record for record in records if record.kind == "closed").question
+
+
+def test_reply_answer_and_picture(run, capsys, tmp_path):
+    folder, question = run
+    asked = [str(folder / "a.png"), question, f"--checkpoint={folder / 'run'}"]
+    main([*asked, f"--out={tmp_path / 'new' / 'out.png'}"])
+    told = capsys.readouterr().out
+    assert "\nanswer: none could be read\n" in told
+    assert Image.open(tmp_path / "new" / "out.png").size == (384, 384)
+    main([*asked, "--json"])
+    greedy = json.loads(capsys.readouterr().out)
+    assert greedy["kind"] == "closed"
+    assert greedy["reply"].split("\n")[0] in told
+    main([*asked, "--json", "--sample", "--seed=3", "--temperature=2", "--phase=sft"])
+    assert json.loads(capsys.readouterr().out)["reply"] != greedy["reply"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--seed=1"], "no effect without --sample"),
+        (["--out=a.jpg"], "must end in .png"),
+        (["--checkpoint=nowhere"], "nowhere: no such folder"),
+        (["--choice=Mass"], "choices: "),
+    ],
+)
+def test_what_is_refused(run, flags, words):
+    folder, question = run
+    with pytest.raises(BadInput, match=words):
+        main([str(folder / "a.png"), question, f"--checkpoint={folder / 'run'}", *flags])
+
+
+def test_an_unreadable_image_is_one_line_of_error(run):
+    folder, question = run
+    asked = [sys.executable, "-m", "stepcot_jax.answer", str(folder / "run" / "settings.json"), question]
+    done = subprocess.run([*asked, f"--checkpoint={folder / 'run'}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ")
+    assert "settings.json" in done.stderr

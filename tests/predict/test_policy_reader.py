@@ -1,0 +1,239 @@
+"""Questions about pictures: prompts, replies, boxes in the given picture's pixels, and what is refused."""
+
+import json
+import pathlib
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from policies.policy_workdir import BEST, LATEST, SIDE, make_policy_workdir
+
+import stepcot_jax as sc
+from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, resize_image
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.rollouts import Replies
+from stepcot_jax.predict import image_reader, policy_reader
+from stepcot_jax.predict.asked_questions import guess_kind
+from stepcot_jax.predict.policy_reader import PolicyReader, load_reader
+from stepcot_jax.predict.trained_policy import load_policy
+from stepcot_jax.reasoning.dialects import write_question, write_reply
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (48, 64)).astype(np.uint8)
+FLIPPED = PICTURE[:, ::-1].copy()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy") / "run"
+    return folder, *make_policy_workdir(folder)
+
+
+@pytest.fixture(scope="module")
+def reader(run):
+    return load_reader(run[0])
+
+
+def question_of(records, kind):
+    return next(record for record in records if record.kind == kind and record.split == "test")
+
+
+def say(monkeypatch, reader, text):
+    """The reader's network replies `text` to everything; returns the arguments of its calls."""
+    calls, vocabulary = [], reader.trained.tokenizer
+
+    def reply(network, params, images, prompts, lengths, *, sampling, keys):
+        calls.append((images, prompts, lengths, sampling))
+        tokens = jnp.asarray([[*vocabulary.encode(text), vocabulary.stop]])
+        return Replies(tokens, jnp.zeros(tokens.shape), tokens > 0)
+
+    monkeypatch.setattr(policy_reader, "generate", reply)
+    return calls
+
+
+def test_the_best_weights_of_the_last_phase_are_loaded(run):
+    folder, _, _, params = run
+    for phase, step in ((None, BEST["grpo"].step), ("sft", BEST["sft"].step)):
+        found = load_policy(folder, phase=phase)
+        assert (found.step, found.phase) == (step, phase or "grpo")
+        jax.tree.map(np.testing.assert_array_equal, found.params, params[step])
+    assert LATEST not in (BEST["grpo"].step, BEST["sft"].step)
+
+
+def test_a_greedy_reply_is_what_a_full_pass_finds_likeliest(reader, run):
+    """From the picture on its own path: resized on the host, normalised in NumPy, one full pass a token."""
+    _, settings, records, params = run
+    record, trained = question_of(records, "closed"), reader.trained
+    found = reader.answer(PICTURE, record.question)
+    of = settings.image_encoder
+    fit = Preprocessing(size=SIDE, mean=of.mean, std=of.std, fit="stretch")
+    image = jnp.asarray(normalise(resize_image(np.repeat(PICTURE[..., None], 3, axis=2), fit), fit))[None]
+    prompt = jnp.asarray([trained.tokenizer.encode(write_question(record, "gemex"))])
+    lengths, reply = jnp.asarray([prompt.shape[1]]), []
+    weights = {"params": params[BEST["grpo"].step]}
+    longest = trained.lengths.reply_length
+    likeliest = jax.jit(lambda reply: trained.network.apply(weights, image, prompt, lengths, reply)[0].argmax(axis=-1))
+    while len(reply) < longest and (not reply or reply[-1] != trained.tokenizer.stop):
+        padded = jnp.asarray([[*reply, *[0] * (longest - len(reply))]])
+        reply.append(int(likeliest(padded)[len(reply)]))
+    assert found.text == trained.tokenizer.decode(reply)
+    assert found.reply.problems
+    assert found.answer is None
+    assert "answer: none could be read" in str(found)
+
+
+def test_samples_go_by_the_seed_and_the_picture_matters(reader, run):
+    question = question_of(run[2], "open").question
+    samples = [reader.answer(PICTURE, question, greedy=False, seed=seed).text for seed in (0, 0, 1)]
+    assert samples[0] == samples[1] != samples[2]
+    assert reader.answer(PICTURE, question).text != reader.answer(255 - FLIPPED, question).text
+
+
+@pytest.mark.parametrize("kind", ["open", "closed", "single", "multi"])
+def test_the_prompt_is_that_of_training_and_the_reply_is_read(reader, run, monkeypatch, kind):
+    record = next(each for each in run[2] if each.kind == kind and each.references)
+    calls = say(monkeypatch, reader, write_reply(record, "gemex"))
+    guessed = None if kind != "multi" else "multi"
+    found = reader.answer(PICTURE, record.question, choices=record.choices, kind=guessed)
+    (_, prompts, lengths, sampling), vocabulary = calls[0], reader.trained.tokenizer
+    expected = vocabulary.encode(write_question(record, "gemex"))
+    assert prompts[0, : int(lengths[0])].tolist() == expected
+    assert set(prompts[0, int(lengths[0]) :].tolist()) <= {vocabulary.pad}
+    assert sampling.greedy
+    assert found.answer == (record.answer.casefold() if kind == "open" else record.answer)
+    assert found.kind == kind
+    for region, true in zip(found.boxes, record.references, strict=True):
+        x1, y1, x2, y2 = np.floor(np.asarray(true.box) + 0.5)
+        assert region.name == true.label
+        assert region.box == (x1 * 2, y1 * 1.5, x2 * 2, y2 * 1.5)  # a picture of 64 x 48, read at 32 x 32
+    assert json.loads(json.dumps(found.as_dict()))["image_size"] == [64, 48]
+    if kind == "single":
+        assert found.answer_text == f"{record.answer}: {record.choices[record.letters.index(record.answer)]}"
+    drawn = found.draw()
+    assert min(drawn.shape[:2]) >= 384
+    assert (drawn != drawn[..., :1]).any()  # coloured lines on a grey picture
+
+
+def test_one_picture_is_the_same_from_everywhere(reader, run, monkeypatch, tmp_path):
+    question = question_of(run[2], "closed").question
+    path = tmp_path / "a.png"
+    Image.fromarray(PICTURE).save(path)
+    calls = say(monkeypatch, reader, "<think>")
+    for image in (PICTURE, np.stack([PICTURE] * 3, axis=-1), path, str(path), path.read_bytes()):
+        found = reader.answer(image, question)
+        assert found.image_size == (64, 48)
+        np.testing.assert_array_equal(found.picture, np.stack([PICTURE] * 3, axis=-1))
+    for images, *_ in calls[1:]:
+        np.testing.assert_array_equal(images, calls[0][0])
+
+
+@pytest.mark.parametrize(
+    ("question", "choices", "kind"),
+    [
+        ("Is there an effusion?", (), "closed"),
+        ("  does it show air?", (), "closed"),
+        ("Isolated findings?", (), "open"),
+        ("What is this?", (), "open"),
+        ("Is it?", ("a", "b"), "single"),
+    ],
+)
+def test_kinds_are_guessed(question, choices, kind):
+    assert guess_kind(question, choices=choices) == kind
+
+
+def test_unknown_words_are_named_with_what_is_known(reader, run):
+    known = question_of(run[2], "closed").question
+    with pytest.raises(BadInput) as caught:
+        reader.answer(PICTURE, known.replace("?", " pneumonio?"))
+    message = str(caught.value)
+    assert "the word 'pneumonio' is not in the run's vocabulary" in message
+    assert "pneumonia" in message
+    assert known in message
+    assert "\n" not in message
+    with pytest.raises(BadInput, match="the word 'Is' after a space is not in the run's vocabulary"):
+        reader.answer(PICTURE, f"{known} {known}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"question": " "}, "question: blank"),
+        ({"choices": ("Mass",)}, "choices: "),
+        ({"choices": "Mass"}, "choices: 'Mass' is one text"),
+        ({"kind": "other"}, "kind: 'other' is not one of open, closed, single, multi"),
+        ({"kind": "multi"}, "choices: "),
+        ({"kind": "closed", "choices": ("a", "b")}, "none expected"),
+        ({"temperature": 0.0}, "temperature: 0.0"),
+        ({"image": "no.png"}, "no.png cannot be read"),
+        ({"image": PICTURE.astype(float)}, "must be uint8"),
+        ({"question": "Is there a mediastinal shift" + " there" * 999}, "tokens .* at most"),
+    ],
+)
+def test_what_cannot_be_asked(reader, changes, words):
+    with pytest.raises(BadInput, match=words):
+        reader.answer(**{"image": PICTURE, "question": "Is there a mediastinal shift?", **changes})
+
+
+def test_load_returns_what_fits_the_run(run):
+    assert isinstance(sc.load(run[0]), PolicyReader)
+    assert sc.load(run[0], model="sft").trained.phase == "sft"
+    with pytest.raises(BadInput, match="neither batch_size nor pairs"):
+        sc.load(run[0], pairs=True)
+    with pytest.raises(BadInput, match=r"stepcot_jax\.answer"):
+        image_reader.load(run[0])
+    with pytest.raises(BadInput, match="no best weights of the phase 'both'; found grpo, sft"):
+        load_reader(run[0], phase="both")
+
+
+def change_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: change_json(folder / "settings.json", job="teacher"), "trains no policy that answers"),
+        (lambda folder: change_json(folder / "policy.json", num_words=7), "policy.json 7"),
+        (lambda folder: change_json(folder / "policy.json", prompt_length=0), "prompt_length: 0"),
+        (lambda folder: (folder / "vocabulary.json").unlink(), "vocabulary.json: cannot be read"),
+        (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoints"),
+        (shutil.rmtree, "no such folder"),
+        (lambda folder: (folder / "settings.json").unlink(), "settings.json: cannot be read"),
+    ],
+)
+def test_a_damaged_run_is_named(run, tmp_path, damage, words):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    damage(folder)
+    with pytest.raises(BadInput, match=words):
+        load_reader(folder)
+
+
+def test_weights_of_other_sizes_are_refused(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    settings = json.loads((folder / "settings.json").read_text())
+    settings["policy"]["mlp_width"] = 24
+    (folder / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        BadInput, match=r"decoder/layer_0/down/kernel: \(16, 16\) does not fit .* \(24, 16\); 3 tensors"
+    ):
+        load_reader(folder)
+
+
+def test_the_example_of_the_document_runs(run, tmp_path, monkeypatch, capsys):
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "answer.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "vqa").symlink_to(run[0])
+    Image.fromarray(PICTURE).save("image.png")
+    code = code.replace("Which finding is present?", question_of(run[2], "single").question)
+    names = {}
+    exec(compile(code, "docs/answer.md", "exec"), names)  # noqa: S102
+    assert "answer: " in capsys.readouterr().out
+    assert names["marked"].shape == (384, 512, 3)
+    assert names["chosen"].kind == "single"

@@ -1,0 +1,122 @@
+"""The page of a policy's run: figures, curves, filters and boxes, and the errors of unfinished runs."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from policies.policy_workdir import SIDE, make_policy_workdir
+from report.browser import Watched, open_browser
+
+from stepcot_jax.evaluation.reply_scores import ScoringSettings, score_text
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import write_reply
+from stepcot_jax.report.__main__ import main
+from stepcot_jax.report.policy_page import write_charts
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy_page") / "a <run>"
+    _, records, _ = make_policy_workdir(folder)
+    assert main([str(folder)]) == 0
+    tests = [record for record in records if record.split == "test"]
+    return folder, tests, (folder / "report.html").read_text()
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="reply-data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_the_figures_are_those_of_the_replies(run):
+    _, records, page = run
+    scores = [score_text(write_reply(record, "gemex"), record, ScoringSettings()).v_score for record in records]
+    kept = [score if place % 3 else 0.0 for place, score in enumerate(scores)]  # the others end before their boxes
+    assert "a &lt;run&gt;" in page
+    rows = dict(re.findall(r'<tr><th scope="row">(sft|grpo|grpo less sft)</th>(.*?)</tr>', page))
+    values = {name: re.findall(r'class="value">([^<]*)<', row) for name, row in rows.items()}
+    assert values["grpo"][0] == "100.0"
+    assert values["grpo"][1] == f"{100 * np.mean(scores):.1f}"
+    assert values["sft"][1] == f"{100 * np.mean(kept):.1f}"
+    assert values["grpo less sft"][1] == f"{100 * (np.mean(scores) - np.mean(kept)):.1f}"
+    assert "Best weights on validation: SFT at update 2, GRPO at update 3." in page
+    for name in ("curves", "settings"):
+        assert f'<section id="{name}"' in page
+
+
+def test_replies_with_true_and_predicted_boxes(run):
+    _, records, page = run
+    data = data_of(page)
+    assert [model["name"] for model in data["models"]] == ["sft", "grpo"]
+    assert [record["id"] for record in data["records"]] == [record.id for record in records]
+    for shown, reply, record in zip(data["records"], data["models"][1]["replies"], records, strict=True):
+        assert shown["size"] == [SIDE, SIDE]
+        assert [box[0] for box in shown["boxes"]] == [box[0] for box in reply["boxes"]]
+        assert reply["passed"] == 1
+        assert data["pictures"][shown["picture"]].startswith("data:image/jpeg;base64,")
+        assert len(shown["boxes"]) == len(record.references)
+
+
+def test_the_page_can_be_filtered_in_a_browser(run):
+    folder, records, _ = run
+    with open_browser() as browser:
+        watched = Watched(browser)
+        tab = watched.tab
+        tab.goto(f"file://{folder}/report.html")
+        tab.wait_for_selector("#gallery li")
+        total = len(records)
+        tab.select_option("select[name=passed]", "0")
+        assert tab.inner_text("#count") == f"{-(-total // 3)} of {total} replies"
+        tab.select_option("select[name=model]", "1")
+        assert tab.inner_text("#count") == f"0 of {total} replies"
+        tab.select_option("select[name=passed]", "1")
+        tab.select_option("select[name=kind]", "closed")
+        kinds = sum(record.kind == "closed" for record in records)
+        assert tab.inner_text("#count") == f"{kinds} of {total} replies"
+        tab.click("#gallery li button")
+        assert tab.locator("dialog rect.predicted").count() == tab.locator("dialog rect.true").count() > 0
+        assert watched.overflow <= 0
+        assert watched.complaints == []
+        watched.close()
+
+
+def test_without_data_no_reply_is_on_the_page(run, tmp_path, capsys):
+    folder, records, _ = run
+    main([str(folder), "--without-data", f"--out={tmp_path / 'new' / 'small.html'}"])
+    page = (tmp_path / "new" / "small.html").read_text()
+    assert "small.html: 0." in capsys.readouterr().out
+    assert data_of(page) == {
+        "records": [],
+        "models": [{"name": "sft", "replies": []}, {"name": "grpo", "replies": []}],
+        "pictures": [],
+    }
+    assert records[0].question not in page
+    assert "100.0" in page
+
+
+def test_every_logged_number_has_a_chart(run):
+    folder, _, page = run
+    for title in ("Validation", "Rewards in training", "Loss", "kl"):
+        assert f'aria-label="{title}"' in page
+    assert "cases per second" not in page
+    entries = [{"kind": "train", "epoch": 0, "step": 1, **{f"reward_{place}": 1.0 for place in range(8)}}]
+    assert write_charts(entries).count("<svg") == 2
+    assert (folder / "report.html").stat().st_size < 2**21
+
+
+def test_what_is_refused(run, tmp_path):
+    folder = tmp_path / "other"
+    make_policy_workdir(folder)
+    with pytest.raises(BadInput, match="--model and --without-maps do not apply"):
+        main([str(folder), "--model=teacher"])
+    replies = folder / "replies" / "grpo_test.jsonl"
+    replies.write_text("".join(replies.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(BadInput, match=r"grpo_test\.jsonl: no reply to 1 of"):
+        main([str(folder)])
+    for path in (folder / "replies").iterdir():
+        path.unlink()
+    with pytest.raises(BadInput, match="no replies to the test split; expected the workdir of a finished run"):
+        main([str(folder)])
+    (folder / "report.json").unlink()
+    with pytest.raises(BadInput, match=r"report\.json: cannot be read"):
+        main([str(folder)])
