@@ -116,7 +116,7 @@ class JaxSide:
                     log_probs=self.log_probs(params, replies),
                     old_log_probs=replies.log_probs,
                     reference_log_probs=reference,
-                    advantage=self.advantage,
+                    advantage=self.advantage[:, None],
                     counted=replies.counted,
                     settings=PolicyGradient(),
                 ).total
