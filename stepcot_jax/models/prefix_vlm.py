@@ -163,17 +163,19 @@ class PrefixVlm(nn.Module):
         Returns:
           float32 [case, token, word]; those at t are for the token at t + 1.
         """
-        embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(tokens)], axis=1)
-        text = self.grid + places
-        positions = jnp.concatenate(
-            [self._cell_positions(len(tokens)), jnp.broadcast_to(text[None], (3, *text.shape))], axis=2
+        number, length = tokens.shape
+        everything = jnp.ones((1, self.num_cells, self.num_cells), bool)
+        _, layers = self.decoder(self.embed_images(images), positions=self._cell_positions(number), visible=everything)
+        is_cell = jnp.ones((number, self.num_cells), bool)
+        positions = self.grid + places
+        is_own = segments[:, :, None] == segments[:, None]
+        hidden, _ = self.decoder(
+            self.decoder.embed(tokens),
+            positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
+            visible=is_own & jnp.tril(jnp.ones((1, length, length), bool)),
+            prefix=tuple(Prefix(layer, is_cell) for layer in layers),
         )
-        owner = jnp.concatenate([jnp.zeros((len(tokens), self.num_cells), segments.dtype), segments], axis=1)
-        slots = jnp.arange(owner.shape[1])
-        is_own = (owner[:, :, None] == owner[:, None]) & (slots[None] <= slots[:, None])[None]
-        visible = is_own | (slots < self.num_cells)[None, None]
-        hidden, _ = self.decoder(embedded, positions=positions, visible=visible)
-        return self.decoder.score(hidden[:, self.num_cells :])
+        return self.decoder.score(hidden)
 
     def _visible(self, lengths: Int[Array, "case"], num_prompt: int) -> Bool[Array, "case slot other"]:
         """Every token sees the tokens before it and itself, none the padding; cells see all cells."""
