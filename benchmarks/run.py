@@ -69,6 +69,13 @@ def measure_checkpoints(rounds: int) -> dict[str, float]:
     return measure_checkpoints(rounds)
 
 
+def measure_policy(rounds: int) -> dict[str, float]:
+    """Measure rollouts and updates of a policy, see `benchmarks.policy`."""
+    from benchmarks.policy import measure_policy
+
+    return measure_policy(rounds)
+
+
 PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "peak": measure_peak,
     "joint": measure_joint,
@@ -78,6 +85,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "memory": measure_memory,
     "pipeline": measure_pipeline,
     "checkpoints": measure_checkpoints,
+    "policy": measure_policy,
 }
 
 

@@ -221,7 +221,7 @@ def get_config():
     config.training = config_dict.ConfigDict()
     config.training.batch_size = 32  # cases, over all devices; the job "baseline" uses baseline.batch_size
     config.training.teacher_epochs = 2  # job "distill": epochs of the teacher only, before the joint ones
-    config.training.teacher_job_epochs = 10  # job "teacher": largest number of epochs
+    config.training.teacher_job_epochs = 10  # job "teacher": largest number of epochs; "chain_grpo": epochs on labels
     config.training.joint_epochs = 40  # job "distill": epochs of both
     config.training.teacher_learning_rate = 5e-5  # AdamW
     config.training.student_learning_rate = 1e-4  # AdamW

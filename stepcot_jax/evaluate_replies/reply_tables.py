@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepcot_jax.evaluate_replies.reply_results import Results
 from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.reply_results import Results
 from stepcot_jax.evaluation.scored_replies import HEADED_FIGURES
 from stepcot_jax.evaluation.vqa_metrics import Key
 from stepcot_jax.reasoning.record import STAGE_NAMES

@@ -1,8 +1,6 @@
 """From files of records and replies to a folder of results."""
 
 import argparse
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,9 @@ import numpy as np
 from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.judge import Judge
 from stepcot_jax.annotate.output import LEDGER_FOLDER
-from stepcot_jax.data.grounded.baselines import fit_baseline
 from stepcot_jax.data.grounded.record_files import VqaCollection, read_vqa_records
 from stepcot_jax.data.grounded.reply_files import ReplyFile, as_text, name_models, read_replies
 from stepcot_jax.evaluate_replies.judging import judge_all_stages, judge_open_answers
-from stepcot_jax.evaluate_replies.reply_results import BASELINE, Results, encode, summarise, to_json
 from stepcot_jax.evaluate_replies.reply_tables import TABLE_NAMES, make_tables, to_shown, to_text
 from stepcot_jax.evaluate_replies.robustness import (
     describe_rounds,
@@ -27,13 +23,14 @@ from stepcot_jax.evaluate_replies.robustness import (
     tabulate_rounds,
 )
 from stepcot_jax.evaluation.perturbations import PERTURBED_KINDS
-from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_all, score_reply
+from stepcot_jax.evaluation.reply_results import BASELINE, Results, encode, summarise, to_json
+from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_all
 from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
 from stepcot_jax.host.errors import BadInput, make_workdir
 from stepcot_jax.host.files import digest_file, write_whole, writing_whole
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
-from stepcot_jax.reasoning.reply import Region, Reply
 from stepcot_jax.report.reply_page import picture_reader, write_page
+from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.tables.writing import Table, write_table
 
 
@@ -89,30 +86,6 @@ def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
     lines.append(f"in {options.out}: metrics.json, scores.jsonl, index.html ({size / 1e6:.1f} MB), {', '.join(names)}")
     printed = [to_text(table) for table in tables if table.name in ("table", "stages")]
     return "\n".join([*printed, *lines]) + "\n"
-
-
-def score_baseline(
-    records: Sequence[VqaRecord], chosen: Sequence[VqaRecord], settings: ScoringSettings
-) -> tuple[list[ReplyScore] | None, str]:
-    """Score the majority answer with the constant box, of the training records; None and why if there are none."""
-    train = [record for record in records if record.split == "train"]
-    if not train:
-        return None, f"No row of {BASELINE}: the file has no record of split train to take them from."
-    fitted, known = fit_baseline(train), {record.kind for record in train}
-    scores = []
-    for record in chosen:
-        if record.kind not in known:
-            scores.append(ReplyScore(record.id, None, None, (), *(4 * (math.nan,))))
-            continue
-        found = fitted.answer(record)
-        reply = Reply(
-            dialect=settings.dialect,
-            answer=found.answer if isinstance(found.answer, str) else ", ".join(found.answer),
-            references=tuple(Region(reference.label, reference.box) for reference in found.references),
-        )
-        scores.append(dataclasses.replace(score_reply(reply, record, settings), format=math.nan))
-    own = " Training records are among those scored." if any(record.split == "train" for record in chosen) else ""
-    return scores, f"{BASELINE}: of {len(train)} training records, ignoring the picture.{own}"
 
 
 def _read_settings(options: argparse.Namespace) -> ScoringSettings:

@@ -106,10 +106,10 @@ def score_text(
         return ReplyScore(record.id, None, None, (), *(4 * (0.0,)), stages=stages, problems=(MISSING,))
     reply = read(text, settings)
     score = score_reply(reply, record, settings, judged=judged)
-    return dataclasses.replace(score, text=text, stages=_label(__stages_that_count(reply, settings), record, settings))
+    return dataclasses.replace(score, text=text, stages=_label(_stages_that_count(reply, settings), record, settings))
 
 
-def __stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, str]:
+def _stages_that_count(reply: Reply, settings: ScoringSettings) -> Mapping[str, str]:
     """Return the stages of a reply; none in strict reading if it is not well formed."""
     return reply.stages if reply.is_well_formed or settings.reading == "parts" else {}
 

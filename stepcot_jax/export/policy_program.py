@@ -12,11 +12,11 @@ from jaxtyping import Array
 
 from stepcot_jax.convert.torch_reference import flatten, unflatten
 from stepcot_jax.export.program import PLATFORMS, Tensors
-from stepcot_jax.models.decoder_blocks import KeyValues
+from stepcot_jax.models.cached_attention import KeyValues
 from stepcot_jax.predict.trained_policy import TrainedPolicy
 
 Caches = list[Array]
-"""Keys, then values, of each layer: [rollout, slot, kv_head, head_width]."""
+"""Keys, then values, of each layer: [rollout, slot, kv_head * head_width]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,7 @@ def policy_gradient_loss(
     log_probs: Float[Array, "rollout token"],
     old_log_probs: Float[Array, "rollout token"],
     reference_log_probs: Float[Array, "rollout token"],
-    advantage: Float[Array, "rollout"],
+    advantage: Float[Array, "rollout #token"],
     counted: Bool[Array, "rollout token"],
     settings: PolicyGradient,
     whole: Float[Array, ""] | None = None,
@@ -155,7 +155,7 @@ def policy_gradient_loss(
       log_probs: [rollout, token], of the policy; the only argument with a gradient.
       old_log_probs: [rollout, token], of the policy that sampled.
       reference_log_probs: [rollout, token], of the frozen start.
-      advantage: [rollout].
+      advantage: [rollout, 1], or [rollout, token] where only some tokens of a completion get it.
       counted: bool [rollout, token].
       settings: choices of the objective.
       whole: divisor over the global batch, see `aggregate_weight`.
@@ -163,7 +163,7 @@ def policy_gradient_loss(
     current, old, reference = (
         jnp.where(counted, each.astype(jnp.float32), 0.0) for each in (log_probs, old_log_probs, reference_log_probs)
     )
-    of_tokens = advantage.astype(jnp.float32)[:, None]
+    of_tokens = advantage.astype(jnp.float32)
     bounded = (of_tokens >= 0) | bool(settings.dual_clip)
     ratio = _ratio(current - old, counted, settings.ratio, bounded)
     clipped = jnp.clip(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
@@ -189,7 +189,7 @@ def _ratio(
     log_ratio: Float[Array, "rollout token"],
     counted: Bool[Array, "rollout token"],
     kind: Ratio,
-    bounded: Bool[Array, "rollout 1"],
+    bounded: Bool[Array, "rollout #token"],
 ) -> Float[Array, "rollout token"]:
     """Return ratios; where a clip bounds the objective from above they are kept finite, since inf - inf is NaN."""
     if kind != "token":

@@ -11,14 +11,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.models.decoder_blocks import DecoderBlock, DecoderSizes, KeyValues, RMSNorm, rotary_angles
+from stepcot_jax.models.cached_attention import KeyValues, Prefix
+from stepcot_jax.models.decoder_blocks import DecoderBlock, DecoderSizes, RMSNorm, rotary_angles
 
 
 def empty_cache(
     sizes: DecoderSizes, *, num_rollouts: int | Any, num_slots: int, dtype: DTypeLike = jnp.float32
 ) -> tuple[KeyValues, ...]:
     """Return caches of all layers, without tokens; `num_rollouts` may be a symbolic dimension of `jax.export`."""
-    shape = (num_rollouts, num_slots, sizes.num_kv_heads, sizes.head_width)
+    shape = (num_rollouts, num_slots, sizes.num_kv_heads * sizes.head_width)
     return tuple(KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(sizes.num_layers))
 
 
@@ -59,6 +60,7 @@ class Decoder(nn.Module):
         visible: Bool[Array, "#rollout token slot"],
         caches: tuple[KeyValues, ...] | None = None,
         start: int | Int[Array, ""] = 0,
+        prefix: tuple[Prefix, ...] | None = None,
     ) -> tuple[Float[Array, "rollout token width"], tuple[KeyValues, ...]]:
         """Decode a run of tokens.
 
@@ -68,6 +70,8 @@ class Decoder(nn.Module):
           visible: [rollout, token, slot], which slots a token sees, itself included; without caches slots are tokens.
           caches: of each layer; None to attend among the given tokens alone.
           start: slot of the first token in the caches.
+          prefix: of each layer, what the rollouts of a case share and every token sees; rollouts of a case follow each
+            other, equally many each.
 
         Returns:
           Normed vectors [rollout, token, width] for `score`, and the caches with these tokens.
@@ -75,6 +79,7 @@ class Decoder(nn.Module):
         hidden, angles = embedded.astype(self.dtype), rotary_angles(positions, self.sizes)
         found = []
         for layer, block in enumerate(self.blocks):
-            hidden, cache = block(hidden, angles, visible, None if caches is None else caches[layer], start)
+            cache, shared = (None if each is None else each[layer] for each in (caches, prefix))
+            hidden, cache = block(hidden, angles, visible, cache, start, shared)
             found.append(cache)
         return self.norm(hidden), tuple(found)

@@ -4,13 +4,14 @@ They are those of Qwen2 (Yang et al., 2024): only the projections to queries, ke
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
+
+from stepcot_jax.models.cached_attention import KeyValues, Prefix, attend
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,18 +49,6 @@ class DecoderSizes:
             raise ValueError(f"num_kv_heads: {self.num_kv_heads} is not a divisor of num_heads ({self.num_heads})")
         if self.head_width % 2 or (self.sections and sum(self.sections) != self.head_width // 2):
             raise ValueError(f"sections {self.sections} must add up to half of the even head_width {self.head_width}")
-
-
-class KeyValues(NamedTuple):
-    """Keys and values of one layer; a slot without a token holds zeros.
-
-    Attributes:
-      keys: [rollout, slot, kv_head, head_width], already rotated.
-      values: [rollout, slot, kv_head, head_width].
-    """
-
-    keys: Float[Array, "rollout slot head width"]
-    values: Float[Array, "rollout slot head width"]
 
 
 def rotary_angles(
@@ -130,6 +119,7 @@ class GroupedAttention(nn.Module):
         visible: Bool[Array, "#rollout token slot"],
         cache: KeyValues | None,
         start: int | Int[Array, ""],
+        prefix: Prefix | None,
     ) -> tuple[Float[Array, "rollout token width"], KeyValues]:
         """Attend to the tokens, and to those in the cache; arguments as for `decoder.Decoder`."""
         sizes = self.sizes
@@ -139,22 +129,14 @@ class GroupedAttention(nn.Module):
         )
         cosine, sine = angles
         queries, keys = rotate(queries, cosine=cosine, sine=sine), rotate(keys, cosine=cosine, sine=sine)
+        keys, values = (each.reshape(*each.shape[:2], -1) for each in (keys, values))
         if cache is not None:
             keys, values = (
                 jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=1)
                 for old, new in zip(cache, (keys, values), strict=True)
             )
-        group = sizes.num_heads // sizes.num_kv_heads
-        # queries [rollout, token, kv_head, group, width], keys [rollout, slot, kv_head, width]
-        queries = queries.reshape(*queries.shape[:2], sizes.num_kv_heads, group, sizes.head_width)
-        scores = jnp.einsum("rtkgw,rskw->rkgts", queries, keys, preferred_element_type=jnp.float32)
-        scores = scores * jnp.float32(sizes.head_width**-0.5)
-        # Slots that a token does not see get a weight of exactly 0, whatever they hold.
-        scores = jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        # weights [rollout, kv_head, group, token, slot], values [rollout, slot, kv_head, width]
-        mixed = jnp.einsum("rkgts,rskw->rtkgw", weights, values.astype(self.dtype))
-        mixed = mixed.reshape(*mixed.shape[:2], sizes.num_heads, sizes.head_width)
+        own = KeyValues(keys.astype(self.dtype), values.astype(self.dtype))
+        mixed = attend(queries, own=own, visible=visible, prefix=prefix)
         out = nn.DenseGeneral(sizes.width, axis=(-2, -1), use_bias=False, dtype=self.dtype, name="out")(mixed)
         return out, KeyValues(keys, values)
 
@@ -178,11 +160,13 @@ class DecoderBlock(nn.Module):
         visible: Bool[Array, "#rollout token slot"],
         cache: KeyValues | None,
         start: int | Int[Array, ""],
+        prefix: Prefix | None,
     ) -> tuple[Float[Array, "rollout token width"], KeyValues]:
         """Return the output and the layer's keys and values; arguments as for `decoder.Decoder`."""
         sizes = self.sizes
-        attend = GroupedAttention(sizes, self.dtype, name="attention")
-        mixed, cache = attend(RMSNorm(sizes.epsilon, name="attention_norm")(hidden), angles, visible, cache, start)
+        attention = GroupedAttention(sizes, self.dtype, name="attention")
+        normed = RMSNorm(sizes.epsilon, name="attention_norm")(hidden)
+        mixed, cache = attention(normed, angles, visible, cache, start, prefix)
         hidden = hidden + mixed
         normed = RMSNorm(sizes.epsilon, name="mlp_norm")(hidden)
         gate, up = (

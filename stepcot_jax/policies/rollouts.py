@@ -4,6 +4,7 @@ A rollout's tokens are a function of its key alone: neither the other rollouts n
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -80,6 +81,7 @@ def sample_replies(
     """
     number = scores.shape[0]
     shape = (number, sampling.longest)
+    uniform = jax.vmap(lambda key: _uniform(key, sampling.longest), out_axes=1)(keys)
     start = (
         jnp.int32(0),
         scores.astype(jnp.float32),
@@ -95,12 +97,12 @@ def sample_replies(
     def draw(carried: Any) -> Any:
         place, scores, caches, ended, replies = carried
         scaled = scores / jnp.float32(sampling.temperature)
-        if sampling.greedy:
-            tokens = jnp.argmax(scaled, axis=-1)
-        else:
-            tokens = jax.vmap(lambda key, row: _draw(key, place, row))(keys, scaled)
+        largest = jnp.max(scaled, axis=-1, keepdims=True)
+        weights = jnp.exp(scaled - largest)
+        tokens = jnp.argmax(scaled, axis=-1) if sampling.greedy else draw_words(weights, uniform[place])
         tokens = jnp.where(ended, sampling.stop, tokens.astype(jnp.int32))
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(scaled, axis=-1), tokens[:, None], axis=1)[:, 0]
+        chosen = (jnp.take_along_axis(scaled, tokens[:, None], axis=1) - largest)[:, 0]
+        chosen = chosen - jnp.log(jnp.sum(weights, axis=-1))
         replies = Replies(
             replies.tokens.at[:, place].set(tokens),
             replies.log_probs.at[:, place].set(jnp.where(ended, 0.0, chosen)),
@@ -113,5 +115,39 @@ def sample_replies(
     return replies
 
 
-def _draw(key: UInt32[Array, "2"], place: Int[Array, ""], scores: Float[Array, "word"]) -> Int[Array, ""]:
-    return jax.random.categorical(jax.random.fold_in(jax.random.wrap_key_data(key), place), scores)
+def _uniform(key: UInt32[Array, "2"], number: int) -> Float[Array, "place"]:
+    """Return a number in [0, 1) for each place of a reply, the same for every length."""
+    own = jax.random.wrap_key_data(key)
+    return jax.vmap(lambda place: jax.random.uniform(jax.random.fold_in(own, place)))(jnp.arange(number))
+
+
+def draw_words(weights: Float[Array, "rollout word"], uniform: Float[Array, "rollout"]) -> Int[Array, "rollout"]:
+    """Return a word of each row, drawn in proportion to the weights, by inverting the cumulative sum.
+
+    One random number a row, against one a word for the Gumbel trick of `jax.random.categorical`, which took a third of
+    the time of a rollout. The sum has two levels: blocks of sqrt(words), then the words of the chosen block. A word of
+    weight 0 is never drawn; a word whose share is below the resolution of float32, 1.2e-7, may not be.
+
+    Args:
+      weights: [rollout, word], >= 0, the largest of a row 1.
+      uniform: [rollout], in [0, 1).
+    """
+    num_words = weights.shape[1]
+    size = math.isqrt(num_words)
+    blocks = jnp.pad(weights, ((0, 0), (0, -num_words % size))).reshape(len(weights), -1, size)
+    upto = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
+    block, rest = _invert(upto, uniform * upto[:, -1])
+    chosen = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    word, _ = _invert(jnp.cumsum(chosen, axis=-1), rest)
+    return block * size + word
+
+
+def _invert(
+    upto: Float[Array, "rollout place"], target: Float[Array, "rollout"]
+) -> tuple[Int[Array, "rollout"], Float[Array, "rollout"]]:
+    """Return the first place whose cumulative sum is above the target, and the target less the sum before it."""
+    last = upto[:, -1]
+    target = jnp.minimum(target, last * jnp.float32(1 - 2**-23))  # rounding may lift it to the sum of all
+    place = jnp.sum(upto <= target[:, None], axis=-1)
+    before = jnp.take_along_axis(upto, jnp.maximum(place - 1, 0)[:, None], axis=1)[:, 0]
+    return place, target - jnp.where(place > 0, before, 0.0)

@@ -93,7 +93,9 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
         if name not in trained_names:
             raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(trained_names)}")
     if settings.job == "baseline":
-        raise BadInput(f"{workdir}: config.job='baseline' cannot be loaded here; expected 'teacher' or 'distill'")
+        raise BadInput(
+            f"{workdir}: config.job='baseline' cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
+        )
     if settings.image_encoder.name == "imported":
         raise BadInput(
             f"{workdir}: with config.image_encoder.name='imported' the run cannot read images, as its features were "
@@ -124,6 +126,8 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
 
 def names_of_run(settings: Settings) -> tuple[str, ...]:
     """Return the networks that a run trains."""
+    if settings.job == "chain_grpo":
+        return ("teacher",)
     return ("teacher", "student") if settings.job == "distill" else (settings.job,)
 
 
@@ -159,6 +163,8 @@ def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Pa
     latest, best = read_best(folder)
     steps = {name: best[name].step if name in best else latest for name in names}
     by_step = {step: jax.tree.map(_as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
+    for tree in by_step.values():
+        tree.pop("reference", None)  # the frozen start of "chain_grpo", which answers nothing here
     return {name: by_step[step] for name, step in steps.items()}, steps
 
 

@@ -24,7 +24,7 @@ from stepcot_jax.reasoning.reply import Reply
 
 
 class _Dialect(NamedTuple):
-    """A dialect's writer and reader, what its prompt asks for, with and without thinking, and the mark of its answer."""
+    """A dialect's writer and reader, what its prompts ask for (with and without thinking), and its answer's mark."""
 
     write: Callable[[VqaRecord], str]
     read: Callable[[str], Reply]

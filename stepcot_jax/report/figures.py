@@ -55,33 +55,49 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 _LOSS_PARTS = {"hard_label": "answers", "soft_label": "teacher's answers", "channel_alignment": "channel alignment"}
+_REWARD_PARTS = {
+    "reward": "reward",
+    "reward_diagnosis": "diagnosis right",
+    "reward_steps": "steps right",
+    "reward_consistent": "no contradiction",
+}
 _FIRST_NAMES = ("teacher", "student")
-_OWN_AND_GIVEN = "mean_accuracy_own_and_given"
-_HOW = ", mean of own answers and true ones given"
+_MEASURES = {
+    "mean_accuracy_own_and_given": (
+        "Mean accuracy of the steps on validation, mean of own answers and true ones given",
+        "accuracy",
+    ),
+    "mean_reward": ("Mean reward on validation, of the highest possible", "reward"),
+    "mean_accuracy": ("Mean accuracy of the steps on validation", "accuracy"),
+}
+"""Scores that keep the best weights: title and unit of their chart. A run logs one of them, and "mean_accuracy" at the
+end."""
 
 
 def write_curves(entries: Sequence[Entry]) -> Markup:
-    """Draw validation accuracy, training loss and, after distillation, the parts of the student's loss by epoch.
+    """Draw by epoch the validation score, the loss, the parts of a student's loss, and the reward of GRPO.
 
     Args:
       entries: the run's logged numbers; those of one kind and epoch are averaged.
     """
-    ends = ("/total", "/mean_accuracy", f"/{_OWN_AND_GIVEN}")
+    ends = ("/total", *(f"/{measure}" for measure in _MEASURES))
     keys = {key for entry in entries for key in entry if key.endswith(ends)}
     names = sorted(
         {key.partition("/")[0] for key in keys}, key=lambda name: (name not in _FIRST_NAMES, name != "teacher", name)
     )
-    with_given = any(key.endswith(_OWN_AND_GIVEN) for key in keys)
-    measure = _OWN_AND_GIVEN if with_given else "mean_accuracy"
-    accuracies = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
+    measure = next((each for each in _MEASURES if any(key.endswith(f"/{each}") for key in keys)), "mean_accuracy")
+    scores = find_lines(entries, "val", {name: f"{name}/{measure}" for name in names})
     losses = find_lines(entries, "train", {name: f"{name}/total" for name in names})
     parts = find_lines(entries, "train", {text: f"student/{key}" for key, text in _LOSS_PARTS.items()})
+    rewards = find_lines(entries, "train", {text: f"teacher/{key}" for key, text in _REWARD_PARTS.items()})
     charts = [
-        (f"Mean accuracy of the steps on validation{_HOW if with_given else ''}", "accuracy", accuracies),
+        (*_MEASURES[measure], scores),
         ("Training loss, mean of the epoch's logged updates", "loss", losses),
     ]
     if len(parts) > 1:
         charts.append(("Parts of the student's loss, before their weights", "loss", parts))
+    if rewards:
+        charts.append(("Reward of sampled chains and its parts, mean of the epoch's logged updates", "reward", rewards))
     return Markup("").join(
         draw_lines(lines, title=title, x_label="epoch", y_label=y_label) for title, y_label, lines in charts
     )

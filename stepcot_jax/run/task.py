@@ -38,8 +38,8 @@ class Outcome:
 class Task(Protocol):
     """What a run trains on, and what it leaves.
 
-    The constructor checks the sizes of batches with `Devices.check_batch_size` before it reads anything. Every process
-    of a run calls the same methods in the same order, except `write_facts`.
+    The constructor checks the sizes of batches with `Devices.check_batch_size`, which takes the name of the setting,
+    before it reads anything. Every process of a run calls the same methods in the same order, except `write_facts`.
 
     Attributes:
       system: what is trained.

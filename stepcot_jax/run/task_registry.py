@@ -21,7 +21,7 @@ def make_task(settings: Settings, *, workdir: pathlib.Path, devices: Devices, te
       BadInput: a batch size does not suit the devices, or data or weights cannot be used.
     """
     if settings.job in POLICY_JOBS:  # imported here: each kind of job needs the libraries of its own data
-        from stepcot_jax.run.policy_task import PolicyTask  # type: ignore[import-not-found]
+        from stepcot_jax.run.policy_task import PolicyTask
 
         return PolicyTask(settings, workdir=workdir, devices=devices, terminal=terminal)
     from stepcot_jax.run.chain_task import ChainTask

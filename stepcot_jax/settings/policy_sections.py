@@ -80,8 +80,8 @@ class SftSettings:
             raise BadInput("config.sft.answer_weight: 0 with config.sft.reasoning_weight=0; one must be positive")
         if self.reduction == "parts" and self.pack_length:
             raise BadInput(
-                f"config.sft.pack_length: {self.pack_length} must be 0 with config.sft.reduction='parts' (means of parts "
-                "are of one question a row)"
+                f"config.sft.pack_length: {self.pack_length} must be 0 with config.sft.reduction='parts' (means of "
+                "parts are of one question a row)"
             )
 
 

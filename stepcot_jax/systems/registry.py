@@ -9,6 +9,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.losses.hard_label import inverse_frequency_weights
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.baseline import BaselineSystem
+from stepcot_jax.systems.chain_grpo import ChainGrpo
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.system import System
 
@@ -28,6 +29,10 @@ def make_system(
     if settings.job == "baseline":
         return BaselineSystem.from_settings(
             settings, dataset.chain, image_encoder, batches_per_epoch=batches_per_epoch, answer_weights=weights
+        )
+    if settings.job == "chain_grpo":
+        return ChainGrpo.from_dataset(
+            settings, dataset, image_encoder, batches_per_epoch=batches_per_epoch, answer_weights=weights
         )
     return StepCoT.from_settings(
         settings, dataset.chain, image_encoder, batches_per_epoch=batches_per_epoch, answer_weights=weights

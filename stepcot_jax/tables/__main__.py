@@ -1,8 +1,8 @@
 """Make the paper's tables, and others of given answers, corrections, schedules and folds, from runs on any data.
 
-NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules or folds, several of them, or all:
-the first six. vqa, robustness, self_check and stages are published figures of GEMeX-RMCoT and MEDSAGE; they train
-nothing and need no --config.
+NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules, folds or chain_grpo, several of
+them, or all: the first six. vqa, robustness, self_check and stages are published figures of GEMeX-RMCoT and MEDSAGE;
+they train nothing and need no --config.
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
@@ -30,13 +30,24 @@ from stepcot_jax.settings.run_settings import Settings, make_settings
 if TYPE_CHECKING:
     from stepcot_jax.tables.plan import Plan
 
-NAMES = ("diagnosis", "steps", "components", "effect", "transfer", "cost", "corrections", "schedules", "folds")
+NAMES = (
+    "diagnosis",
+    "steps",
+    "components",
+    "effect",
+    "transfer",
+    "cost",
+    "corrections",
+    "schedules",
+    "folds",
+    "chain_grpo",
+)
 """Tables of Step-CoT, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
 
 PUBLISHED_NAMES = ("vqa", "robustness", "self_check", "stages")
 """Tables of GEMeX-RMCoT and MEDSAGE: published figures, without a run; the module of each has `make_tables`."""
 
-NOT_IN_ALL = ("corrections", "schedules", "folds")
+NOT_IN_ALL = ("corrections", "schedules", "folds", "chain_grpo")
 """Tables that `all` leaves out: they are not the paper's, and train anew, folds five times for each seed."""
 
 
@@ -124,6 +135,8 @@ def make_tables(
 def _make_plan(workdir: pathlib.Path) -> "Plan":
     values = flags.FLAGS
     settings = make_settings(values.config)
+    if settings.job == "chain_grpo":  # its config serves the table of that name, which chooses the job, as all do
+        settings = dataclasses.replace(settings, job="distill")
     seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
     target = make_settings(values.target_config) if values.target_config else None
     make_workdir(workdir)

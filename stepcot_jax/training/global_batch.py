@@ -7,6 +7,7 @@ the rows; the gradient of the gathering returns what every device found for a ro
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -62,3 +63,30 @@ class GlobalBatch:
 
 
 ONE_DEVICE = GlobalBatch()
+
+
+def differentiate(
+    loss: Callable[[Any, dict[str, Array]], tuple[Array, Any]], params: Any, rows: dict[str, Array], whole: GlobalBatch
+) -> tuple[Any, Any]:
+    """Return the shares of the global batch added up, and the gradients of its loss.
+
+    Args:
+      loss: (params, some rows) -> (the rows' share of the loss, shares to report).
+      params: to differentiate with respect to.
+      rows: of this device.
+      whole: with the passes over the rows.
+    """
+    gradient = jax.grad(loss, has_aux=True)
+    if whole.num_passes == 1:
+        gradients, shares = gradient(params, rows)
+    else:
+        parts, _ = whole.split(rows)
+        shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda part: part[0], parts))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        def one_pass(sums: Any, part: dict[str, Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, sums, gradient(params, part)), None
+
+        (gradients, shares), _ = jax.lax.scan(one_pass, zeros, parts)
+    found: tuple[Any, Any] = whole.add_up((shares, gradients))
+    return found

@@ -72,8 +72,12 @@ class Devices:
             return self.whole
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 
-    def check_batch_size(self, batch_size: int) -> None:
+    def check_batch_size(self, batch_size: int, *, setting: str = "config.training.batch_size") -> None:
         """Refuse a batch that cannot be divided among devices and passes.
+
+        Args:
+          batch_size: rows of a global batch.
+          setting: that decides it, for the message.
 
         Raises:
           BadInput: the batch size is no multiple of both.
@@ -81,7 +85,7 @@ class Devices:
         parts = self.num_devices * self.num_passes
         if batch_size % parts:
             raise BadInput(
-                f"config.training.batch_size: {batch_size} is not a multiple of {parts} ({self.num_devices} devices "
+                f"{setting}: {batch_size} is not a multiple of {parts} ({self.num_devices} devices "
                 f"x {self.num_passes} passes); config.parallel.num_devices changes the devices"
             )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from evaluate_replies.asked import ask
 
-from stepcot_jax.evaluate_replies.reply_results import count_replies
+from stepcot_jax.evaluation.reply_results import count_replies
 from stepcot_jax.evaluation.reply_scores import (
     ScoringSettings,
     as_columns,

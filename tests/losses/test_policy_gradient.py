@@ -50,13 +50,13 @@ CHOICES = list(
 )
 
 
-def draw(seed, spread=0.4):
+def draw(seed, spread=0.4, num_advantages=1):
     old = -np.abs(normal(seed, ROLLOUTS, TOKENS))
     return {
         "log_probs": old + spread * normal(seed + 1, ROLLOUTS, TOKENS),
         "old_log_probs": old,
         "reference_log_probs": old + spread * normal(seed + 2, ROLLOUTS, TOKENS),
-        "advantage": normal(seed + 3, ROLLOUTS),
+        "advantage": normal(seed + 3, ROLLOUTS, num_advantages),
     }
 
 
@@ -69,11 +69,11 @@ def oracle(inputs, counted, s):
             np.asarray(inputs[name], np.float64)[row][places]
             for name in ("log_probs", "old_log_probs", "reference_log_probs")
         )
-        gain = float(inputs["advantage"][row])
+        gains = np.broadcast_to(np.asarray(inputs["advantage"], np.float64)[row], TOKENS)[places]
         logs = new - old
         whole = {"sequence": logs.sum(), "sequence_mean": logs.mean() if len(logs) else 0.0}
         values, kls, stopped = [], [], []
-        for log, n, r in zip(logs, new, ref, strict=True):
+        for log, n, r, gain in zip(logs, new, ref, gains, strict=True):
             ratio = np.exp(log if s.ratio == "token" else whole[s.ratio])
             term = min(ratio * gain, min(max(ratio, 1 - s.clip_low), 1 + s.clip_high) * gain)
             if s.dual_clip and gain < 0:
@@ -113,12 +113,13 @@ def test_loss_agrees_with_the_loop(ratio, kind, norm):
             clip_high=clip_high,
             dual_clip=dual,
         )
-        inputs = draw(3, spread=0.8)
-        found = policy_gradient_loss(**inputs, counted=counted, settings=settings)
-        for value, expected in zip(
-            (found.total, found.divergence, found.clipped), oracle(inputs, counted, settings), strict=True
-        ):
-            assert_close(value, expected, 1e-5)
+        for num_advantages in (1, TOKENS):
+            inputs = draw(3, spread=0.8, num_advantages=num_advantages)
+            found = policy_gradient_loss(**inputs, counted=counted, settings=settings)
+            for value, expected in zip(
+                (found.total, found.divergence, found.clipped), oracle(inputs, counted, settings), strict=True
+            ):
+                assert_close(value, expected, 1e-5)
 
 
 @given(seeds, masks)
@@ -183,7 +184,7 @@ def test_the_first_update_moves_by_the_advantage():
 
     value, slope = jax.value_and_grad(loss)(inputs["log_probs"])
     assert_close(value, -TOKENS * inputs["advantage"].mean(), 1e-5)
-    assert_close(slope, -np.repeat(inputs["advantage"][:, None], TOKENS, 1) / ROLLOUTS, 1e-6)
+    assert_close(slope, -np.repeat(inputs["advantage"], TOKENS, 1) / ROLLOUTS, 1e-6)
 
 
 def test_estimators_by_hand():
@@ -223,7 +224,7 @@ def test_a_ratio_beyond_float32_is_held_by_the_clip(ratio, gain, dual, expected)
     inputs = {
         "old_log_probs": np.full((2, 1), -100.0, np.float32),
         "reference_log_probs": np.zeros((2, 1), np.float32),
-        "advantage": np.full(2, gain, np.float32),
+        "advantage": np.full((2, 1), gain, np.float32),
         "counted": np.ones((2, 1), bool),
     }
 

@@ -12,7 +12,7 @@ from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.losses.sequence import token_log_probs
 from stepcot_jax.models.decoder_blocks import DecoderSizes
 from stepcot_jax.models.prefix_vlm import PrefixVlm
-from stepcot_jax.policies.rollouts import Sampling, rollout_keys, sample_replies
+from stepcot_jax.policies.rollouts import Sampling, draw_words, rollout_keys, sample_replies
 
 WORDS, STOP, LONGEST, PROMPT, CASES, EACH = 9, 3, 6, 4, 3, 2
 SIZES = DecoderSizes(
@@ -129,6 +129,22 @@ def test_tokens_are_drawn_with_their_probabilities():
     expected = number * np.asarray(jax.nn.softmax(scores[0] / np.float32(0.7)))
     counts = np.bincount(np.asarray(replies.tokens)[:, 0], minlength=WORDS)
     assert ((counts - expected) ** 2 / expected).sum() < 30  # 8 degrees of freedom: p < 0.0003
+
+
+@pytest.mark.parametrize("num_words", [1, 2, 9, 1500])
+def test_words_invert_the_cumulative_sum(num_words):
+    """Every word at the middle of its share; words of weight 0, at either end too, are never drawn."""
+    weights = np.random.default_rng(num_words).random(num_words)
+    weights[np.random.default_rng(0).random(num_words) < 0.3] = 0.0
+    weights[num_words // 2] = 1.0
+    upto = np.cumsum(weights) / weights.sum()
+    middles = upto - weights / weights.sum() / 2
+    rows = jnp.broadcast_to(jnp.asarray(weights, jnp.float32)[None], (num_words, num_words))
+    found = np.asarray(draw_words(rows, jnp.asarray(middles, jnp.float32)))
+    drawn = weights > 1e-3
+    np.testing.assert_array_equal(found[drawn], np.arange(num_words)[drawn])
+    for end, word in ((0.0, np.flatnonzero(weights)[0]), (1 - 2.0**-24, np.flatnonzero(weights)[-1])):
+        assert draw_words(rows[:1], jnp.full(1, end, jnp.float32)).item() == word
 
 
 def test_padding_and_its_content_change_nothing():

@@ -120,3 +120,17 @@ def test_curves_of_a_run_with_given_answers_say_what_was_measured(tmp_path):
     text = write_curves(read_metrics(path))
     assert "mean of own answers and true ones given" in text
     assert ">teacher</text>" in text
+
+
+def test_a_run_by_rewards_shows_its_reward(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"kind": "train", "step": 1, "epoch": 0, "teacher/total": 0.1, "teacher/reward": 0.4}\n'
+        '{"kind": "val", "step": 2, "epoch": 0, "teacher/mean_reward": 0.5, "start/mean_reward": 0.25}\n'
+    )
+    score, loss, reward = re.findall("<figure>.*?</figure>", write_curves(read_metrics(path)))
+    assert "Mean reward on validation" in score
+    assert "start" in score
+    assert "Training loss" in loss
+    assert "Reward of sampled chains" in reward
+    assert "diagnosis right" not in reward  # it was not logged

@@ -119,7 +119,11 @@ def test_adaptive_is_the_printed_formulas(seed):
     for epoch in range(60):
         # Falling losses, a long plateau with a wide gap, then jumps.
         base = 2 * 0.8**epoch + 0.5 if epoch < 45 else rng.uniform(0.3, 1.5)
-        losses = base * np.array([[1.0, 0.25, 0.4]] * 3) * (1 + 0.003 * rng.standard_normal((3, 3)))
+        losses = (
+            base
+            * np.array([[1.0, 0.25, 0.4], [1.0, 0.9, 0.4], [1.0, 0.3, 0.4]])
+            * (1 + 0.003 * rng.standard_normal((3, 3)))
+        )
         shares = [stage_shares(state, settings, domain, num_epochs=60) for domain in DOMAINS]
         np.testing.assert_allclose(shares, oracle.shares(), rtol=1e-9, atol=1e-12)
         state = after_epoch(
@@ -173,6 +177,8 @@ def test_stages_that_were_not_drawn_keep_their_means():
     state = after_epoch(CurriculumState(), settings, {("a", "easy"): 1.0})
     assert dict(state.medium) == {}
     assert state.easy["a"] == pytest.approx(0.9001)
+    assert state.overall == pytest.approx(0.90001)
+    assert state.history == (state.overall,)
     assert state.gap("a") == pytest.approx((0.9001 - 0.001) / 0.9001, rel=1e-6)
     assert after_epoch(state, settings, {}) == dataclasses.replace(state, epoch=2)
     with pytest.raises(ValueError, match=r"losses must be finite; got nan for \('a', 'easy'\)"):

@@ -83,6 +83,11 @@ def test_batches_and_devices_that_do_not_fit_are_refused(settings, batch_size, m
         Devices(**settings).check_batch_size(batch_size)
 
 
+def test_the_setting_of_a_batch_size_is_named():
+    with pytest.raises(BadInput, match=r"^config.sft.batch_size: 7 is not a multiple of 2"):
+        Devices(num_devices=2).check_batch_size(7, setting="config.sft.batch_size")
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("localhost", 0))

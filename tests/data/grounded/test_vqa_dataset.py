@@ -189,17 +189,17 @@ def test_a_split_without_records_is_refused(tmp_path):
 
 
 def test_boxes_scale_by_the_stated_size_whatever_the_image_has(tmp_path):
-    box, thin = VqaBox("heart", (10.5, 20, 30, 90)), VqaBox("line", (99.9999999, 0, 100, 200))
-    text = "I look at the **heart** ([11, 20, 30, 90]), ([1, 50, 3, 60]) and **unit** ([0.1, 0.2, 0.3, 0.4])."
+    box, thin = VqaBox("heart", (21.6, 20, 30, 90)), VqaBox("line", (99.9999999, 0, 100, 200))
+    text = "I look at the **heart** ([22, 20, 30, 90]), ([1, 50, 3, 60]) and **unit** ([0.1, 0.2, 0.3, 0.4])."
     records = _records(split=["train"] * 6, image_size=(100, 200), references=(box, thin), thinking=text)
     root = _write(tmp_path, records=records, sizes={records[0].image_path: (200, 40)})
     dataset = load_vqa_dataset(_settings(root), splits=("train",))
     for record in dataset.records:
         first, second = record.references
-        assert first.box == pytest.approx((10.5 * 0.48, 20 * 0.24, 30 * 0.48, 90 * 0.24))
+        assert first.box == pytest.approx((21.6 * 0.48, 20 * 0.24, 30 * 0.48, 90 * 0.24))
         assert 0 < second.box[0] < second.box[2] == SIZE
-        # 10.5 * 0.48 = 5.04 -> 5 as the reference is written, and not 11 * 0.48 = 5.28; halves go up
-        assert "([5, 5, 14, 22]), ([0, 12, 1, 14])" in record.thinking
+        # 21.6 * 0.48 = 10.4 as the reference is written, and not 22 * 0.48 = 10.6; halves go up
+        assert "([10, 5, 14, 22]), ([0, 12, 1, 14])" in record.thinking
         assert "([0.1, 0.2, 0.3, 0.4])" in record.thinking
     with Image.open(root / records[0].image_path) as picture:
         expected = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC))

@@ -1,0 +1,35 @@
+"""The row beside which every result stands: the majority answer with the constant box, scored."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from stepcot_jax.data.grounded.baselines import fit_baseline
+from stepcot_jax.evaluation.reply_results import BASELINE
+from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_reply
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import Region, Reply
+
+
+def score_baseline(
+    records: Sequence[VqaRecord], chosen: Sequence[VqaRecord], settings: ScoringSettings
+) -> tuple[list[ReplyScore] | None, str]:
+    """Score the majority answer with the constant box, of the training records; None and why if there are none."""
+    train = [record for record in records if record.split == "train"]
+    if not train:
+        return None, f"No row of {BASELINE}: the file has no record of split train to take them from."
+    fitted, known = fit_baseline(train), {record.kind for record in train}
+    scores = []
+    for record in chosen:
+        if record.kind not in known:
+            scores.append(ReplyScore(record.id, None, None, (), *(4 * (math.nan,))))
+            continue
+        found = fitted.answer(record)
+        reply = Reply(
+            dialect=settings.dialect,
+            answer=found.answer if isinstance(found.answer, str) else ", ".join(found.answer),
+            references=tuple(Region(reference.label, reference.box) for reference in found.references),
+        )
+        scores.append(dataclasses.replace(score_reply(reply, record, settings), format=math.nan))
+    own = " Training records are among those scored." if any(record.split == "train" for record in chosen) else ""
+    return scores, f"{BASELINE}: of {len(train)} training records, ignoring the picture.{own}"

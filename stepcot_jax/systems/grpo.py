@@ -1,0 +1,119 @@
+"""The compiled update of group-relative policy optimisation (GEMeX-RMCoT: Eq. 2; MEDSAGE: Eq. 10 to 12)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from stepcot_jax.losses.policy_gradient import aggregate_weight, policy_gradient_loss, self_check_loss
+from stepcot_jax.losses.sequence import token_log_probs
+from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.settings.policy_sections import GrpoSettings, SelfCheckSettings
+from stepcot_jax.systems.grpo_objective import REFERENCE, make_objective
+from stepcot_jax.systems.sft import POLICY, Batch, Normalise
+from stepcot_jax.training.global_batch import GlobalBatch, differentiate
+from stepcot_jax.training.optimizers import global_norm
+from stepcot_jax.training.state import Params, TrainState, apply_gradients
+
+NAME = "grpo"
+"""Of the phase, its optimizer and its best weights."""
+
+_OLD, _FROZEN = "old_log_probs", "reference_log_probs"
+
+
+@dataclasses.dataclass(frozen=True)
+class GrpoUpdate:
+    """One device's update on its prompts with their groups of completions.
+
+    Attributes:
+      policy: the network.
+      normalise: of its pictures.
+      optimizer: of all its parameters.
+      settings: of the objective.
+      self_check: of the self-check's term, where batches carry one.
+    """
+
+    policy: PrefixVlm
+    normalise: Normalise
+    optimizer: optax.GradientTransformation
+    settings: GrpoSettings
+    self_check: SelfCheckSettings
+
+    def log_probs(self, params: Params, rows: Batch) -> Float[Array, "rollout token"]:
+        """Return the log-probability of each sampled token, at the temperature of sampling."""
+        completions = _flat(rows["completions"])
+        logits = self.policy.apply(
+            {"params": params}, self.normalise(rows["images"]), rows["prompts"], rows["lengths"], completions
+        )
+        return token_log_probs(
+            logits=logits,
+            tokens=completions,
+            counted=_flat(rows["counted"]),
+            temperature=self.settings.temperature,
+        )
+
+    def gradients(self, params: Params, batch: Batch, whole: GlobalBatch) -> tuple[dict[str, Array], Params]:
+        """Return the numbers of the global batch and the gradients of its loss."""
+        objective = make_objective(self.settings)
+        divisor = whole.add_up(aggregate_weight(_flat(batch["counted"]), objective))
+        num_completions = whole.add_up(jnp.float32(batch["counted"].shape[0] * batch["counted"].shape[1]))
+
+        def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
+            log_probs = self.log_probs(trained[POLICY], rows)
+            found = policy_gradient_loss(
+                log_probs=log_probs,
+                old_log_probs=_flat(rows[_OLD]),
+                reference_log_probs=_flat(rows[_FROZEN]),
+                advantage=_flat(rows["advantages"]),
+                counted=_flat(rows["counted"]),
+                settings=objective,
+                whole=divisor,
+            )
+            numbers = {"kl": found.divergence, "clipped": found.clipped}
+            total = found.total
+            if "check" in rows:
+                numbers["self_check_loss"] = self_check_loss(
+                    log_probs=log_probs,
+                    check=_flat(rows["check"]),
+                    success=_flat(rows["check_success"]),
+                    alpha=self.self_check.alpha,
+                    norm=self.self_check.norm,
+                    whole=num_completions,
+                )
+                total = total + numbers["self_check_loss"]
+            return total, {"loss": total, **numbers}
+
+        return differentiate(loss, {POLICY: params[POLICY]}, batch, whole)
+
+    def freeze(self, params: Params, batch: Batch) -> Batch:
+        """Return a batch with the log-probabilities of the frozen start; without a penalty they are not needed."""
+        if not self.settings.beta:
+            return {**batch, _FROZEN: batch[_OLD]}
+        frozen = jax.lax.stop_gradient(self.log_probs(params[REFERENCE], batch))
+        return {**batch, _FROZEN: frozen.reshape(batch["counted"].shape)}
+
+    def __call__(self, state: TrainState, batch: Batch, whole: GlobalBatch) -> tuple[TrainState, dict[str, Array]]:
+        """Return the state after `num_updates` passes over the batch, and the numbers of the last pass."""
+        batch = self.freeze(state.params, batch)
+
+        def one_pass(state: TrainState, _: Any) -> tuple[TrainState, dict[str, Array]]:
+            numbers, gradients = self.gradients(state.params, batch, whole)
+            numbers = {**numbers, "gradient_norm": global_norm(gradients)}
+            return apply_gradients(state, NAME, self.optimizer, gradients), numbers
+
+        if self.settings.num_updates == 1:
+            state, numbers = one_pass(state, None)
+        else:
+            state, every = jax.lax.scan(one_pass, state, None, length=self.settings.num_updates)
+            numbers = jax.tree.map(lambda values: values[-1], every)
+        return state.replace(step=state.step + jnp.int32(1)), {
+            f"{NAME}/{name}": number for name, number in numbers.items()
+        }
+
+
+def _flat(rows: Array) -> Array:
+    """[row, rollout, ...] -> [row * rollout, ...]; the rollouts of a prompt follow each other."""
+    return rows.reshape(-1, *rows.shape[2:])

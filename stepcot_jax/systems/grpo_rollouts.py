@@ -1,0 +1,167 @@
+"""Rollouts of an update on the host: sample replies, read and reward them, and compare each with its group."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from stepcot_jax.evaluation.stage_claims import stage_consistency
+from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.losses.advantages import advantages
+from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.rollouts import Replies, Sampling, rollout_keys
+from stepcot_jax.policies.tokenizers import Tokenizer
+from stepcot_jax.reasoning.dialects import read_reply
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
+from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings
+from stepcot_jax.systems.sft import POLICY, Batch, Normalise
+from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.state import TrainState
+from stepcot_jax.training.system import COLLECTED_NUMBERS
+
+_PARTS = ("total", "answer", "grounding", "format", "consistency")
+_SHUFFLE = 5  # stream of random numbers, apart from those of sampling
+_PATIENCE = 20
+
+
+def make_reward_settings(settings: RewardsSettings) -> RewardSettings:
+    """Return the rewards of a reply."""
+    names = [field.name for field in dataclasses.fields(RewardSettings)]
+    return RewardSettings(**{name: getattr(settings, name) for name in names})
+
+
+@dataclasses.dataclass
+class Rollouts:
+    """Makes the batch of a GRPO update from prompts; a function of the state and the prompts.
+
+    Attributes:
+      policy: the network.
+      normalise: of its pictures.
+      tokenizer: of its replies.
+      dialect: that replies are read in.
+      with_thinking: whether replies must have their part before the answer.
+      records: by place, as a prompt's "place" names them.
+      devices: that sample.
+      settings: of groups and advantages.
+      rewards: of a reply.
+      longest: tokens of a sampled reply.
+    """
+
+    policy: PrefixVlm
+    normalise: Normalise
+    tokenizer: Tokenizer
+    dialect: str
+    with_thinking: bool
+    records: Sequence[VqaRecord]
+    devices: Devices
+    settings: GrpoSettings
+    rewards: RewardSettings
+    longest: int
+
+    def __post_init__(self) -> None:
+        sampling = Sampling(longest=self.longest, stop=self.tokenizer.stop, temperature=self.settings.temperature)
+        group = self.settings.group_size
+
+        def sample(params: Any, rows: Mapping[str, Array], key: Array) -> Replies:
+            prompts = rows["prompts"]
+            keys = rollout_keys(key, first=0, number=group * len(prompts))
+            images = self.normalise(rows["images"])
+            return generate(self.policy, params, images, prompts, rows["lengths"], sampling=sampling, keys=keys)
+
+        self._sample = jax.jit(sample, out_shardings=self.devices.whole)
+        self._without_signal = 0
+
+    def sample(self, state: TrainState, batch: Batch) -> Replies:
+        """Return the replies to the prompts of all processes, on the host; those of a prompt follow each other."""
+        rows = self.devices.put_rows({name: batch[name] for name in ("images", "prompts", "lengths")})
+        replies: Replies = jax.device_get(self._sample(state.params[POLICY], rows, state.key_of_update()))
+        return replies
+
+    def __call__(self, state: TrainState, batch: Batch) -> Batch:
+        """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log.
+
+        Raises:
+          RunStopped: no reply was scored, or rewards were equal within every group for 20 updates in a row.
+        """
+        number, group = len(batch["place"]), self.settings.group_size
+        first = jax.process_index() * number
+        replies = jax.tree.map(
+            lambda rows: rows.reshape(-1, group, rows.shape[-1])[first : first + number], self.sample(state, batch)
+        )
+        found = [
+            self.reward(tokens, self.records[place])
+            for place, rollouts in zip(batch["place"], replies.tokens, strict=True)
+            for tokens in rollouts
+        ]
+        parts = {name: np.array([getattr(each, name) for each in found], np.float32) for name in _PARTS}
+        of_all = self.devices.gather_rows({name: part.reshape(number, group) for name, part in parts.items()})
+        relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
+        counted = self._counted(replies)
+        return {
+            **{name: batch[name] for name in ("images", "prompts", "lengths")},
+            "completions": replies.tokens,
+            "counted": counted,
+            "old_log_probs": replies.log_probs,
+            "advantages": relative[first : first + number, :, None],
+            COLLECTED_NUMBERS: self._describe(of_all, relative, replies),
+        }
+
+    def reward(self, tokens: np.ndarray, record: VqaRecord) -> Rewards:
+        """Return the rewards of one reply."""
+        text = self.tokenizer.decode(tokens.tolist())
+        reply = read_reply(text, self.dialect, with_thinking=self.with_thinking)
+        consistency = stage_consistency if self.rewards.consistency_weight else None
+        return reward(reply, record, self.rewards, consistency=consistency)
+
+    def compare(self, totals: Float[np.ndarray, "prompt rollout"], *, step: int) -> Float[np.ndarray, "prompt rollout"]:
+        """Return the advantages of all prompts.
+
+        Raises:
+          RunStopped: no reply was scored, or rewards were equal within every group for 20 updates in a row.
+        """
+        if np.isnan(totals).all():
+            raise RunStopped(f"step {step}: none of {totals.size} replies was scored (rewards are NaN)")
+        if self.settings.shuffle_rewards:
+            order = np.random.default_rng((_SHUFFLE, step)).permutation(totals.size)
+            totals = totals.ravel()[order].reshape(totals.shape)
+        relative = np.asarray(
+            advantages(
+                jnp.asarray(totals),
+                std_ddof=self.settings.std_ddof,
+                std_epsilon=self.settings.std_epsilon,
+                scale=self.settings.scale,
+            )
+        )
+        self._without_signal = 0 if relative.any() else self._without_signal + 1
+        if self._without_signal == _PATIENCE:
+            raise RunStopped(
+                f"step {step}: the rewards of each prompt's replies were equal for {_PATIENCE} updates in a row (mean "
+                f"{np.nanmean(totals):.3f}); nothing can be learnt from them: check config.rewards, or fine-tune longer"
+            )
+        return relative
+
+    def _counted(self, replies: Replies) -> Bool[np.ndarray, "prompt rollout token"]:
+        if not self.settings.mask_truncated:
+            return replies.counted
+        has_ended = (replies.counted & (replies.tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
+        return replies.counted & has_ended
+
+    def _describe(self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies) -> dict[str, float]:
+        """Return the numbers of an update for the log."""
+        numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items()}
+        numbers["reward/deviation_in_group"] = _mean(np.nanstd(rewards["total"], axis=1))
+        numbers["equal_groups"] = float((~relative.any(axis=1)).mean())
+        numbers["length"] = float(replies.counted.sum(axis=-1).mean())
+        numbers["entropy"] = float(-(replies.log_probs.sum() / max(replies.counted.sum(), 1)))
+        return {f"rollouts/{name}": number for name, number in numbers.items()}
+
+
+def _mean(values: np.ndarray) -> float:
+    """Mean of what is defined; NaN if nothing is."""
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")

@@ -1,0 +1,165 @@
+"""A policy over replies: fine-tuned on records, then optimised for rewards against its frozen start."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+from stepcot_jax.settings.policy_sections import GrpoSettings, SftSettings
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems import grpo, sft
+from stepcot_jax.systems.grpo import GrpoUpdate
+from stepcot_jax.systems.grpo_objective import REFERENCE
+from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
+from stepcot_jax.training.optimizers import make_optimizer
+from stepcot_jax.training.state import Params, TrainState
+from stepcot_jax.training.system import Phase, Stream, System
+
+Schedule = optax.Schedule
+
+
+@dataclasses.dataclass
+class PolicySystem(System):
+    """The phases "sft" and, with the job "grpo", "grpo" of one policy.
+
+    Attributes:
+      settings: of the run.
+      policy: the network.
+      normalise: of its pictures.
+      sampling: of greedy replies, for evaluation.
+      sft_updates: in an epoch of fine-tuning.
+      grpo_updates: in an epoch of GRPO.
+      rollouts: host part of a GRPO update; None for the job "sft".
+      start: parameters of the policy to start from; None for random ones.
+      streams: of the phases by name; set before `phases` is called.
+    """
+
+    settings: Settings
+    policy: PrefixVlm
+    normalise: Normalise
+    sampling: Sampling
+    sft_updates: int
+    grpo_updates: int
+    rollouts: Rollouts | None = None
+    start: Params | None = None
+    streams: Mapping[str, Stream] = dataclasses.field(default_factory=dict)
+
+    score_name = "score"
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.names = (sft.NAME,) if settings.job == "sft" else (sft.NAME, grpo.NAME)
+        self.end_of_sft = settings.sft.epochs * self.sft_updates
+        self.optimizers = {
+            sft.NAME: self._make_optimizer(sft_schedule(settings.sft, self.sft_updates), settings.sft.weight_decay),
+            grpo.NAME: self._make_optimizer(
+                grpo_schedule(settings.grpo, self.grpo_updates), settings.grpo.weight_decay
+            ),
+        }
+
+    def _make_optimizer(self, schedule: Schedule, weight_decay: float) -> optax.GradientTransformation:
+        training = self.settings.training
+        return make_optimizer(
+            learning_rate=schedule,
+            weight_decay=weight_decay,
+            epsilon=training.adam_epsilon,
+            clip_norm=training.clip_norm,
+        )
+
+    def init(self, key: Array, example: Batch) -> TrainState:
+        """Return random parameters, or those of the start; the reference is a copy of them."""
+        init_key, run_key = jax.random.split(key)
+        if self.start is None:
+            params = self.policy.init(
+                init_key,
+                self.normalise(jnp.asarray(example["images"])),
+                jnp.asarray(example["prompts"]),
+                jnp.asarray(example["lengths"]),
+                jnp.zeros((len(example["prompts"]), 2), jnp.int32),
+            )["params"]
+        else:
+            params = jax.tree.map(jnp.asarray, self.start)
+        of_policy: Params = {POLICY: params}
+        reference = {} if self.settings.job == "sft" else {REFERENCE: jax.tree.map(jnp.copy, params)}
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params={**of_policy, **reference},
+            optimizers={name: self.optimizers[name].init(of_policy) for name in self.names},
+            key=jax.random.key_data(run_key),
+        )
+
+    def phases(self) -> Sequence[Phase]:
+        """Return fine-tuning, and GRPO with its rollouts on the host."""
+        found = []
+        if self.settings.sft.epochs:
+            update = SftUpdate(self.policy, self.normalise, self.optimizers[sft.NAME], self.settings.sft)
+            found.append(Phase(sft.NAME, self.settings.sft.epochs, update, self.streams[sft.NAME]))
+        if self.rollouts is not None and self.settings.grpo.epochs:
+            optimise = GrpoUpdate(
+                self.policy,
+                self.normalise,
+                self.optimizers[grpo.NAME],
+                self.settings.grpo,
+                self.settings.self_check,
+            )
+            stream = self.streams[grpo.NAME]
+            found.append(Phase(grpo.NAME, self.settings.grpo.epochs, optimise, stream, self.rollouts))
+        return found
+
+    def phase_of(self, step: int) -> str:
+        """Return the name of the phase that the update `step`, counted from 1, belongs to."""
+        return sft.NAME if self.settings.job == "sft" or step <= self.end_of_sft else grpo.NAME
+
+    def predict(self, params: Params, batch: Batch) -> dict[str, Array]:
+        """Return greedy replies as "tokens" [case, token]."""
+        number = len(batch["prompts"])
+        keys = rollout_keys(jax.random.key(0), first=0, number=number)  # not used by greedy replies
+        images = self.normalise(batch["images"])
+        replies = generate(
+            self.policy, params[POLICY], images, batch["prompts"], batch["lengths"], sampling=self.sampling, keys=keys
+        )
+        return {"tokens": replies.tokens}
+
+    def evaluate(self, predictions: Any) -> dict[str, float]:
+        """Return the score of figures with "a_score" and "v_score" under the name of their "phase": (A + V) / 2."""
+        return {predictions["phase"]: (predictions["a_score"] + predictions["v_score"]) / 2}
+
+    def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
+        """Freeze the reference when fine-tuning ends."""
+        del scores
+        if REFERENCE not in state.params or int(jax.device_get(state.step)) != self.end_of_sft:
+            return state
+        return state.replace(params={**state.params, REFERENCE: jax.tree.map(jnp.copy, state.params[POLICY])})
+
+
+def sft_schedule(settings: SftSettings, updates_per_epoch: int) -> Schedule:
+    """Return the rate by update: linear warm-up, then a cosine to 0 over the rest, or constant."""
+    total = max(settings.epochs * updates_per_epoch, 1)
+    warmup = min(round(settings.warmup_epochs * updates_per_epoch), total)
+    rest = total - warmup
+    cosine = settings.schedule == "cosine" and rest > 0
+    after = (
+        optax.cosine_decay_schedule(settings.learning_rate, rest)
+        if cosine
+        else optax.constant_schedule(settings.learning_rate)
+    )
+    if not warmup:
+        return after
+    rise = optax.linear_schedule(settings.first_learning_rate, settings.learning_rate, warmup)
+    return optax.join_schedules([rise, after], [warmup])
+
+
+def grpo_schedule(settings: GrpoSettings, updates_per_epoch: int) -> Schedule:
+    """Return the rate by pass over a batch of rollouts: constant, or a cosine to 0."""
+    total = max(settings.epochs * updates_per_epoch * settings.num_updates, 1)
+    if settings.schedule == "cosine":
+        return optax.cosine_decay_schedule(settings.learning_rate, total)
+    return optax.constant_schedule(settings.learning_rate)

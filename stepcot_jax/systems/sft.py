@@ -1,0 +1,154 @@
+"""Supervised fine-tuning of a policy: rows of packed records on the host, and the compiled update (MEDSAGE: Eq. 7)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Int
+
+from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
+from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.encoded_records import EncodedRecord, lay_out_pack, pack_records, stack_rows
+from stepcot_jax.settings.policy_sections import SftSettings
+from stepcot_jax.training.global_batch import GlobalBatch, differentiate
+from stepcot_jax.training.optimizers import global_norm
+from stepcot_jax.training.state import Params, TrainState, apply_gradients
+
+NAME = "sft"
+"""Of the phase, its optimizer and its best weights."""
+
+POLICY = "policy"
+"""Of the policy's parameters."""
+
+Batch = dict[str, Any]
+Normalise = Callable[[Array], Array]
+"""Pictures uint8 [case, height, width, 3] -> the network's input."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedRows:
+    """Rows of a fine-tuning batch from the numbers of their packs.
+
+    Attributes:
+      dataset: records and images.
+      encoded: tokens of each record of the training split, by its place.
+      packs: places of the records of each pack, all of one image.
+      length: tokens of a row.
+      part_weights: of answer and reasoning.
+      rows: of a global batch that this process loads.
+    """
+
+    dataset: VqaDataset
+    encoded: Mapping[int, EncodedRecord]
+    packs: Sequence[tuple[int, ...]]
+    length: int
+    part_weights: tuple[float, float]
+    rows: slice
+
+    def __call__(self, update: int, numbers: Int[np.ndarray, " row"]) -> Batch:
+        """Return this process's rows: images, and what `lay_out_pack` and `sequence_loss` name."""
+        del update
+        own = [self.packs[number] for number in numbers[self.rows]]
+        laid_out = stack_rows([lay_out_pack([self.encoded[place] for place in pack], self.length) for pack in own])
+        weights = np.tile(np.array(self.part_weights, np.float32), (len(own), 1))
+        images = self.dataset.load_images([self.dataset.image_of[pack[0]] for pack in own])
+        return {"images": images, **laid_out, "part_weights": weights}
+
+
+def pack_split(
+    dataset: VqaDataset, encoded: Mapping[int, EncodedRecord], *, pack_length: int
+) -> tuple[list[tuple[int, ...]], int]:
+    """Return the packs of the training split and the tokens of the longest; see `encoded_records.pack_records`."""
+    places = [int(place) for place in dataset.splits["train"]]
+    lengths = [encoded[place].length for place in places]
+    packs = pack_records(lengths, [int(dataset.image_of[place]) for place in places], longest=pack_length)
+    named = [tuple(places[number] for number in pack) for pack in packs]
+    return named, max(sum(encoded[place].length for place in pack) for pack in named)
+
+
+class OneBatch(grain.transforms.MapWithIndex):
+    """Turns drawn numbers into a batch by a function of update and numbers."""
+
+    def __init__(self, make: Callable[[int, Any], Batch]) -> None:
+        self._make = make
+
+    def map_with_index(self, index: int, element: Any) -> Batch:
+        """Return the batch of an update."""
+        return self._make(index, np.asarray(element))
+
+
+def draw_batches(number: int, *, batch_size: int, seed: int, make: Callable[[int, Any], Batch]) -> grain.MapDataset:
+    """Return endless batches; each item comes once before any repeats, in a new order each time.
+
+    Args:
+      number: of items.
+      batch_size: rows of a global batch.
+      seed: of the order.
+      make: (update, numbers of its items) -> batch.
+    """
+    order = grain.MapDataset.range(number).seed(seed).shuffle().repeat()
+    return order.batch(batch_size, drop_remainder=True).map_with_index(OneBatch(make))
+
+
+@dataclasses.dataclass(frozen=True)
+class SftUpdate:
+    """One device's update of fine-tuning.
+
+    Attributes:
+      policy: the network.
+      normalise: of its pictures.
+      optimizer: of all its parameters.
+      settings: with the reduction.
+    """
+
+    policy: PrefixVlm
+    normalise: Normalise
+    optimizer: optax.GradientTransformation
+    settings: SftSettings
+
+    def loss(self, params: Params, rows: Batch, whole: Array) -> Array:
+        """Return the share of the loss that some rows have; `whole` is the divisor over the global batch."""
+        logits = self.policy.apply(
+            {"params": params[POLICY]},
+            self.normalise(rows["images"]),
+            rows["tokens"],
+            rows["segments"],
+            rows["places"],
+            method="score_packed",
+        )
+        return sequence_loss(
+            logits=logits,
+            tokens=rows["targets"],
+            parts=rows["parts"],
+            part_weights=rows["part_weights"],
+            reduction=self.settings.reduction,
+            whole=whole,
+        )
+
+    def gradients(self, params: Params, batch: Batch, whole: GlobalBatch) -> tuple[dict[str, Array], Params]:
+        """Return the loss of the global batch and its gradients."""
+        share = sequence_weight(
+            parts=batch["parts"], part_weights=batch["part_weights"], reduction=self.settings.reduction
+        )
+        divisor = whole.add_up(share)
+
+        def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
+            value = self.loss(trained, rows, divisor)
+            return value, {"loss": value}
+
+        return differentiate(loss, {POLICY: params[POLICY]}, batch, whole)
+
+    def __call__(self, state: TrainState, batch: Batch, whole: GlobalBatch) -> tuple[TrainState, dict[str, Array]]:
+        """Return the state after the update, and the loss and gradient norm before it."""
+        numbers, gradients = self.gradients(state.params, batch, whole)
+        state = apply_gradients(state, NAME, self.optimizer, gradients)
+        numbers = {f"{NAME}/{name}": number for name, number in numbers.items()}
+        return state.replace(step=state.step + jnp.int32(1)), {
+            **numbers,
+            f"{NAME}/gradient_norm": global_norm(gradients),
+        }

@@ -1,0 +1,171 @@
+"""Whole runs of "chain_grpo": what they report, that readers load them, and that a resumed run is the same."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from run.small_run import LinearEncoder, leaves, small_run
+
+import stepcot_jax as sc
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict import trained_model
+from stepcot_jax.predict.trained_model import read_default_model
+from stepcot_jax.run import training_run
+from stepcot_jax.training.stored_params import restore_params
+
+CHANGES = {
+    "job": "chain_grpo",
+    "training__teacher_job_epochs": 1,
+    "grpo__epochs": 2,
+    "grpo__batch_size": 8,
+    "grpo__group_size": 3,
+    "rewards__diagnosis_weight": 0.5,
+    "rewards__steps_weight": 1.0,
+}
+"""One epoch of 5 updates on labels, two of 5 by rewards."""
+
+
+class Killed(Exception):
+    pass
+
+
+def entries(workdir):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "cases_per_second"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    patch, workdir = pytest.MonkeyPatch(), tmp_path_factory.mktemp("chain")
+    run = small_run(workdir, patch, **CHANGES)
+    report = run.execute()
+    patch.undo()
+    return workdir, run, report
+
+
+def test_a_run_reports_the_teacher_and_its_start(finished):
+    workdir, run, report = finished
+    assert list(report["test"]) == ["teacher", "start"]
+    assert set(report["best"]) == {"teacher", "start"}
+    assert run.system.score_name == "mean_reward"
+    lines = entries(workdir)
+    last = [line for line in lines if line["kind"] == "train"][-1]
+    wanted = {"reward", "reward_diagnosis", "reward_steps", "reward_consistent", "kl", "clipped", "equal_groups"}
+    assert {f"teacher/{name}" for name in wanted | {"entropy", "gradient_norm", "total", "scored"}} <= set(last)
+    assert last["teacher/kl"] > 0
+    scores = [line["start/mean_reward"] for line in lines if line["kind"] == "val"]
+    assert len(scores) == 3
+    assert scores[1] == scores[2] == max(scores[0], lines[-1].get("start/mean_reward", scores[1]))
+
+
+def test_grpo_moves_the_teacher_and_the_encoder_but_not_the_start(finished):
+    workdir, run, _ = finished
+    before, after = (restore_params(workdir / "checkpoints", step) for step in (run.checkpoints.latest_step - 5, 15))
+    for found, expected in zip(leaves(after["reference"]), leaves(before["reference"]), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for name in ("teacher", "image_encoder"):
+        moved = [
+            np.abs(a - b).max() for a, b in zip(leaves(after[name]), leaves(after["reference"][name]), strict=True)
+        ]
+        assert max(moved) > 1e-4
+    for found, expected in zip(leaves(after["student"]), leaves(run._init().params["student"]), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_readers_load_the_refined_teacher(finished, tmp_path, monkeypatch):
+    workdir, _, _ = finished
+    monkeypatch.setattr(trained_model, "make_resnet", lambda name: LinearEncoder())
+    assert read_default_model(workdir) == "teacher"
+    pixels = np.random.default_rng(0).integers(0, 255, (32, 32), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    reading = sc.load(workdir).read(tmp_path / "image.png")
+    assert len(reading.steps) == 7
+    with pytest.raises(BadInput, match="has no trained 'student'; it has teacher"):
+        trained_model.load_trained(workdir, names=("student",))
+
+
+def test_a_run_killed_within_an_epoch_of_rollouts_goes_on_to_the_same_bits(finished, tmp_path, monkeypatch):
+    workdir, _, report = finished
+    first = small_run(tmp_path, monkeypatch, **CHANGES, training__checkpoint_minutes=1e-9)
+    write, saved = training_run.MetricsLog.write, []
+
+    def die_in_the_last_epoch(log, kind, *, step, **rest):
+        if step == 14:
+            saved.append(first.checkpoints.latest_step)
+            raise Killed
+        write(log, kind, step=step, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run.MetricsLog, "write", die_in_the_last_epoch)
+        with pytest.raises(Killed):
+            first.execute()
+    assert saved == [12]
+    resumed = small_run(tmp_path, monkeypatch, **CHANGES).execute()
+    assert (resumed["test"], resumed["best"]) == (report["test"], report["best"])
+    found, expected = (restore_params(folder / "checkpoints", 15) for folder in (tmp_path, workdir))
+    for leaf, other in zip(leaves(found), leaves(expected), strict=True):
+        np.testing.assert_array_equal(leaf, other)
+    assert entries(tmp_path) == entries(workdir)
+
+
+def test_a_run_may_start_from_the_teacher_of_another(finished, tmp_path, monkeypatch):
+    workdir, _, report = finished
+    run = small_run(tmp_path, monkeypatch, **CHANGES, policy__start=str(workdir))
+    assert [phase.name for phase in run.system.phases()] == ["chain_grpo"]
+    state, best = run._init(), restore_params(workdir / "checkpoints", report["best"]["teacher"]["step"])
+    for name in ("teacher", "image_encoder"):
+        for tree in (state.params, state.params["reference"]):
+            for found, expected in zip(leaves(tree[name]), leaves(best[name]), strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+
+def test_the_best_epoch_of_the_first_phase_is_the_start(finished):
+    _, run, _ = finished
+    system, state = run.system, run._init()
+    other = state.replace(params={**state.params, "teacher": {"kernel": jnp.ones(2)}, "image_encoder": {}})
+
+    def after(step, teacher, start):
+        at = other.replace(step=jnp.int32(step))
+        return system.after_epoch(at, {"teacher": teacher, "start": start}).params
+
+    assert after(4, 0.6, 0.5)["reference"]["teacher"]["kernel"].shape == (2,)
+    assert after(4, 0.5, 0.6) is other.params
+    assert after(5, 0.6, 0.5)["reference"]["teacher"]["kernel"].shape == (2,)
+    back = after(5, 0.5, 0.6)  # the end of the phase
+    assert set(back["teacher"]) == set(state.params["teacher"])
+    assert after(10, 0.9, 0.1) is other.params  # GRPO does not change its reference
+
+
+def test_the_score_is_the_mean_reward_of_the_most_probable_answers(finished):
+    _, run, _ = finished
+    rng = np.random.default_rng(0)
+    logits = {name: rng.standard_normal((20, 7, 4)).astype(np.float32) for name in ("teacher", "start")}
+    labels = rng.integers(-1, 4, (20, 7)).astype(np.int32)
+    found = run.system.evaluate(Predictions(np.arange(20, dtype=np.int32), labels, logits))
+    for name, own in logits.items():
+        right, known = own.argmax(-1) == labels, labels >= 0
+        rewards = [0.5 * right[case, -1] + right[case][known[case]].mean() for case in range(20) if known[case, -1]]
+        assert found[name] == pytest.approx(np.mean(rewards) / 1.5)
+    none = run.system.evaluate(Predictions(np.arange(20, dtype=np.int32), np.full_like(labels, -1), logits))
+    assert all(np.isnan(score) for score in none.values())
+    bad = {**logits, "start": np.full_like(logits["start"], np.nan)}
+    with pytest.raises(FloatingPointError, match="start: a logit is not finite"):
+        run.system.evaluate(Predictions(np.arange(20, dtype=np.int32), labels, bad))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grpo__epochs": 0}, r"config.grpo.epochs: 0; expected 1 or more"),
+        ({"grpo__batch_size": 9, "parallel__num_devices": 2}, r"config.grpo.batch_size: 9 is not a multiple of 2"),
+        ({"teacher__write_back": False}, r"config.teacher.memory and write_back must be True"),
+        ({"rewards__diagnosis_weight": 0.0, "rewards__steps_weight": 0.0}, r"config.rewards.diagnosis_weight, .*are 0"),
+        ({"policy__start": "nowhere"}, r"config.policy.start: nowhere is not a folder"),
+    ],
+)
+def test_settings_that_do_not_fit_the_job_are_refused(tmp_path, monkeypatch, changes, message):
+    with pytest.raises(BadInput, match=message):
+        small_run(tmp_path, monkeypatch, **{**CHANGES, **changes})._init()

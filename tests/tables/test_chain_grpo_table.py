@@ -1,0 +1,74 @@
+"""The table of the teacher before and after GRPO: its cells, paired differences, and contradictions."""
+
+import json
+
+import numpy as np
+import pytest
+from tables.finished_cells import CHAIN, LABELS, finish, make_plan, make_split
+
+from stepcot_jax.evaluation.consistency import count_pairs, inconsistent, make_rules
+from stepcot_jax.evaluation.consistency_files import write_pairs
+from stepcot_jax.run.stored_reading import PAIRS_FILE
+from stepcot_jax.tables import chain_grpo_table
+from stepcot_jax.tables.chain_grpo_table import score_cases
+
+QUALITIES = {"true": {"teacher": 0.8, "start": 0.5}, "shuffled": {"teacher": 0.5, "start": 0.5}}
+COUNTS = count_pairs(np.repeat(LABELS, 20, axis=0), CHAIN)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    plan = make_plan(tmp_path_factory.mktemp("chain"))
+    for cell in chain_grpo_table.list_cells(plan):
+        rewards = "shuffled" if cell.settings.grpo.shuffle_rewards else "true"
+        finish(plan.cells, cell, QUALITIES[rewards])
+        folder = plan.cells.folder(cell)
+        write_pairs(folder / PAIRS_FILE, COUNTS, CHAIN)
+        best = {"teacher": {"step": 9, "validation_score": 0.5}, "start": {"step": 4, "validation_score": 0.5}}
+        (folder / "report.json").write_text(json.dumps({"best": best}))
+    return plan
+
+
+def test_true_and_shuffled_rewards_are_run_with_each_seed(plan):
+    cells = chain_grpo_table.list_cells(plan)
+    assert [(cell.settings.seed, cell.settings.grpo.shuffle_rewards) for cell in cells] == [
+        (0, False), (0, True), (1, False), (1, True),
+    ]  # fmt: skip
+    assert {cell.settings.job for cell in cells} == {"chain_grpo"}
+
+
+def test_figures_are_means_over_seeds_with_paired_differences(plan):
+    (table,) = chain_grpo_table.make_tables(plan)
+    rules = make_rules(CHAIN, counts=COUNTS)
+    for row, rewards in zip(table.rows, QUALITIES, strict=True):
+        assert row[0] == rewards
+        figures = []
+        for seed in plan.seeds:
+            logits = make_split(QUALITIES[rewards], seed=seed).predictions.logits
+            absent = np.arange(9) >= np.array(CHAIN.answers_per_step)[:, None]
+            own = {name: np.where(absent, -np.inf, found).argmax(axis=-1) for name, found in logits.items()}
+            figures.append(
+                [
+                    [(own[name][:, -1] == LABELS[:, -1]).mean() for name in ("start", "teacher")],
+                    [(own[name] == LABELS).mean() for name in ("start", "teacher")],
+                    [1 - inconsistent(own[name], rules).mean() for name in ("start", "teacher")],
+                ]
+            )
+        for place, (before, after) in enumerate(np.mean(figures, axis=0)):
+            found = row[1 + 3 * place : 4 + 3 * place]
+            assert [each.value for each in found] == pytest.approx([before, after, after - before])
+            assert all(each.low <= each.value <= each.high for each in found)
+    assert table.rows[0][3].low > 0.1
+    assert len(table.columns) == len(table.rows[0])
+    assert any("4 and 9, 4 and 9" in note for note in table.notes)
+
+
+def test_cases_without_labels_have_no_accuracy_but_may_contradict_themselves():
+    rules = make_rules(CHAIN)
+    answers = np.array([[0, 0, 0], [0, 0, 3], [1, 1, 2]])
+    labels = np.array([[0, -100, -100], [-100, -100, -100], [1, 0, 2]])
+    last, steps, consistent = score_cases(answers, labels, rules)
+    np.testing.assert_array_equal(last, [np.nan, np.nan, 1.0])
+    np.testing.assert_allclose(steps, [1.0, np.nan, 2 / 3])
+    np.testing.assert_array_equal(consistent, 1.0 - inconsistent(answers, rules))
+    assert 0 < consistent.sum() < 3
