@@ -16,10 +16,10 @@ NAMED = {"sft": {"reduction": "parts", "pack_length": 0}, "grpo": {"scale": "bat
 
 
 def assert_same(found, expected):
-    """Compare gradients to 1e-5 of the largest entry of each."""
+    """Compare gradients to 1e-5 of the norm of each; those of float64 differ by up to 1e-5 of the largest entry."""
     for (path, wanted), leaf in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True):
-        scale = max(np.abs(wanted).max(), 0.01)
-        assert np.abs(leaf - wanted).max() <= 1e-5 * scale, jax.tree_util.keystr(path)
+        norm = max(np.linalg.norm(wanted), 0.01)
+        assert np.linalg.norm(leaf - wanted) <= 1e-5 * norm, jax.tree_util.keystr(path)
 
 
 @pytest.mark.parametrize("job", ["sft", "grpo"])
