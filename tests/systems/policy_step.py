@@ -128,7 +128,7 @@ def differentiate(update, state, batch, whole):
 
 
 def descend(devices, update, batch, params=None):
-    """Numbers and raw gradients of an update, a function of (state, batch, whole), on this process's rows of a batch."""
+    """Raw gradients and numbers of an update on this process's rows of a batch."""
     state, rows = devices.put_whole(start(params)), devices.put_training_rows(batch)
     number = jax.process_count()
     shapes = {
@@ -158,7 +158,7 @@ def sample(transform="pmap", num_devices=1, **changes):
 
 @functools.cache
 def run(job, transform="pmap", num_devices=1, num_passes=1, **changes):
-    """Numbers and raw gradients of one update; of GRPO on the rollouts of one device or, of two processes, of all."""
+    """Raw gradients and numbers of one update; of GRPO on the rollouts of one device or, of two processes, of all."""
     devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes)
     devices.check_batch_size(PROMPTS)
     if job == sft.NAME:
