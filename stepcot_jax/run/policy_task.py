@@ -35,6 +35,7 @@ from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
 from stepcot_jax.systems.policy_system import PolicySystem
 from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
+from stepcot_jax.systems.staged_rows import StagedRows, make_staged_rows, stage_texts
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
@@ -77,6 +78,10 @@ class PolicyTask(Task):
             largest_coordinate=settings.image_encoder.image_size,
         )
         self.packs, self.row_length = pack_split(self.dataset, self.encoded, pack_length=settings.sft.pack_length)
+        self.staged: StagedRows | None = None
+        if settings.curriculum.schedule != "none":
+            places, rows = [place for (place,) in self.packs], self._own_rows(settings.sft.batch_size)
+            self.staged = make_staged_rows(settings, self.dataset, self.tokenizer, places=places, rows=rows)
         self.scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
         self.system = self._make_system()
 
@@ -107,6 +112,7 @@ class PolicyTask(Task):
             grpo_updates=settings.grpo.updates_per_epoch
             or max(len(self.dataset.splits["train"]) // settings.grpo.batch_size, 1),
             rollouts=rollouts,
+            staged=self.staged,
         )
 
     @property
@@ -146,6 +152,7 @@ class PolicyTask(Task):
             self._own_rows(settings.sft.batch_size),
         )
         own = self._own_rows(settings.grpo.batch_size)
+        rows = pack if self.staged is None else self.staged.read
 
         def prompt(update: int, numbers: np.ndarray) -> Batch:
             del update
@@ -154,7 +161,7 @@ class PolicyTask(Task):
         with contextlib.ExitStack() as stack:
             streams = {}
             for name, number, size, make, length in (
-                (sft.NAME, len(self.packs), settings.sft.batch_size, pack, self.system.sft_updates),
+                (sft.NAME, len(self.packs), settings.sft.batch_size, rows, self.system.sft_updates),
                 (grpo.NAME, len(train), settings.grpo.batch_size, prompt, self.system.grpo_updates),
             ):
                 items = draw_batches(number, batch_size=size, seed=settings.seed, make=make)
@@ -290,4 +297,6 @@ def make_tokenizer(settings: Settings, dataset: VqaDataset) -> AnyTokenizer:
     for record in dataset.records:
         prompt, reply = write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
         texts += [prompt, reply] if record.split == "train" else [prompt]
+    if settings.curriculum.schedule != "none":
+        texts += stage_texts(settings, dataset)
     return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)
