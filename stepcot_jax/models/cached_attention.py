@@ -73,8 +73,9 @@ def attend(
         scores.append(jnp.where(sees, _scores(rows, part.keys, num_kv), jnp.finfo(jnp.float32).min))
     largest = functools.reduce(jnp.maximum, (jnp.max(each, axis=-1, keepdims=True) for each in scores))
     weights = [jnp.exp(each - jax.lax.stop_gradient(largest)) for each in scores]
-    total = sum(jnp.sum(each, axis=-1, keepdims=True) for each in weights)
-    mixed = sum(_mix(each, part.values, num_kv) for each, part in zip(weights, heads, strict=True)) / total
+    total = functools.reduce(jnp.add, (jnp.sum(each, axis=-1, keepdims=True) for each in weights))
+    mixes = (_mix(each, part.values, num_kv) for each, part in zip(weights, heads, strict=True))
+    mixed = functools.reduce(jnp.add, mixes) / total
     mixed = mixed.reshape(num_rollouts, num_kv, num_tokens, group, width).swapaxes(1, 2)
     return mixed.reshape(queries.shape).astype(queries.dtype)
 

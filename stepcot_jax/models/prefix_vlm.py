@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.models.decoder import Decoder, empty_cache
-from stepcot_jax.models.decoder_blocks import DecoderSizes, KeyValues
+from stepcot_jax.models.cached_attention import KeyValues, Prefix
+from stepcot_jax.models.decoder import Decoder
+from stepcot_jax.models.decoder_blocks import DecoderSizes
 
 
 class PrefixVlm(nn.Module):
@@ -54,34 +55,28 @@ class PrefixVlm(nn.Module):
         images: Float[Array, "case height width 3"],
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
-        *,
-        num_completed: int,
-    ) -> tuple[Float[Array, "case word"], tuple[KeyValues, ...]]:
+    ) -> tuple[Float[Array, "case word"], tuple[Prefix, ...]]:
         """Read image and prompt.
 
         Args:
           images: [case, height, width, 3], normalised.
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt, at least 1.
-          num_completed: slots to keep for the reply.
 
         Returns:
-          Scores [case, word] of the reply's first token, and the caches with room for the reply.
+          Scores [case, word] of the reply's first token, and what the replies of a prompt share.
         """
         number, num_prompt = prompts.shape
-        num_slots = self.num_cells + num_prompt
-        caches = empty_cache(self.sizes, num_rollouts=number, num_slots=num_slots + num_completed, dtype=self.dtype)
         embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(prompts)], axis=1)
         text = jnp.broadcast_to((self.grid + jnp.arange(num_prompt))[None, None], (3, number, num_prompt))
-        room = jnp.zeros((number, num_slots, num_completed), bool)
-        hidden, caches = self.decoder(
+        hidden, layers = self.decoder(
             embedded,
             positions=jnp.concatenate([self._cell_positions(number), text], axis=2),
-            visible=jnp.concatenate([self._visible(lengths, num_prompt), room], axis=2),
-            caches=caches,
+            visible=self._visible(lengths, num_prompt),
         )
         last = jnp.take_along_axis(hidden, (self.num_cells + lengths - 1)[:, None, None], axis=1)
-        return self.decoder.score(last)[:, 0], caches
+        is_real = jnp.arange(embedded.shape[1])[None] < self.num_cells + lengths[:, None]
+        return self.decoder.score(last)[:, 0], tuple(Prefix(layer, is_real) for layer in layers)
 
     def extend(
         self,
@@ -90,31 +85,29 @@ class PrefixVlm(nn.Module):
         lengths: Int[Array, "rollout"],
         caches: tuple[KeyValues, ...],
         *,
-        num_prompt: int,
+        prefix: tuple[Prefix, ...],
     ) -> tuple[Float[Array, "rollout word"], tuple[KeyValues, ...]]:
         """Read one more token of each reply.
 
         Args:
-          tokens: [rollout], the reply's token at `place`.
+          tokens: [rollout], the reply's token at `place`; the replies of a prompt follow each other.
           place: number of the token within the reply, from 0.
           lengths: [rollout], tokens of each prompt.
-          caches: of `prefill`, one row a rollout.
-          num_prompt: padded length of the prompts.
+          caches: of the replies alone, from `decoder.empty_cache`, one slot a token.
+          prefix: of `prefill`, one row a prompt.
 
         Returns:
           Scores [rollout, word] of the reply's next token, and the caches.
         """
-        start = self.num_cells + num_prompt
         slots = jnp.arange(caches[0].keys.shape[1])
-        is_prompt = slots[None] < self.num_cells + lengths[:, None]
-        is_reply = (slots >= start) & (slots <= start + place)
         positions = jnp.broadcast_to((self.grid + lengths + place)[None, :, None], (3, len(lengths), 1))
         hidden, caches = self.decoder(
             self.decoder.embed(tokens[:, None]),
             positions=positions,
-            visible=(is_prompt | is_reply[None])[:, None],
+            visible=(slots <= place)[None, None],
             caches=caches,
-            start=start + place,
+            start=place,
+            prefix=prefix,
         )
         return self.decoder.score(hidden)[:, 0], caches
 
@@ -136,23 +129,17 @@ class PrefixVlm(nn.Module):
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
         """
-        num_prompt, num_decoded = prompts.shape[1], completions.shape[1] - 1
-        each = completions.shape[0] // prompts.shape[0]
-        first, caches = self.prefill(images, prompts, lengths, num_completed=num_decoded)
+        num_decoded, each = completions.shape[1] - 1, completions.shape[0] // prompts.shape[0]
+        first, prefix = self.prefill(images, prompts, lengths)
         first, lengths = jnp.repeat(first, each, axis=0), jnp.repeat(lengths, each, axis=0)
         if not num_decoded:
             return first[:, None]
-        start = self.num_cells + num_prompt
-        slots, places = jnp.arange(start + num_decoded), jnp.arange(num_decoded)
-        is_prompt = slots[None] < self.num_cells + lengths[:, None]
-        is_reply = (slots[None] >= start) & (slots[None] <= start + places[:, None])
-        positions = self.grid + lengths[:, None] + places[None]
+        positions = self.grid + lengths[:, None] + jnp.arange(num_decoded)[None]
         hidden, _ = self.decoder(
             self.decoder.embed(completions[:, :-1]),
             positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
-            visible=is_prompt[:, None] | is_reply[None],
-            caches=tuple(KeyValues(*(jnp.repeat(part, each, axis=0) for part in cache)) for cache in caches),
-            start=start,
+            visible=jnp.tril(jnp.ones((1, num_decoded, num_decoded), bool)),
+            prefix=prefix,
         )
         return jnp.concatenate([first[:, None], self.decoder.score(hidden)], axis=1)
 
@@ -176,17 +163,19 @@ class PrefixVlm(nn.Module):
         Returns:
           float32 [case, token, word]; those at t are for the token at t + 1.
         """
-        embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(tokens)], axis=1)
-        text = self.grid + places
-        positions = jnp.concatenate(
-            [self._cell_positions(len(tokens)), jnp.broadcast_to(text[None], (3, *text.shape))], axis=2
+        number, length = tokens.shape
+        everything = jnp.ones((1, self.num_cells, self.num_cells), bool)
+        _, layers = self.decoder(self.embed_images(images), positions=self._cell_positions(number), visible=everything)
+        is_cell = jnp.ones((number, self.num_cells), bool)
+        positions = self.grid + places
+        is_own = segments[:, :, None] == segments[:, None]
+        hidden, _ = self.decoder(
+            self.decoder.embed(tokens),
+            positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
+            visible=is_own & jnp.tril(jnp.ones((1, length, length), bool)),
+            prefix=tuple(Prefix(layer, is_cell) for layer in layers),
         )
-        owner = jnp.concatenate([jnp.zeros((len(tokens), self.num_cells), segments.dtype), segments], axis=1)
-        slots = jnp.arange(owner.shape[1])
-        is_own = (owner[:, :, None] == owner[:, None]) & (slots[None] <= slots[:, None])[None]
-        visible = is_own | (slots < self.num_cells)[None, None]
-        hidden, _ = self.decoder(embedded, positions=positions, visible=visible)
-        return self.decoder.score(hidden[:, self.num_cells :])
+        return self.decoder.score(hidden)
 
     def _visible(self, lengths: Int[Array, "case"], num_prompt: int) -> Bool[Array, "case slot other"]:
         """Every token sees the tokens before it and itself, none the padding; cells see all cells."""

@@ -147,10 +147,11 @@ class Rollouts:
         return relative
 
     def _counted(self, replies: Replies) -> Bool[np.ndarray, "prompt rollout token"]:
+        counted, tokens = np.asarray(replies.counted), np.asarray(replies.tokens)
         if not self.settings.mask_truncated:
-            return replies.counted
-        has_ended = (replies.counted & (replies.tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
-        return replies.counted & has_ended
+            return counted
+        has_ended = (counted & (tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
+        return counted & has_ended
 
     def _describe(self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies) -> dict[str, float]:
         """Return the numbers of an update for the log."""
@@ -158,7 +159,7 @@ class Rollouts:
         numbers["reward/deviation_in_group"] = _mean(np.nanstd(rewards["total"], axis=1))
         numbers["equal_groups"] = float((~relative.any(axis=1)).mean())
         numbers["length"] = float(replies.counted.sum(axis=-1).mean())
-        numbers["entropy"] = float(-(replies.log_probs.sum() / max(replies.counted.sum(), 1)))
+        numbers["entropy"] = -float(replies.log_probs.sum()) / max(int(replies.counted.sum()), 1)
         return {f"rollouts/{name}": number for name, number in numbers.items()}
 
 
