@@ -150,7 +150,13 @@ def stage_texts(settings: Settings, dataset: VqaDataset) -> list[str]:
 
 
 def make_staged_rows(
-    settings: Settings, dataset: VqaDataset, tokenizer: AnyTokenizer, *, places: Sequence[int], rows: slice
+    settings: Settings,
+    dataset: VqaDataset,
+    tokenizer: AnyTokenizer,
+    *,
+    encoded: Mapping[int, EncodedRecord],
+    places: Sequence[int],
+    rows: slice,
 ) -> StagedRows:
     """Return the rows of a run's fine-tuning.
 
@@ -158,6 +164,7 @@ def make_staged_rows(
       settings: of the run, with a curriculum.
       dataset: records and images.
       tokenizer: of prompts and replies.
+      encoded: tokens of the training split by place, as the stages easy and medium show them.
       places: of the record of each number that is drawn.
       rows: of a global batch that this process loads.
 
@@ -165,12 +172,10 @@ def make_staged_rows(
       BadInput: the schedule needs a reply that the dialect does not have, or a word is not in the vocabulary.
     """
     views = make_views(settings, dataset)
-    encoders = {
-        with_thinking: RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=with_thinking)
-        for with_thinking in (False, True)
-    }
-    encoded = {
-        _key(view): encoders[view.with_thinking].encode(view.record) for view in _all_views(views, dataset, settings)
+    encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=False)
+    shown = {
+        _key(view): encoder.encode(view.record) if view.stage == "hard" else encoded[view.place]
+        for view in _all_views(views, dataset, settings)
     }
     domains = {domain_of(dataset.records[int(place)]) for place in dataset.splits["train"]}
     curriculum = Curriculum(
@@ -181,7 +186,7 @@ def make_staged_rows(
         domains=tuple(sorted(domains - {""})),
     )
     part_weights = (settings.sft.answer_weight, settings.sft.reasoning_weight)
-    return StagedRows(dataset, places, views, encoded, part_weights, curriculum, rows)
+    return StagedRows(dataset, places, views, shown, part_weights, curriculum, rows)
 
 
 def _all_views(views: StageViews, dataset: VqaDataset, settings: Settings) -> list[StageView]:
