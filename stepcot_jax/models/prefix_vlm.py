@@ -4,6 +4,8 @@ Slots are cells, prompt (padded on the right to one length), completion. Positio
 2025): cells share one time and differ in height and width; text goes on after the larger side, with all three equal.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -46,7 +48,7 @@ class PrefixVlm(nn.Module):
     def embed_images(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case cell feature"]:
         """Return a vector for each cell, with its row and column."""
         features = self.image_encoder(images)
-        cells = self.cell_map(features.reshape(len(features), self.num_cells, -1))
+        cells = self.cell_map(features.reshape(features.shape[0], self.num_cells, -1))
         places = self.rows[:, None] + self.columns[None]
         return cells + places.reshape(1, self.num_cells, -1).astype(cells.dtype)
 
@@ -100,7 +102,7 @@ class PrefixVlm(nn.Module):
           Scores [rollout, word] of the reply's next token, and the caches.
         """
         slots = jnp.arange(caches[0].keys.shape[1])
-        positions = jnp.broadcast_to((self.grid + lengths + place)[None, :, None], (3, len(lengths), 1))
+        positions = jnp.broadcast_to((self.grid + lengths + place)[None, :, None], (3, lengths.shape[0], 1))
         hidden, caches = self.decoder(
             self.decoder.embed(tokens[:, None]),
             positions=positions,
@@ -193,7 +195,7 @@ class PrefixVlm(nn.Module):
         is_before = (slots[None] <= slots[:, None]) | (slots < self.num_cells)[None]
         return is_before[None] & (is_real[:, None] | jnp.eye(len(slots), dtype=bool)[None])
 
-    def _cell_positions(self, number: int) -> Int[Array, "3 case cell"]:
+    def _cell_positions(self, number: int | Any) -> Int[Array, "3 case cell"]:
         cells = jnp.arange(self.num_cells)
         of_cells = jnp.stack([jnp.zeros_like(cells), cells // self.grid, cells % self.grid])
         return jnp.broadcast_to(of_cells[:, None], (3, number, self.num_cells))

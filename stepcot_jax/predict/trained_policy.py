@@ -105,7 +105,7 @@ def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPo
 
 def _read_settings(workdir: pathlib.Path) -> Settings:
     if not workdir.is_dir():
-        raise BadInput(f"{workdir}: no such folder; expected the workdir of a run")
+        raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
     return read_settings(workdir / "settings.json")
 
 
