@@ -119,6 +119,8 @@ class PrefixVlm(nn.Module):
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
         completions: Int[Array, "rollout reply_token"],
+        *,
+        hidden: Bool[Array, "rollout reply_token"] | None = None,
     ) -> Float[Array, "rollout reply_token word"]:
         """Return the scores of every token of replies, in one pass over each prompt and one over the replies.
 
@@ -127,6 +129,8 @@ class PrefixVlm(nn.Module):
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt.
           completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
+          hidden: bool [rollout, reply_token], a run of tokens that see each other and that the tokens after the run do
+            not see; those have the positions that they have without the run. None for no such run.
 
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
@@ -137,13 +141,18 @@ class PrefixVlm(nn.Module):
         if not num_decoded:
             return first[:, None]
         positions = self.grid + lengths[:, None] + jnp.arange(num_decoded)[None]
-        hidden, _ = self.decoder(
+        visible = jnp.tril(jnp.ones((1, num_decoded, num_decoded), bool))
+        if hidden is not None:
+            is_run = hidden[:, :-1]
+            visible = visible & (is_run[:, :, None] | ~is_run[:, None])
+            positions = positions - jnp.where(is_run, 0, jnp.cumsum(is_run, axis=1, dtype=jnp.int32))
+        vectors, _ = self.decoder(
             self.decoder.embed(completions[:, :-1]),
             positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
-            visible=jnp.tril(jnp.ones((1, num_decoded, num_decoded), bool)),
+            visible=visible,
             prefix=prefix,
         )
-        return jnp.concatenate([first[:, None], self.decoder.score(hidden)], axis=1)
+        return jnp.concatenate([first[:, None], self.decoder.score(vectors)], axis=1)
 
     def score_packed(
         self,
