@@ -23,11 +23,13 @@ from stepcot_jax.policies.policy_files import (
     AnyTokenizer,
     PolicyLengths,
     load_pretrained,
+    read_lengths,
     write_lengths,
 )
 from stepcot_jax.policies.policy_network import make_policy, normalise
 from stepcot_jax.policies.rollouts import Sampling
 from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.run.policy_checks import check_epochs, check_round_trip, count_cut
 from stepcot_jax.run.policy_results import Answered, write_examples, write_policy_results
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.settings.run_settings import Settings
@@ -53,11 +55,13 @@ class PolicyTask(Task):
       terminal: shows progress.
 
     Raises:
-      BadInput: a batch size does not suit the devices, or records, images or the tokenizer cannot be used.
+      BadInput: a batch size does not suit the devices, no phase has an epoch, no reply fits in
+        `policy.longest_reply`, or records, images or the tokenizer cannot be used.
     """
 
     def __init__(self, settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
+        check_epochs(settings)
         for section in ("sft", "grpo")[: 1 if settings.job == "sft" else 2]:
             size = getattr(settings, section).batch_size
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
@@ -69,6 +73,8 @@ class PolicyTask(Task):
         self.prompts = [self.encoder.encode_prompt(record) for record in self.dataset.records]
         train = [int(place) for place in self.dataset.splits["train"]]
         self.encoded = {place: self.encoder.encode(self.dataset.records[place]) for place in train}
+        if settings.policy.tokenizer:  # a closed vocabulary gives every text back
+            check_round_trip(self.encoder, self.dataset.records, self.encoded)
         longest = max(len(each.target) for each in self.encoded.values())
         self.lengths = PolicyLengths(
             prompt_length=max(map(len, self.prompts)),
@@ -76,6 +82,7 @@ class PolicyTask(Task):
             num_words=self.tokenizer.num_words,
             largest_coordinate=settings.image_encoder.image_size,
         )
+        self.num_cut = count_cut(self.encoded, self.lengths.reply_length)
         self.packs, self.row_length = pack_split(self.dataset, self.encoded, pack_length=settings.sft.pack_length)
         self.scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
         self.system = self._make_system()
@@ -226,23 +233,30 @@ class PolicyTask(Task):
         return {record.id: place for place, record in enumerate(self.dataset.records)}
 
     def describe_data(self) -> str:
-        """Return the number of questions and images, and the lengths of prompts and replies."""
-        lengths = self.lengths
+        """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
+        lengths, cut = self.lengths, ""
+        if self.num_cut:
+            cut = f" (config.policy.longest_reply cuts {self.num_cut} of {len(self.encoded)} training replies)"
         return (
             f"questions: {len(self.dataset.records)} about {self.dataset.num_images} images; tokens: prompts up to "
-            f"{lengths.prompt_length}, replies up to {lengths.reply_length}, vocabulary {lengths.num_words}"
+            f"{lengths.prompt_length}, replies up to {lengths.reply_length}{cut}, vocabulary {lengths.num_words}"
         )
 
     def check_same_splits(self) -> None:
-        """Nothing more to check: the digest of the data covers the splits."""
+        """Refuse records with a vocabulary of another size, which no checkpoint fits; the digest covers the rest."""
+        if read_lengths(self.workdir) != self.lengths:
+            raise self._other_data()
 
     def check_same_data(self, digest: str) -> None:
         """Refuse other records, images or splits."""
         if digest != self.digest:
-            raise BadInput(
-                f"{self.workdir}: records, images or splits differ from those the run started with; use the same data "
-                "or a new workdir"
-            )
+            raise self._other_data()
+
+    def _other_data(self) -> BadInput:
+        return BadInput(
+            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
+            "new workdir"
+        )
 
     def write_facts(self) -> None:
         """Write lengths, vocabulary and the test records."""
