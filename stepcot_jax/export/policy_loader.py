@@ -180,7 +180,8 @@ class Policy:
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0; got {temperature}")
         lengths = jnp.asarray(lengths, jnp.int32)
-        scores, caches = self._prefill(self._tensors, jnp.asarray(images), jnp.asarray(prompts, jnp.int32), lengths)
+        asked = jnp.asarray(images), jnp.asarray(prompts, jnp.int32), lengths
+        scores, of_prompt, caches = self._prefill(self._tensors, *asked)
         keys = jax.vmap(lambda number: jax.random.fold_in(jax.random.key(seed), number))(jnp.arange(len(lengths)))
         stop, longest = self.facts["stop"], self.facts["reply_length"]
         replies = np.full((len(lengths), longest), stop, np.int32)
@@ -192,7 +193,7 @@ class Policy:
             if ended.all() or place + 1 == longest:
                 break
             token = jnp.asarray(replies[:, place])
-            scores, caches = self._extend(self._tensors, token, jnp.int32(place), lengths, caches)
+            scores, caches = self._extend(self._tensors, token, jnp.int32(place), lengths, of_prompt, caches)
         return replies
 
 

@@ -12,7 +12,8 @@ from jaxtyping import Array
 
 from stepcot_jax.convert.torch_reference import flatten, unflatten
 from stepcot_jax.export.program import PLATFORMS, Tensors
-from stepcot_jax.models.cached_attention import KeyValues
+from stepcot_jax.models.cached_attention import KeyValues, Prefix
+from stepcot_jax.models.decoder import empty_cache
 from stepcot_jax.predict.trained_policy import TrainedPolicy
 
 Caches = list[Array]
@@ -25,14 +26,15 @@ class PolicyPrograms:
 
     Attributes:
       prefill: (tensors, images float32 [rollout, size, size, 3], prompts int32 [rollout, token], lengths int32
-        [rollout]) -> scores of the first token float32 [rollout, word], caches.
-      extend: (tensors, tokens int32 [rollout], place int32 [], lengths, caches) -> scores of the next token, caches.
+        [rollout]) -> scores of the first token float32 [rollout, word], caches of the prompt, empty ones of the reply.
+      extend: (tensors, tokens int32 [rollout], place int32 [], lengths, caches of the prompt, caches of the reply) ->
+        scores of the next token, caches of the reply.
       tensors: '/'-joined names -> arrays.
       size: height and width of an image in pixels.
       prompt_length: tokens that prompts are padded to.
     """
 
-    prefill: Callable[..., tuple[Array, Caches]]
+    prefill: Callable[..., tuple[Array, Caches, Caches]]
     extend: Callable[..., tuple[Array, Caches]]
     tensors: Tensors
     size: int
@@ -43,17 +45,27 @@ def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
     """Return the programs of a trained policy."""
     network, lengths_of = trained.network, trained.lengths
 
-    def prefill(tensors: Tensors, images: Array, prompts: Array, lengths: Array) -> tuple[Array, Caches]:
+    def prefill(tensors: Tensors, images: Array, prompts: Array, lengths: Array) -> tuple[Array, Caches, Caches]:
         variables = {"params": unflatten(tensors)}
-        completed = lengths_of.reply_length
-        scores, caches = network.apply(variables, images, prompts, lengths, num_completed=completed, method="prefill")
-        return scores, [part for cache in caches for part in cache]
+        scores, prefix = network.apply(variables, images, prompts, lengths, method="prefill")
+        empty = empty_cache(
+            network.sizes, num_rollouts=lengths.shape[0], num_slots=lengths_of.reply_length, dtype=network.dtype
+        )
+        return scores, [part for each in prefix for part in each.layer], [part for layer in empty for part in layer]
 
-    def extend(tensors: Tensors, tokens: Array, place: Array, lengths: Array, caches: Caches) -> tuple[Array, Caches]:
+    def extend(
+        tensors: Tensors, tokens: Array, place: Array, lengths: Array, prompt: Caches, reply: Caches
+    ) -> tuple[Array, Caches]:
         variables = {"params": unflatten(tensors)}
-        layers = tuple(KeyValues(*pair) for pair in zip(caches[::2], caches[1::2], strict=True))
+        is_real = jnp.arange(prompt[0].shape[1])[None] < network.num_cells + lengths[:, None]
         scores, layers = network.apply(
-            variables, tokens, place, lengths, layers, num_prompt=lengths_of.prompt_length, method="extend"
+            variables,
+            tokens,
+            place,
+            lengths,
+            _pair(reply),
+            prefix=tuple(Prefix(layer, is_real) for layer in _pair(prompt)),
+            method="extend",
         )
         return scores, [part for cache in layers for part in cache]
 
@@ -65,6 +77,10 @@ def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
         size=trained.preprocessing.size,
         prompt_length=lengths_of.prompt_length,
     )
+
+
+def _pair(caches: Caches) -> tuple[KeyValues, ...]:
+    return tuple(KeyValues(*pair) for pair in zip(caches[::2], caches[1::2], strict=True))
 
 
 def export_policy_programs(programs: PolicyPrograms) -> dict[str, jax.export.Exported]:
@@ -79,8 +95,8 @@ def export_policy_programs(programs: PolicyPrograms) -> dict[str, jax.export.Exp
         counts,
     )
     prefill = jax.jit(programs.prefill)
-    caches = jax.eval_shape(prefill, *asked)[1]
-    drawn = (tensors, counts, jax.ShapeDtypeStruct((), jnp.int32), counts, caches)
+    _, *caches = jax.eval_shape(prefill, *asked)
+    drawn = (tensors, counts, jax.ShapeDtypeStruct((), jnp.int32), counts, *caches)
     functions = {"prefill": (prefill, asked), "extend": (jax.jit(programs.extend), drawn)}
     return {
         name: jax.export.export(function, platforms=PLATFORMS)(*shapes)
