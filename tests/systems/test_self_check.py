@@ -88,7 +88,7 @@ class FirstLetter(Rollouts):
         return Rewards(answer=worth, grounding=0.0, format=1.0, consistency=0.0, total=worth)
 
 
-WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 6: np.nan, 8: np.nan, 9: np.nan}
+WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 0: np.nan, 6: np.nan}
 
 
 def make_rollouts(*, num_devices=1, with_check=True, **changes):
