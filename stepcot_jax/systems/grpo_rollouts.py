@@ -18,8 +18,10 @@ from stepcot_jax.policies.rollouts import Replies, Sampling, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import Reply
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings
+from stepcot_jax.systems.judged_rewards import JudgedRewards
 from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.parallel import Devices
@@ -53,6 +55,7 @@ class Rollouts:
       rewards: of a reply.
       longest: tokens of a sampled reply.
       self_check: tries wrong first attempts again; None for none.
+      judge: of open answers; None if `rewards.open_answer` is not "judge".
     """
 
     policy: PrefixVlm
@@ -66,6 +69,7 @@ class Rollouts:
     rewards: RewardSettings
     longest: int
     self_check: SelfCheck | None = None
+    judge: JudgedRewards | None = None
 
     def __post_init__(self) -> None:
         sampling = Sampling(longest=self.longest, stop=self.tokenizer.stop, temperature=self.settings.temperature)
@@ -90,7 +94,8 @@ class Rollouts:
         """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log.
 
         Raises:
-          RunStopped: no reply was scored, or rewards were equal within every group for 20 updates in a row.
+          RunStopped: no reply was scored, rewards were equal within every group for 20 updates in a row, or the judge
+            cannot go on.
         """
         number, group = len(batch["place"]), self.settings.group_size
         first = jax.process_index() * number
@@ -114,11 +119,8 @@ class Rollouts:
 
     def _reward_all(self, tokens: np.ndarray, places: Sequence[int]) -> dict[str, np.ndarray]:
         """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]."""
-        found = [
-            self.reward(reply, self.records[place])
-            for place, rollouts in zip(places, tokens, strict=True)
-            for reply in rollouts
-        ]
+        named = zip(places, tokens, strict=True)
+        found = self.reward_all([(self.records[place], reply) for place, rollouts in named for reply in rollouts])
         shape = tokens.shape[:2]
         return {name: np.array([getattr(each, name) for each in found], np.float32).reshape(shape) for name in _PARTS}
 
@@ -152,12 +154,23 @@ class Rollouts:
             found |= {"check": tried.checks & counted, "check_success": success}
         return found
 
-    def reward(self, tokens: np.ndarray, record: VqaRecord) -> Rewards:
-        """Return the rewards of one reply."""
-        text = self.tokenizer.decode(tokens.tolist())
-        reply = read_reply(text, self.dialect, with_thinking=self.with_thinking)
+    def reward_all(self, replies: Sequence[tuple[VqaRecord, np.ndarray]]) -> list[Rewards]:
+        """Return the rewards of the tokens of this process's replies, each with its record.
+
+        Raises:
+          RunStopped: the judge cannot go on.
+        """
+        read = [(record, self.read(tokens)) for record, tokens in replies]
+        judged = [None] * len(read) if self.judge is None else self.judge(read)
         consistency = stage_consistency if self.rewards.consistency_weight else None
-        return reward(reply, record, self.rewards, consistency=consistency)
+        return [
+            reward(reply, record, self.rewards, judged=rating, consistency=consistency)
+            for (record, reply), rating in zip(read, judged, strict=True)
+        ]
+
+    def read(self, tokens: np.ndarray) -> Reply:
+        """Return what the tokens of a reply say."""
+        return read_reply(self.tokenizer.decode(tokens.tolist()), self.dialect, with_thinking=self.with_thinking)
 
     def compare(self, totals: Float[np.ndarray, "prompt rollout"], *, step: int) -> Float[np.ndarray, "prompt rollout"]:
         """Return the advantages of all prompts.
