@@ -72,7 +72,7 @@ class TorchSide:
         return chosen.masked_fill(~counted, 0.0)
 
     def loss(self, replies: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """Return the objective of `losses.policy_gradient` with its defaults: token ratios, clip, k3, sequence means."""
+        """Return the loss of `losses.policy_gradient` at its defaults: token ratios, clip, k3, sequence means."""
         tokens, old, counted = replies
         with torch.no_grad():
             reference = self.log_probs(self.reference, tokens, counted)

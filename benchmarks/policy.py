@@ -101,22 +101,30 @@ class JaxSide:
         )
         return jax.block_until_ready(replies)
 
-    def log_probs(self, params: Any, replies: Replies) -> jax.Array:
-        """Return the log-probability [rollout, token] of each token of replies."""
-        logits = self.policy.apply({"params": params}, self.images, self.prompts, self.lengths, replies.tokens)
+    @property
+    def inputs(self) -> tuple[jax.Array, ...]:
+        """Images, prompts and their lengths."""
+        return self.images, self.prompts, self.lengths
+
+    def log_probs(self, params: Any, replies: Replies, inputs: tuple[jax.Array, ...] | None = None) -> jax.Array:
+        """Return the log-probability [rollout, token] of each token of replies; `inputs` for traced ones."""
+        logits = self.policy.apply({"params": params}, *(inputs or self.inputs), replies.tokens)
         return token_log_probs(logits=logits, tokens=replies.tokens, counted=replies.counted)
 
     def _make_update(self, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-        def update(params: Any, state: Any, replies: Replies) -> tuple[Any, Any, jax.Array]:
+        # Everything is an argument: of constants XLA would compute what it can when it compiles.
+        def update(
+            params: Any, state: Any, frozen: Any, inputs: tuple[jax.Array, ...], advantage: jax.Array, replies: Replies
+        ) -> tuple[Any, Any, jax.Array]:
             self.update_compilations += 1
-            reference = self.log_probs(self.reference, replies)
+            reference = self.log_probs(frozen, replies, inputs)
 
             def loss(params: Any) -> jax.Array:
                 return policy_gradient_loss(
-                    log_probs=self.log_probs(params, replies),
+                    log_probs=self.log_probs(params, replies, inputs),
                     old_log_probs=replies.log_probs,
                     reference_log_probs=reference,
-                    advantage=self.advantage,
+                    advantage=advantage[:, None],
                     counted=replies.counted,
                     settings=PolicyGradient(),
                 ).total
@@ -129,7 +137,8 @@ class JaxSide:
 
     def update(self, replies: Replies) -> float:
         """Update the parameters; return the loss before."""
-        self.params, self.state, total = jax.block_until_ready(self._update(self.params, self.state, replies))
+        given = (self.reference, self.inputs, self.advantage, replies)
+        self.params, self.state, total = jax.block_until_ready(self._update(self.params, self.state, *given))
         return float(total)
 
 

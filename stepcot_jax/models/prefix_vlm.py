@@ -4,13 +4,16 @@ Slots are cells, prompt (padded on the right to one length), completion. Positio
 2025): cells share one time and differ in height and width; text goes on after the larger side, with all three equal.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from stepcot_jax.models.decoder import Decoder, empty_cache
-from stepcot_jax.models.decoder_blocks import DecoderSizes, KeyValues
+from stepcot_jax.models.cached_attention import KeyValues, Prefix
+from stepcot_jax.models.decoder import Decoder
+from stepcot_jax.models.decoder_blocks import DecoderSizes
 
 
 class PrefixVlm(nn.Module):
@@ -45,7 +48,7 @@ class PrefixVlm(nn.Module):
     def embed_images(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case cell feature"]:
         """Return a vector for each cell, with its row and column."""
         features = self.image_encoder(images)
-        cells = self.cell_map(features.reshape(len(features), self.num_cells, -1))
+        cells = self.cell_map(features.reshape(features.shape[0], self.num_cells, -1))
         places = self.rows[:, None] + self.columns[None]
         return cells + places.reshape(1, self.num_cells, -1).astype(cells.dtype)
 
@@ -54,34 +57,28 @@ class PrefixVlm(nn.Module):
         images: Float[Array, "case height width 3"],
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
-        *,
-        num_completed: int,
-    ) -> tuple[Float[Array, "case word"], tuple[KeyValues, ...]]:
+    ) -> tuple[Float[Array, "case word"], tuple[Prefix, ...]]:
         """Read image and prompt.
 
         Args:
           images: [case, height, width, 3], normalised.
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt, at least 1.
-          num_completed: slots to keep for the reply.
 
         Returns:
-          Scores [case, word] of the reply's first token, and the caches with room for the reply.
+          Scores [case, word] of the reply's first token, and what the replies of a prompt share.
         """
         number, num_prompt = prompts.shape
-        num_slots = self.num_cells + num_prompt
-        caches = empty_cache(self.sizes, num_rollouts=number, num_slots=num_slots + num_completed, dtype=self.dtype)
         embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(prompts)], axis=1)
         text = jnp.broadcast_to((self.grid + jnp.arange(num_prompt))[None, None], (3, number, num_prompt))
-        room = jnp.zeros((number, num_slots, num_completed), bool)
-        hidden, caches = self.decoder(
+        hidden, layers = self.decoder(
             embedded,
             positions=jnp.concatenate([self._cell_positions(number), text], axis=2),
-            visible=jnp.concatenate([self._visible(lengths, num_prompt), room], axis=2),
-            caches=caches,
+            visible=self._visible(lengths, num_prompt),
         )
         last = jnp.take_along_axis(hidden, (self.num_cells + lengths - 1)[:, None, None], axis=1)
-        return self.decoder.score(last)[:, 0], caches
+        is_real = jnp.arange(embedded.shape[1])[None] < self.num_cells + lengths[:, None]
+        return self.decoder.score(last)[:, 0], tuple(Prefix(layer, is_real) for layer in layers)
 
     def extend(
         self,
@@ -90,31 +87,29 @@ class PrefixVlm(nn.Module):
         lengths: Int[Array, "rollout"],
         caches: tuple[KeyValues, ...],
         *,
-        num_prompt: int,
+        prefix: tuple[Prefix, ...],
     ) -> tuple[Float[Array, "rollout word"], tuple[KeyValues, ...]]:
         """Read one more token of each reply.
 
         Args:
-          tokens: [rollout], the reply's token at `place`.
+          tokens: [rollout], the reply's token at `place`; the replies of a prompt follow each other.
           place: number of the token within the reply, from 0.
           lengths: [rollout], tokens of each prompt.
-          caches: of `prefill`, one row a rollout.
-          num_prompt: padded length of the prompts.
+          caches: of the replies alone, from `decoder.empty_cache`, one slot a token.
+          prefix: of `prefill`, one row a prompt.
 
         Returns:
           Scores [rollout, word] of the reply's next token, and the caches.
         """
-        start = self.num_cells + num_prompt
         slots = jnp.arange(caches[0].keys.shape[1])
-        is_prompt = slots[None] < self.num_cells + lengths[:, None]
-        is_reply = (slots >= start) & (slots <= start + place)
-        positions = jnp.broadcast_to((self.grid + lengths + place)[None, :, None], (3, len(lengths), 1))
+        positions = jnp.broadcast_to((self.grid + lengths + place)[None, :, None], (3, lengths.shape[0], 1))
         hidden, caches = self.decoder(
             self.decoder.embed(tokens[:, None]),
             positions=positions,
-            visible=(is_prompt | is_reply[None])[:, None],
+            visible=(slots <= place)[None, None],
             caches=caches,
-            start=start + place,
+            start=place,
+            prefix=prefix,
         )
         return self.decoder.score(hidden)[:, 0], caches
 
@@ -124,6 +119,8 @@ class PrefixVlm(nn.Module):
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
         completions: Int[Array, "rollout reply_token"],
+        *,
+        hidden: Bool[Array, "rollout reply_token"] | None = None,
     ) -> Float[Array, "rollout reply_token word"]:
         """Return the scores of every token of replies, in one pass over each prompt and one over the replies.
 
@@ -132,29 +129,30 @@ class PrefixVlm(nn.Module):
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt.
           completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
+          hidden: bool [rollout, reply_token], a run of tokens that see each other and that the tokens after the run do
+            not see; those have the positions that they have without the run. None for no such run.
 
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
         """
-        num_prompt, num_decoded = prompts.shape[1], completions.shape[1] - 1
-        each = completions.shape[0] // prompts.shape[0]
-        first, caches = self.prefill(images, prompts, lengths, num_completed=num_decoded)
+        num_decoded, each = completions.shape[1] - 1, completions.shape[0] // prompts.shape[0]
+        first, prefix = self.prefill(images, prompts, lengths)
         first, lengths = jnp.repeat(first, each, axis=0), jnp.repeat(lengths, each, axis=0)
         if not num_decoded:
             return first[:, None]
-        start = self.num_cells + num_prompt
-        slots, places = jnp.arange(start + num_decoded), jnp.arange(num_decoded)
-        is_prompt = slots[None] < self.num_cells + lengths[:, None]
-        is_reply = (slots[None] >= start) & (slots[None] <= start + places[:, None])
-        positions = self.grid + lengths[:, None] + places[None]
-        hidden, _ = self.decoder(
+        positions = self.grid + lengths[:, None] + jnp.arange(num_decoded)[None]
+        visible = jnp.tril(jnp.ones((1, num_decoded, num_decoded), bool))
+        if hidden is not None:
+            is_run = hidden[:, :-1]
+            visible = visible & (is_run[:, :, None] | ~is_run[:, None])
+            positions = positions - jnp.where(is_run, 0, jnp.cumsum(is_run, axis=1, dtype=jnp.int32))
+        vectors, _ = self.decoder(
             self.decoder.embed(completions[:, :-1]),
             positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
-            visible=is_prompt[:, None] | is_reply[None],
-            caches=tuple(KeyValues(*(jnp.repeat(part, each, axis=0) for part in cache)) for cache in caches),
-            start=start,
+            visible=visible,
+            prefix=prefix,
         )
-        return jnp.concatenate([first[:, None], self.decoder.score(hidden)], axis=1)
+        return jnp.concatenate([first[:, None], self.decoder.score(vectors)], axis=1)
 
     def score_packed(
         self,
@@ -176,17 +174,19 @@ class PrefixVlm(nn.Module):
         Returns:
           float32 [case, token, word]; those at t are for the token at t + 1.
         """
-        embedded = jnp.concatenate([self.embed_images(images), self.decoder.embed(tokens)], axis=1)
-        text = self.grid + places
-        positions = jnp.concatenate(
-            [self._cell_positions(len(tokens)), jnp.broadcast_to(text[None], (3, *text.shape))], axis=2
+        number, length = tokens.shape
+        everything = jnp.ones((1, self.num_cells, self.num_cells), bool)
+        _, layers = self.decoder(self.embed_images(images), positions=self._cell_positions(number), visible=everything)
+        is_cell = jnp.ones((number, self.num_cells), bool)
+        positions = self.grid + places
+        is_own = segments[:, :, None] == segments[:, None]
+        hidden, _ = self.decoder(
+            self.decoder.embed(tokens),
+            positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
+            visible=is_own & jnp.tril(jnp.ones((1, length, length), bool)),
+            prefix=tuple(Prefix(layer, is_cell) for layer in layers),
         )
-        owner = jnp.concatenate([jnp.zeros((len(tokens), self.num_cells), segments.dtype), segments], axis=1)
-        slots = jnp.arange(owner.shape[1])
-        is_own = (owner[:, :, None] == owner[:, None]) & (slots[None] <= slots[:, None])[None]
-        visible = is_own | (slots < self.num_cells)[None, None]
-        hidden, _ = self.decoder(embedded, positions=positions, visible=visible)
-        return self.decoder.score(hidden[:, self.num_cells :])
+        return self.decoder.score(hidden)
 
     def _visible(self, lengths: Int[Array, "case"], num_prompt: int) -> Bool[Array, "case slot other"]:
         """Every token sees the tokens before it and itself, none the padding; cells see all cells."""
@@ -195,7 +195,7 @@ class PrefixVlm(nn.Module):
         is_before = (slots[None] <= slots[:, None]) | (slots < self.num_cells)[None]
         return is_before[None] & (is_real[:, None] | jnp.eye(len(slots), dtype=bool)[None])
 
-    def _cell_positions(self, number: int) -> Int[Array, "3 case cell"]:
+    def _cell_positions(self, number: int | Any) -> Int[Array, "3 case cell"]:
         cells = jnp.arange(self.num_cells)
         of_cells = jnp.stack([jnp.zeros_like(cells), cells // self.grid, cells % self.grid])
         return jnp.broadcast_to(of_cells[:, None], (3, number, self.num_cells))

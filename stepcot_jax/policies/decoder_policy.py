@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from stepcot_jax.models.decoder import empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.rollouts import Replies, Sampling, sample_replies
 
@@ -21,6 +22,7 @@ def generate(
     *,
     sampling: Sampling,
     keys: UInt32[Array, "rollout 2"],
+    skipped: Bool[Array, "rollout"] | None = None,
 ) -> Replies:
     """Sample replies; every prompt is read once, however many replies it gets.
 
@@ -32,6 +34,7 @@ def generate(
       lengths: [case], tokens of each prompt, at least 1.
       sampling: how.
       keys: [rollout], of `rollouts.rollout_keys`; a multiple of the number of cases.
+      skipped: [rollout], which get no reply; None for none.
 
     Returns:
       The replies; those of a prompt follow each other.
@@ -43,18 +46,17 @@ def generate(
     if left or not each:
         raise ValueError(f"keys: {len(keys)} rollouts are not a multiple of {len(prompts)} prompts")
     variables = {"params": params}
-    scores, caches = policy.apply(variables, images, prompts, lengths, num_completed=sampling.longest, method="prefill")
+    scores, prefix = policy.apply(variables, images, prompts, lengths, method="prefill")
     if each > 1:
-        scores, caches, lengths = jax.tree.map(
-            lambda rows: jnp.repeat(rows, each, axis=0, total_repeat_length=len(keys)), (scores, caches, lengths)
-        )
+        scores, lengths = (jnp.repeat(rows, each, axis=0, total_repeat_length=len(keys)) for rows in (scores, lengths))
+    caches = empty_cache(policy.sizes, num_rollouts=len(keys), num_slots=sampling.longest, dtype=policy.dtype)
 
     def extend(
         tokens: Int[Array, "rollout"], place: Int[Array, ""], caches: Any
     ) -> tuple[Float[Array, "rollout word"], Any]:
         found: tuple[Float[Array, "rollout word"], Any] = policy.apply(
-            variables, tokens, place, lengths, caches, num_prompt=prompts.shape[1], method="extend"
+            variables, tokens, place, lengths, caches, prefix=prefix, method="extend"
         )
         return found
 
-    return sample_replies(extend, scores=scores, caches=caches, keys=keys, sampling=sampling)
+    return sample_replies(extend, scores=scores, caches=caches, keys=keys, sampling=sampling, skipped=skipped)

@@ -24,17 +24,22 @@ _LEAST_COUNT = 10
 
 
 class Tokenizer(Protocol):
-    """Texts to tokens and back.
+    """Texts to tokens and back."""
 
-    Attributes:
-      num_words: size of the vocabulary.
-      pad: token of padding.
-      stop: token that ends a reply.
-    """
+    @property
+    def num_words(self) -> int:
+        """Size of the vocabulary."""
+        ...
 
-    num_words: int
-    pad: int
-    stop: int
+    @property
+    def pad(self) -> int:
+        """Token of padding."""
+        ...
+
+    @property
+    def stop(self) -> int:
+        """Token that ends a reply."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens, without padding and stop."""

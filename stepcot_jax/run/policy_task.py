@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from stepcot_jax.data.grounded.check_examples import CheckExample, draw_check_examples
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
 from stepcot_jax.data.reading_ahead import ReadAhead
@@ -17,6 +18,8 @@ from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.vqa_metrics import prepare_figures
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.check_tokens import check_texts, encode_checks, longest_check
 from stepcot_jax.policies.encoded_records import RecordEncoder, lay_out_prompts
 from stepcot_jax.policies.policy_files import (
     VOCABULARY_FILE,
@@ -36,7 +39,9 @@ from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
 from stepcot_jax.systems.judged_rewards import JudgedRewards, make_judge
 from stepcot_jax.systems.policy_system import PolicySystem
-from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
+from stepcot_jax.systems.self_check import SelfCheck
+from stepcot_jax.systems.sft import Normalise, PackedRows, draw_batches, pack_split
+from stepcot_jax.systems.staged_rows import StagedRows, make_staged_rows, stage_texts
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
@@ -74,6 +79,10 @@ class PolicyTask(Task):
             self.prompts = [self.encoder.encode_prompt(record) for record in self.dataset.records]
             self.encoded = {place: self.encoder.encode(self.dataset.records[place]) for place in train}
         longest = max(len(each.target) for each in self.encoded.values())
+        self.longest_check = longest
+        if settings.self_check.enabled and (examples := draw_checks(settings, self.dataset)):
+            self.encoded |= encode_checks(examples, self.encoded, self.tokenizer)
+            self.longest_check = longest_check(examples, self.tokenizer)
         self.lengths = PolicyLengths(
             prompt_length=max(map(len, self.prompts)),
             reply_length=settings.policy.longest_reply or longest,
@@ -81,6 +90,12 @@ class PolicyTask(Task):
             largest_coordinate=settings.image_encoder.image_size,
         )
         self.packs, self.row_length = pack_split(self.dataset, self.encoded, pack_length=settings.sft.pack_length)
+        self.staged: StagedRows | None = None
+        if settings.curriculum.schedule != "none":
+            places, rows = [place for (place,) in self.packs], self._own_rows(settings.sft.batch_size)
+            self.staged = make_staged_rows(
+                settings, self.dataset, self.tokenizer, encoded=self.encoded, places=places, rows=rows
+            )
         self.scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
         self.system = self._make_system()
 
@@ -105,6 +120,7 @@ class PolicyTask(Task):
                 settings=settings.grpo,
                 rewards=make_reward_settings(settings.rewards),
                 longest=self.lengths.reply_length,
+                self_check=self._make_self_check(policy, prepare) if settings.self_check.enabled else None,
                 judge=judge,
             )
         return PolicySystem(
@@ -116,7 +132,21 @@ class PolicyTask(Task):
             grpo_updates=settings.grpo.updates_per_epoch
             or max(len(self.dataset.splits["train"]) // settings.grpo.batch_size, 1),
             rollouts=rollouts,
+            staged=self.staged,
             start=None if self.start is None else self.start.params,
+        )
+
+    def _make_self_check(self, policy: PrefixVlm, prepare: Normalise) -> SelfCheck:
+        return SelfCheck(
+            policy=policy,
+            normalise=prepare,
+            tokenizer=self.tokenizer,
+            devices=self.devices,
+            settings=self.settings.self_check,
+            group_size=self.settings.grpo.group_size,
+            temperature=self.settings.grpo.temperature,
+            longest=self.lengths.reply_length,
+            longest_check=self.longest_check,
         )
 
     @property
@@ -156,6 +186,7 @@ class PolicyTask(Task):
             self._own_rows(settings.sft.batch_size),
         )
         own = self._own_rows(settings.grpo.batch_size)
+        rows = pack if self.staged is None else self.staged.read
 
         def prompt(update: int, numbers: np.ndarray) -> Batch:
             del update
@@ -166,7 +197,7 @@ class PolicyTask(Task):
                 stack.callback(self.system.rollouts.judge.close)
             streams = {}
             for name, number, size, make, length in (
-                (sft.NAME, len(self.packs), settings.sft.batch_size, pack, self.system.sft_updates),
+                (sft.NAME, len(self.packs), settings.sft.batch_size, rows, self.system.sft_updates),
                 (grpo.NAME, len(train), settings.grpo.batch_size, prompt, self.system.grpo_updates),
             ):
                 items = draw_batches(number, batch_size=size, seed=settings.seed, make=make)
@@ -288,6 +319,18 @@ class PolicyTask(Task):
         return report
 
 
+def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExample]:
+    """Return the training records that fine-tuning shows with a wrong attempt and a check, by place."""
+    return draw_check_examples(
+        dataset.records,
+        dataset.splits["train"],
+        share=settings.self_check.sft_share,
+        seed=settings.seed,
+        dialect=settings.vqa.dialect,
+        hides_check=settings.self_check.context == "first",
+    )
+
+
 def make_tokenizer(settings: Settings, dataset: VqaDataset) -> AnyTokenizer:
     """Return the pretrained tokenizer that the settings name, or a closed vocabulary.
 
@@ -302,4 +345,8 @@ def make_tokenizer(settings: Settings, dataset: VqaDataset) -> AnyTokenizer:
     for record in dataset.records:
         prompt, reply = write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
         texts += [prompt, reply] if record.split == "train" else [prompt]
+    if settings.curriculum.schedule != "none":
+        texts += stage_texts(settings, dataset)
+    if settings.self_check.enabled:
+        texts += check_texts(draw_checks(settings, dataset))
     return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)

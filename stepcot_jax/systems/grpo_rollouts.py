@@ -22,6 +22,7 @@ from stepcot_jax.reasoning.reply import Reply
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings
 from stepcot_jax.systems.judged_rewards import JudgedRewards
+from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import TrainState
@@ -53,6 +54,7 @@ class Rollouts:
       settings: of groups and advantages.
       rewards: of a reply.
       longest: tokens of a sampled reply.
+      self_check: tries wrong first attempts again; None for none.
       judge: of open answers; None if `rewards.open_answer` is not "judge".
     """
 
@@ -66,6 +68,7 @@ class Rollouts:
     settings: GrpoSettings
     rewards: RewardSettings
     longest: int
+    self_check: SelfCheck | None = None
     judge: JudgedRewards | None = None
 
     def __post_init__(self) -> None:
@@ -99,15 +102,10 @@ class Rollouts:
         replies = jax.tree.map(
             lambda rows: rows.reshape(-1, group, rows.shape[-1])[first : first + number], self.sample(state, batch)
         )
-        found = self.reward_all(
-            [
-                (self.records[place], tokens)
-                for place, rollouts in zip(batch["place"], replies.tokens, strict=True)
-                for tokens in rollouts
-            ]
-        )
-        parts = {name: np.array([getattr(each, name) for each in found], np.float32) for name in _PARTS}
-        of_all = self.devices.gather_rows({name: part.reshape(number, group) for name, part in parts.items()})
+        parts = self._reward_all(replies.tokens, batch["place"])
+        if self.self_check is not None:
+            return self._check_all(self.self_check, state, batch, replies, parts)
+        of_all = self.devices.gather_rows(parts)
         relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
         counted = self._counted(replies)
         return {
@@ -118,6 +116,43 @@ class Rollouts:
             "advantages": relative[first : first + number, :, None],
             COLLECTED_NUMBERS: self._describe(of_all, relative, replies),
         }
+
+    def _reward_all(self, tokens: np.ndarray, places: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]."""
+        named = zip(places, tokens, strict=True)
+        found = self.reward_all([(self.records[place], reply) for place, rollouts in named for reply in rollouts])
+        shape = tokens.shape[:2]
+        return {name: np.array([getattr(each, name) for each in found], np.float32).reshape(shape) for name in _PARTS}
+
+    def _check_all(
+        self, self_check: SelfCheck, state: TrainState, batch: Batch, replies: Replies, parts: dict[str, np.ndarray]
+    ) -> Batch:
+        """Return the batch with checks and second attempts; `parts` are the rewards of first attempts."""
+        number = len(batch["place"])
+        own = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
+        wrong = parts["answer"] < 1  # an unscored answer, NaN, is not tried again
+        tried = self_check.try_again(state, batch, replies, wrong)
+        again = self._reward_all(tried.last, batch["place"])
+        last = {name: np.where(wrong, again[name], part) for name, part in parts.items()}
+        success = wrong & (last["answer"] == 1)
+        of_all = self.devices.gather_rows({**last, "wrong": wrong, "success": success, "first": parts["answer"]})
+        checked = {name: of_all.pop(name) for name in ("wrong", "success", "first")}
+        relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
+        counted = tried.counted & tried.ended[..., None] if self.settings.mask_truncated else tried.counted
+        settings = self_check.settings
+        found = {
+            **{name: batch[name] for name in ("images", "prompts", "lengths")},
+            "completions": tried.tokens,
+            "counted": counted,
+            "old_log_probs": tried.log_probs,
+            "advantages": token_advantages(relative[own], kinds=tried.kinds, wrong=wrong, settings=settings),
+            COLLECTED_NUMBERS: {**self._describe(of_all, relative, tried), **describe_checks(**checked)},
+        }
+        if self_check.hides_check:
+            found["hidden"] = tried.kinds == CHECK
+        if settings.alpha:
+            found |= {"check": tried.checks & counted, "check_success": success}
+        return found
 
     def reward_all(self, replies: Sequence[tuple[VqaRecord, np.ndarray]]) -> list[Rewards]:
         """Return the rewards of the tokens of this process's replies, each with its record.
@@ -165,18 +200,21 @@ class Rollouts:
         return relative
 
     def _counted(self, replies: Replies) -> Bool[np.ndarray, "prompt rollout token"]:
+        counted, tokens = np.asarray(replies.counted), np.asarray(replies.tokens)
         if not self.settings.mask_truncated:
-            return replies.counted
-        has_ended = (replies.counted & (replies.tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
-        return replies.counted & has_ended
+            return counted
+        has_ended = (counted & (tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
+        return counted & has_ended
 
-    def _describe(self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies) -> dict[str, float]:
+    def _describe(
+        self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies | Attempts
+    ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
         numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items()}
         numbers["reward/deviation_in_group"] = _mean(np.nanstd(rewards["total"], axis=1))
         numbers["equal_groups"] = float((~relative.any(axis=1)).mean())
         numbers["length"] = float(replies.counted.sum(axis=-1).mean())
-        numbers["entropy"] = float(-(replies.log_probs.sum() / max(replies.counted.sum(), 1)))
+        numbers["entropy"] = -float(replies.log_probs.sum()) / max(int(replies.counted.sum()), 1)
         return {f"rollouts/{name}": number for name, number in numbers.items()}
 
 

@@ -44,7 +44,7 @@ _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-policy-")
 def small_settings(**changes):
     """Settings of a tiny policy; further changes by full name, with `__` for dots."""
     return load_settings(
-        "base", **{"job": "grpo", **SIZES}, **{key.replace("__", "."): changes[key] for key in changes}
+        "base", **{"job": "grpo", **SIZES, **{key.replace("__", "."): changes[key] for key in changes}}
     )
 
 

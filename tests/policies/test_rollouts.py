@@ -10,6 +10,7 @@ from oracles.random_params import assert_close, normal, randomise
 
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.losses.sequence import token_log_probs
+from stepcot_jax.models.decoder import empty_cache
 from stepcot_jax.models.decoder_blocks import DecoderSizes
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.rollouts import Sampling, draw_words, rollout_keys, sample_replies
@@ -50,12 +51,13 @@ def params():
 @functools.partial(jax.jit, static_argnames=("sampling", "each"))
 def roll(images, prompts, lengths, first, sampling, each=EACH):
     variables = {"params": params()}
-    scores, caches = MODEL.apply(variables, images, prompts, lengths, num_completed=sampling.longest, method="prefill")
-    scores, caches, lengths = jax.tree.map(lambda rows: jnp.repeat(rows, each, axis=0), (scores, caches, lengths))
+    scores, prefix = MODEL.apply(variables, images, prompts, lengths, method="prefill")
+    scores, lengths = (jnp.repeat(rows, each, axis=0) for rows in (scores, lengths))
+    caches = empty_cache(SIZES, num_rollouts=len(lengths), num_slots=sampling.longest)
     keys = rollout_keys(jax.random.key(7), first=first, number=len(lengths))
 
     def extend(tokens, place, caches):
-        return MODEL.apply(variables, tokens, place, lengths, caches, num_prompt=PROMPT, method="extend")
+        return MODEL.apply(variables, tokens, place, lengths, caches, prefix=prefix, method="extend")
 
     return sample_replies(extend, scores=scores, caches=caches, keys=keys, sampling=sampling)
 

@@ -1,0 +1,131 @@
+"""Packs hold every record once, and a row predicts each token of each reply."""
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from policies.policy_workdir import small_settings
+from policies.tiny_policy import STOP, WORDS
+
+from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.losses.sequence import NO_PART
+from stepcot_jax.policies.encoded_records import (
+    ANSWER,
+    REASONING,
+    EncodedRecord,
+    RecordEncoder,
+    lay_out_pack,
+    lay_out_prompts,
+    pack_records,
+    write_texts,
+)
+from stepcot_jax.policies.tokenizers import Vocabulary
+
+TOKENS = some.lists(some.integers(2, WORDS - 1), min_size=1, max_size=4)
+
+
+@some.composite
+def encoded(draw):
+    reasoning, answer = draw(TOKENS), [*draw(TOKENS), STOP]
+    parts = [REASONING] * len(reasoning) + [ANSWER] * len(answer)
+    return EncodedRecord(tuple(draw(TOKENS)), (*reasoning, *answer), tuple(parts))
+
+
+@given(
+    some.lists(some.tuples(some.integers(1, 9), some.integers(0, 3)), max_size=30),
+    some.integers(0, 12),
+)
+def test_packs_hold_every_record_once_of_one_image_and_are_not_too_long(records, longest):
+    lengths, image_of = [length for length, _ in records], [image for _, image in records]
+    packs = pack_records(lengths, image_of, longest=longest)
+    assert sorted(place for pack in packs for place in pack) == list(range(len(records)))
+    for pack in packs:
+        assert list(pack) == sorted(pack)
+        assert len({image_of[place] for place in pack}) == 1
+        assert len(pack) == 1 or sum(lengths[place] for place in pack) <= longest
+    for first, second in itertools.pairwise(packs):  # no pack ends before it must
+        if image_of[first[0]] == image_of[second[0]]:
+            assert sum(lengths[place] for place in first) + lengths[second[0]] > longest
+
+
+@given(some.lists(encoded(), min_size=1, max_size=4), some.integers(0, 3))
+def test_a_row_predicts_every_token_of_every_reply_and_nothing_else(records, room):
+    length = sum(record.length for record in records) + room
+    row = lay_out_pack(records, length)
+    assert {name: (array.shape, array.dtype) for name, array in row.items()} == dict.fromkeys(
+        ("tokens", "segments", "places", "targets", "parts"), ((length,), np.dtype(np.int32))
+    )
+    counted = row["parts"] != NO_PART
+    # The target at t is the token at t + 1 of the same text; a pack's last target is followed by no token.
+    following = np.append(row["tokens"][1:], 0)
+    same_text = np.append(row["segments"][1:], 0) == row["segments"]
+    assert (same_text[counted]).all()
+    np.testing.assert_array_equal(row["targets"][counted], following[counted])
+    for segment, record in enumerate(records, start=1):
+        own = row["segments"] == segment
+        assert row["tokens"][own].tolist() == [*record.prompt, *record.target]
+        assert row["places"][own].tolist() == list(range(record.length))
+        assert row["targets"][own & counted].tolist() == list(record.target)
+        assert row["parts"][own & counted].tolist() == list(record.parts)
+    padding = row["segments"] == 0
+    assert padding.sum() == room
+    assert not row["tokens"][padding].any()
+    assert not counted[padding].any()
+
+
+def test_a_pack_that_is_longer_than_its_row_is_refused():
+    record = EncodedRecord((2, 3), (4, STOP), (ANSWER, ANSWER))
+    with pytest.raises(ValueError, match="8 tokens do not fit in a row of 7"):
+        lay_out_pack([record, record], 7)
+
+
+def test_prompts_are_padded_on_the_right():
+    found = lay_out_prompts([(5, 6), (7,)], 3, pad=9)
+    np.testing.assert_array_equal(found["prompts"], [[5, 6, 9], [7, 9, 9]])
+    np.testing.assert_array_equal(found["lengths"], [2, 1])
+    with pytest.raises(BadInput, match="a prompt has 4 tokens; at most 3"):
+        lay_out_prompts([(5, 6, 7, 8)], 3, pad=9)
+
+
+@pytest.fixture(scope="module")
+def records():
+    return load_vqa_dataset(small_settings()).records
+
+
+@pytest.mark.parametrize(
+    ("dialect", "with_thinking"),
+    [(dialect, each) for dialect in ("gemex", "lvkc", "medclm") for each in (True, False)] + [("gemex_plain", True)],
+)
+def test_an_encoded_record_is_its_prompt_its_reasoning_and_its_answer(records, dialect, with_thinking):
+    texts = [text for record in records for text in write_texts(record, dialect, with_thinking=with_thinking)]
+    vocabulary = Vocabulary.count(texts, largest=32, num_merges=50, least_count=2)
+    encoder = RecordEncoder(vocabulary, dialect, with_thinking=with_thinking)
+    kinds = set()
+    for record in records:
+        prompt, reply = write_texts(record, dialect, with_thinking=with_thinking)
+        found = encoder.encode(record)
+        assert vocabulary.decode(found.prompt) == prompt
+        assert vocabulary.decode(found.target) == reply
+        assert found.target.index(vocabulary.stop) == len(found.target) - 1
+        assert found.parts == tuple(sorted(found.parts, reverse=True))  # reasoning, then the answer
+        answer = vocabulary.decode([t for t, part in zip(found.target, found.parts, strict=True) if part == ANSWER])
+        assert reply.endswith(answer)
+        assert answer
+        kinds |= set(found.parts)
+    assert ANSWER in kinds
+
+
+def test_a_word_that_the_vocabulary_lacks_is_named(records):
+    vocabulary = Vocabulary.count(write_texts(records[0], "gemex"), largest=32)
+    record = msgspec.structs.replace(records[0], question=f"{records[0].question} zygomycosis")
+    with pytest.raises(BadInput, match="' zygomycosis' is not among the"):
+        RecordEncoder(vocabulary, "gemex").encode(record)
+
+
+def test_a_record_that_the_dialect_cannot_write_is_named(records):
+    with pytest.raises(BadInput, match=f"record '{records[0].id}', thinking: blank"):
+        write_texts(records[0], "gemex_plain", with_thinking=False)
