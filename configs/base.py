@@ -187,9 +187,9 @@ def get_config():
     config.rewards.choice_reading = "plain"  # or "strict": hedged choices are wrong
     config.rewards.ill_formed = "nothing"  # worth of a reply that breaks its dialect's grammar; or "parts"
     config.rewards.gate = "none"  # or "released": all or nothing, as in MEDSAGE's public code
-    config.rewards.judge_url = ""  # "judge": OpenAI-compatible endpoint; the key comes from the environment
+    config.rewards.judge_url = ""  # "judge": OpenAI-compatible endpoint; the key comes from OPENAI_API_KEY
     config.rewards.judge_model = ""
-    config.rewards.judge_cap = 0.0  # money that the judge may cost in a run; 0: no limit
+    config.rewards.judge_cap = 0  # tokens that the judge may take in a run, over all its starts; 0: no limit
     config.rewards.diagnosis_weight = 1.0  # "chain_grpo": the last step is right
     config.rewards.steps_weight = 0.0  # "chain_grpo": share of annotated steps that are right
     config.rewards.chain_weight = 0.0  # "chain_grpo": the chain has no contradiction

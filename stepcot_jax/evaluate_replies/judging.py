@@ -4,11 +4,17 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from stepcot_jax.annotate.llm.judge import Exchange, Judge, judge_answers, judge_stages, label_steps
+from stepcot_jax.annotate.llm.judge import (
+    Exchange,
+    Judge,
+    judge_answers,
+    judge_stages,
+    label_steps,
+    make_exchange,
+)
 from stepcot_jax.evaluation.reply_scores import CHECKED_STAGES, ReplyScore, ScoringSettings, read
 from stepcot_jax.evaluation.stage_quality import LABEL_VALUES
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
-from stepcot_jax.reasoning.reply import Reply
 from stepcot_jax.rewards.answer_rewards import Judged
 
 _Score = TypeVar("_Score")
@@ -60,14 +66,6 @@ def judge_all_stages(
     return [complete(score) for score in scores]
 
 
-def describe_picture(record: VqaRecord) -> str:
-    """Return what stands for the picture in a request: the record's preamble, facts and boxes."""
-    facts = "; ".join(f"{name}: {value}" for name, value in record.facts.items() if value)
-    boxes = "; ".join(f"{box.label} {list(box.box)}" for box in record.references)
-    size = f"boxes in a picture of {record.image_size[0]} by {record.image_size[1]} pixels: {boxes}" if boxes else ""
-    return " | ".join(part for part in (record.preamble, facts, size) if part) or "not described"
-
-
 def _exchange(
     records: Sequence[VqaRecord], replies: Mapping[str, str], settings: ScoringSettings
 ) -> Iterator[Exchange]:
@@ -76,22 +74,7 @@ def _exchange(
         reply = read(replies.get(record.id, ""), settings)
         if reply.answer is None or (settings.reading == "strict" and not reply.is_well_formed):
             continue
-        yield Exchange(
-            id=record.id,
-            caption=describe_picture(record),
-            question=record.question,
-            reference=_with_reason(", ".join(record.accepted_texts[:1]) or ", ".join(record.answer), record.thinking),
-            reply=_with_reason(reply.answer, reply.thinking),
-            stages=_complete(reply),
-        )
-
-
-def _with_reason(answer: str, thinking: str) -> str:
-    return f"{answer}\nReason: {thinking}" if thinking.strip() else answer
-
-
-def _complete(reply: Reply) -> dict[str, str]:
-    return {name: reply.stages.get(name, "") for name in STAGE_NAMES} if reply.stages else {}
+        yield make_exchange(record, reply)
 
 
 def _ask(

@@ -29,10 +29,12 @@ from stepcot_jax.policies.policy_network import make_policy, normalise
 from stepcot_jax.policies.rollouts import Sampling
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.policy_results import Answered, write_examples, write_policy_results
+from stepcot_jax.run.policy_start import naming_start, read_policy_start
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
+from stepcot_jax.systems.judged_rewards import JudgedRewards, make_judge
 from stepcot_jax.systems.policy_system import PolicySystem
 from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
 from stepcot_jax.training.parallel import Devices
@@ -62,13 +64,15 @@ class PolicyTask(Task):
             size = getattr(settings, section).batch_size
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
         self.batch_size = settings.sft.batch_size
+        self.start = read_policy_start(settings) if settings.policy.start else None
         self.dataset: VqaDataset = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
-        self.tokenizer = make_tokenizer(settings, self.dataset)
+        self.tokenizer = make_tokenizer(settings, self.dataset) if self.start is None else self.start.tokenizer
         vqa = settings.vqa
         self.encoder = RecordEncoder(self.tokenizer, vqa.dialect, with_thinking=vqa.with_thinking)
-        self.prompts = [self.encoder.encode_prompt(record) for record in self.dataset.records]
         train = [int(place) for place in self.dataset.splits["train"]]
-        self.encoded = {place: self.encoder.encode(self.dataset.records[place]) for place in train}
+        with naming_start(settings):
+            self.prompts = [self.encoder.encode_prompt(record) for record in self.dataset.records]
+            self.encoded = {place: self.encoder.encode(self.dataset.records[place]) for place in train}
         longest = max(len(each.target) for each in self.encoded.values())
         self.lengths = PolicyLengths(
             prompt_length=max(map(len, self.prompts)),
@@ -84,8 +88,12 @@ class PolicyTask(Task):
         settings, devices = self.settings, self.devices
         policy = make_policy(settings, num_words=self.tokenizer.num_words)
         prepare = functools.partial(normalise, settings=settings)
-        rollouts = None
+        rollouts, judge = None, None
         if settings.job == "grpo":
+            if settings.rewards.open_answer == "judge":
+                judge = JudgedRewards(
+                    make_judge(settings.rewards, self.workdir), ill_formed=settings.rewards.ill_formed
+                )
             rollouts = Rollouts(
                 policy=policy,
                 normalise=prepare,
@@ -97,6 +105,7 @@ class PolicyTask(Task):
                 settings=settings.grpo,
                 rewards=make_reward_settings(settings.rewards),
                 longest=self.lengths.reply_length,
+                judge=judge,
             )
         return PolicySystem(
             settings,
@@ -107,6 +116,7 @@ class PolicyTask(Task):
             grpo_updates=settings.grpo.updates_per_epoch
             or max(len(self.dataset.splits["train"]) // settings.grpo.batch_size, 1),
             rollouts=rollouts,
+            start=None if self.start is None else self.start.params,
         )
 
     @property
@@ -152,6 +162,8 @@ class PolicyTask(Task):
             return self.make_prompts(train[numbers[own]])
 
         with contextlib.ExitStack() as stack:
+            if self.system.rollouts is not None and self.system.rollouts.judge is not None:
+                stack.callback(self.system.rollouts.judge.close)
             streams = {}
             for name, number, size, make, length in (
                 (sft.NAME, len(self.packs), settings.sft.batch_size, pack, self.system.sft_updates),

@@ -137,7 +137,7 @@ class RewardsSettings:
     gate: Literal["none", "released"]
     judge_url: str
     judge_model: str
-    judge_cap: NotNegative
+    judge_cap: Whole
     diagnosis_weight: NotNegative
     steps_weight: NotNegative
     chain_weight: NotNegative

@@ -147,6 +147,8 @@ MAY_CHANGE = frozenset(
         "config.features.folder",
         "config.features.patches",
         "config.features.batch_size",
+        "config.rewards.judge_cap",
+        "config.rewards.judge_url",
         "config.training.joint_epochs",
         "config.training.log_every",
         "config.training.checkpoint_minutes",

@@ -18,8 +18,10 @@ from stepcot_jax.policies.rollouts import Replies, Sampling, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
 from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.reasoning.reply import Reply
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings
+from stepcot_jax.systems.judged_rewards import JudgedRewards
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import TrainState
@@ -51,6 +53,7 @@ class Rollouts:
       settings: of groups and advantages.
       rewards: of a reply.
       longest: tokens of a sampled reply.
+      judge: of open answers; None if `rewards.open_answer` is not "judge".
     """
 
     policy: PrefixVlm
@@ -63,6 +66,7 @@ class Rollouts:
     settings: GrpoSettings
     rewards: RewardSettings
     longest: int
+    judge: JudgedRewards | None = None
 
     def __post_init__(self) -> None:
         sampling = Sampling(longest=self.longest, stop=self.tokenizer.stop, temperature=self.settings.temperature)
@@ -87,18 +91,21 @@ class Rollouts:
         """Return prompts with completions and advantages, [prompt, rollout, ...], and numbers for the log.
 
         Raises:
-          RunStopped: no reply was scored, or rewards were equal within every group for 20 updates in a row.
+          RunStopped: no reply was scored, rewards were equal within every group for 20 updates in a row, or the judge
+            cannot go on.
         """
         number, group = len(batch["place"]), self.settings.group_size
         first = jax.process_index() * number
         replies = jax.tree.map(
             lambda rows: rows.reshape(-1, group, rows.shape[-1])[first : first + number], self.sample(state, batch)
         )
-        found = [
-            self.reward(tokens, self.records[place])
-            for place, rollouts in zip(batch["place"], replies.tokens, strict=True)
-            for tokens in rollouts
-        ]
+        found = self.reward_all(
+            [
+                (self.records[place], tokens)
+                for place, rollouts in zip(batch["place"], replies.tokens, strict=True)
+                for tokens in rollouts
+            ]
+        )
         parts = {name: np.array([getattr(each, name) for each in found], np.float32) for name in _PARTS}
         of_all = self.devices.gather_rows({name: part.reshape(number, group) for name, part in parts.items()})
         relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
@@ -112,12 +119,23 @@ class Rollouts:
             COLLECTED_NUMBERS: self._describe(of_all, relative, replies),
         }
 
-    def reward(self, tokens: np.ndarray, record: VqaRecord) -> Rewards:
-        """Return the rewards of one reply."""
-        text = self.tokenizer.decode(tokens.tolist())
-        reply = read_reply(text, self.dialect, with_thinking=self.with_thinking)
+    def reward_all(self, replies: Sequence[tuple[VqaRecord, np.ndarray]]) -> list[Rewards]:
+        """Return the rewards of the tokens of this process's replies, each with its record.
+
+        Raises:
+          RunStopped: the judge cannot go on.
+        """
+        read = [(record, self.read(tokens)) for record, tokens in replies]
+        judged = [None] * len(read) if self.judge is None else self.judge(read)
         consistency = stage_consistency if self.rewards.consistency_weight else None
-        return reward(reply, record, self.rewards, consistency=consistency)
+        return [
+            reward(reply, record, self.rewards, judged=rating, consistency=consistency)
+            for (record, reply), rating in zip(read, judged, strict=True)
+        ]
+
+    def read(self, tokens: np.ndarray) -> Reply:
+        """Return what the tokens of a reply say."""
+        return read_reply(self.tokenizer.decode(tokens.tolist()), self.dialect, with_thinking=self.with_thinking)
 
     def compare(self, totals: Float[np.ndarray, "prompt rollout"], *, step: int) -> Float[np.ndarray, "prompt rollout"]:
         """Return the advantages of all prompts.

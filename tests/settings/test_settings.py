@@ -185,6 +185,8 @@ def test_a_shipped_config_makes_settings_and_tells_its_command(path):
     config = module.get_config()
     if config.data.source == "folder" and not config.data.root:
         config.data.root = "given on the command line"
+    if config.vqa.source == "folder" and not config.vqa.root:
+        config.vqa.root = "given on the command line"
     for group in (config.image_encoder, config.prompts):
         if {"pretrained", "imported"} & {group.get("name"), group.get("encoder")}:
             group.weights = "given on the command line"

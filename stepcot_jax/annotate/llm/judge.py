@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stepcot_jax.annotate.annotation import Provenance
 from stepcot_jax.annotate.llm.endpoint import Endpoint
@@ -20,7 +20,8 @@ from stepcot_jax.annotate.llm.read_answers import BadAnswer, find_object, read_s
 from stepcot_jax.annotate.llm.vqa_prompts import RATE_ANSWERS, RATE_STAGES, rate_steps_prompt
 from stepcot_jax.annotate.runs import Crew, process_items
 from stepcot_jax.chain import fold
-from stepcot_jax.reasoning.record import STAGE_NAMES
+from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
+from stepcot_jax.reasoning.reply import Reply
 from stepcot_jax.rewards.answer_rewards import Judged
 
 STEP_LABELS: Mapping[str, tuple[str, ...]] = {
@@ -65,6 +66,37 @@ class Exchange:
         return {**shown, **({"stages": dict(self.stages)} if self.stages else {"reply": self.reply})}
 
 
+def make_exchange(record: VqaRecord, reply: Reply) -> Exchange:
+    """Return what a judge rates of a reply that has an answer, with the record's id.
+
+    Raises:
+      ValueError: the reply has no answer.
+    """
+    if reply.answer is None:
+        raise ValueError(f"the reply to record {record.id!r} has no answer; there is nothing to judge")
+    stages = {name: reply.stages.get(name, "") for name in STAGE_NAMES} if reply.stages else {}
+    return Exchange(
+        id=record.id,
+        caption=describe_picture(record),
+        question=record.question,
+        reference=_with_reason(", ".join(record.accepted_texts[:1]) or ", ".join(record.answer), record.thinking),
+        reply=_with_reason(reply.answer, reply.thinking),
+        stages=stages,
+    )
+
+
+def describe_picture(record: VqaRecord) -> str:
+    """Return what stands for the picture in a request: the record's preamble, facts and boxes."""
+    facts = "; ".join(f"{name}: {value}" for name, value in record.facts.items() if value)
+    boxes = "; ".join(f"{box.label} {list(box.box)}" for box in record.references)
+    size = f"boxes in a picture of {record.image_size[0]} by {record.image_size[1]} pixels: {boxes}" if boxes else ""
+    return " | ".join(part for part in (record.preamble, facts, size) if part) or "not described"
+
+
+def _with_reason(answer: str, thinking: str) -> str:
+    return f"{answer}\nReason: {thinking}" if thinking.strip() else answer
+
+
 @dataclasses.dataclass(frozen=True)
 class Judge:
     """A judge with its ledgers.
@@ -84,6 +116,63 @@ class Judge:
     num_repairs: int = 2
 
 
+class JudgeSession(Generic[_Score]):
+    """A judge with one prompt, asked many times; ledger and connection are opened at the first question.
+
+    Args:
+      judge: endpoint, ledgers and cap.
+      prompt: what is asked about each exchange.
+      read: text of an answer -> score; raises `BadAnswer`.
+    """
+
+    def __init__(self, judge: Judge, prompt: Prompt, read: Callable[[str], _Score]) -> None:
+        self._judge, self._prompt, self._read = judge, prompt, read
+        self._runner = asyncio.Runner()
+        self._crew: Crew | None = None
+
+    def ask(self, exchanges: Sequence[Exchange]) -> list[_Score | None]:
+        """Score the exchanges, from the ledger if they were before; None where there is no usable answer.
+
+        Raises:
+          RunStopped: spending cap, or three requests given up in a row; the ledger keeps every answer.
+          BadInput: no request can succeed with this key, address or model.
+        """
+        return self._runner.run(self._ask(exchanges))
+
+    async def _ask(self, exchanges: Sequence[Exchange]) -> list[_Score | None]:
+        is_new = self._crew is None
+        if self._crew is None:
+            self._crew = Crew(self._judge.folder, cap=self._judge.cap, num_repairs=self._judge.num_repairs)
+        crew = self._crew
+        interviewer = crew.interview(self._judge.endpoint, self._prompt)
+        if is_new:
+            crew.charge_other_ledgers()
+
+        async def process(exchange: Exchange) -> tuple[_Score, Provenance]:
+            score, _ = await interviewer.ask(exchange, self._prompt.messages(exchange.data()), self._read)
+            return score, ()
+
+        outcomes = process_items(exchanges, process, budget=crew.budget, concurrency=self._judge.concurrency)
+        return [outcome.made async for outcome in outcomes]
+
+    def close(self) -> None:
+        """Close connection and ledger; safe to call twice."""
+        if self._crew is not None:
+            self._runner.run(self._crew.close())
+            self._crew = None
+        self._runner.close()
+
+
+def open_answer_session(judge: Judge) -> JudgeSession[Judged]:
+    """Return a session that rates reference and reply of each exchange from 1 to 10."""
+    return JudgeSession(judge, RATE_ANSWERS, _read_ratings)
+
+
+def _read_ratings(text: str) -> Judged:
+    scores = read_scores(text, names=("reference", "reply"), least=1, greatest=10)
+    return Judged(scores["reference"], scores["reply"])
+
+
 def judge_answers(exchanges: Sequence[Exchange], judge: Judge) -> list[Judged | None]:
     """Rate reference and reply of each exchange from 1 to 10; None where there is no usable answer.
 
@@ -91,12 +180,7 @@ def judge_answers(exchanges: Sequence[Exchange], judge: Judge) -> list[Judged | 
       RunStopped: spending cap, or three requests given up in a row; the same call resumes from the ledger.
       BadInput: no request can succeed with this key, address or model.
     """
-
-    def read(text: str) -> Judged:
-        scores = read_scores(text, names=("reference", "reply"), least=1, greatest=10)
-        return Judged(scores["reference"], scores["reply"])
-
-    return _judge(exchanges, judge, RATE_ANSWERS, read)
+    return _judge(exchanges, judge, RATE_ANSWERS, _read_ratings)
 
 
 def judge_stages(exchanges: Sequence[Exchange], judge: Judge) -> list[dict[str, float] | None]:
@@ -126,18 +210,5 @@ def read_step_labels(text: str) -> dict[str, str]:
 def _judge(
     exchanges: Sequence[Exchange], judge: Judge, prompt: Prompt, read: Callable[[str], _Score]
 ) -> list[_Score | None]:
-    async def ask_all() -> list[_Score | None]:
-        crew = Crew(judge.folder, cap=judge.cap, num_repairs=judge.num_repairs)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(crew.close)
-            interviewer = crew.interview(judge.endpoint, prompt)
-            crew.charge_other_ledgers()
-
-            async def process(exchange: Exchange) -> tuple[_Score, Provenance]:
-                score, _ = await interviewer.ask(exchange, prompt.messages(exchange.data()), read)
-                return score, ()
-
-            outcomes = process_items(exchanges, process, budget=crew.budget, concurrency=judge.concurrency)
-            return [outcome.made async for outcome in outcomes]
-
-    return asyncio.run(ask_all())
+    with contextlib.closing(JudgeSession(judge, prompt, read)) as session:
+        return session.ask(exchanges)

@@ -1,0 +1,52 @@
+"""MedCLM: fine-tuning in easy, medium and hard stages, at the hyperparameters of its public code (a7cca74).
+
+The paper at hand prints no hyperparameter, so nothing here is published. The code trains ViP-LLaVA-7B. Weights of that
+size cannot be loaded yet: this config trains the small decoder of `policy`, its image encoder too, on any folder of
+records with lesion and modality (docs/policies.md). Nothing is measured.
+
+python -m stepcot_jax.main --config=medclm --config.vqa.root=FOLDER --workdir=runs/medclm
+
+[C]: value of the code. Everything else is ours. The code's cosine ends at 1e-6 and its AdamW has betas 0.9 and 0.98;
+here the cosine ends at 0 and the betas are 0.9 and 0.999. Batches of one question need a single device.
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.job = "sft"
+    config.vqa.source = "folder"
+    config.vqa.dialect = "medclm"  # [C]
+
+    config.image_encoder.image_size = 224  # ours, and so is the size of the decoder
+    config.policy.encoder_widths = (24, 48, 64)
+    config.policy.grid = 14
+
+    config.sft.epochs = 100  # [C]
+    config.sft.batch_size = 1  # [C] questions
+    config.sft.pack_length = 0  # [C] one question a row
+    config.sft.learning_rate = 2e-5  # [C]
+    config.sft.warmup_epochs = 0.0  # [C]
+    config.sft.schedule = "cosine"  # [C]
+    config.sft.weight_decay = 0.05  # [C]
+    config.training.clip_norm = 1.0  # [C]
+    config.sft.reduction = "parts"  # [C] the mean over the tokens of each part
+    config.sft.answer_weight = 0.8  # [C]
+    config.sft.reasoning_weight = 0.2  # [C]
+
+    config.curriculum.schedule = "adaptive"  # [C], as its constants
+    config.curriculum.easy_epochs = 4
+    config.curriculum.ramp_epochs = 10
+    config.curriculum.hard_epoch = 19
+    config.curriculum.gap_centre = 0.5
+    config.curriculum.gap_width = 0.1
+    config.curriculum.decay = 0.1
+    config.curriculum.plateau_values = 5
+    config.curriculum.plateau_tolerance = 0.01
+    config.curriculum.rise = 0.05
+    config.curriculum.hard_gap = 0.6
+    config.curriculum.hard_increase = 0.05
+    config.curriculum.most_hard = 0.3
+    config.curriculum.hard_factor = 0.9
+    return config

@@ -1,0 +1,66 @@
+"""MEDSAGE: fine-tuning on staged reasoning, then GRPO in which a wrong first attempt is checked and tried again.
+
+The paper trains Qwen2.5-VL-7B with a frozen vision encoder on 4 A100. Weights of that size cannot be loaded yet: this
+config trains the small decoder of `policy`, its image encoder too, on any folder of records whose stages are written
+(docs/policies.md). Nothing is measured.
+
+python -m stepcot_jax.main --config=medsage --config.vqa.root=FOLDER --workdir=runs/medsage
+
+[P]: published. [C]: the paper does not say; the value is that of its public code, or of EasyR1, which both build on.
+Everything else is ours. The code's algorithm is another one: medsage_released.
+"""
+
+import dataclasses
+
+from configs import base
+from stepcot_jax.rewards.presets import PRESETS
+
+
+def get_config():
+    config = base.get_config()
+    config.job = "grpo"
+    config.vqa.source = "folder"
+    config.vqa.dialect = "lvkc"  # [P] Figure 12
+
+    config.image_encoder.image_size = 224  # ours, and so is the size of the decoder
+    config.policy.encoder_widths = (24, 48, 64)
+    config.policy.grid = 14
+    config.policy.longest_reply = 1024  # [P] tokens generated
+
+    config.sft.epochs = 4  # [P]
+    config.sft.batch_size = 256  # [P] 4 a device x 16 accumulated x 4 devices; the paper calls it 1,024
+    config.sft.pack_length = 0  # ours: one question a row, so that the batch counts questions
+    config.sft.learning_rate = 1e-5  # [P]
+    config.sft.schedule = "cosine"  # [C]
+    config.sft.warmup_epochs = 0.12  # [C] 0.03 of the run
+    config.sft.weight_decay = 0.01  # ours
+
+    config.grpo.epochs = 8  # [P]
+    config.grpo.batch_size = 64  # [P] prompts: 2 x 8 x 4 devices
+    config.grpo.group_size = 6  # [P]
+    config.grpo.learning_rate = 1e-5  # [P]
+    config.grpo.schedule = "constant"  # ours
+    config.grpo.weight_decay = 0.01  # [C]
+    config.grpo.ratio = "token"  # [C]
+    config.grpo.clip_low = 0.2  # [C] EasyR1, as the next two
+    config.grpo.clip_high = 0.3
+    config.grpo.dual_clip = 3.0
+    config.grpo.beta = 0.03  # [C], as the next three
+    config.grpo.kl = "k3"
+    config.grpo.clamp_log_ratio = 20.0
+    config.grpo.clamp_kl = 10.0
+    config.grpo.num_updates = 1  # ours
+    config.grpo.temperature = 1.0  # [C]
+    config.grpo.length_norm = "token_mean"  # [C]
+    config.grpo.std_ddof = 1  # [C]
+    config.grpo.std_epsilon = 1e-6  # [C]
+    config.grpo.scale = "batch"  # [P] "normalised within each batch"
+
+    # Answer and format [P], weighted as in an example of EasyR1 [C]
+    config.rewards.update(dataclasses.asdict(PRESETS["paper"]))
+    config.self_check.enabled = True  # [P]
+    config.self_check.alpha = 0.2  # [P] the best of 0, 0.15, 0.20 and 0.25
+    config.self_check.norm = "sum"  # [P] Eq. 12
+    config.self_check.context = "check"  # ours; Eq. 9 has the first attempt alone
+    config.self_check.first_attempt = "zero"  # [P]
+    return config

@@ -1,0 +1,60 @@
+"""The public code of MEDSAGE (4c8030a): rewards of answer, boxes and format, all or nothing; no self-check, no retry.
+
+The code trains Qwen2.5-VL-7B-Instruct with a frozen vision encoder on four GPUs, and weighs tokens by how much the
+stages of a group disagree, which the paper does not mention and this config leaves out. It trains the small decoder of
+`policy`, its image encoder too, on any folder of records whose stages are written (docs/policies.md). Nothing is
+measured.
+
+python -m stepcot_jax.main --config=medsage_released --config.vqa.root=FOLDER --workdir=runs/medsage_released
+
+[C]: value of the code. Everything else is ours; nothing here is published in the paper.
+"""
+
+import dataclasses
+
+from configs import base
+from stepcot_jax.rewards.presets import PRESETS
+
+
+def get_config():
+    config = base.get_config()
+    config.job = "grpo"
+    config.vqa.source = "folder"
+    config.vqa.dialect = "lvkc_released"  # [C]
+
+    config.image_encoder.image_size = 224  # ours, and so is the size of the decoder; [C] up to 262,144 pixels
+    config.policy.encoder_widths = (24, 48, 64)
+    config.policy.grid = 14
+    config.policy.longest_reply = 1024  # [C] tokens generated
+
+    config.sft.epochs = 3  # [C]
+    config.sft.batch_size = 64  # [C] 1 a device x 16 accumulated x 4 devices
+    config.sft.pack_length = 0  # ours: one question a row, so that the batch counts questions
+    config.sft.learning_rate = 1e-5  # [C]
+    config.sft.schedule = "cosine"  # [C]
+    config.sft.warmup_epochs = 0.09  # [C] 0.03 of the run
+    config.sft.weight_decay = 0.01  # ours
+
+    config.grpo.epochs = 2  # [C]
+    config.grpo.batch_size = 64  # [C] prompts of a rollout; the code makes four updates of 16 prompts, this one
+    config.grpo.group_size = 6  # [C]
+    config.grpo.learning_rate = 1e-5  # [C]; its warm-up over 0.1 of the run is left out
+    config.grpo.schedule = "constant"  # ours
+    config.grpo.weight_decay = 0.01  # [C]
+    config.grpo.ratio = "token"  # [C], as all that follows but the number of updates
+    config.grpo.clip_low = config.grpo.clip_high = 0.2
+    config.grpo.dual_clip = 0.0
+    config.grpo.beta = 0.03
+    config.grpo.kl = "k3"
+    config.grpo.clamp_log_ratio = 20.0
+    config.grpo.clamp_kl = 10.0
+    config.grpo.num_updates = 1  # ours
+    config.grpo.temperature = 1.0
+    config.grpo.length_norm = "token_mean"
+    config.grpo.std_ddof = 1
+    config.grpo.std_epsilon = 1e-6
+    config.grpo.scale = "group"
+
+    config.rewards.update(dataclasses.asdict(PRESETS["released"]))  # [C] 0.6 answer + 0.3 mean IoU + 0.1 format
+    config.self_check.enabled = False  # [C]
+    return config
