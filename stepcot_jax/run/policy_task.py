@@ -19,6 +19,7 @@ from stepcot_jax.evaluation.vqa_metrics import prepare_figures
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.batched_replies import reply_in_batches
 from stepcot_jax.policies.check_tokens import check_texts, encode_checks, longest_check
 from stepcot_jax.policies.encoded_records import RecordEncoder, lay_out_prompts
 from stepcot_jax.policies.policy_files import (
@@ -230,14 +231,16 @@ class PolicyTask(Task):
         number = len(places)
         size = min(self.settings.evaluation.batch_size, number)
         size = -(-size // self.devices.num_devices) * self.devices.num_devices
-        own, texts = self._own_rows(size), list[str]()
-        for first in self.terminal.watch(range(0, number, size), "replies"):
-            chosen = [places[min(first + row, number - 1)] for row in range(size)]
-            batch = self.make_prompts(chosen[own])
+        own = self._own_rows(size)
+
+        def ask(rows: Sequence[int]) -> np.ndarray:
+            batch = self.make_prompts([places[row] for row in rows][own])
             del batch["place"]
-            tokens = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
-            texts += [self.tokenizer.decode(row.tolist()) for row in tokens]
-        return texts[:number]
+            tokens: np.ndarray = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
+            return tokens
+
+        watch = functools.partial(self.terminal.watch, description="replies")
+        return reply_in_batches(ask, number, batch_size=size, tokenizer=self.tokenizer, watch=watch)
 
     def answer(self, params: Any, places: Sequence[int] | np.ndarray) -> Answered:
         """Return greedy replies to records with their scores."""
