@@ -38,11 +38,12 @@ def small_settings(**changes):
     return policy_settings(**{**SHORT, **{name.replace("__", "."): value for name, value in changes.items()}})
 
 
-def reward_tokens(rollouts, tokens, record):
-    """A reward of any reply, since a policy of few updates writes none that is well formed; NaN for some."""
+def reward_tokens(rollouts, replies):
+    """Rewards of any reply, since a policy of few updates writes none that is well formed; NaN for some."""
     del rollouts
-    total = float("nan") if int(tokens.sum()) % 11 == 0 else float((int(tokens.sum()) + len(record.id)) % 5) / 4
-    return Rewards(total, total, 0.0, 0.0, total)
+    sums = [(int(tokens.sum()), len(record.id)) for record, tokens in replies]
+    totals = [float("nan") if tokens % 11 == 0 else float((tokens + length) % 5) / 4 for tokens, length in sums]
+    return [Rewards(total, total, 0.0, 0.0, total) for total in totals]
 
 
 # Tracing takes most of a small run's time, and tests repeat runs; kill_harness.py does not use this.
@@ -69,11 +70,7 @@ def small_run(workdir, monkeypatch, **changes):
         shapes = {name: array.shape for name, array in batch.items()}
         return _once(f"{phase.name} {shapes}", run.settings, lambda: _COMPILE(run, phase, state, batch))
 
-    monkeypatch.setattr(
-        Rollouts,
-        "reward_all",
-        lambda rollouts, named: [reward_tokens(rollouts, tokens, record) for record, tokens in named],
-    )
+    monkeypatch.setattr(Rollouts, "reward_all", reward_tokens)
     monkeypatch.setattr(Rollouts, "__post_init__", make_sample)
     monkeypatch.setattr(Run, "_compile", compile_update)
     init = property(lambda run: _once("init", run.settings, lambda: lambda: _INIT(run)))

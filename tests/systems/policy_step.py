@@ -43,6 +43,9 @@ class Words:
 class NumberRollouts(Rollouts):
     """Rewards that depend on tokens and record: NaN, unscored, where the sum of the tokens is a multiple of 7."""
 
+    def reward_all(self, replies):
+        return [self.reward(tokens, record) for record, tokens in replies]
+
     def reward(self, tokens, record):
         counted = self.tokenizer.encode(self.tokenizer.decode(tokens.tolist()))
         total = float("nan") if sum(counted) % 7 == 3 else float((sum(counted) + len(record.id)) % 5) / 4

@@ -41,7 +41,7 @@ def expected_advantages(rewards):
 def rewards_of(batch):
     rollouts = make_rollouts(ONE)
     found = [
-        [rollouts.reward(tokens, record).total for tokens in group]
+        [each.total for each in rollouts.reward_all([(record, tokens) for tokens in group])]
         for group, record in zip(batch["completions"], RECORDS, strict=True)
     ]
     return np.array(found, np.float64)
@@ -115,6 +115,9 @@ class Constant(Rollouts):
 
     worth = 0.5
 
+    def reward_all(self, replies):
+        return [self.reward(tokens, record) for record, tokens in replies]
+
     def reward(self, tokens, record):
         del tokens, record
         return Rewards(self.worth, self.worth, 0.0, 0.0, self.worth)
@@ -171,5 +174,5 @@ def test_rewards_are_those_of_the_decoded_reply():
     rollouts = dataclasses.replace(rollouts, tokenizer=vocabulary, records=records, rewards=rewards)
     for record, text in zip(records, texts, strict=True):
         right = np.array([*vocabulary.encode(text), vocabulary.stop, vocabulary.stop])
-        assert rollouts.reward(right, record) == Rewards(1.0, 1.0, 1.0, 0.0, 2.5)
-        assert rollouts.reward(right[: len(right) // 2], record).total == 0
+        assert rollouts.reward_all([(record, right)])[0] == Rewards(1.0, 1.0, 1.0, 0.0, 2.5)
+        assert rollouts.reward_all([(record, right[: len(right) // 2])])[0].total == 0

@@ -83,6 +83,9 @@ def make_check(*, num_devices=1, **changes):
 class FirstLetter(Rollouts):
     """Rewards by the first token of a reply: see `WORTH`."""
 
+    def reward_all(self, replies):
+        return [self.reward(tokens, record) for record, tokens in replies]
+
     def reward(self, tokens, record):
         worth = WORTH.get(int(tokens[0]), 0.0)
         return Rewards(answer=worth, grounding=0.0, format=1.0, consistency=0.0, total=worth)
