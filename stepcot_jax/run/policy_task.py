@@ -89,8 +89,9 @@ class PolicyTask(Task):
         self.longest_check, reply_length = longest, settings.policy.longest_reply or longest
         self.num_cut = count_cut(self.encoded, reply_length)
         if settings.self_check.enabled and (examples := draw_checks(settings, self.dataset)):
-            self.encoded |= encode_checks(examples, self.encoded, self.tokenizer)
-            self.longest_check = longest_check(examples, self.tokenizer)
+            with naming_start(settings):
+                self.encoded |= encode_checks(examples, self.encoded, self.tokenizer)
+                self.longest_check = longest_check(examples, self.tokenizer)
         self.lengths = PolicyLengths(
             prompt_length=max(map(len, self.prompts)),
             reply_length=reply_length,
@@ -101,9 +102,10 @@ class PolicyTask(Task):
         self.staged: StagedRows | None = None
         if settings.curriculum.schedule != "none":
             places, rows = [place for (place,) in self.packs], self._own_rows(settings.sft.batch_size)
-            self.staged = make_staged_rows(
-                settings, self.dataset, self.tokenizer, encoded=self.encoded, places=places, rows=rows
-            )
+            with naming_start(settings):
+                self.staged = make_staged_rows(
+                    settings, self.dataset, self.tokenizer, encoded=self.encoded, places=places, rows=rows
+                )
         self.scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
         self.system = self._make_system()
 

@@ -102,12 +102,12 @@ class Rollouts:
         replies = jax.tree.map(
             lambda rows: rows.reshape(-1, group, rows.shape[-1])[first : first + number], self.sample(state, batch)
         )
-        parts = self._reward_all(replies.tokens, batch["place"])
+        parts = self._reward_all(np.asarray(replies.tokens), batch["place"])
         if self.self_check is not None:
             return self._check_all(self.self_check, state, batch, replies, parts)
         of_all = self.devices.gather_rows(parts)
         relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
-        counted = self._counted(replies)
+        counted = self._counted(replies, parts["total"])
         return {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
             "completions": replies.tokens,
@@ -117,12 +117,16 @@ class Rollouts:
             COLLECTED_NUMBERS: self._describe(of_all, relative, replies),
         }
 
-    def _reward_all(self, tokens: np.ndarray, places: Sequence[int]) -> dict[str, np.ndarray]:
-        """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]."""
-        named = zip(places, tokens, strict=True)
-        found = self.reward_all([(self.records[place], reply) for place, rollouts in named for reply in rollouts])
-        shape = tokens.shape[:2]
-        return {name: np.array([getattr(each, name) for each in found], np.float32).reshape(shape) for name in _PARTS}
+    def _reward_all(
+        self, tokens: np.ndarray, places: Sequence[int], chosen: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]; 0 if not chosen."""
+        chosen = np.ones(tokens.shape[:2], bool) if chosen is None else chosen
+        found = self.reward_all([(self.records[places[row]], tokens[row, each]) for row, each in np.argwhere(chosen)])
+        parts = {name: np.zeros(chosen.shape, np.float32) for name in _PARTS}
+        for name, part in parts.items():
+            part[chosen] = [getattr(each, name) for each in found]
+        return parts
 
     def _check_all(
         self, self_check: SelfCheck, state: TrainState, batch: Batch, replies: Replies, parts: dict[str, np.ndarray]
@@ -132,13 +136,13 @@ class Rollouts:
         own = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
         wrong = parts["answer"] < 1  # an unscored answer, NaN, is not tried again
         tried = self_check.try_again(state, batch, replies, wrong)
-        again = self._reward_all(tried.last, batch["place"])
+        again = self._reward_all(tried.last, batch["place"], wrong)
         last = {name: np.where(wrong, again[name], part) for name, part in parts.items()}
         success = wrong & (last["answer"] == 1)
         of_all = self.devices.gather_rows({**last, "wrong": wrong, "success": success, "first": parts["answer"]})
         checked = {name: of_all.pop(name) for name in ("wrong", "success", "first")}
         relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
-        counted = tried.counted & tried.ended[..., None] if self.settings.mask_truncated else tried.counted
+        counted = self._counted(tried, last["total"])
         settings = self_check.settings
         found = {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
@@ -199,12 +203,17 @@ class Rollouts:
             )
         return relative
 
-    def _counted(self, replies: Replies) -> Bool[np.ndarray, "prompt rollout token"]:
+    def _counted(
+        self, replies: Replies | Attempts, totals: Float[np.ndarray, "prompt rollout"]
+    ) -> Bool[np.ndarray, "prompt rollout token"]:
+        """Return the tokens that count: none of a reply that was not scored, or was cut and is to be left out."""
         counted, tokens = np.asarray(replies.counted), np.asarray(replies.tokens)
+        counted = counted & ~np.isnan(totals)[..., None]
         if not self.settings.mask_truncated:
             return counted
-        has_ended = (counted & (tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
-        return counted & has_ended
+        if isinstance(replies, Attempts):
+            return counted & replies.ended[..., None]
+        return counted & (counted & (tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
 
     def _describe(
         self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies | Attempts

@@ -84,11 +84,8 @@ class FirstLetter(Rollouts):
     """Rewards by the first token of a reply: see `WORTH`."""
 
     def reward_all(self, replies):
-        return [self.reward(tokens, record) for record, tokens in replies]
-
-    def reward(self, tokens, record):
-        worth = WORTH.get(int(tokens[0]), 0.0)
-        return Rewards(answer=worth, grounding=0.0, format=1.0, consistency=0.0, total=worth)
+        found = [WORTH.get(int(tokens[0]), 0.0) for _, tokens in replies]
+        return [Rewards(answer=worth, grounding=0.0, format=1.0, consistency=0.0, total=worth) for worth in found]
 
 
 WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 0: np.nan, 6: np.nan}
