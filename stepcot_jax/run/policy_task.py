@@ -19,6 +19,7 @@ from stepcot_jax.evaluation.vqa_metrics import prepare_figures
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.batched_replies import reply_in_batches
 from stepcot_jax.policies.check_tokens import check_texts, encode_checks, longest_check
 from stepcot_jax.policies.encoded_records import RecordEncoder, lay_out_prompts
 from stepcot_jax.policies.policy_files import (
@@ -26,11 +27,13 @@ from stepcot_jax.policies.policy_files import (
     AnyTokenizer,
     PolicyLengths,
     load_pretrained,
+    read_lengths,
     write_lengths,
 )
 from stepcot_jax.policies.policy_network import make_policy, normalise
 from stepcot_jax.policies.rollouts import Sampling
 from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.run.policy_checks import check_epochs, check_round_trip, count_cut
 from stepcot_jax.run.policy_results import Answered, write_examples, write_policy_results
 from stepcot_jax.run.policy_start import naming_start, read_policy_start
 from stepcot_jax.run.task import Outcome, Task
@@ -60,11 +63,13 @@ class PolicyTask(Task):
       terminal: shows progress.
 
     Raises:
-      BadInput: a batch size does not suit the devices, or records, images or the tokenizer cannot be used.
+      BadInput: a batch size does not suit the devices, no phase has an epoch, no reply fits in
+        `policy.longest_reply`, or records, images or the tokenizer cannot be used.
     """
 
     def __init__(self, settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
+        check_epochs(settings)
         for section in ("sft", "grpo")[: 1 if settings.job == "sft" else 2]:
             size = getattr(settings, section).batch_size
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
@@ -78,14 +83,17 @@ class PolicyTask(Task):
         with naming_start(settings):
             self.prompts = [self.encoder.encode_prompt(record) for record in self.dataset.records]
             self.encoded = {place: self.encoder.encode(self.dataset.records[place]) for place in train}
+        if settings.policy.tokenizer:  # a closed vocabulary gives every text back
+            check_round_trip(self.encoder, self.dataset.records, self.encoded)
         longest = max(len(each.target) for each in self.encoded.values())
-        self.longest_check = longest
+        self.longest_check, reply_length = longest, settings.policy.longest_reply or longest
+        self.num_cut = count_cut(self.encoded, reply_length)
         if settings.self_check.enabled and (examples := draw_checks(settings, self.dataset)):
             self.encoded |= encode_checks(examples, self.encoded, self.tokenizer)
             self.longest_check = longest_check(examples, self.tokenizer)
         self.lengths = PolicyLengths(
             prompt_length=max(map(len, self.prompts)),
-            reply_length=settings.policy.longest_reply or longest,
+            reply_length=reply_length,
             num_words=self.tokenizer.num_words,
             largest_coordinate=settings.image_encoder.image_size,
         )
@@ -223,14 +231,16 @@ class PolicyTask(Task):
         number = len(places)
         size = min(self.settings.evaluation.batch_size, number)
         size = -(-size // self.devices.num_devices) * self.devices.num_devices
-        own, texts = self._own_rows(size), list[str]()
-        for first in self.terminal.watch(range(0, number, size), "replies"):
-            chosen = [places[min(first + row, number - 1)] for row in range(size)]
-            batch = self.make_prompts(chosen[own])
+        own = self._own_rows(size)
+
+        def ask(rows: Sequence[int]) -> np.ndarray:
+            batch = self.make_prompts([places[row] for row in rows][own])
             del batch["place"]
-            tokens = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
-            texts += [self.tokenizer.decode(row.tolist()) for row in tokens]
-        return texts[:number]
+            tokens: np.ndarray = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
+            return tokens
+
+        watch = functools.partial(self.terminal.watch, description="replies")
+        return reply_in_batches(ask, number, batch_size=size, tokenizer=self.tokenizer, watch=watch)
 
     def answer(self, params: Any, places: Sequence[int] | np.ndarray) -> Answered:
         """Return greedy replies to records with their scores."""
@@ -269,23 +279,30 @@ class PolicyTask(Task):
         return {record.id: place for place, record in enumerate(self.dataset.records)}
 
     def describe_data(self) -> str:
-        """Return the number of questions and images, and the lengths of prompts and replies."""
-        lengths = self.lengths
+        """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
+        lengths, cut = self.lengths, ""
+        if self.num_cut:
+            cut = f" (config.policy.longest_reply cuts {self.num_cut} of {len(self.encoded)} training replies)"
         return (
             f"questions: {len(self.dataset.records)} about {self.dataset.num_images} images; tokens: prompts up to "
-            f"{lengths.prompt_length}, replies up to {lengths.reply_length}, vocabulary {lengths.num_words}"
+            f"{lengths.prompt_length}, replies up to {lengths.reply_length}{cut}, vocabulary {lengths.num_words}"
         )
 
     def check_same_splits(self) -> None:
-        """Nothing more to check: the digest of the data covers the splits."""
+        """Refuse records with a vocabulary of another size, which no checkpoint fits; the digest covers the rest."""
+        if read_lengths(self.workdir) != self.lengths:
+            raise self._other_data()
 
     def check_same_data(self, digest: str) -> None:
         """Refuse other records, images or splits."""
         if digest != self.digest:
-            raise BadInput(
-                f"{self.workdir}: records, images or splits differ from those the run started with; use the same data "
-                "or a new workdir"
-            )
+            raise self._other_data()
+
+    def _other_data(self) -> BadInput:
+        return BadInput(
+            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
+            "new workdir"
+        )
 
     def write_facts(self) -> None:
         """Write lengths, vocabulary and the test records."""

@@ -1,8 +1,8 @@
 """Make the paper's tables, and others of given answers, corrections, schedules and folds, from runs on any data.
 
-NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules, folds or chain_grpo, several of
-them, or all: the first six. vqa, robustness, self_check and stages are published figures of GEMeX-RMCoT and MEDSAGE;
-they train nothing and need no --config.
+NAME is diagnosis, steps, components, effect, transfer, cost, corrections, schedules, folds, chain_grpo, curriculum,
+vqa, robustness, self_check or stages, several of them, or all: the first six. The last four have published figures of
+GEMeX-RMCoT and MEDSAGE; without --config they are printed alone, and nothing is trained.
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
     [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
@@ -25,7 +25,7 @@ from ml_collections import config_flags
 
 from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
 from stepcot_jax.settings.flags import define_flags, parse
-from stepcot_jax.settings.run_settings import Settings, make_settings
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, make_settings
 
 if TYPE_CHECKING:
     from stepcot_jax.tables.plan import Plan
@@ -41,13 +41,17 @@ NAMES = (
     "schedules",
     "folds",
     "chain_grpo",
+    "curriculum",
 )
-"""Tables of Step-CoT, in the order of the paper; the module of each has `list_cells` and `make_tables`."""
+"""Tables of Step-CoT, in the order of the paper, and others that need runs.
+
+The module of each has `list_cells` and `make_tables`.
+"""
 
 PUBLISHED_NAMES = ("vqa", "robustness", "self_check", "stages")
-"""Tables of GEMeX-RMCoT and MEDSAGE: published figures, without a run; the module of each has `make_tables`."""
+"""Tables of policies beside GEMeX-RMCoT and MEDSAGE; without a plan, `make_tables` returns the published figures."""
 
-NOT_IN_ALL = ("corrections", "schedules", "folds", "chain_grpo")
+NOT_IN_ALL = ("corrections", "schedules", "folds", "chain_grpo", "curriculum")
 """Tables that `all` leaves out: they are not the paper's, and train anew, folds five times for each seed."""
 
 
@@ -107,7 +111,7 @@ def make_tables(
 
     Args:
       names: of `NAMES` and `PUBLISHED_NAMES`.
-      plan: settings, seeds, encoders and cells; None if all names are of `PUBLISHED_NAMES`.
+      plan: settings, seeds, encoders and cells; None for published figures alone, of `PUBLISHED_NAMES`.
       command: the command line, for the tables' notes.
       folder: for the tables.
 
@@ -122,7 +126,7 @@ def make_tables(
     terminal = Terminal()
     make_workdir(folder)
     if plan is not None:
-        plan.cells.run([cell for name in names if name in NAMES for cell in tables[name].list_cells(plan)])
+        plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
     written = []
     for name, module in tables.items():
         terminal.say(f"table {name}")
@@ -135,7 +139,7 @@ def make_tables(
 def _make_plan(workdir: pathlib.Path) -> "Plan":
     values = flags.FLAGS
     settings = make_settings(values.config)
-    if settings.job == "chain_grpo":  # its config serves the table of that name, which chooses the job, as all do
+    if settings.job in ("chain_grpo", *POLICY_JOBS):  # configs of tables that choose the job, as all do
         settings = dataclasses.replace(settings, job="distill")
     seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
     target = make_settings(values.target_config) if values.target_config else None
@@ -154,10 +158,12 @@ def main(arguments: list[str]) -> None:
     def run() -> None:
         names = read_names(arguments[1:])
         values = flags.FLAGS
+        if values.published and not set(names) <= set(PUBLISHED_NAMES):
+            raise BadInput(f"--published is accepted only with {', '.join(PUBLISHED_NAMES)}; got {', '.join(names)}")
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
         workdir = pathlib.Path(values.workdir)
-        plan = None if set(names) <= set(PUBLISHED_NAMES) else _make_plan(workdir)
+        plan = None if values.published else _make_plan(workdir)
         make_workdir(workdir)
         folder = pathlib.Path(values.out) if values.out else workdir / "tables"
         command = ["python", "-m", "stepcot_jax.tables", *sys.argv[1:]]
@@ -173,14 +179,15 @@ def define_table_flags() -> None:
     flags.DEFINE_list("encoders", [], "NAME=WEIGHTS of more frozen encoders, or of folders of imported features.")
     flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
+    flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(PUBLISHED_NAMES)} alone.")
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")
 
 
 def parse_tables(arguments: list[str]) -> list[str]:
-    """Parse the command line; tables that need no run take any config."""
+    """Parse the command line; without a config, published figures are printed alone."""
     words = set(arguments[1:])
     if words & set(PUBLISHED_NAMES) and not words & {*NAMES, "all"} and not any("--config" in word for word in words):
-        arguments = [*arguments, "--config=quickstart"]
+        arguments = [*arguments, "--config=quickstart", "--published"]
     return parse(arguments)
 
 

@@ -19,7 +19,7 @@ from stepcot_jax.host.errors import BadInput, make_workdir
 from stepcot_jax.host.files import digest_file, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.settings.run_settings import MAY_CHANGE, Settings, load_settings
+from stepcot_jax.settings.run_settings import MAY_CHANGE, POLICY_JOBS, Settings, load_settings
 
 UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE - {"config.training.joint_epochs"}))
 """Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""
@@ -74,10 +74,12 @@ class Cells:
         for key in UNIMPORTANT:
             *groups, name = key.split(".")
             functools.reduce(operator.getitem, groups, found).pop(name)
-        weights, root = pathlib.Path(found["image_encoder"]["weights"]).resolve(), self.workdir.resolve()
-        if found["image_encoder"]["weights"] and weights.is_relative_to(root):
-            # The workdir may be moved.
-            found["image_encoder"]["weights"] = f"in the workdir: {weights.relative_to(root).as_posix()}"
+        root = self.workdir.resolve()
+        for section, name in (("image_encoder", "weights"), ("policy", "start")):
+            path = pathlib.Path(found[section][name]).resolve()
+            if found[section][name] and path.is_relative_to(root):
+                # The workdir may be moved.
+                found[section][name] = f"in the workdir: {path.relative_to(root).as_posix()}"
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, cell: Cell) -> pathlib.Path:
@@ -85,9 +87,12 @@ class Cells:
         return self._folder / self.digest(cell)
 
     def is_finished(self, cell: Cell) -> bool:
-        """Return whether the cell has its report and predictions."""
-        folder = self.folder(cell)
-        return all((folder / name).is_file() for name in ("report.json", "predictions/val.npz", "predictions/test.npz"))
+        """Return whether the cell has its report and predictions, or replies."""
+        folder, job = self.folder(cell), cell.settings.job
+        results = ("predictions/val.npz", "predictions/test.npz")
+        if job in POLICY_JOBS:
+            results = ("records/test.jsonl", f"replies/{job}_test.jsonl")
+        return all((folder / name).is_file() for name in ("report.json", *results))
 
     def run(self, cells: Sequence[Cell]) -> None:
         """Run the unfinished cells in order, each once; interrupted ones resume.
@@ -114,7 +119,7 @@ class Cells:
     def _check_records(self, cell: Cell) -> None:
         """Refuse a cell whose records have changed since it started: its settings hold only their path."""
         path = self.folder(cell) / RECORDS_FILE
-        root = cell.settings.data.root
+        root = _record_root(cell.settings)
         if root and path.is_file() and path.read_text(encoding="utf-8").strip() != digest_records(pathlib.Path(root)):
             raise BadInput(
                 f"cell {cell.name!r} in {path.parent}: the records in {root} have changed since it ran; restore them "
@@ -132,15 +137,15 @@ class Cells:
             cell.prepare()
         folder = self.folder(cell)
         make_workdir(folder)
-        if cell.settings.data.root:
-            write_whole(folder / RECORDS_FILE, f"{digest_records(pathlib.Path(cell.settings.data.root))}\n".encode())
+        if root := _record_root(cell.settings):
+            write_whole(folder / RECORDS_FILE, f"{digest_records(pathlib.Path(root))}\n".encode())
         if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
             # Cells that differ only in their seed are compiled once.
             jax.config.update("jax_compilation_cache_dir", str((self.workdir / "compilation_cache").resolve()))
         with contextlib.redirect_stdout(io.StringIO()):  # the tables have the same figures
             Run(vary(self.share_features(cell.settings), {"resume": True}), folder).execute()
         if not self.is_finished(cell):
-            raise RuntimeError(f"{folder}: a run ended without its report or predictions")
+            raise RuntimeError(f"{folder}: a run ended without its report, predictions or replies")
         gc.collect()
         jax.clear_caches()  # else the programs of every cell stay in memory
         release_freed_memory()
@@ -164,6 +169,10 @@ class Cells:
           BadInput: the file cannot be read.
         """
         return read_predictions(self.folder(cell) / "predictions" / f"{split}.npz", self.chain(cell))
+
+
+def _record_root(settings: Settings) -> str:
+    return settings.vqa.root if settings.job in POLICY_JOBS else settings.data.root
 
 
 def digest_records(root: pathlib.Path) -> str:

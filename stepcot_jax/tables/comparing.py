@@ -183,10 +183,13 @@ def judge(asked: Sequence[tuple[Comparison, Question]]) -> list[str]:
     Args:
       asked: comparisons, all of the same number of training runs, for which the verdicts are worded, with a question.
     """
-    found = decide([comparison.evidence(*question) for comparison, question in asked])
-    num_runs = [len(comparison.splits) for comparison, _ in asked]
-    runs = [{1: " in this run", 2: " in both runs"}.get(number, "") for number in num_runs]
-    return [f"{said}{of}" if said in (HIGHER, LOWER) else said for said, of in zip(found, runs, strict=True)]
+    return word_verdicts([comparison.evidence(*question) for comparison, question in asked])
+
+
+def word_verdicts(found: Sequence[Evidence]) -> list[str]:
+    """Return the verdicts of `decide` on differences, each with the runs that it holds for."""
+    runs = [{1: " in this run", 2: " in both runs"}.get(len(each.values), "") for each in found]
+    return [f"{said}{of}" if said in (HIGHER, LOWER) else said for said, of in zip(decide(found), runs, strict=True)]
 
 
 def summarise(intervals: Sequence[Interval]) -> Figure:

@@ -1,40 +1,106 @@
-"""Table `robustness`: answers to perturbed questions, as GEMeX-RMCoT prints them.
+"""Table `robustness`: answers of policies to perturbed questions, beside GEMeX-RMCoT's."""
 
-Our rows come from policies that a run trains; `evaluation` has the perturbations and the three standard deviations.
-"""
+import collections
+import statistics
+from collections.abc import Mapping, Sequence
 
+from stepcot_jax.evaluation.perturbations import PERTURBED_KINDS, spread
+from stepcot_jax.evaluation.reply_scores import as_columns, score_all
+from stepcot_jax.evaluation.scored_replies import A_SCORE
+from stepcot_jax.evaluation.vqa_metrics import score_models
 from stepcot_jax.tables import published_vqa as published
+from stepcot_jax.tables.cells import Cell
+from stepcot_jax.tables.comparing import INTERVALS, summarise
+from stepcot_jax.tables.perturbed_replies import ROUND_SEED, PerturbedReplies, answer_rounds
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.writing import Column, Entry, Table, columns
+from stepcot_jax.tables.policy_cells import make_scoring, read_test_records, score_cell
+from stepcot_jax.tables.vqa_table import COUNTERPARTS, PLAIN, THINKING, sft_of
+from stepcot_jax.tables.writing import Column, Entry, Figure, Table, columns
+
+TRAININGS = (PLAIN, THINKING)
+
+_PUBLISHED_NOTE = (
+    "Recomputed: population standard deviation of the three rounds about their own mean, which the printed "
+    "figures are, though the paper's note says from the original."
+)
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Return fine-tuning without and with thinking for each seed, as in the table `vqa`."""
+    return [sft_of(plan, seed, name) for seed in plan.seeds for name in TRAININGS]
 
 
 def make_tables(plan: Plan | None) -> list[Table]:
-    """Return GEMeX-RMCoT's Table 5 with the recomputed standard deviation."""
-    del plan
-    rows: tuple[tuple[Entry, ...], ...] = tuple(
-        (
-            kind,
-            training,
-            *figures.values(),
-            published.PERTURBED_STD[kind, training],
-            published.round_half_up(published.recompute_std(figures), 6),
-        )
-        for (kind, training), figures in published.PERTURBED.items()
+    """Return GEMeX-RMCoT's Table 5; with a plan, our figures beside it."""
+    if plan is None:
+        rows: tuple[tuple[Entry, ...], ...] = tuple((*place, *_published_row(*place)) for place in published.PERTURBED)
+        title = "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)"
+        heads = (*columns("text", "questions", "training"), *_published_columns())
+        return [Table("robustness", title, heads, rows, (_PUBLISHED_NOTE,))]
+    return [_tabulate_ours(plan)]
+
+
+def _tabulate_ours(plan: Plan) -> Table:
+    measured = {name: [_measure(plan, sft_of(plan, seed, name)) for seed in plan.seeds] for name in TRAININGS}
+    rows: list[tuple[Entry, ...]] = []
+    for kind in PERTURBED_KINDS:
+        for name in TRAININGS:
+            found = [figures[kind] for figures, _ in measured[name]]
+            rows.append((kind, name, *_summarise(found), *_published_row(kind, COUNTERPARTS[name])))
+    words = collections.Counter[str]()
+    for of_seeds in measured.values():
+        for _, asked in of_seeds:
+            words.update(asked.left_out)
+    left_out = ", ".join(f"{word!r} ({number} times)" for word, number in sorted(words.items()))
+    notes = (
+        f"Test split, seeds {list(plan.seeds)} of training; the rounds are those of seed {ROUND_SEED} for all.",
+        INTERVALS,
+        'Closed questions: the leading "is" becomes "isn\'t" or "abnormal" becomes "normal", each question with '
+        "probability 0.5, and the answer turns. Single choice: the options in random order.",
+        "std: population standard deviation of the three rounds about their mean; mean over the seeds.",
+        *([f"Left out of the prompts, since no training question has it: {left_out}."] if left_out else []),
+        "Published: SFT on GEMeX-RMCoT-200K without and with thinking (GEMeX-RMCoT, Table 5). " + _PUBLISHED_NOTE,
     )
-    table = Table(
-        "robustness",
-        "A-score under perturbation of the questions (GEMeX-RMCoT, Table 5)",
-        (
-            Column("questions"),
-            Column("training"),
-            *columns("percent", *published.ROUNDS, published=True, digits=2),
-            Column("std", "percent", published=True, digits=3),
-            Column("std", "percent", recomputed=True, digits=4),
-        ),
-        rows,
-        (
-            "Recomputed: population standard deviation of the three rounds about their own mean, which the printed "
-            "figures are, though the paper's note says from the original.",
-        ),
+    heads = (
+        *columns("text", "questions", "training"),
+        *columns("percent", *published.ROUNDS, "std"),
+        *_published_columns(),
     )
-    return [table]
+    return Table("robustness", "A-score under perturbation of the questions", heads, tuple(rows), notes)
+
+
+def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence], PerturbedReplies]:
+    """Return the A-scores of each kind in the original and the rounds, and the replies."""
+    records, scoring = read_test_records(plan, cell), make_scoring(cell.settings)
+    asked = answer_rounds(plan.cells.folder(cell), records, num_rounds=len(published.ROUNDS) - 1)
+    scored = {"original": as_columns(records, score_cell(plan, cell, records))}
+    scored |= {
+        str(number): as_columns(own, score_all(own, replies, scoring))
+        for number, (own, replies) in enumerate(asked.rounds, start=1)
+    }
+    found = score_models(scored, num_resamples=plan.num_resamples)
+    return {kind: [found[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}, asked
+
+
+def _summarise(found: Sequence[Sequence]) -> tuple[Entry, ...]:
+    """Return the figures of a row from intervals [seed][original or round]."""
+    deviations = [
+        spread([each.value for each in of_seed[1:]], original=of_seed[0].value, std="population") for of_seed in found
+    ]
+    own = statistics.stdev(deviations) if len(deviations) > 1 else None
+    figures = [summarise(of_round) for of_round in zip(*found, strict=True)]
+    return (*figures, Figure(statistics.fmean(deviations), deviation=own))
+
+
+def _published_columns() -> tuple[Column, ...]:
+    return (
+        *columns("percent", *published.ROUNDS, published=True, digits=2),
+        Column("std", "percent", published=True, digits=3),
+        Column("std", "percent", recomputed=True, digits=4),
+    )
+
+
+def _published_row(kind: str, training: str) -> tuple[Entry, ...]:
+    figures = published.PERTURBED[kind, training]
+    recomputed = published.round_half_up(published.recompute_std(figures), 6)
+    return (*figures.values(), published.PERTURBED_STD[kind, training], recomputed)

@@ -1,38 +1,153 @@
-"""Table `self_check`: the weight of the self-check and the parts of MEDSAGE, as printed.
+"""Table `self_check`: GRPO with and without MEDSAGE's self-check by its weight, beside the published figures."""
 
-Our rows come from policies that a run trains.
-"""
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from stepcot_jax.evaluation.reply_scores import as_columns
+from stepcot_jax.evaluation.scored_replies import A_SCORE
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.report.finished_run import read_metrics
 from stepcot_jax.tables import published_vqa as published
+from stepcot_jax.tables.cells import Cell
+from stepcot_jax.tables.comparing import INTERVALS
+from stepcot_jax.tables.comparing_replies import ReplyComparison, tabulate_differences
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.writing import Column, Entry, Table, columns
+from stepcot_jax.tables.policy_cells import grpo_cell, read_test_records, score_cell, sft_cell
+from stepcot_jax.tables.verdicts import CORRECTED
+from stepcot_jax.tables.writing import Column, Entry, Figure, Table, columns
+from stepcot_jax.training.log import METRICS_FILE
+
+SFT, GRPO, SELF = published.PARTS
+"""Fine-tuning, GRPO after it without self-check, and with one of weight 0.20, as MEDSAGE's Table 5 names them."""
+
+ALPHAS: dict[str, float] = {f"alpha {alpha:.2f}": alpha for alpha in published.SELF_CHECK_WEIGHT}
+RATES = {"self-check rate": "self_check_rate", "success rate": "self_check_success"}
+"""Numbers of a GRPO update in the log: rollouts that were checked, and those of them whose second attempt is right."""
+
+MEAN_A, V = (A_SCORE, "mean"), ("v_score", "all")
+
+_NOTE = "Alpha 0.20 should be the full model of the parts' table and alpha 0 its SFT + RL; neither agrees."
+
+
+def lvkc_sft(plan: Plan, seed: int) -> Cell:
+    """Return fine-tuning in MEDSAGE's dialect."""
+    return sft_cell(plan, seed, "SFT on stages", {"vqa.dialect": "lvkc", "vqa.with_thinking": True})
+
+
+def lvkc_grpo(plan: Plan, seed: int, changes: Mapping[str, Any] | None = None, name: str = "GRPO on stages") -> Cell:
+    """Return GRPO in MEDSAGE's dialect, from `lvkc_sft`."""
+    return grpo_cell(plan, lvkc_sft(plan, seed), name, changes)
+
+
+def _cells(plan: Plan, seed: int) -> dict[str, Cell]:
+    cells = {SFT: lvkc_sft(plan, seed), GRPO: lvkc_grpo(plan, seed)}
+    for name, alpha in ALPHAS.items():
+        changes = {"self_check.enabled": True, "self_check.alpha": alpha}
+        cells[name] = lvkc_grpo(plan, seed, changes, f"GRPO with self-check, {name}")
+    return cells
+
+
+def list_cells(plan: Plan) -> list[Cell]:
+    """Return fine-tuning, GRPO without self-check, and with one of each weight, for each seed."""
+    return [cell for seed in plan.seeds for cell in _cells(plan, seed).values()]
 
 
 def make_tables(plan: Plan | None) -> list[Table]:
-    """Return MEDSAGE's Tables 4 and 5 with the recomputed averages."""
-    del plan
+    """Return MEDSAGE's Tables 4 and 5 with the recomputed averages; with a plan, our figures beside them."""
     weights = {f"alpha {alpha:.2f}": found for alpha, found in published.SELF_CHECK_WEIGHT.items()}
-    note = "Alpha 0.20 should be the full model of the parts' table and alpha 0 its SFT + RL; neither agrees."
-    return [
-        tabulate_three_sets("self_check", "Weight of the self-check (MEDSAGE, Table 4)", weights, note),
-        tabulate_three_sets("self_check_parts", "Parts of the method (MEDSAGE, Table 5)", published.PARTS, note),
+    titles = ("Weight of the self-check (MEDSAGE, Table 4)", "Parts of the method (MEDSAGE, Table 5)")
+    if plan is None:
+        return [
+            tabulate_three_sets("self_check", titles[0], weights, _NOTE),
+            tabulate_three_sets("self_check_parts", titles[1], published.PARTS, _NOTE),
+        ]
+    records = read_test_records(plan, _cells(plan, plan.seeds[0])[SFT])
+    splits = [
+        {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in _cells(plan, seed).items()}
+        for seed in plan.seeds
     ]
+    comparison = ReplyComparison(splits, plan.num_resamples)
+    heads = (
+        Column("method"),
+        *columns("percent", "mean A", "V", *RATES),
+        *_three_columns(),
+    )
+    of_weights = [(name, *_measure(plan, comparison, name), *_three_row(weights.get(name))) for name in (GRPO, *ALPHAS)]
+    parts = {SFT: SFT, GRPO: GRPO, SELF: "alpha 0.20"}
+    of_parts = [
+        (name, *_measure(plan, comparison, own), *_three_row(published.PARTS[name])) for name, own in parts.items()
+    ]
+    notes = (
+        f"GRPO in the dialect of MEDSAGE from one fine-tuning; test split, {len(records)} questions, seeds "
+        f"{list(plan.seeds)}.",
+        INTERVALS,
+        "Self-check rate: first attempts in training that were wrong and checked; success rate: checks whose second "
+        "attempt is right. Means over the updates of the last epoch.",
+        "Published: accuracy on SLAKE, VQA-RAD and PathVQA, other data than ours. " + _NOTE,
+    )
+    differences, found = tabulate_differences(comparison, [(name, GRPO) for name in ALPHAS])
+    return [
+        Table("self_check", "Weight of the self-check, beside MEDSAGE's Table 4", heads, tuple(of_weights), notes),
+        Table("self_check_parts", "Parts of the method, beside MEDSAGE's Table 5", heads, tuple(of_parts), notes),
+        Table(
+            "self_check_differences",
+            "GRPO with self-check less GRPO without",
+            differences,
+            found,
+            (notes[0], INTERVALS, CORRECTED),
+        ),
+    ]
+
+
+def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> tuple[Entry, ...]:
+    """Return mean A, V and the rates of a row."""
+    rates: list[Entry] = [None] * len(RATES)
+    if name in ALPHAS:
+        found = [read_rates(plan, _cells(plan, seed)[name]) for seed in plan.seeds]
+        rates = [_mean_of_seeds([each[rate] for each in found]) for rate in RATES]
+    return (comparison.figure(name, MEAN_A), comparison.figure(name, V), *rates)
+
+
+def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:
+    """Return the rates of `RATES`, means over the logged updates of the last epoch of GRPO; NaN without a check.
+
+    Raises:
+      BadInput: the log cannot be read, or has no such number.
+    """
+    path = plan.cells.folder(cell) / METRICS_FILE
+    entries = [entry for entry in read_metrics(path) if entry["kind"] == "train"]
+    last = [entry for entry in entries if entry["epoch"] == entries[-1]["epoch"]]
+    rates = {}
+    for name, key in RATES.items():
+        if not any(key in entry for entry in last):
+            raise BadInput(f"{path}: {key!r} is not logged in the last epoch; expected a run with a self-check")
+        values = [entry[key] for entry in last if isinstance(entry.get(key), int | float)]
+        rates[name] = statistics.fmean(values) if values else math.nan
+    return rates
+
+
+def _mean_of_seeds(values: Sequence[float]) -> Figure:
+    known = len(values) > 1 and not any(map(math.isnan, values))
+    return Figure(statistics.fmean(values), deviation=statistics.stdev(values) if known else None)
 
 
 def tabulate_three_sets(name: str, title: str, figures: dict[str, tuple[dict[str, float], float]], note: str) -> Table:
-    """Return a table of accuracies on SLAKE, VQA-RAD and PathVQA."""
-    rows: list[tuple[Entry, ...]] = [
-        (method, *row.values(), overall, published.round_half_up(published.recompute_mean(row), 4))
-        for method, (row, overall) in figures.items()
-    ]
-    return Table(
-        name,
-        title,
-        (
-            Column("method"),
-            *columns("percent", *published.THREE_SETS, "overall", published=True, digits=1),
-            Column("overall", "percent", recomputed=True, digits=2),
-        ),
-        tuple(rows),
-        (note,),
+    """Return a table of published accuracies on SLAKE, VQA-RAD and PathVQA."""
+    rows = tuple((method, *_three_row(found)) for method, found in figures.items())
+    return Table(name, title, (Column("method"), *_three_columns()), rows, (note,))
+
+
+def _three_columns() -> tuple[Column, ...]:
+    return (
+        *columns("percent", *published.THREE_SETS, "overall", published=True, digits=1),
+        Column("overall", "percent", recomputed=True, digits=2),
     )
+
+
+def _three_row(found: tuple[dict[str, float], float] | None) -> tuple[Entry, ...]:
+    if found is None:
+        return (None,) * (len(published.THREE_SETS) + 2)
+    row, overall = found
+    return (*row.values(), overall, published.round_half_up(published.recompute_mean(row), 4))

@@ -69,7 +69,11 @@ def small_run(workdir, monkeypatch, **changes):
         shapes = {name: array.shape for name, array in batch.items()}
         return _once(f"{phase.name} {shapes}", run.settings, lambda: _COMPILE(run, phase, state, batch))
 
-    monkeypatch.setattr(Rollouts, "reward", reward_tokens)
+    monkeypatch.setattr(
+        Rollouts,
+        "reward_all",
+        lambda rollouts, named: [reward_tokens(rollouts, tokens, record) for record, tokens in named],
+    )
     monkeypatch.setattr(Rollouts, "__post_init__", make_sample)
     monkeypatch.setattr(Run, "_compile", compile_update)
     init = property(lambda run: _once("init", run.settings, lambda: lambda: _INIT(run)))

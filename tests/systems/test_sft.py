@@ -101,7 +101,7 @@ def test_the_length_of_a_row_and_its_padding_do_not_matter(params):
     batch["targets"] = np.where(batch["parts"] == NO_PART, 5, batch["targets"]).astype(np.int32)
     found, numbers = descend(devices, update, batch)
     assert numbers == pytest.approx(wanted, rel=1e-5)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found, expected)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), found, expected)
 
 
 def test_an_update_moves_the_policy_alone():

@@ -19,7 +19,7 @@ def test_names_are_those_that_can_be_made():
         module = importlib.import_module(f"stepcot_jax.tables.{name}_table")
         assert callable(module.list_cells)
         assert callable(module.make_tables)
-    others = ("corrections", "schedules", "folds", "chain_grpo")
+    others = ("corrections", "schedules", "folds", "chain_grpo", "curriculum")
     assert tables.read_names(["all"]) == tuple(name for name in tables.NAMES if name not in others)
     assert tables.read_names([*others, "all"]) == tables.NAMES
     assert tables.read_names(["cost", "steps", "cost"]) == ("cost", "steps")
