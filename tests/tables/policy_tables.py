@@ -1,0 +1,89 @@
+"""Plans of the tables of policies with tiny networks, and finished cells whose replies are known to be right or not."""
+
+import json
+
+from stepcot_jax.data.grounded.record_files import write_vqa_records
+from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.reasoning.dialects import write_reply
+from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.tables.cells import Cells
+from stepcot_jax.tables.plan import Plan
+
+SIZES = {
+    "job": "distill",
+    "phantom.num_cases": 60,
+    "phantom.image_size": 32,
+    "phantom.prevalence": "flat",
+    "image_encoder.image_size": 32,
+    "data.split_fractions": (0.6, 0.1, 0.3),
+    "vqa.num_validated": 4,
+    "policy.grid": 4,
+    "policy.encoder_widths": (4, 8),
+    "policy.width": 16,
+    "policy.num_layers": 1,
+    "policy.num_heads": 1,
+    "policy.head_width": 16,
+    "policy.mlp_width": 16,
+    "policy.longest_reply": 16,
+    "sft.epochs": 1,
+    "sft.batch_size": 16,
+    "grpo.epochs": 1,
+    "grpo.batch_size": 4,
+    "grpo.group_size": 2,
+    "grpo.updates_per_epoch": 1,
+    "training.log_every": 1,
+    "evaluation.num_resamples": 0,
+    "evaluation.batch_size": 36,
+    "parallel.num_devices": 1,  # the suite has eight virtual devices
+}
+TRUE_COMMAND = ["python", "-m", "stepcot_jax.tables"]
+
+
+def make_policy_plan(workdir, *, seeds=(0, 1), **changes):
+    settings = load_settings("base", **SIZES | {name.replace("__", "."): value for name, value in changes.items()})
+    return Plan(settings, seeds, Cells(workdir, Terminal(silent=True)), num_resamples=60)
+
+
+def read_tests(plan):
+    return list(load_vqa_dataset(plan.settings, splits=("test",)).records)
+
+
+def finish_policy(plan, cell, right, *, metrics=()):
+    """Write what a run of the cell would leave behind; replies to other questions than `right` are empty.
+
+    Args:
+      plan: the plan.
+      cell: its cell.
+      right: whether the reply to a test question is the true one, from its place.
+      metrics: entries of the log.
+    """
+    folder, settings = plan.cells.folder(cell), cell.settings
+    (folder / "records").mkdir(parents=True)
+    (folder / "replies").mkdir()
+    records = read_tests(plan)
+    write_vqa_records(folder / "records" / "test.jsonl", records)
+    lines = [
+        {"id": record.id, "reply": write_reply(record, settings.vqa.dialect) if right(place) else "none"}
+        for place, record in enumerate(records)
+    ]
+    (folder / "replies" / f"{settings.job}_test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in metrics))
+    (folder / "report.json").write_text("{}")
+
+
+def columns_of(table):
+    """Entries of each column by its marked name."""
+    return {column.marked_name: [row[place] for row in table.rows] for place, column in enumerate(table.columns)}
+
+
+def published_columns(tables):
+    """Entries of the published and the recomputed columns of all tables, those without an entry left out."""
+    found = {}
+    for table in tables:
+        for place, column in enumerate(table.columns):
+            if column.keeps_digits and column.kind != "text":
+                found[table.name, column.marked_name] = sorted(
+                    row[place] for row in table.rows if row[place] is not None
+                )
+    return found
