@@ -37,7 +37,6 @@ def small_run(server, workdir):
             "grpo.group_size": 2,
             "grpo.epochs": 2,
             "grpo.updates_per_epoch": 2,
-            "policy.longest_reply": 8,
             "vqa.num_validated": 8,
             "evaluation.batch_size": 8,
             "evaluation.num_resamples": 10,
