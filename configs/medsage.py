@@ -63,4 +63,5 @@ def get_config():
     config.self_check.norm = "sum"  # [P] Eq. 12
     config.self_check.context = "check"  # ours; Eq. 9 has the first attempt alone
     config.self_check.first_attempt = "zero"  # [P]
+    config.self_check.sft_share = 0.25  # ours
     return config

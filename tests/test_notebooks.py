@@ -8,7 +8,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain", "anatomy")
+NOTEBOOKS = ("quickstart", "your_own_data", "reading_a_chain", "anatomy", "verifiable_rewards")
 
 CHANGES = {
     "phantom.num_cases": 60,
@@ -93,6 +93,20 @@ def resources(runs):
 
 def text_of(outputs):
     return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+def test_rewards_from_scratch(execute):
+    _, outputs = execute("verifiable_rewards")
+    totals = re.findall(r"total (\d)", text_of(outputs["rewards"]))
+    assert totals == ["2", "1", "1", "0"]
+    by_hand, function = (re.findall(r"[-\d.]+", line)[:4] for line in text_of(outputs["advantages"]).splitlines())
+    assert by_hand == function
+    by_hand, function = map(float, re.findall(r"[-\d.]+\d", text_of(outputs["loss"])))
+    assert abs(by_hand - function) < 1e-5
+    before, after, control = map(float, re.findall(r"\d\.\d+", text_of(outputs["train"])))
+    assert after > before + 0.3
+    assert abs(control - before) < 0.15
+    assert all(any("image/png" in each.get("data", {}) for each in outputs[name]) for name in ("curves", "boxes"))
 
 
 def test_the_notebooks_run(execute):

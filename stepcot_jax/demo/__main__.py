@@ -2,8 +2,9 @@
 
     python -m stepcot_jax.demo --checkpoint=WORKDIR [--model teacher] [--host 127.0.0.1] [--port 7860]
 
-It listens on this machine only, unless `--host` says otherwise, sends nothing to other hosts and keeps nothing: an
-upload is deleted as soon as it is read. Needs the extra `demo`. For research; not a medical device.
+A run that trained a policy answers questions instead; `--policy=WORKDIR` adds a tab for one. The page listens on this
+machine only, unless `--host` says otherwise, sends nothing to other hosts and keeps nothing: an upload is deleted as
+soon as it is read. Needs the extra `demo`. For research; not a medical device.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
     from stepcot_jax.explain.saliency import Explainer
+    from stepcot_jax.predict.policy_reader import PolicyReader
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 # Keeps browsers from asking other hosts for the fonts and scripts that Gradio's own page names.
@@ -42,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m stepcot_jax.demo", description="Serve a page that reads radiographs step by step."
     )
     parser.add_argument("--checkpoint", metavar="WORKDIR", type=pathlib.Path, required=True, help="of a trained run")
+    parser.add_argument("--policy", metavar="WORKDIR", type=pathlib.Path, help="of a policy's run, for a second tab")
     parser.add_argument(
         "--model", choices=("teacher", "student"), default="teacher", help="network that reads (default: teacher)"
     )
@@ -54,13 +57,20 @@ def main(arguments: list[str] | None = None) -> int:
         raise BadInput(f"--port must be 0 (any free port) to 65535; got {options.port}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.explain.saliency import Explainer
+    from stepcot_jax.predict.policy_reader import load_reader
     from stepcot_jax.predict.trained_model import load_trained
+    from stepcot_jax.predict.trained_policy import is_policy_run
 
     gradio = import_gradio()
-    explainer = Explainer(load_trained(options.checkpoint, names=(options.model,)), model=options.model)
+    policy, explainer = options.policy, None
+    if policy is None and is_policy_run(options.checkpoint):
+        policy = options.checkpoint
+    else:
+        explainer = Explainer(load_trained(options.checkpoint, names=(options.model,)), model=options.model)
+    reader = None if policy is None else load_reader(policy)
     if options.host not in _LOCAL:
         print(f"note: other machines can reach this page on {options.host}, without a password", file=sys.stderr)
-    serve(explainer, gradio, host=options.host, port=options.port)
+    serve(explainer, gradio, reader=reader, host=options.host, port=options.port)
     return 0
 
 
@@ -78,12 +88,15 @@ def import_gradio() -> Any:
         raise BadInput(f"the demo needs Gradio: pip install 'stepcot-jax[demo]' ({error})") from None
 
 
-def serve(explainer: "Explainer", gradio: Any, *, host: str, port: int) -> None:
+def serve(
+    explainer: "Explainer | None", gradio: Any, *, reader: "PolicyReader | None" = None, host: str, port: int
+) -> None:
     """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends.
 
     Args:
-      explainer: of the network that reads.
+      explainer: of the network that reads steps; None for none.
       gradio: the library.
+      reader: of the policy that answers questions; None for none.
       host: address to listen on.
       port: to listen on; 0 takes a free one.
 
@@ -97,9 +110,12 @@ def serve(explainer: "Explainer", gradio: Any, *, host: str, port: int) -> None:
     with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="stepcot-demo-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         print("compiling ...", file=sys.stderr, flush=True)
-        warm_up(explainer)
+        if explainer is not None:
+            warm_up(explainer)
+        if reader is not None:
+            reader.warm_up()
         found_host, found_port = listening.getsockname()[:2]
-        app = _make_app(explainer, gradio, host=found_host, port=found_port)
+        app = _make_app(explainer, gradio, reader=reader, host=found_host, port=found_port)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_FINISH)
         shown = f"[{found_host}]" if ":" in found_host else found_host
         print(f"http://{shown}:{found_port} (Ctrl-C stops it)", flush=True)
@@ -115,6 +131,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(address)
+        listening.listen()  # so that the printed address accepts connections at once
     except OSError as error:
         listening.close()
         raise BadInput(
@@ -124,7 +141,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _make_app(explainer: "Explainer", gradio: Any, *, host: str, port: int) -> Any:
+def _make_app(
+    explainer: "Explainer | None", gradio: Any, *, reader: "PolicyReader | None", host: str, port: int
+) -> Any:
     import fastapi
 
     from stepcot_jax.demo.blocks import make_blocks
@@ -143,7 +162,7 @@ def _make_app(explainer: "Explainer", gradio: Any, *, host: str, port: int) -> A
     fonts = ("system-ui", "sans-serif")  # Gradio's default theme loads fonts from Google
     return gradio.mount_gradio_app(
         app,
-        make_blocks(explainer, gradio),
+        make_blocks(explainer, gradio, reader=reader),
         path="/",
         server_name=host,
         server_port=port,

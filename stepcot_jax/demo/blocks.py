@@ -4,13 +4,21 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from stepcot_jax.demo.sessions import MAX_MEGABYTES, Session, read_session, take_upload, takes_corrections
+from stepcot_jax.demo.answering import add_answering
+from stepcot_jax.demo.sessions import (
+    MAX_MEGABYTES,
+    SECONDS_KEPT,
+    SUFFIXES,
+    Session,
+    read_session,
+    take_upload,
+    takes_corrections,
+)
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.corrections import follows_corrections
+from stepcot_jax.predict.policy_reader import PolicyReader
 
-_SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
-_SECONDS_KEPT = 1800  # of a radiograph in memory after the last click
 _INTRODUCTION = """# A radiograph, read step by step
 Drop in a frontal chest radiograph. {correcting}
 
@@ -26,40 +34,53 @@ _IGNORING = (
 _NOTHING_YET = "<p>Drop in a radiograph to see it read.</p>"
 
 
-def make_blocks(explainer: Explainer, gradio: Any) -> Any:
-    """Return the page as Gradio blocks.
+def make_blocks(explainer: Explainer | None, gradio: Any, *, reader: PolicyReader | None = None) -> Any:
+    """Return the page as Gradio blocks, with a tab for each of the two if both are given.
 
     Args:
-      explainer: of the network that reads, with batch size 1.
+      explainer: of the network that reads steps, with batch size 1; None for none.
       gradio: the library, an optional dependency.
+      reader: of the policy that answers questions; None for none.
     """
-    can_correct = takes_corrections(explainer)
-    steps = explainer.trained.chain.steps
     # An upload that is never read, such as one replaced before its turn, is deleted within two minutes.
     with gradio.Blocks(title="Step-CoT", analytics_enabled=False, delete_cache=(60, 60)) as blocks:
-        promise = _CORRECTING if follows_corrections(explainer.trained, model=explainer.model) else _IGNORING
-        gradio.Markdown(_INTRODUCTION.format(correcting=promise if can_correct else ""))
-        session = gradio.State(None, time_to_live=_SECONDS_KEPT)
-        label = f"Radiograph: PNG, JPEG or DICOM, at most {MAX_MEGABYTES} MB"
-        file = gradio.File(label=label, file_types=_SUFFIXES, height=150, elem_id="radiograph")
-        with gradio.Row():
-            with gradio.Column(scale=3, min_width=320):
-                view = gradio.HTML(_NOTHING_YET, elem_id="view")
-            with gradio.Column(scale=2, min_width=320):
-                undo = gradio.Button("Undo corrections", interactive=False, visible=can_correct, elem_id="undo")
-                radios = [
-                    gradio.Radio(list(step.options), label=step.name, info=step.question, interactive=False)
-                    for step in steps
-                ]
-        show = functools.partial(_show, explainer, gradio, can_correct)
-        outputs = [session, view, undo, *radios]
-        how = {"outputs": outputs, "api_visibility": "private", "show_progress": "minimal"}
-        file.upload(lambda path: show(lambda: path and take_upload(path, explainer)), file, **how)
-        file.clear(lambda: show(lambda: None), None, **how)
-        undo.click(lambda session: show(lambda: session and session.undo()), session, **how)
-        for step, radio in zip(steps, radios, strict=True):
-            radio.input(functools.partial(_choose, show, step.name), [session, radio], **how)
+        if explainer is not None and reader is not None:
+            with gradio.Tab("Steps"):
+                _add_reading(explainer, gradio)
+            with gradio.Tab("Questions"):
+                add_answering(reader, gradio)
+        elif explainer is not None:
+            _add_reading(explainer, gradio)
+        elif reader is not None:
+            add_answering(reader, gradio)
     return blocks
+
+
+def _add_reading(explainer: Explainer, gradio: Any) -> None:
+    can_correct = takes_corrections(explainer)
+    steps = explainer.trained.chain.steps
+    promise = _CORRECTING if follows_corrections(explainer.trained, model=explainer.model) else _IGNORING
+    gradio.Markdown(_INTRODUCTION.format(correcting=promise if can_correct else ""))
+    session = gradio.State(None, time_to_live=SECONDS_KEPT)
+    label = f"Radiograph: PNG, JPEG or DICOM, at most {MAX_MEGABYTES} MB"
+    file = gradio.File(label=label, file_types=SUFFIXES, height=150, elem_id="radiograph")
+    with gradio.Row():
+        with gradio.Column(scale=3, min_width=320):
+            view = gradio.HTML(_NOTHING_YET, elem_id="view")
+        with gradio.Column(scale=2, min_width=320):
+            undo = gradio.Button("Undo corrections", interactive=False, visible=can_correct, elem_id="undo")
+            radios = [
+                gradio.Radio(list(step.options), label=step.name, info=step.question, interactive=False)
+                for step in steps
+            ]
+    show = functools.partial(_show, explainer, gradio, can_correct)
+    outputs = [session, view, undo, *radios]
+    how = {"outputs": outputs, "api_visibility": "private", "show_progress": "minimal"}
+    file.upload(lambda path: show(lambda: path and take_upload(path, explainer)), file, **how)
+    file.clear(lambda: show(lambda: None), None, **how)
+    undo.click(lambda session: show(lambda: session and session.undo()), session, **how)
+    for step, radio in zip(steps, radios, strict=True):
+        radio.input(functools.partial(_choose, show, step.name), [session, radio], **how)
 
 
 def _choose(show: Callable[[Any], list[Any]], step: str, session: Session | None, answer: str | None) -> list[Any]:

@@ -21,6 +21,12 @@ from stepcot_jax.report.embedded_pictures import write_overlay, write_picture
 MAX_MEGABYTES = 64
 """Largest upload: the largest detectors write about 50 MB without compression."""
 
+SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
+"""Of files that the page offers to upload."""
+
+SECONDS_KEPT = 1800
+"""How long a radiograph stays in memory after the last click."""
+
 _TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 
 
@@ -72,15 +78,24 @@ def take_upload(path: str | os.PathLike[str], explainer: Explainer) -> Session:
     Raises:
       BadInput: it is too large, or not a readable image.
     """
+    content = read_upload(path)
+    trained = explainer.trained
+    return Session(read_picture(content, trained.preprocessing, max_pixels=trained.max_pixels))
+
+
+def read_upload(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of an uploaded file and delete it, even if it cannot be read.
+
+    Raises:
+      BadInput: it cannot be read or is too large.
+    """
     upload = pathlib.Path(path)
     try:
-        content = read_file(upload, max_bytes=MAX_MEGABYTES * 10**6)
+        return read_file(upload, max_bytes=MAX_MEGABYTES * 10**6)
     except OSError as error:
         raise BadInput(f"the upload cannot be read ({error.strerror}); expected an image file") from None
     finally:
         upload.unlink(missing_ok=True)
-    trained = explainer.trained
-    return Session(read_picture(content, trained.preprocessing, max_pixels=trained.max_pixels))
 
 
 def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[ShownStep, ...]]:

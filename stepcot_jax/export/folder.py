@@ -14,7 +14,8 @@ import safetensors.numpy
 
 from stepcot_jax import __version__
 from stepcot_jax.convert.torch_reference import flatten, to_torch_networks
-from stepcot_jax.export import loader
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.export import exported_files, loader
 from stepcot_jax.export.model_card import write_instructions, write_model_card
 from stepcot_jax.export.program import ENCODER, PLATFORMS, Program, Tensors, export_program, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
@@ -22,6 +23,7 @@ from stepcot_jax.host.files import digest_file
 from stepcot_jax.predict.trained_model import Trained, load_trained
 
 LOADER = "load.py"
+FILES = "exported_files.py"
 TORCH_NAMES = "torch_names.safetensors"
 TOLERANCE = 1e-6
 """Largest difference between the logits of an export and of the run's own networks, absolute or relative."""
@@ -43,7 +45,7 @@ def export_model(
     torch_names: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write networks of a run to a folder that works without this package.
+    """Write networks of a run to a folder that works without this package; of a policy see `policy_folder`.
 
     Args:
       workdir: of the run, or the loaded run.
@@ -124,20 +126,20 @@ def _write(
             "temperatures": list(map(float, calibrated.get(program.name, [1.0] * trained.chain.num_steps))),
         }
         found = trained.preprocessing
-        preprocessing = loader.Preprocessing(found.size, tuple(found.mean), tuple(found.std))
+        preprocessing = exported_files.Preprocessing(found.size, tuple(found.mean), tuple(found.std))
         images = preprocessing.normalise(_check_images(program.size))
         logits[program.name] = np.asarray(jax.jit(program.read)(program.tensors, images))
     check = {"images": _check_images(programs[0].size), **{f"logits/{name}": found for name, found in logits.items()}}
-    _save(folder / "check.safetensors", check)
+    save_tensors(folder / "check.safetensors", check)
     if torch_tensors:
-        _save(folder / TORCH_NAMES, torch_tensors)
+        save_tensors(folder / TORCH_NAMES, torch_tensors)
     steps = [dataclasses.asdict(step) for step in trained.chain.steps]
-    _write_json(folder / "labels.json", {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
-    _write_json(folder / "preprocessing.json", describe_preprocessing(trained))
+    write_json(folder / "labels.json", {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
+    write_json(folder / "preprocessing.json", describe_preprocessing(trained.preprocessing))
     manifest = {"format": loader.FORMAT, "models": models, "platforms": list(PLATFORMS)}
     manifest |= {"made_with": {"stepcot_jax": __version__, "jax": jax.__version__}}
-    _write_json(folder / "export.json", manifest)
-    shutil.copyfile(pathlib.Path(loader.__file__), folder / LOADER)
+    write_json(folder / "export.json", manifest)
+    copy_loader(folder, loader.__file__)
     (folder / "MODEL_CARD.md").write_text(write_model_card(trained, programs), encoding="utf-8")
     readme = write_instructions(trained, manifest, torch_names=bool(torch_tensors))
     (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -153,11 +155,12 @@ def _write_tensors(folder: pathlib.Path, program: Program, *, shared: bool) -> l
         files.setdefault(f"{owner}.safetensors", {})[name] = array
     for file, tensors in files.items():
         if not (folder / file).exists():
-            _save(folder / file, tensors)
+            save_tensors(folder / file, tensors)
     return sorted(files)
 
 
-def _save(path: pathlib.Path, tensors: Tensors) -> None:
+def save_tensors(path: pathlib.Path, tensors: Tensors) -> None:
+    """Write tensors as safetensors, readable by everyone."""
     # safetensors writes the memory of a strided array without reordering it.
     safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path)
     path.chmod(0o644)  # safetensors writes files that only their owner can read
@@ -182,16 +185,21 @@ def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndar
         ) from None
 
 
+def copy_loader(folder: pathlib.Path, source: str) -> None:
+    """Copy a loader's module as load.py, with the module that it imports."""
+    shutil.copyfile(source, folder / LOADER)
+    shutil.copyfile(exported_files.__file__, folder / FILES)
+
+
 def write_sums(folder: pathlib.Path) -> None:
     """Write the digests of all files, in the format of `sha256sum -c SHA256SUMS`."""
-    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != loader.SUMS]
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != exported_files.SUMS]
     lines = [f"{digest_file(path)[1]}  {path.name}\n" for path in paths]
-    (folder / loader.SUMS).write_text("".join(lines), encoding="utf-8")
+    (folder / exported_files.SUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def describe_preprocessing(trained: Trained) -> dict[str, Any]:
+def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
     """Describe the preprocessing of an image, for programs and for people."""
-    preprocessing = trained.preprocessing
     return {
         "size": preprocessing.size,
         "mean": list(preprocessing.mean),
@@ -211,5 +219,6 @@ def _check_images(size: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (_NUM_CHECK_IMAGES, size, size), dtype=np.uint8)
 
 
-def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Write JSON for people and programs."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

@@ -174,6 +174,7 @@ def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, torch_n
     tensors = sorted({file for model in models.values() for file in model["tensors"]})
     files = {
         "load.py": "the loader",
+        "exported_files.py": "what it reads files with",
         **{model["program"]: f"the {name}, image encoder included" for name, model in models.items()},
         **dict.fromkeys(tensors, "parameters"),
         **({"torch_names.safetensors": "parameters under the authors' PyTorch names"} if torch_names else {}),

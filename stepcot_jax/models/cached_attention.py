@@ -5,7 +5,7 @@ and read once a case, not once a rollout.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,10 +65,10 @@ def attend(
     parts, seen = [own], [jnp.repeat(visible, group, axis=1)]
     if prefix is not None:
         parts.append(prefix.layer)
-        seen.append(jnp.repeat(prefix.is_real, num_rollouts // len(prefix.is_real), axis=0)[:, None])
+        seen.append(jnp.repeat(prefix.is_real, num_rollouts // prefix.is_real.shape[0], axis=0)[:, None])
     scores, heads = [], [KeyValues(*(_by_head(each, num_kv) for each in part)) for part in parts]
     for part, sees in zip(heads, seen, strict=True):
-        sees = sees if len(sees) == 1 else jnp.repeat(sees, num_kv, axis=0)
+        sees = sees if sees.shape[0] == 1 else jnp.repeat(sees, num_kv, axis=0)
         # A slot that a token does not see gets a weight of exactly 0, whatever it holds.
         scores.append(jnp.where(sees, _scores(rows, part.keys, num_kv), jnp.finfo(jnp.float32).min))
     largest = functools.reduce(jnp.maximum, (jnp.max(each, axis=-1, keepdims=True) for each in scores))
@@ -83,20 +83,20 @@ def attend(
 def _scores(
     rows: Float[Array, "rollout_kv row width"], keys: Float[Array, "case_kv slot width"], num_kv: int
 ) -> Float[Array, "rollout_kv row slot"]:
-    gathered = _gather(rows, len(keys), num_kv)
+    gathered = _gather(rows, keys.shape[0], num_kv)
     # The smaller operand goes right: the CPU's matrix products copy it.
     pair = (gathered, keys) if gathered.shape[1] > keys.shape[1] else (keys, gathered)
     found = jax.lax.dot_general(*pair, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32)
     found = found if pair[1] is keys else found.swapaxes(1, 2)
-    return _spread(found, len(rows), num_kv) * jnp.float32(rows.shape[-1] ** -0.5)
+    return _spread(found, rows.shape[0], num_kv) * jnp.float32(rows.shape[-1] ** -0.5)
 
 
 def _mix(
     weights: Float[Array, "rollout_kv row slot"], values: Float[Array, "case_kv slot width"], num_kv: int
 ) -> Float[Array, "rollout_kv row width"]:
-    gathered = _gather(weights.astype(values.dtype), len(values), num_kv)
+    gathered = _gather(weights.astype(values.dtype), values.shape[0], num_kv)
     found = jnp.einsum("cqs,csw->cqw", gathered, values, preferred_element_type=jnp.float32)
-    return _spread(found, len(weights), num_kv)
+    return _spread(found, weights.shape[0], num_kv)
 
 
 def _by_head(heads: Float[Array, "case slot kv_width"], num_kv: int) -> Float[Array, "case_kv slot width"]:
@@ -106,18 +106,22 @@ def _by_head(heads: Float[Array, "case slot kv_width"], num_kv: int) -> Float[Ar
     return heads.reshape(num_cases, num_slots, num_kv, -1).swapaxes(1, 2).reshape(num_cases * num_kv, num_slots, -1)
 
 
-def _gather(rows: Float[Array, "rollout_kv row last"], number: int, num_kv: int) -> Float[Array, "case_kv row2 last"]:
+def _gather(
+    rows: Float[Array, "rollout_kv row last"], number: int | Any, num_kv: int
+) -> Float[Array, "case_kv row2 last"]:
     """Return the rows of all rollouts of each case as one axis."""
-    if number == len(rows):
+    if number == rows.shape[0]:
         return rows
-    split = rows.reshape(number // num_kv, len(rows) // number, num_kv, *rows.shape[1:])
+    split = rows.reshape(number // num_kv, rows.shape[0] // number, num_kv, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(number, -1, rows.shape[-1])
 
 
-def _spread(rows: Float[Array, "case_kv row2 last"], number: int, num_kv: int) -> Float[Array, "rollout_kv row last"]:
+def _spread(
+    rows: Float[Array, "case_kv row2 last"], number: int | Any, num_kv: int
+) -> Float[Array, "rollout_kv row last"]:
     """Undo `_gather`."""
-    if number == len(rows):
+    if number == rows.shape[0]:
         return rows
-    each, last = number // len(rows), rows.shape[-1]
-    split = rows.reshape(len(rows) // num_kv, num_kv, each, rows.shape[1] // each, last)
+    each, last = number // rows.shape[0], rows.shape[-1]
+    split = rows.reshape(rows.shape[0] // num_kv, num_kv, each, rows.shape[1] // each, last)
     return split.swapaxes(1, 2).reshape(number, -1, last)

@@ -4,6 +4,8 @@ Layers are a Python loop, as in `encoders.transformer`. A cache has one slot a t
 rollouts: shorter prompts are padded and the padding is hidden by `visible`, while positions go on for each rollout.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -14,9 +16,9 @@ from stepcot_jax.models.decoder_blocks import DecoderBlock, DecoderSizes, RMSNor
 
 
 def empty_cache(
-    sizes: DecoderSizes, *, num_rollouts: int, num_slots: int, dtype: DTypeLike = jnp.float32
+    sizes: DecoderSizes, *, num_rollouts: int | Any, num_slots: int, dtype: DTypeLike = jnp.float32
 ) -> tuple[KeyValues, ...]:
-    """Return caches of all layers, without tokens."""
+    """Return caches of all layers, without tokens; `num_rollouts` may be a symbolic dimension of `jax.export`."""
     shape = (num_rollouts, num_slots, sizes.num_kv_heads * sizes.head_width)
     return tuple(KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(sizes.num_layers))
 

@@ -4,6 +4,8 @@ Slots are cells, prompt (padded on the right to one length), completion. Positio
 2025): cells share one time and differ in height and width; text goes on after the larger side, with all three equal.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -46,7 +48,7 @@ class PrefixVlm(nn.Module):
     def embed_images(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case cell feature"]:
         """Return a vector for each cell, with its row and column."""
         features = self.image_encoder(images)
-        cells = self.cell_map(features.reshape(len(features), self.num_cells, -1))
+        cells = self.cell_map(features.reshape(features.shape[0], self.num_cells, -1))
         places = self.rows[:, None] + self.columns[None]
         return cells + places.reshape(1, self.num_cells, -1).astype(cells.dtype)
 
@@ -100,7 +102,7 @@ class PrefixVlm(nn.Module):
           Scores [rollout, word] of the reply's next token, and the caches.
         """
         slots = jnp.arange(caches[0].keys.shape[1])
-        positions = jnp.broadcast_to((self.grid + lengths + place)[None, :, None], (3, len(lengths), 1))
+        positions = jnp.broadcast_to((self.grid + lengths + place)[None, :, None], (3, lengths.shape[0], 1))
         hidden, caches = self.decoder(
             self.decoder.embed(tokens[:, None]),
             positions=positions,
@@ -117,6 +119,8 @@ class PrefixVlm(nn.Module):
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
         completions: Int[Array, "rollout reply_token"],
+        *,
+        hidden: Bool[Array, "rollout reply_token"] | None = None,
     ) -> Float[Array, "rollout reply_token word"]:
         """Return the scores of every token of replies, in one pass over each prompt and one over the replies.
 
@@ -125,6 +129,8 @@ class PrefixVlm(nn.Module):
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt.
           completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
+          hidden: bool [rollout, reply_token], a run of tokens that see each other and that the tokens after the run do
+            not see; those have the positions that they have without the run. None for no such run.
 
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
@@ -135,13 +141,18 @@ class PrefixVlm(nn.Module):
         if not num_decoded:
             return first[:, None]
         positions = self.grid + lengths[:, None] + jnp.arange(num_decoded)[None]
-        hidden, _ = self.decoder(
+        visible = jnp.tril(jnp.ones((1, num_decoded, num_decoded), bool))
+        if hidden is not None:
+            is_run = hidden[:, :-1]
+            visible = visible & (is_run[:, :, None] | ~is_run[:, None])
+            positions = positions - jnp.where(is_run, 0, jnp.cumsum(is_run, axis=1, dtype=jnp.int32))
+        vectors, _ = self.decoder(
             self.decoder.embed(completions[:, :-1]),
             positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
-            visible=jnp.tril(jnp.ones((1, num_decoded, num_decoded), bool)),
+            visible=visible,
             prefix=prefix,
         )
-        return jnp.concatenate([first[:, None], self.decoder.score(hidden)], axis=1)
+        return jnp.concatenate([first[:, None], self.decoder.score(vectors)], axis=1)
 
     def score_packed(
         self,
@@ -184,7 +195,7 @@ class PrefixVlm(nn.Module):
         is_before = (slots[None] <= slots[:, None]) | (slots < self.num_cells)[None]
         return is_before[None] & (is_real[:, None] | jnp.eye(len(slots), dtype=bool)[None])
 
-    def _cell_positions(self, number: int) -> Int[Array, "3 case cell"]:
+    def _cell_positions(self, number: int | Any) -> Int[Array, "3 case cell"]:
         cells = jnp.arange(self.num_cells)
         of_cells = jnp.stack([jnp.zeros_like(cells), cells // self.grid, cells % self.grid])
         return jnp.broadcast_to(of_cells[:, None], (3, number, self.num_cells))

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from stepcot_jax.models.decoder import empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
@@ -22,6 +22,7 @@ def generate(
     *,
     sampling: Sampling,
     keys: UInt32[Array, "rollout 2"],
+    skipped: Bool[Array, "rollout"] | None = None,
 ) -> Replies:
     """Sample replies; every prompt is read once, however many replies it gets.
 
@@ -33,6 +34,7 @@ def generate(
       lengths: [case], tokens of each prompt, at least 1.
       sampling: how.
       keys: [rollout], of `rollouts.rollout_keys`; a multiple of the number of cases.
+      skipped: [rollout], which get no reply; None for none.
 
     Returns:
       The replies; those of a prompt follow each other.
@@ -57,4 +59,4 @@ def generate(
         )
         return found
 
-    return sample_replies(extend, scores=scores, caches=caches, keys=keys, sampling=sampling)
+    return sample_replies(extend, scores=scores, caches=caches, keys=keys, sampling=sampling, skipped=skipped)

@@ -69,6 +69,7 @@ def sample_replies(
     caches: Any,
     keys: UInt32[Array, "rollout 2"],
     sampling: Sampling,
+    skipped: Bool[Array, "rollout"] | None = None,
 ) -> Replies:
     """Draw replies; ends when all have ended.
 
@@ -78,6 +79,7 @@ def sample_replies(
       caches: of the prompts, one row a rollout.
       keys: of `rollout_keys`.
       sampling: how.
+      skipped: [rollout], which get no reply; None for none.
     """
     number = scores.shape[0]
     shape = (number, sampling.longest)
@@ -86,7 +88,7 @@ def sample_replies(
         jnp.int32(0),
         scores.astype(jnp.float32),
         caches,
-        jnp.zeros(number, bool),
+        jnp.zeros(number, bool) if skipped is None else skipped,
         Replies(jnp.full(shape, sampling.stop, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, bool)),
     )
 

@@ -164,10 +164,19 @@ class PretrainedTokenizer:
         self._tokenizer = tokenizer
         self.num_words, self.stop = len(tokenizer), int(tokenizer.eos_token_id)
         self.pad = self.stop if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        self._special = frozenset(tokenizer.all_special_ids)
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens, without special tokens."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        """Return a text's tokens, without special tokens.
+
+        Raises:
+          BadInput: the text needs a special token, such as that of unknown words, which decoding leaves out.
+        """
+        tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
+        if special := self._special.intersection(tokens):
+            named = self._tokenizer.convert_ids_to_tokens(min(special))
+            raise BadInput(f"text {text[:80]!r}: the tokenizer reads a part as its special token {named!r}")
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens up to the first stop, without special tokens."""

@@ -1,5 +1,6 @@
 """A question as a user asks it: its kind, its prompt, and words that a closed vocabulary does not have."""
 
+import collections
 import difflib
 import pathlib
 import re
@@ -65,6 +66,20 @@ def ask_question(
     )
 
 
+def list_questions(workdir: pathlib.Path, *, most: int) -> list[str]:
+    """Return the most frequent questions without choices of a run's test records; none without the file."""
+    counts = collections.Counter(record.question for record in _read_questions(workdir) if not record.choices)
+    return [question for question, _ in counts.most_common(most)]
+
+
+def _read_questions(workdir: pathlib.Path) -> Sequence[VqaRecord]:
+    """Return the run's test records; none if the file is missing or cannot be used."""
+    try:
+        return read_vqa_records(workdir / QUESTIONS_FILE, on_bad_record="skip").records
+    except BadInput:
+        return ()
+
+
 def encode_prompt(
     record: VqaRecord, tokenizer: AnyTokenizer, settings: Settings, *, prompt_length: int, workdir: pathlib.Path
 ) -> list[int]:
@@ -110,7 +125,7 @@ def _explain_unknown(record: VqaRecord, prompt: str, tokenizer: AnyTokenizer, wo
     near = difflib.get_close_matches(word.casefold(), _known_words(tokenizer), n=_NUM_NEAR, cutoff=0.5)
     if near:
         message += f"; similar words: {', '.join(near)}"
-    questions = _similar_questions(record, workdir / QUESTIONS_FILE)
+    questions = _similar_questions(record, workdir)
     if questions:
         message += f"; questions that it knows: {' | '.join(questions)}"
     return message
@@ -129,12 +144,8 @@ def _known_words(tokenizer: AnyTokenizer) -> list[str]:
     return sorted({word for piece in pieces for word in _WORD.findall(piece.casefold()) if len(word) > 1})
 
 
-def _similar_questions(record: VqaRecord, path: pathlib.Path) -> list[str]:
-    """Return the most similar questions of the run's test records that have the same kind; none without the file."""
-    try:
-        records = read_vqa_records(path, on_bad_record="skip").records
-    except BadInput:
-        return []
-    known = {each.question.casefold(): each.question for each in records if each.kind == record.kind}
+def _similar_questions(record: VqaRecord, workdir: pathlib.Path) -> list[str]:
+    """Return the most similar questions of the run's test records that have the same kind."""
+    known = {each.question.casefold(): each.question for each in _read_questions(workdir) if each.kind == record.kind}
     near = difflib.get_close_matches(record.question.casefold(), known, n=_NUM_NEAR - 1, cutoff=0.0)
     return [make_printable(known[question]) for question in near]

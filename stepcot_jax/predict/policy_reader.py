@@ -166,6 +166,11 @@ class PolicyReader:
             picture=repeat_grey(picture) if picture.ndim == 2 else picture,
         )
 
+    def warm_up(self) -> None:
+        """Compile the network for greedy replies, so that the first question does not wait."""
+        sampling = Sampling(longest=self.trained.lengths.reply_length, stop=self.trained.tokenizer.stop, greedy=True)
+        self._generate(np.zeros((8, 8), np.uint8), [self.trained.tokenizer.stop], sampling, seed=0)
+
     def _generate(self, picture: np.ndarray, tokens: list[int], sampling: Sampling, *, seed: int) -> str:
         trained = self.trained
         resized = resize_image(picture, trained.preprocessing)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from stepcot_jax.data.grounded.check_examples import CheckExample, draw_check_examples
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
 from stepcot_jax.data.reading_ahead import ReadAhead
@@ -17,18 +18,22 @@ from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.vqa_metrics import prepare_figures
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.batched_replies import reply_in_batches
+from stepcot_jax.policies.check_tokens import check_texts, encode_checks, longest_check
 from stepcot_jax.policies.encoded_records import RecordEncoder, lay_out_prompts
 from stepcot_jax.policies.policy_files import (
     VOCABULARY_FILE,
     AnyTokenizer,
     PolicyLengths,
     load_pretrained,
+    read_lengths,
     write_lengths,
 )
 from stepcot_jax.policies.policy_network import make_policy, normalise
 from stepcot_jax.policies.rollouts import Sampling
 from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.run.policy_checks import check_epochs, check_round_trip, count_cut
 from stepcot_jax.run.policy_results import Answered, write_examples, write_policy_results
 from stepcot_jax.run.policy_start import naming_start, read_policy_start
 from stepcot_jax.run.task import Outcome, Task
@@ -37,7 +42,9 @@ from stepcot_jax.systems import grpo, sft
 from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
 from stepcot_jax.systems.judged_rewards import JudgedRewards, make_judge
 from stepcot_jax.systems.policy_system import PolicySystem
-from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
+from stepcot_jax.systems.self_check import SelfCheck
+from stepcot_jax.systems.sft import Normalise, PackedRows, draw_batches, pack_split
+from stepcot_jax.systems.staged_rows import StagedRows, make_staged_rows, stage_texts
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
@@ -56,11 +63,13 @@ class PolicyTask(Task):
       terminal: shows progress.
 
     Raises:
-      BadInput: a batch size does not suit the devices, or records, images or the tokenizer cannot be used.
+      BadInput: a batch size does not suit the devices, no phase has an epoch, no reply fits in
+        `policy.longest_reply`, or records, images or the tokenizer cannot be used.
     """
 
     def __init__(self, settings: Settings, *, workdir: pathlib.Path, devices: Devices, terminal: Terminal) -> None:
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
+        check_epochs(settings)
         for section in ("sft", "grpo")[: 1 if settings.job == "sft" else 2]:
             size = getattr(settings, section).batch_size
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
@@ -74,14 +83,29 @@ class PolicyTask(Task):
         with naming_start(settings):
             self.prompts = [self.encoder.encode_prompt(record) for record in self.dataset.records]
             self.encoded = {place: self.encoder.encode(self.dataset.records[place]) for place in train}
+        if settings.policy.tokenizer:  # a closed vocabulary gives every text back
+            check_round_trip(self.encoder, self.dataset.records, self.encoded)
         longest = max(len(each.target) for each in self.encoded.values())
+        self.longest_check, reply_length = longest, settings.policy.longest_reply or longest
+        self.num_cut = count_cut(self.encoded, reply_length)
+        if settings.self_check.enabled and (examples := draw_checks(settings, self.dataset)):
+            with naming_start(settings):
+                self.encoded |= encode_checks(examples, self.encoded, self.tokenizer)
+                self.longest_check = longest_check(examples, self.tokenizer)
         self.lengths = PolicyLengths(
             prompt_length=max(map(len, self.prompts)),
-            reply_length=settings.policy.longest_reply or longest,
+            reply_length=reply_length,
             num_words=self.tokenizer.num_words,
             largest_coordinate=settings.image_encoder.image_size,
         )
         self.packs, self.row_length = pack_split(self.dataset, self.encoded, pack_length=settings.sft.pack_length)
+        self.staged: StagedRows | None = None
+        if settings.curriculum.schedule != "none":
+            places, rows = [place for (place,) in self.packs], self._own_rows(settings.sft.batch_size)
+            with naming_start(settings):
+                self.staged = make_staged_rows(
+                    settings, self.dataset, self.tokenizer, encoded=self.encoded, places=places, rows=rows
+                )
         self.scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
         self.system = self._make_system()
 
@@ -106,6 +130,7 @@ class PolicyTask(Task):
                 settings=settings.grpo,
                 rewards=make_reward_settings(settings.rewards),
                 longest=self.lengths.reply_length,
+                self_check=self._make_self_check(policy, prepare) if settings.self_check.enabled else None,
                 judge=judge,
             )
         return PolicySystem(
@@ -117,7 +142,21 @@ class PolicyTask(Task):
             grpo_updates=settings.grpo.updates_per_epoch
             or max(len(self.dataset.splits["train"]) // settings.grpo.batch_size, 1),
             rollouts=rollouts,
+            staged=self.staged,
             start=None if self.start is None else self.start.params,
+        )
+
+    def _make_self_check(self, policy: PrefixVlm, prepare: Normalise) -> SelfCheck:
+        return SelfCheck(
+            policy=policy,
+            normalise=prepare,
+            tokenizer=self.tokenizer,
+            devices=self.devices,
+            settings=self.settings.self_check,
+            group_size=self.settings.grpo.group_size,
+            temperature=self.settings.grpo.temperature,
+            longest=self.lengths.reply_length,
+            longest_check=self.longest_check,
         )
 
     @property
@@ -157,6 +196,7 @@ class PolicyTask(Task):
             self._own_rows(settings.sft.batch_size),
         )
         own = self._own_rows(settings.grpo.batch_size)
+        rows = pack if self.staged is None else self.staged.read
 
         def prompt(update: int, numbers: np.ndarray) -> Batch:
             del update
@@ -167,7 +207,7 @@ class PolicyTask(Task):
                 stack.callback(self.system.rollouts.judge.close)
             streams = {}
             for name, number, size, make, length in (
-                (sft.NAME, len(self.packs), settings.sft.batch_size, pack, self.system.sft_updates),
+                (sft.NAME, len(self.packs), settings.sft.batch_size, rows, self.system.sft_updates),
                 (grpo.NAME, len(train), settings.grpo.batch_size, prompt, self.system.grpo_updates),
             ):
                 items = draw_batches(number, batch_size=size, seed=settings.seed, make=make)
@@ -241,23 +281,30 @@ class PolicyTask(Task):
         return {record.id: place for place, record in enumerate(self.dataset.records)}
 
     def describe_data(self) -> str:
-        """Return the number of questions and images, and the lengths of prompts and replies."""
-        lengths = self.lengths
+        """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
+        lengths, cut = self.lengths, ""
+        if self.num_cut:
+            cut = f" (config.policy.longest_reply cuts {self.num_cut} of {len(self.encoded)} training replies)"
         return (
             f"questions: {len(self.dataset.records)} about {self.dataset.num_images} images; tokens: prompts up to "
-            f"{lengths.prompt_length}, replies up to {lengths.reply_length}, vocabulary {lengths.num_words}"
+            f"{lengths.prompt_length}, replies up to {lengths.reply_length}{cut}, vocabulary {lengths.num_words}"
         )
 
     def check_same_splits(self) -> None:
-        """Nothing more to check: the digest of the data covers the splits."""
+        """Refuse records with a vocabulary of another size, which no checkpoint fits; the digest covers the rest."""
+        if read_lengths(self.workdir) != self.lengths:
+            raise self._other_data()
 
     def check_same_data(self, digest: str) -> None:
         """Refuse other records, images or splits."""
         if digest != self.digest:
-            raise BadInput(
-                f"{self.workdir}: records, images or splits differ from those the run started with; use the same data "
-                "or a new workdir"
-            )
+            raise self._other_data()
+
+    def _other_data(self) -> BadInput:
+        return BadInput(
+            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
+            "new workdir"
+        )
 
     def write_facts(self) -> None:
         """Write lengths, vocabulary and the test records."""
@@ -291,6 +338,18 @@ class PolicyTask(Task):
         return report
 
 
+def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExample]:
+    """Return the training records that fine-tuning shows with a wrong attempt and a check, by place."""
+    return draw_check_examples(
+        dataset.records,
+        dataset.splits["train"],
+        share=settings.self_check.sft_share,
+        seed=settings.seed,
+        dialect=settings.vqa.dialect,
+        hides_check=settings.self_check.context == "first",
+    )
+
+
 def make_tokenizer(settings: Settings, dataset: VqaDataset) -> AnyTokenizer:
     """Return the pretrained tokenizer that the settings name, or a closed vocabulary.
 
@@ -305,4 +364,8 @@ def make_tokenizer(settings: Settings, dataset: VqaDataset) -> AnyTokenizer:
     for record in dataset.records:
         prompt, reply = write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
         texts += [prompt, reply] if record.split == "train" else [prompt]
+    if settings.curriculum.schedule != "none":
+        texts += stage_texts(settings, dataset)
+    if settings.self_check.enabled:
+        texts += check_texts(draw_checks(settings, dataset))
     return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)

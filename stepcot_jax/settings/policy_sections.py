@@ -159,6 +159,7 @@ class SelfCheckSettings:
     norm: Literal["sum", "mean"]
     context: Literal["check", "first"]
     first_attempt: Literal["zero", "outcome"]
+    sft_share: Share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

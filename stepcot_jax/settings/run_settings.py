@@ -65,6 +65,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         encoder, augment = self.image_encoder, self.data.augment
+        if self.grpo.shuffle_rewards and self.self_check.enabled:
+            raise BadInput(
+                "config.grpo.shuffle_rewards: must be False with config.self_check.enabled=True; got True (who tries "
+                "again follows the true answer, so that the control would learn from it)"
+            )
+        if self.curriculum.schedule != "none" and self.sft.pack_length:
+            raise BadInput(
+                f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.curriculum.schedule="
+                f"{self.curriculum.schedule!r} (boxes are drawn and images chosen for each question)"
+            )
         if self.job == "baseline" and not self.teacher.text:
             raise BadInput(
                 "config.teacher.text: must be True with config.job='baseline'; got False (only prompts distinguish the "

@@ -46,7 +46,12 @@ class GrpoUpdate:
         """Return the log-probability of each sampled token, at the temperature of sampling."""
         completions = _flat(rows["completions"])
         logits = self.policy.apply(
-            {"params": params}, self.normalise(rows["images"]), rows["prompts"], rows["lengths"], completions
+            {"params": params},
+            self.normalise(rows["images"]),
+            rows["prompts"],
+            rows["lengths"],
+            completions,
+            hidden=_flat(rows["hidden"]) if "hidden" in rows else None,
         )
         return token_log_probs(
             logits=logits,

@@ -22,6 +22,7 @@ from stepcot_jax.reasoning.reply import Reply
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings
 from stepcot_jax.systems.judged_rewards import JudgedRewards
+from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import TrainState
@@ -53,6 +54,7 @@ class Rollouts:
       settings: of groups and advantages.
       rewards: of a reply.
       longest: tokens of a sampled reply.
+      self_check: tries wrong first attempts again; None for none.
       judge: of open answers; None if `rewards.open_answer` is not "judge".
     """
 
@@ -66,6 +68,7 @@ class Rollouts:
     settings: GrpoSettings
     rewards: RewardSettings
     longest: int
+    self_check: SelfCheck | None = None
     judge: JudgedRewards | None = None
 
     def __post_init__(self) -> None:
@@ -99,17 +102,12 @@ class Rollouts:
         replies = jax.tree.map(
             lambda rows: rows.reshape(-1, group, rows.shape[-1])[first : first + number], self.sample(state, batch)
         )
-        found = self.reward_all(
-            [
-                (self.records[place], tokens)
-                for place, rollouts in zip(batch["place"], replies.tokens, strict=True)
-                for tokens in rollouts
-            ]
-        )
-        parts = {name: np.array([getattr(each, name) for each in found], np.float32) for name in _PARTS}
-        of_all = self.devices.gather_rows({name: part.reshape(number, group) for name, part in parts.items()})
+        parts = self._reward_all(np.asarray(replies.tokens), batch["place"])
+        if self.self_check is not None:
+            return self._check_all(self.self_check, state, batch, replies, parts)
+        of_all = self.devices.gather_rows(parts)
         relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
-        counted = self._counted(replies)
+        counted = self._counted(replies, parts["total"])
         return {
             **{name: batch[name] for name in ("images", "prompts", "lengths")},
             "completions": replies.tokens,
@@ -118,6 +116,47 @@ class Rollouts:
             "advantages": relative[first : first + number, :, None],
             COLLECTED_NUMBERS: self._describe(of_all, relative, replies),
         }
+
+    def _reward_all(
+        self, tokens: np.ndarray, places: Sequence[int], chosen: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return each part of the rewards of replies [row, rollout, token], float32 [row, rollout]; 0 if not chosen."""
+        chosen = np.ones(tokens.shape[:2], bool) if chosen is None else chosen
+        found = self.reward_all([(self.records[places[row]], tokens[row, each]) for row, each in np.argwhere(chosen)])
+        parts = {name: np.zeros(chosen.shape, np.float32) for name in _PARTS}
+        for name, part in parts.items():
+            part[chosen] = [getattr(each, name) for each in found]
+        return parts
+
+    def _check_all(
+        self, self_check: SelfCheck, state: TrainState, batch: Batch, replies: Replies, parts: dict[str, np.ndarray]
+    ) -> Batch:
+        """Return the batch with checks and second attempts; `parts` are the rewards of first attempts."""
+        number = len(batch["place"])
+        own = slice(jax.process_index() * number, (jax.process_index() + 1) * number)
+        wrong = parts["answer"] < 1  # an unscored answer, NaN, is not tried again
+        tried = self_check.try_again(state, batch, replies, wrong)
+        again = self._reward_all(tried.last, batch["place"], wrong)
+        last = {name: np.where(wrong, again[name], part) for name, part in parts.items()}
+        success = wrong & (last["answer"] == 1)
+        of_all = self.devices.gather_rows({**last, "wrong": wrong, "success": success, "first": parts["answer"]})
+        checked = {name: of_all.pop(name) for name in ("wrong", "success", "first")}
+        relative = self.compare(of_all["total"], step=int(jax.device_get(state.step)))
+        counted = self._counted(tried, last["total"])
+        settings = self_check.settings
+        found = {
+            **{name: batch[name] for name in ("images", "prompts", "lengths")},
+            "completions": tried.tokens,
+            "counted": counted,
+            "old_log_probs": tried.log_probs,
+            "advantages": token_advantages(relative[own], kinds=tried.kinds, wrong=wrong, settings=settings),
+            COLLECTED_NUMBERS: {**self._describe(of_all, relative, tried), **describe_checks(**checked)},
+        }
+        if self_check.hides_check:
+            found["hidden"] = tried.kinds == CHECK
+        if settings.alpha:
+            found |= {"check": tried.checks & counted, "check_success": success}
+        return found
 
     def reward_all(self, replies: Sequence[tuple[VqaRecord, np.ndarray]]) -> list[Rewards]:
         """Return the rewards of the tokens of this process's replies, each with its record.
@@ -164,14 +203,21 @@ class Rollouts:
             )
         return relative
 
-    def _counted(self, replies: Replies) -> Bool[np.ndarray, "prompt rollout token"]:
+    def _counted(
+        self, replies: Replies | Attempts, totals: Float[np.ndarray, "prompt rollout"]
+    ) -> Bool[np.ndarray, "prompt rollout token"]:
+        """Return the tokens that count: none of a reply that was not scored, or was cut and is to be left out."""
         counted, tokens = np.asarray(replies.counted), np.asarray(replies.tokens)
+        counted = counted & ~np.isnan(totals)[..., None]
         if not self.settings.mask_truncated:
             return counted
-        has_ended = (counted & (tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
-        return counted & has_ended
+        if isinstance(replies, Attempts):
+            return counted & replies.ended[..., None]
+        return counted & (counted & (tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
 
-    def _describe(self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies) -> dict[str, float]:
+    def _describe(
+        self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies | Attempts
+    ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
         numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items()}
         numbers["reward/deviation_in_group"] = _mean(np.nanstd(rewards["total"], axis=1))

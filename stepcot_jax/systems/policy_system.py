@@ -15,10 +15,13 @@ from stepcot_jax.policies.rollouts import Sampling, rollout_keys
 from stepcot_jax.settings.policy_sections import GrpoSettings, SftSettings
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
+from stepcot_jax.systems.curriculum import CurriculumState
 from stepcot_jax.systems.grpo import GrpoUpdate
 from stepcot_jax.systems.grpo_objective import REFERENCE
 from stepcot_jax.systems.grpo_rollouts import Rollouts
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
+from stepcot_jax.systems.staged_rows import StagedRows
+from stepcot_jax.systems.staged_sft import CURRICULUM, StagedSftUpdate
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.state import Params, TrainState
 from stepcot_jax.training.system import Phase, Stream, System
@@ -39,6 +42,7 @@ class PolicySystem(System):
       grpo_updates: in an epoch of GRPO.
       rollouts: host part of a GRPO update; None for the job "sft".
       start: parameters of the policy to start from; None for random ones.
+      staged: rows of fine-tuning with a curriculum; None without.
       streams: of the phases by name; set before `phases` is called.
     """
 
@@ -50,6 +54,7 @@ class PolicySystem(System):
     grpo_updates: int
     rollouts: Rollouts | None = None
     start: Params | None = None
+    staged: StagedRows | None = None
     streams: Mapping[str, Stream] = dataclasses.field(default_factory=dict)
 
     score_name = "score"
@@ -92,16 +97,22 @@ class PolicySystem(System):
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             params={**of_policy, **reference},
-            optimizers={name: self.optimizers[name].init(of_policy) for name in self.names},
+            optimizers={**{name: self.optimizers[name].init(of_policy) for name in self.names}, **self._schedules()},
             key=jax.random.key_data(run_key),
         )
+
+    def _schedules(self) -> dict[str, Any]:
+        """Return the first state of the curriculum, if there is one."""
+        return {} if self.staged is None else {CURRICULUM: self.staged.curriculum.to_arrays(CurriculumState())}
 
     def phases(self) -> Sequence[Phase]:
         """Return fine-tuning, and GRPO with its rollouts on the host."""
         found = []
         if self.settings.sft.epochs:
-            update = SftUpdate(self.policy, self.normalise, self.optimizers[sft.NAME], self.settings.sft)
-            found.append(Phase(sft.NAME, self.settings.sft.epochs, update, self.streams[sft.NAME]))
+            parts = (self.policy, self.normalise, self.optimizers[sft.NAME], self.settings.sft)
+            staged = self.staged
+            update = SftUpdate(*parts) if staged is None else StagedSftUpdate(*parts, len(staged.curriculum.domains))
+            found.append(Phase(sft.NAME, self.settings.sft.epochs, update, self.streams[sft.NAME], staged))
         if self.rollouts is not None and self.settings.grpo.epochs:
             optimise = GrpoUpdate(
                 self.policy,
@@ -133,9 +144,12 @@ class PolicySystem(System):
         return {predictions["phase"]: (predictions["a_score"] + predictions["v_score"]) / 2}
 
     def after_epoch(self, state: TrainState, scores: dict[str, float]) -> TrainState:
-        """Freeze the reference when fine-tuning ends."""
+        """Move the curriculum on; freeze the reference when fine-tuning ends."""
         del scores
-        if REFERENCE not in state.params or int(jax.device_get(state.step)) != self.end_of_sft:
+        step = int(jax.device_get(state.step))
+        if self.staged is not None and step <= self.end_of_sft:
+            state = self.staged.curriculum.end_epoch(state)
+        if REFERENCE not in state.params or step != self.end_of_sft:
             return state
         return state.replace(params={**state.params, REFERENCE: jax.tree.map(jnp.copy, state.params[POLICY])})
 

@@ -8,7 +8,7 @@ import grain
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
@@ -111,9 +111,9 @@ class SftUpdate:
     optimizer: optax.GradientTransformation
     settings: SftSettings
 
-    def loss(self, params: Params, rows: Batch, whole: Array) -> Array:
-        """Return the share of the loss that some rows have; `whole` is the divisor over the global batch."""
-        logits = self.policy.apply(
+    def score(self, params: Params, rows: Batch) -> Float[Array, "row token word"]:
+        """Return the scores of the token after each of some rows."""
+        logits: Array = self.policy.apply(
             {"params": params[POLICY]},
             self.normalise(rows["images"]),
             rows["tokens"],
@@ -121,6 +121,10 @@ class SftUpdate:
             rows["places"],
             method="score_packed",
         )
+        return logits
+
+    def loss_of(self, logits: Float[Array, "row token word"], rows: Batch, whole: Array) -> Array:
+        """Return the share of the loss that some rows have; `whole` is the divisor over the global batch."""
         return sequence_loss(
             logits=logits,
             tokens=rows["targets"],
@@ -130,15 +134,20 @@ class SftUpdate:
             whole=whole,
         )
 
-    def gradients(self, params: Params, batch: Batch, whole: GlobalBatch) -> tuple[dict[str, Array], Params]:
-        """Return the loss of the global batch and its gradients."""
+    def divisor(self, batch: Batch, whole: GlobalBatch) -> Array:
+        """Return what the loss of the global batch is divided by."""
         share = sequence_weight(
             parts=batch["parts"], part_weights=batch["part_weights"], reduction=self.settings.reduction
         )
-        divisor = whole.add_up(share)
+        total: Array = whole.add_up(share)
+        return total
+
+    def gradients(self, params: Params, batch: Batch, whole: GlobalBatch) -> tuple[dict[str, Array], Params]:
+        """Return the loss of the global batch and its gradients."""
+        divisor = self.divisor(batch, whole)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
-            value = self.loss(trained, rows, divisor)
+            value = self.loss_of(self.score(trained, rows), rows, divisor)
             return value, {"loss": value}
 
         return differentiate(loss, {POLICY: params[POLICY]}, batch, whole)

@@ -50,7 +50,7 @@ def read_run_settings(workdir: pathlib.Path) -> Settings:
       BadInput: there is no such folder, or it is not the workdir of a run.
     """
     if not workdir.is_dir():
-        raise BadInput(f"{workdir}: no such folder; expected the workdir of a run")
+        raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
     return read_settings(workdir / "settings.json")
 
 

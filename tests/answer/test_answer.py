@@ -42,7 +42,7 @@ def test_reply_answer_and_picture(run, capsys, tmp_path):
     [
         (["--seed=1"], "no effect without --sample"),
         (["--out=a.jpg"], "must end in .png"),
-        (["--checkpoint=nowhere"], "nowhere: no such folder"),
+        (["--checkpoint=nowhere"], "nowhere is not the workdir of a run"),
         (["--choice=Mass"], "choices: "),
     ],
 )

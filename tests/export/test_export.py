@@ -20,8 +20,8 @@ from stepcot_jax.convert.torch_reference import from_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
 from stepcot_jax.export import __main__ as tool
+from stepcot_jax.export import exported_files, loader, policy_loader
 from stepcot_jax.export import folder as folder_module
-from stepcot_jax.export import loader
 from stepcot_jax.export.folder import compare, export_model, write_sums
 from stepcot_jax.export.program import PLATFORMS, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
@@ -32,7 +32,8 @@ COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compil
 READ_ALONE = """
 import importlib.machinery, pathlib, sys
 
-ALLOWED = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "load"} | set(sys.stdlib_module_names)
+ALLOWED = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "load", "exported_files"}
+ALLOWED |= set(sys.stdlib_module_names)
 
 class Few(importlib.machinery.PathFinder):
     @classmethod
@@ -191,14 +192,14 @@ def test_every_file_has_its_digest(exported):
 
 def test_a_changed_missing_or_cut_file_is_refused(exported, copy):
     names = [path.name for path in exported.iterdir() if path.name != "SHA256SUMS"]
-    assert len(names) == 12
+    assert len(names) == 13
     for name in names:
         whole = (exported / name).read_bytes()
         flipped = bytearray(whole)
         flipped[len(whole) // 2] ^= 1
         for content in (bytes(flipped), whole[:-1], b"", None):
             (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
-            with pytest.raises(loader.RefusedExport, match=name.replace(".", r"\.")):
+            with pytest.raises(exported_files.RefusedExport, match=name.replace(".", r"\.")):
                 loader.load(copy)
         (copy / name).write_bytes(whole)
     loader.load(copy)
@@ -210,13 +211,13 @@ def test_sums_that_lead_elsewhere_or_name_too_little_are_refused(copy):
     (copy.parent / "outside").write_bytes(b"x")
     for added in (f"{digest}  ../outside\n", f"{digest}  /etc/passwd\n", "nonsense\n", f"{digest}  a\\b\n"):
         (copy / "SHA256SUMS").write_text(sums + added)
-        with pytest.raises(loader.RefusedExport, match="SHA256SUMS"):
+        with pytest.raises(exported_files.RefusedExport, match="SHA256SUMS"):
             loader.load(copy)
     (copy / "SHA256SUMS").write_text("".join(line for line in sums.splitlines(True) if "labels.json" not in line))
-    with pytest.raises(loader.RefusedExport, match=r"labels\.json"):
+    with pytest.raises(exported_files.RefusedExport, match=r"labels\.json"):
         loader.load(copy)
     (copy / "SHA256SUMS").unlink()
-    with pytest.raises(loader.RefusedExport, match="cannot be read"):
+    with pytest.raises(exported_files.RefusedExport, match="cannot be read"):
         loader.load(copy)
 
 
@@ -225,17 +226,17 @@ def test_a_program_that_calls_out_is_refused(copy):
     calling = jax.export.export(jax.jit(jnp.linalg.cholesky), platforms=("cpu",))(*shapes)
     (copy / "student.stablehlo").write_bytes(calling.serialize())
     write_sums(copy)
-    with pytest.raises(loader.RefusedExport, match="custom calls"):
+    with pytest.raises(exported_files.RefusedExport, match="custom calls"):
         loader.load(copy)
 
 
 def test_another_format_or_model_is_refused(copy):
-    with pytest.raises(loader.RefusedExport, match="no model 'reader'; it has student, teacher"):
+    with pytest.raises(exported_files.RefusedExport, match="no model 'reader'; it has student, teacher"):
         loader.load(copy, "reader")
     manifest = json.loads((copy / "export.json").read_text())
     (copy / "export.json").write_text(json.dumps({**manifest, "format": 2}))
     write_sums(copy)
-    with pytest.raises(loader.RefusedExport, match="format 2 is not supported; expected 1"):
+    with pytest.raises(exported_files.RefusedExport, match="format 2 is not supported; expected 1"):
         loader.load(copy)
 
 
@@ -362,6 +363,7 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
         wanted.append((workdir, names))
         return run
 
+    monkeypatch.setattr("stepcot_jax.predict.trained_policy.is_policy_run", lambda folder: False)
     monkeypatch.setattr("stepcot_jax.export.folder.load_trained", load_trained)
     out = tmp_path / "deep" / "out"
     assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student"]) == 0
@@ -371,10 +373,11 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
     assert not (out / "teacher.stablehlo").exists()
 
 
-def test_the_loader_needs_nothing_of_the_package():
+@pytest.mark.parametrize("module", [loader, exported_files, policy_loader])
+def test_the_loaders_need_nothing_of_the_package(module):
     imports = {
         line.split()[1].partition(".")[0]
-        for line in pathlib.Path(loader.__file__).read_text().splitlines()
+        for line in pathlib.Path(module.__file__).read_text().splitlines()
         if line.startswith(("import ", "from "))
     }
     assert imports - set(sys.stdlib_module_names) == {"jax", "numpy"}

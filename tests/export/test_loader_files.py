@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from stepcot_jax.export import loader
+from stepcot_jax.export import exported_files
 
 DTYPES = some.sampled_from(["float32", "float16", "float64", "int32", "uint8"])
 
@@ -28,7 +28,7 @@ DTYPES = some.sampled_from(["float32", "float16", "float64", "int32", "uint8"])
 )
 def test_tensors_are_read_as_safetensors_reads_them(tensors):
     content = safetensors.numpy.save(tensors, metadata={"made": "here"})
-    found = dict(loader.read_safetensors(memoryview(content)))
+    found = dict(exported_files.read_safetensors(memoryview(content)))
     assert set(found) == set(tensors)
     for name, array in tensors.items():
         assert found[name].dtype == array.dtype
@@ -61,8 +61,8 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ],
 )
 def test_damaged_tensors_are_refused(content):
-    with pytest.raises(loader.RefusedExport, match="tensors cannot be read"):
-        dict(loader.read_safetensors(memoryview(content)))
+    with pytest.raises(exported_files.RefusedExport, match="tensors cannot be read"):
+        dict(exported_files.read_safetensors(memoryview(content)))
 
 
 def test_tables_are_read_as_the_package_flatbuffers_reads_them():
@@ -74,7 +74,7 @@ def test_tables_are_read_as_the_package_flatbuffers_reads_them():
     exported = jax.export.export(jax.jit(lambda tree, _: (tree["b"] * 2, [tree["a"]])), platforms=("cpu", "tpu"))
     content = bytearray(exported(*shapes).serialize())
     expected = generated.Exported.GetRootAsExported(content)
-    modules = loader._make_flatbuffers()
+    modules = exported_files._make_flatbuffers()
     fields = {name: member for name, member in vars(generated.Exported).items() if name.endswith(("Length", "AsNumpy"))}
     assert len(fields) > 10
     before, generated.flatbuffers = generated.flatbuffers, modules["flatbuffers"]

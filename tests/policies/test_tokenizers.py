@@ -1,5 +1,7 @@
 """The closed vocabulary gives every text back, refuses what it does not know, and keeps coordinates whole."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,3 +85,18 @@ def test_a_pretrained_tokenizer_has_the_same_face():
     assert found.decode([*tokens, found.stop, 5]) == "the heart is large"
     with pytest.raises(BadInput, match="end-of-sequence"):
         PretrainedTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=model))
+
+
+def test_a_text_with_a_word_that_a_pretrained_tokenizer_lacks_is_refused():
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = {"?": 0, "[END]": 1, "heart": 2}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))  # noqa: S106
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    names = {"eos_token": "[END]", "unk_token": "?"}
+    found = PretrainedTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=model, **names))
+    assert found.encode("heart heart") == [2, 2]
+    for text, named in (("heart lungs", "?"), ("heart [END]", "[END]")):
+        with pytest.raises(
+            BadInput, match=re.escape(f"text {text!r}: the tokenizer reads a part as its special token '{named}'")
+        ):
+            found.encode(text)

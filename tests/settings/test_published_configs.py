@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.losses.policy_gradient import PolicyGradient
 from stepcot_jax.policies.policy_network import make_policy
 from stepcot_jax.rewards.presets import PRESETS
 from stepcot_jax.settings.configs import load_config
 from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.systems.grpo_objective import make_objective
 
 GEMEX = {
     "job": "grpo",
@@ -137,6 +139,17 @@ def test_the_numbers_are_the_published_ones(name):
 def test_the_rewards_are_those_of_the_preset(name, preset):
     found = dataclasses.asdict(load_settings(name, **ROOT).rewards)
     assert dataclasses.asdict(PRESETS[preset]).items() <= found.items()
+
+
+def test_the_objectives_are_as_printed_and_as_run():
+    """Eq. 2 of GEMeX-RMCoT, EasyR1's clips for MEDSAGE, and what MEDSAGE's code runs."""
+    limits = {"clamp_log_ratio": 20.0, "clamp_divergence": 10.0, "beta": 0.03, "length_norm": "token_mean"}
+    expected = {
+        "gemex": PolicyGradient(ratio="sequence", clip_low=0.2, clip_high=0.2, beta=1e-3),
+        "medsage": PolicyGradient(clip_low=0.2, clip_high=0.3, dual_clip=3.0, **limits),
+        "medsage_released": PolicyGradient(clip_low=0.2, clip_high=0.2, **limits),
+    }
+    assert {name: make_objective(load_settings(name, **ROOT).grpo) for name in expected} == expected
 
 
 @pytest.mark.parametrize("name", TABLE)

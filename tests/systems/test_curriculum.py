@@ -21,7 +21,8 @@ DOMAINS = ("Mass_xray", "Nodule_xray", "Mass_ct")
 
 def _settings(schedule, **changes):
     chosen = {f"curriculum.{name}": value for name, value in changes.items()}
-    return load_settings("base", **{"job": "sft", "curriculum.schedule": schedule} | chosen).curriculum
+    fixed = {"job": "sft", "sft.pack_length": 0, "curriculum.schedule": schedule}
+    return load_settings("base", **fixed | chosen).curriculum
 
 
 def _draw(state, settings, domains, *, num_epochs=10, seed=0, update=0):

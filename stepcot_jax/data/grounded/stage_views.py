@@ -127,6 +127,16 @@ class StageViews:
             return StageView(self._strip(self._records[other]), other, (), "hard", False)
         return StageView(record, place, (), "medium", self._with_thinking)
 
+    def shown_of(self, place: int) -> list[StageView]:
+        """Return views with every text that any row can show of a record, whatever its stage and its boxes."""
+        record = self._records[place]
+        if made_stage := _made_stage(record):
+            return [self._view_made(place, made_stage)]
+        bare = StageView(record, place, (), "medium", self._with_thinking)
+        if not domain_of(record) or self._dialect not in DIALECTS_WITH_HARD:
+            return [bare]
+        return [bare, StageView(self._strip(record), place, (), "hard", False)]
+
     def _others(self, place: int) -> list[int]:
         record = self._records[place]
         found = self._of_domain.get((domain_of(record), record.kind), [])

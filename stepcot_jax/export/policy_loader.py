@@ -1,0 +1,254 @@
+"""Read an exported policy, which answers questions about radiographs. Needs jax and numpy alone; copied as load.py.
+
+    from load import load
+    model = load(".")                                         # the folder of the export
+    model.answer(images, "Is there a pleural effusion?")      # a reply for each image
+    model.answer(images, "Which?", choices=("Mass", "Edema"), greedy=False, seed=3)
+
+`python load.py` checks that this machine computes the exported tokens.
+
+Every export has a copy of this file, of exported_files.py, which compares each file with SHA256SUMS before its use, and
+of merges.py, which joins frequent phrases to one token.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import string
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+if __package__:
+    from stepcot_jax.export.exported_files import Files, Preprocessing, RefusedExport, read_program, read_safetensors
+    from stepcot_jax.policies.merges import apply_merges, split_segments
+else:  # in the folder of an export
+    from exported_files import (  # type: ignore[import-not-found,no-redef]
+        Files,
+        Preprocessing,
+        RefusedExport,
+        read_program,
+        read_safetensors,
+    )
+    from merges import apply_merges, split_segments  # type: ignore[import-not-found,no-redef]
+
+FORMAT = 1
+KIND = "policy"
+
+_PIECE = re.compile(r"(?:, ?| )?[0-9]+| ?(?:</?[A-Za-z_]+>|[^\W\d_]+|[^\s\w]|\w)|\s")
+_YES_OR_NO = re.compile(r"\W*(?:is|are|was|were|does|do|did|has|have|had|can|could|should|will|would)\b", re.IGNORECASE)
+_NUM_SPECIAL = 2
+"""Tokens before those of the pieces: padding and stop."""
+
+
+class Policy:
+    """An exported policy.
+
+    Attributes:
+      preprocessing: size and normalisation of the images.
+      facts: content of export.json: dialect, lengths, instructions, phase.
+      prefill: program that reads image and prompt.
+      extend: program that decodes one token.
+    """
+
+    def __init__(self, folder: str | pathlib.Path) -> None:
+        files = Files(pathlib.Path(folder))
+        self.facts = files.read_json("export.json")
+        found = (self.facts.get("kind"), self.facts.get("format"))
+        if found != (KIND, FORMAT):
+            raise RefusedExport(f"{folder}: kind and format {found} are not supported; expected {(KIND, FORMAT)}")
+        preprocessing = files.read_json("preprocessing.json")
+        self.preprocessing = Preprocessing(
+            preprocessing["size"], tuple(preprocessing["mean"]), tuple(preprocessing["std"])
+        )
+        vocabulary = files.read_json("vocabulary.json")
+        merges = [(first, second) for first, second in vocabulary["merges"]]
+        self._pieces = list(dict.fromkeys([*vocabulary["pieces"], *(first + second for first, second in merges)]))
+        self._tokens = {piece: place for place, piece in enumerate(self._pieces, start=_NUM_SPECIAL)}
+        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self.prefill, self.extend = (
+            read_program(files.read(f"{name}.stablehlo"), folder) for name in ("prefill", "extend")
+        )
+        self._tensors = jax.device_put(dict(read_safetensors(files.read("policy.safetensors"))))
+        self._prefill, self._extend = jax.jit(self.prefill.call), jax.jit(self.extend.call)
+
+    def write_prompt(self, question: str, *, choices: Sequence[str] = (), kind: str | None = None) -> str:
+        """Return the prompt of a question.
+
+        Args:
+          question: without choices.
+          choices: bare texts without letters; () for none.
+          kind: "open", "closed", "single" or "multi"; None guesses.
+
+        Raises:
+          ValueError: the question is blank, the kind is unknown, or kind and choices do not fit.
+        """
+        kind = kind or ("single" if choices else "closed" if _YES_OR_NO.match(question) else "open")
+        if not question.strip() or kind not in self.facts["instructions"]:
+            raise ValueError(
+                f"question {question!r}, kind {kind!r}: expected a text, and open, closed, single or multi"
+            )
+        fits = 2 <= len(choices) <= 26 if kind in ("single", "multi") else not choices
+        if isinstance(choices, str) or not fits:
+            raise ValueError(f"kind {kind!r}, {len(choices)} choices: expected 2 to 26 for single and multi, else none")
+        listed = ", ".join(f"{letter}: {text}" for letter, text in zip(string.ascii_uppercase, choices, strict=False))
+        lines = [question.strip(), *([f"<choices>: [{listed}]"] if choices else []), self.facts["instructions"][kind]]
+        return "\n".join(lines)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text.
+
+        Raises:
+          ValueError: a word is not in the vocabulary.
+        """
+        merged = [piece for part in split_segments(_PIECE.findall(text)) for piece in apply_merges(part, self._ranks)]
+        unknown = [piece for piece in merged if piece not in self._tokens]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is not in the vocabulary, which has the words of the training records")
+        return [self._tokens[piece] for piece in merged]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens up to the first stop."""
+        kept = list(tokens)
+        kept = kept[: kept.index(self.facts["stop"])] if self.facts["stop"] in kept else kept
+        return "".join(self._pieces[token - _NUM_SPECIAL] for token in kept if token >= _NUM_SPECIAL)
+
+    def answer(
+        self,
+        images: Any,
+        question: str,
+        *,
+        choices: Sequence[str] = (),
+        kind: str | None = None,
+        greedy: bool = True,
+        seed: int = 0,
+        temperature: float = 1.0,
+    ) -> list[str]:
+        """Return a reply to the question for each image; boxes in it are in pixels of the stretched image.
+
+        Args:
+          images: see `Preprocessing.normalise`.
+          question: in the words of the training records.
+          choices: see `write_prompt`, as `kind`.
+          kind: of the question.
+          greedy: take the likeliest token each time; False samples.
+          seed: of the samples.
+          temperature: of the samples, > 0.
+
+        Raises:
+          ValueError: an argument cannot be used.
+        """
+        pixels = self.preprocessing.normalise(images)
+        tokens = self.encode(self.write_prompt(question, choices=choices, kind=kind))
+        longest = self.facts["prompt_length"]
+        if len(tokens) > longest:
+            raise ValueError(f"the prompt has {len(tokens)} tokens; at most {longest}")
+        prompts = np.full((len(pixels), longest), self.facts["pad"], np.int32)
+        prompts[:, : len(tokens)] = tokens
+        lengths = np.full(len(pixels), len(tokens), np.int32)
+        found = self.generate(pixels, prompts, lengths, greedy=greedy, seed=seed, temperature=temperature)
+        return [self.decode(row) for row in found.tolist()]
+
+    def generate(
+        self,
+        images: Any,
+        prompts: Any,
+        lengths: Any,
+        *,
+        greedy: bool = True,
+        seed: int = 0,
+        temperature: float = 1.0,
+    ) -> np.ndarray:
+        """Return the tokens of replies, int32 [rollout, token], with stop tokens after the end.
+
+        Args:
+          images: float32 [rollout, size, size, 3], normalised.
+          prompts: int32 [rollout, token], padded to `prompt_length`.
+          lengths: int32 [rollout].
+          greedy: see `answer`, as the next two.
+          seed: of the samples.
+          temperature: of the samples.
+
+        Raises:
+          ValueError: the temperature is not above 0.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0; got {temperature}")
+        lengths = jnp.asarray(lengths, jnp.int32)
+        asked = jnp.asarray(images), jnp.asarray(prompts, jnp.int32), lengths
+        scores, of_prompt, caches = self._prefill(self._tensors, *asked)
+        keys = jax.vmap(lambda number: jax.random.fold_in(jax.random.key(seed), number))(jnp.arange(len(lengths)))
+        stop, longest = self.facts["stop"], self.facts["reply_length"]
+        replies = np.full((len(lengths), longest), stop, np.int32)
+        ended = np.zeros(len(lengths), bool)
+        for place in range(longest):
+            drawn = np.asarray(_draw(keys, scores / temperature, place, greedy=greedy))
+            replies[:, place] = np.where(ended, stop, drawn)
+            ended |= replies[:, place] == stop
+            if ended.all() or place + 1 == longest:
+                break
+            token = jnp.asarray(replies[:, place])
+            scores, caches = self._extend(self._tensors, token, jnp.int32(place), lengths, of_prompt, caches)
+        return replies
+
+
+def _draw(keys: jax.Array, scores: jax.Array, place: int, *, greedy: bool) -> jax.Array:
+    """Return a token of each rollout, int32 [rollout]."""
+    if greedy:
+        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    draw = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, place), row))
+    return draw(keys, scores).astype(jnp.int32)
+
+
+def load(folder: str | pathlib.Path) -> Policy:
+    """Load a policy.
+
+    Args:
+      folder: of the export.
+
+    Raises:
+      RefusedExport: a file is missing, changed, or has another format.
+    """
+    return Policy(folder)
+
+
+def check(folder: str | pathlib.Path) -> dict[str, Any]:
+    """Compare this machine's greedy replies to the stored prompts with the stored tokens.
+
+    Args:
+      folder: of the export.
+
+    Returns:
+      "same_tokens" (share), and "ok": whether all are the same.
+    """
+    stored = dict(read_safetensors(Files(pathlib.Path(folder)).read("check.safetensors")))
+    model = load(folder)
+    images = model.preprocessing.normalise(stored["images"])
+    same = model.generate(images, stored["prompts"], stored["lengths"]) == stored["tokens"]
+    return {"same_tokens": float(same.mean()), "ok": bool(same.all())}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print one JSON line; return 1 if tokens differ, 2 if the export is refused."""
+    parser = argparse.ArgumentParser(description="Check that this machine computes the tokens that were exported.")
+    here = pathlib.Path(__file__).parent
+    parser.add_argument(
+        "folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: this file's folder)"
+    )
+    flags = parser.parse_args(arguments)
+    try:
+        result = check(flags.folder)
+    except RefusedExport as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(result))
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Checks before a policy's run trains: phases, longest reply, and a tokenizer that gives replies back."""
+
+from collections.abc import Mapping, Sequence
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.encoded_records import EncodedRecord, RecordEncoder
+from stepcot_jax.reasoning.dialects import read_reply
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.settings.run_settings import Settings
+
+
+def check_epochs(settings: Settings) -> None:
+    """Refuse a run without an update.
+
+    Raises:
+      BadInput: every phase of the job has 0 epochs.
+    """
+    if settings.sft.epochs or (settings.job == "grpo" and settings.grpo.epochs):
+        return
+    other = " and config.grpo.epochs=0" if settings.job == "grpo" else ""
+    raise BadInput(f"config.sft.epochs: 0 with config.job={settings.job!r}{other} leaves nothing to train")
+
+
+def count_cut(encoded: Mapping[int, EncodedRecord], reply_length: int) -> int:
+    """Return how many training replies are longer than a sampled reply can be.
+
+    Raises:
+      BadInput: all are, so that no sampled reply can be well formed.
+    """
+    lengths = [len(record.target) for record in encoded.values()]
+    number = sum(length > reply_length for length in lengths)
+    if number == len(lengths):
+        raise BadInput(
+            f"config.policy.longest_reply: {reply_length} tokens cut every training reply, so that none can be well "
+            f"formed; they have {min(lengths)} to {max(lengths)} (0: as many as the longest)"
+        )
+    return number
+
+
+def check_round_trip(
+    encoder: RecordEncoder, records: Sequence[VqaRecord], encoded: Mapping[int, EncodedRecord]
+) -> None:
+    """Refuse a tokenizer that loses what a reply is scored by, such as one without capital letters or line breaks.
+
+    Args:
+      encoder: of the records.
+      records: of the run.
+      encoded: tokens of the training records, by their places.
+
+    Raises:
+      BadInput: the tokens of a training reply, decoded, have another answer, other boxes or another form.
+    """
+    for place, tokens in encoded.items():
+        reply, decoded = encoder.texts(records[place])[1], encoder.tokenizer.decode(tokens.target)
+        if decoded == reply:
+            continue
+        written, found = (
+            read_reply(text, encoder.dialect, with_thinking=encoder.with_thinking) for text in (reply, decoded)
+        )
+        if (written.answer, written.references, written.problems) != (found.answer, found.references, found.problems):
+            raise BadInput(
+                f"config.policy.tokenizer: decoding changes the reply of record {records[place].id[:80]!r} to "
+                f"{decoded[-80:]!r}; expected the answer and boxes of {reply[-80:]!r}"
+            )

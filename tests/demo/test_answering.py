@@ -1,0 +1,135 @@
+"""The tab for a policy: uploads, questions, and the page served with one tab or two."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import numpy as np
+import pytest
+from PIL import Image
+from policies.policy_workdir import make_policy_workdir
+from trained_workdir import make_trained_workdir, tiny_encoder
+
+from stepcot_jax.demo.answering import answer_question, take_picture, write_answer_view
+from stepcot_jax.demo.blocks import make_blocks
+from stepcot_jax.explain.saliency import Explainer
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.asked_questions import list_questions
+from stepcot_jax.predict.policy_reader import Answered, load_reader
+from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.reasoning.reply import Region, Reply
+
+ROOT = pathlib.Path(__file__).parents[2]
+PICTURE = np.full((40, 50), 128, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("answering") / "run"
+    _, records, _ = make_policy_workdir(folder)
+    return load_reader(folder), [record for record in records if record.split == "test"]
+
+
+def test_an_upload_is_deleted_whether_it_can_be_read_or_not(run, tmp_path):
+    good, bad = tmp_path / "a.png", tmp_path / "b.png"
+    Image.fromarray(PICTURE).save(good)
+    bad.write_bytes(b"nothing")
+    np.testing.assert_array_equal(take_picture(good, run[0]), PICTURE)
+    with pytest.raises(BadInput, match="expected a PNG"):
+        take_picture(bad, run[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_is_answered(run):
+    reader, records = run
+    single = next(record for record in records if record.kind == "single")
+    answered = reader.answer(PICTURE, single.question, choices=single.choices)
+    choices = "\n".join(("", *single.choices, " "))
+    page = answer_question(reader, PICTURE, single.question, choices, "guess", False, None)
+    assert page == write_answer_view(answered)
+    drawn = answer_question(reader, PICTURE, single.question, choices, "multi", True, 5)
+    assert drawn != page
+    assert "(multi)" in drawn
+
+
+@pytest.mark.parametrize(
+    ("picture", "question", "words"),
+    [(None, "Is there a mass?", "no radiograph yet"), (PICTURE, None, "question: blank"), (PICTURE, " ", "blank")],
+)
+def test_what_cannot_be_asked(run, picture, question, words):
+    with pytest.raises(BadInput, match=words):
+        answer_question(run[0], picture, question, "", "guess", False, 0)
+
+
+def test_replies_are_escaped_and_boxes_listed():
+    reply = Reply("gemex", answer="<b>Yes</b>", problems=("<think> is missing",))
+    answered = Answered(
+        question="?",
+        kind="closed",
+        choices=(),
+        text="<script>alert(1)</script>",
+        reply=reply,
+        answer="Yes",
+        boxes=(Region("<i>lung</i>", (1.2, 2.0, 30.0, 39.6)),),
+        image_size=(50, 40),
+        picture=np.repeat(PICTURE[..., None], 3, axis=2),
+    )
+    page = write_answer_view(answered)
+    assert "<script>" not in page
+    assert "&lt;i&gt;lung&lt;/i&gt;: 1, 2, 30, 40 in pixels of 50 x 40" in page
+    assert "Not well formed: &lt;think&gt; is missing." in page
+    assert page.count("data:image/png;base64,") == 1
+
+
+def test_offered_questions_are_the_runs(run, tmp_path):
+    reader, records = run
+    found = list_questions(reader.trained.workdir, most=3)
+    assert len(found) == 3
+    assert set(found) <= {record.question for record in records if not record.choices}
+    assert list_questions(tmp_path, most=3) == []
+
+
+def ids_of(blocks):
+    return {getattr(block, "elem_id", None) for block in blocks.blocks.values()}
+
+
+def tabs_of(blocks):
+    return [block.label for block in blocks.blocks.values() if type(block).__name__ == "Tab"]
+
+
+def test_the_page_has_a_tab_for_each_run(run, tmp_path):
+    gradio = pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
+    parts = {"asked-radiograph", "question", "choices", "kind", "ask", "answer"}
+    alone = make_blocks(None, gradio, reader=run[0])
+    assert parts <= ids_of(alone)
+    assert "radiograph" not in ids_of(alone)
+    assert tabs_of(alone) == []
+    make_trained_workdir(tmp_path / "steps")
+    with tiny_encoder():
+        explainer = Explainer(load_trained(tmp_path / "steps", names=("teacher",)), model="teacher")
+    both = make_blocks(explainer, gradio, reader=run[0])
+    assert {*parts, "radiograph", "view", "undo"} <= ids_of(both)
+    assert tabs_of(both) == ["Steps", "Questions"]
+
+
+def test_a_policys_run_is_served(run, tmp_path):
+    pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
+    command = [sys.executable, "-m", "stepcot_jax.demo", f"--checkpoint={run[0].trained.workdir}", "--port=0"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            line = server.stdout.readline()
+            assert line.startswith("http://127.0.0.1:"), server.stderr.read()
+            with urllib.request.urlopen(line.split()[0], timeout=30) as answer:  # noqa: S310
+                assert "asked-radiograph" in answer.read().decode()
+            server.send_signal(signal.SIGINT)
+            _, errors = server.communicate(timeout=30)
+        finally:
+            server.kill()
+    assert server.returncode == 130
+    assert "Traceback" not in errors

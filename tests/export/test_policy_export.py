@@ -1,0 +1,195 @@
+"""An exported policy generates the package's own tokens with jax and numpy alone, and refuses what changed."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from export.test_export import READ_ALONE
+from policies.policy_workdir import BEST, SIDE, make_policy_workdir
+
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.export import policy_folder, policy_loader
+from stepcot_jax.export.__main__ import main
+from stepcot_jax.export.exported_files import RefusedExport
+from stepcot_jax.export.folder import write_sums
+from stepcot_jax.export.policy_folder import export_policy
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
+from stepcot_jax.predict.policy_reader import load_reader
+from stepcot_jax.reasoning.dialects import write_question, write_reply
+
+IMAGES = np.stack([draw_case(index, seed=9, size=SIDE).image for index in range(3)])
+ALONE = (
+    READ_ALONE[: READ_ALONE.index("import numpy as np")].replace('"exported_files"', '"exported_files", "merges"')
+    + """
+import json
+import numpy as np
+from load import load
+
+model = load(folder)
+asked = json.loads(sys.argv[3])
+images = np.load(sys.argv[2])
+greedy = model.answer(images, asked["question"])
+drawn = model.answer(images[:1], asked["question"], greedy=False, seed=3, temperature=1.5)
+print(json.dumps([greedy, drawn]))
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"stepcot_jax", "flax", "flatbuffers", "safetensors", "jaxtyping", "orbax", "msgspec"}, loaded
+"""
+)
+ALONE = READ_ALONE[: READ_ALONE.index("import numpy as np")].replace('"load"', '"load", "merges"') + ALONE
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy_export")
+    _, records, _ = make_policy_workdir(folder / "run")
+    report = export_policy(folder / "run", folder / "out")
+    assert report["policy"]["step"] == BEST["grpo"].step
+    return folder / "run", folder / "out", records
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return policy_loader.load(run[1])
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    shutil.copytree(run[1], tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_another_process_with_jax_and_numpy_alone_gives_the_same_replies(run, tmp_path):
+    workdir, out, records = run
+    question = next(record.question for record in records if record.kind == "closed")
+    np.save(tmp_path / "images.npy", IMAGES)
+    asked = [sys.executable, "-c", ALONE, str(out), str(tmp_path / "images.npy"), json.dumps({"question": question})]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    greedy, drawn = json.loads(done.stdout)
+    reader = load_reader(workdir)
+    assert greedy == [reader.answer(image, question).text for image in IMAGES]
+    model = policy_loader.load(out)
+    how = {"greedy": False, "temperature": 1.5}
+    again, other = (model.answer(IMAGES[:1], question, seed=seed, **how) for seed in (3, 4))
+    assert drawn == again != other
+    assert drawn[0] != greedy[0]
+
+
+def test_samples_follow_the_probabilities_of_the_network(run, model, monkeypatch):
+    """First tokens of many samples, against the softmax of the scores at the temperature."""
+    monkeypatch.setitem(model.facts, "reply_length", 1)
+    number, temperature = 4000, 3.0
+    images = np.repeat(model.preprocessing.normalise(IMAGES[:1]), number, axis=0)
+    prompts = np.full((number, model.facts["prompt_length"]), 7, np.int32)
+    lengths = np.full(number, 5, np.int32)
+    drawn = model.generate(images, prompts, lengths, greedy=False, seed=1, temperature=temperature)[:, 0]
+    scores = np.asarray(model.prefill.call(model._tensors, images[:1], prompts[:1], lengths[:1])[0][0], np.float64)
+    expected = np.exp((scores - scores.max()) / temperature)
+    expected /= expected.sum()
+    counts = np.bincount(drawn, minlength=len(expected))
+    frequent = expected > 0.01
+    assert frequent.sum() > 3
+    error = np.abs(counts - number * expected)[frequent] / np.sqrt(number * expected * (1 - expected))[frequent]
+    assert error.max() < 4.5
+
+
+def test_prompts_and_tokens_are_those_of_the_package(run, model):
+    vocabulary = Vocabulary.read(run[0] / "vocabulary.json")
+    for record in run[2]:
+        prompt = write_question(record, "gemex")
+        assert model.write_prompt(record.question, choices=record.choices, kind=record.kind) == prompt
+        for text in (prompt, write_reply(record, "gemex")):
+            tokens = model.encode(text)
+            assert tokens == vocabulary.encode(text)
+            assert model.decode([*tokens, vocabulary.stop, 5, vocabulary.pad]) == text
+
+
+def test_merged_phrases_are_encoded_as_in_the_package(run, copy):
+    texts = [write(record, "gemex") for record in run[2] for write in (write_question, write_reply)]
+    vocabulary = Vocabulary.count(texts, largest=SIDE, num_merges=60)
+    assert len(vocabulary.merges) > 20
+    vocabulary.write(copy / "vocabulary.json")
+    write_sums(copy)
+    found = policy_loader.load(copy)
+    for text in texts:
+        assert found.encode(text) == vocabulary.encode(text)
+        assert found.decode(found.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"question": "Is there a pneumonio?"}, "pneumonio' is not in the vocabulary"),
+        ({"question": " "}, "expected a text"),
+        ({"kind": "other"}, "and open, closed, single or multi"),
+        ({"choices": ("a",)}, "2 to 26"),
+        ({"kind": "open", "choices": ("a",)}, "2 to 26"),
+        ({"kind": "single", "choices": "ab"}, "2 to 26"),
+        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"images": IMAGES[:, :9]}, "images must be"),
+        ({"question": "Is there" + " there" * 999}, "tokens; at most"),
+    ],
+)
+def test_what_cannot_be_asked(model, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        model.answer(**{"images": IMAGES, "question": "Is there a mediastinal shift?", **arguments})
+
+
+def test_the_programs_are_for_every_platform_and_any_number(run, model):
+    for program in (model.prefill, model.extend):
+        assert set(program.platforms) == {"cpu", "cuda", "tpu"}
+        assert "rollout" in str(program.in_avals)
+    facts = json.loads((run[1] / "export.json").read_text())
+    assert (facts["phase"], facts["dialect"]) == ("grpo", "gemex")
+    assert "best weights of GRPO (update 3" in (run[1] / "README.md").read_text()
+    assert not re.search(r"\{\w+\}", (run[1] / "README.md").read_text())
+
+
+def test_load_py_checks_this_machine_and_changed_files_are_refused(run, copy, capsys):
+    assert policy_loader.main([str(run[1])]) == 0
+    assert json.loads(capsys.readouterr().out) == {"same_tokens": 1.0, "ok": True}
+    (copy / "vocabulary.json").write_text("{}")
+    assert policy_loader.main([str(copy)]) == 2
+    with pytest.raises(RefusedExport, match=r"vocabulary\.json has changed"):
+        policy_loader.load(copy)
+    facts = json.loads((copy / "export.json").read_text())
+    (copy / "export.json").write_text(json.dumps(facts | {"format": 2}))
+    write_sums(copy)
+    with pytest.raises(RefusedExport, match="expected \\('policy', 1\\)"):
+        policy_loader.load(copy)
+
+
+def test_the_command(run, tmp_path, capsys):
+    flags = [f"--checkpoint={run[0]}", f"--out={tmp_path / 'out'}"]
+    with pytest.raises(BadInput, match="--model and --torch-names do not apply"):
+        main([*flags, "--model=teacher"])
+    assert main(flags) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["folder"] == str(tmp_path / "out")
+    assert set(told["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(BadInput, match="already exists"):
+        main(flags)
+
+
+def test_nothing_is_left_of_an_export_that_fails(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(policy_folder.policy_loader, "check", lambda folder: {"same_tokens": 0.5, "ok": False})
+    with pytest.raises(RunStopped, match="50% of the network's own tokens"):
+        export_policy(run[0], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pretrained_tokenizer_is_refused(run, tmp_path, monkeypatch):
+    trained = load_reader(run[0]).trained
+    other = PretrainedTokenizer.__new__(PretrainedTokenizer)
+    monkeypatch.setattr(
+        policy_folder, "load_policy", lambda path: type(trained)(**{**vars(trained), "tokenizer": other})
+    )
+    with pytest.raises(BadInput, match="closed vocabulary is required"):
+        export_policy(run[0], tmp_path / "out")
+    assert pathlib.Path(run[0]).is_dir()

@@ -1,0 +1,102 @@
+"""A run of fine-tuning and GRPO that takes seconds: 30 phantoms, a policy of one narrow layer, few updates."""
+
+import json
+
+import jax
+from policies.policy_workdir import small_settings as policy_settings
+
+from stepcot_jax.rewards.presets import Rewards
+from stepcot_jax.run.policy_task import PolicyTask
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.training.checkpoints import saved_steps
+from stepcot_jax.training.stored_params import restore_params
+
+SHORT = {
+    "policy.num_merges": 300,
+    "sft.epochs": 2,
+    "sft.batch_size": 16,
+    "sft.learning_rate": 1e-2,
+    "grpo.epochs": 2,
+    "grpo.batch_size": 4,
+    "grpo.group_size": 3,
+    "grpo.updates_per_epoch": 3,
+    "grpo.num_updates": 2,
+    "rewards.format_weight": 1.0,
+    "vqa.num_validated": 6,
+    "evaluation.num_resamples": 20,
+    "evaluation.batch_size": 32,
+    "training.log_every": 2,
+    "training.checkpoint_minutes": 1e-9,
+    "parallel.num_devices": 1,
+}
+"""A checkpoint at every log entry; the suite has eight virtual devices."""
+
+
+def small_settings(**changes):
+    """Settings of the run; changes by full name, with `__` for dots."""
+    return policy_settings(**{**SHORT, **{name.replace("__", "."): value for name, value in changes.items()}})
+
+
+def reward_tokens(rollouts, replies):
+    """Rewards of any reply, since a policy of few updates writes none that is well formed; NaN for some."""
+    del rollouts
+    sums = [(int(tokens.sum()), len(record.id)) for record, tokens in replies]
+    totals = [float("nan") if tokens % 11 == 0 else float((tokens + length) % 5) / 4 for tokens, length in sums]
+    return [Rewards(total, total, 0.0, 0.0, total) for total in totals]
+
+
+# Tracing takes most of a small run's time, and tests repeat runs; kill_harness.py does not use this.
+_INIT, _COMPILE = Run._init, Run._compile
+_PREDICT, _MAKE_SAMPLE = PolicyTask._predict.func, Rollouts.__post_init__
+_PROGRAMS = {}
+
+
+def _once(name, settings, make):
+    key = (name, repr(settings))
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = make()
+    return _PROGRAMS[key]
+
+
+def small_run(workdir, monkeypatch, **changes):
+    """A run with `reward_tokens`; its programs are traced once per process for equal settings and batches."""
+
+    def make_sample(rollouts):
+        _MAKE_SAMPLE(rollouts)
+        rollouts._sample = _once(f"sample {rollouts.policy}", rollouts.settings, lambda: rollouts._sample)
+
+    def compile_update(run, phase, state, batch):
+        shapes = {name: array.shape for name, array in batch.items()}
+        return _once(f"{phase.name} {shapes}", run.settings, lambda: _COMPILE(run, phase, state, batch))
+
+    monkeypatch.setattr(Rollouts, "reward_all", reward_tokens)
+    monkeypatch.setattr(Rollouts, "__post_init__", make_sample)
+    monkeypatch.setattr(Run, "_compile", compile_update)
+    init = property(lambda run: _once("init", run.settings, lambda: lambda: _INIT(run)))
+    predict = property(lambda task: _once("predict", task.settings, lambda: _PREDICT(task)))
+    monkeypatch.setattr(Run, "_init", init)
+    monkeypatch.setattr(PolicyTask, "_predict", predict)
+    return Run(small_settings(**changes), workdir)
+
+
+def read_log(workdir):
+    """Entries of metrics.jsonl without their speed."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: number for name, number in line.items() if name != "cases_per_second"} for line in lines]
+
+
+def read_results(workdir):
+    """Everything that a finished run leaves but times: bytes of parameters by update, log, files, and the report."""
+    folder = workdir / "checkpoints"
+    steps = saved_steps(folder)
+    last = [leaf.tobytes() for leaf in jax.tree.leaves(restore_params(folder, steps[-1]))]
+    report = json.loads((workdir / "report.json").read_text())
+    del report["wall_seconds"]
+    names = ["policy.json", "vocabulary.json", "statistics.json"]
+    files = [workdir / name for name in names]
+    for part in ("replies", "records", "examples"):
+        files += sorted((workdir / part).iterdir())
+    content = {path.relative_to(workdir).as_posix(): path.read_bytes() for path in files}
+    # A log entry may say NaN, which is unlike itself.
+    return {"last": (steps[-1], last), "log": json.dumps(read_log(workdir)), "files": content, "report": report}

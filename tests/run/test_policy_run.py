@@ -1,0 +1,154 @@
+"""A run of fine-tuning and GRPO: what it leaves, and that a stopped run goes on to the same bits."""
+
+import json
+import signal
+
+import jax
+import numpy as np
+import pytest
+from run.small_policy_run import read_log, read_results, small_run
+
+from stepcot_jax.data.grounded.record_files import read_vqa_records
+from stepcot_jax.host.errors import Preempted
+from stepcot_jax.policies.policy_files import read_lengths, read_tokenizer
+from stepcot_jax.training.checkpoints import saved_steps
+from stepcot_jax.training.stored_params import restore_params
+
+SFT_UPDATES, UPDATES = 4, 10
+"""Updates of fine-tuning, and of the run: two epochs of 2, then two of 3."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run, its parameters at each validation, and what it left."""
+    patch, workdir, states = pytest.MonkeyPatch(), tmp_path_factory.mktemp("policy"), {}
+    run = small_run(workdir, patch)
+    validate = run.task.validate
+
+    def remember(state):
+        states[int(state.step)] = jax.device_get(state.params)
+        return validate(state)
+
+    patch.setattr(run.task, "validate", remember)
+    run.execute()
+    patch.undo()
+    return run, states, read_results(workdir)
+
+
+def norm(one, other):
+    return max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True))
+
+
+def test_the_reference_is_the_policy_at_the_end_of_fine_tuning(whole):
+    run, states, _ = whole
+    assert sorted(states) == [2, 4, 7, 10]
+    for step in (7, 10):
+        assert norm(states[step]["reference"], states[SFT_UPDATES]["policy"]) == 0
+        assert norm(states[step]["policy"], states[step]["reference"]) > 1e-4
+    assert norm(states[2]["reference"], states[SFT_UPDATES]["policy"]) > 1e-4  # random until then
+    saved = restore_params(run.workdir / "checkpoints", UPDATES)
+    assert norm(saved["reference"], states[SFT_UPDATES]["policy"]) == 0
+    assert norm(saved["policy"], states[UPDATES]["policy"]) == 0
+
+
+def test_rewards_and_losses_are_logged(whole):
+    log = read_log(whole[0].workdir)
+    train = [entry for entry in log if entry["kind"] == "train"]
+    assert [entry["step"] for entry in train] == [2, 4, 6, 7, 9, 10]
+    assert {"sft/loss", "sft/gradient_norm"} <= train[0].keys()
+    for entry in train[2:]:
+        assert {"grpo/loss", "grpo/kl", "rollouts/reward/total", "rollouts/length"} <= entry.keys()
+        assert entry["grpo/gradient_norm"] > 1e-3
+    scores = [
+        (entry["step"], [name for name in entry if name.endswith("score")]) for entry in log if "val" in entry["kind"]
+    ]
+    assert scores == [(2, ["sft/score"]), (4, ["sft/score"]), (7, ["grpo/score"]), (10, ["grpo/score"])]
+
+
+def test_the_workdir_has_what_readers_need(whole):
+    run = whole[0]
+    lengths = read_lengths(run.workdir)
+    tokenizer = read_tokenizer(run.workdir, name="")
+    assert tokenizer.num_words == lengths.num_words
+    dataset = run.task.dataset
+    tests = [dataset.records[place] for place in dataset.splits["test"]]
+    assert read_vqa_records(run.workdir / "records" / "test.jsonl").records == tuple(tests)
+    for phase in ("sft", "grpo"):
+        lines = [json.loads(line) for line in (run.workdir / f"replies/{phase}_test.jsonl").read_text().splitlines()]
+        assert [line["id"] for line in lines] == [record.id for record in tests]
+    report = json.loads((run.workdir / "report.json").read_text())
+    assert report["best"].keys() == report["test"].keys() == {"sft", "grpo"}
+    assert report["num_questions"] == len(tests)
+    for step in (2, 4, 7, 10):
+        assert (run.workdir / "examples" / f"{step:06}.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("phase", ["sft", "grpo"])
+def test_test_replies_are_those_of_the_best_weights(whole, phase):
+    run, states, results = whole
+    best = results["report"]["best"][phase]["step"]
+    texts = run.task.reply(run.devices.put_whole(states[best]), run.task.dataset.splits["test"])
+    lines = (run.workdir / f"replies/{phase}_test.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reply"] for line in lines] == texts
+    assert len(set(texts)) > 1
+
+
+class Killed(BaseException):
+    """Ends a run without any clean-up of the loop."""
+
+
+def stop_at(run, monkeypatch, call, how):
+    """Stop a run at its n-th batch, of either phase."""
+    prepare, calls = run.task.prepare, []
+
+    def prepare_or_stop(batch):
+        calls.append(1)
+        if len(calls) == call + 1:
+            if how == "SIGTERM":
+                signal.raise_signal(signal.SIGTERM)
+            else:
+                raise Killed
+        return prepare(batch)
+
+    monkeypatch.setattr(run.task, "prepare", prepare_or_stop)
+
+
+@pytest.mark.parametrize(("how", "call"), [("kill", 1), ("SIGTERM", 5)])  # in fine-tuning; in an epoch of GRPO
+def test_a_stopped_run_goes_on_to_the_same_bits(whole, tmp_path, how, call):
+    with pytest.MonkeyPatch.context() as patch:
+        run = small_run(tmp_path, patch)
+        stop_at(run, patch, call, how)
+        with pytest.raises(Killed if how == "kill" else Preempted):
+            run.execute()
+    assert how == "kill" or saved_steps(tmp_path / "checkpoints")[-1] == call + 1
+    assert not (tmp_path / "report.json").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        small_run(tmp_path, patch).execute()
+    found, expected = read_results(tmp_path), whole[2]
+    for name in expected:
+        assert found[name] == expected[name], name
+
+
+def test_a_run_that_is_killed_while_it_writes_results_writes_them_again(whole, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        run = small_run(tmp_path, patch)
+
+        def killed(*_, **__):
+            raise Killed
+
+        patch.setattr("stepcot_jax.run.policy_results.score_baseline", killed)
+        with pytest.raises(Killed):
+            run.execute()
+    with pytest.MonkeyPatch.context() as patch:
+        small_run(tmp_path, patch).execute()
+    assert read_results(tmp_path) == whole[2]
+
+
+def test_the_job_sft_fine_tunes_alone(whole, tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch, job="sft")
+    report = run.execute()
+    assert report["best"].keys() == report["test"].keys() == {"sft"}
+    params = restore_params(tmp_path / "checkpoints", SFT_UPDATES)
+    assert params.keys() == {"policy"}
+    assert norm(params["policy"], whole[1][SFT_UPDATES]["policy"]) == 0
+    assert not (tmp_path / "replies" / "grpo_test.jsonl").exists()

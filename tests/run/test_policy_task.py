@@ -1,0 +1,191 @@
+"""What a policy's run refuses, and what it says: wrong settings, records and tokenizers, and other data on resuming."""
+
+import json
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+from run.small_policy_run import read_log, small_settings
+
+from stepcot_jax.data.__main__ import main as data_command
+from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_records
+from stepcot_jax.evaluate_replies.__main__ import main as evaluate_replies
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.reasoning.dialects import write_reply
+from stepcot_jax.run import policy_task
+from stepcot_jax.run.training_run import Run
+
+BRIEF = {"job": "sft", "sft__epochs": 1, "vqa__num_validated": 1}
+
+
+def refused(workdir, message, **changes):
+    with pytest.raises(BadInput, match=message):
+        Run(small_settings(**changes), workdir)
+    assert not (workdir / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("phase", ["sft", "grpo"])
+def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, monkeypatch, phase):
+    monkeypatch.setattr(policy_task, "load_vqa_dataset", None)
+    changes = {f"{phase}__batch_size": 6, "parallel__num_devices": 4}
+    refused(tmp_path, rf"^config.{phase}.batch_size: 6 is not a multiple of 4 \(4 devices", **changes)
+
+
+@pytest.mark.parametrize("job", ["sft", "grpo"])
+def test_a_run_without_an_update_is_refused_before_loading(tmp_path, monkeypatch, job):
+    monkeypatch.setattr(policy_task, "load_vqa_dataset", None)
+    named = rf"^config.sft.epochs: 0 with config.job='{job}'.*nothing to train"
+    refused(tmp_path, named, job=job, sft__epochs=0, grpo__epochs=0)
+
+
+def test_a_limit_that_cuts_every_reply_is_refused(tmp_path):
+    refused(tmp_path, r"^config.policy.longest_reply: 5 tokens cut every training reply", policy__longest_reply=5)
+
+
+def test_a_limit_that_cuts_some_replies_is_said(tmp_path):
+    whole = Run(small_settings(**BRIEF), tmp_path / "whole").task
+    assert "cuts" not in whole.describe_data()
+    lengths = sorted(len(record.target) for record in whole.encoded.values())
+    middle = lengths[len(lengths) // 2]
+    cut = Run(small_settings(policy__longest_reply=middle, **BRIEF), tmp_path / "cut").task
+    number = sum(length > middle for length in lengths)
+    assert 0 < number < len(lengths)
+    assert f"replies up to {middle} (config.policy.longest_reply cuts {number} of {len(lengths)}" in cut.describe_data()
+
+
+def test_a_pack_longer_than_the_setting_is_a_row_alone(tmp_path):
+    task = Run(small_settings(sft__pack_length=20, **BRIEF), tmp_path).task
+    lengths = {place: record.length for place, record in task.encoded.items()}
+    assert min(lengths.values()) > 20
+    assert sorted(task.packs) == [(place,) for place in sorted(lengths)]
+    assert task.row_length == max(lengths.values())
+    batch = next(iter_batches(task))
+    assert batch["tokens"].shape == (16, task.row_length)
+
+
+def iter_batches(task):
+    with task.stream() as stream:
+        yield next(stream.batches)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Records of phantoms in a folder."""
+    out = tmp_path_factory.mktemp("vqa") / "out"
+    data_command(["vqa", str(out), "--num-cases=30", "--size=64"])
+    return out
+
+
+def of_folder(root, **changes):
+    return small_settings(vqa__source="folder", vqa__root=str(root), **BRIEF, **changes)
+
+
+@pytest.mark.parametrize("splits", [("val", "test"), ("train", "val"), ("train",)])
+def test_a_split_without_records_is_refused(folder, tmp_path, splits):
+    records = [record for record in read_vqa_records(folder).records if record.split in splits]
+    shutil.copytree(folder / "images", tmp_path / "images")
+    write_vqa_records(tmp_path / "records.jsonl", records)
+    missing = next(name for name in ("train", "val", "test") if name not in splits)
+    with pytest.raises(BadInput, match=f"split '{missing}' has no record; expected at least one"):
+        Run(of_folder(tmp_path), tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def of_a_folder(folder, tmp_path_factory):
+    """The workdir of a finished run on a folder, with one validated question and mostly true replies."""
+
+    def reply(task, params, places):
+        del params
+        records = [task.dataset.records[place] for place in places]
+        texts = [write_reply(record, "gemex") for record in records]
+        return [text[: len(text) // 2] if place % 3 == 0 else text for place, text in enumerate(texts)]
+
+    workdir, patch = tmp_path_factory.mktemp("run"), pytest.MonkeyPatch()
+    patch.setattr(policy_task.PolicyTask, "reply", reply)
+    Run(of_folder(folder), workdir).execute()
+    patch.undo()
+    return workdir
+
+
+def test_the_command_that_scores_replies_gives_the_figures_of_the_run(of_a_folder, tmp_path, capsys):
+    workdir = of_a_folder
+    files = [str(workdir / "records" / "test.jsonl"), str(workdir / "replies" / "sft_test.jsonl")]
+    evaluate_replies([*files, "--out", str(tmp_path / "out"), "--num-resamples", "20"])
+    capsys.readouterr()
+    figures = json.loads((tmp_path / "out" / "metrics.json").read_text())["models"]["sft_test"]["figures"]
+    own = json.loads((workdir / "report.json").read_text())["test"]["sft"]
+    named = {
+        "A": ("a_score", "mean"),
+        "A_single": ("a_score", "single"),
+        "V": ("v_score", "all"),
+        "V_findings": ("v_score", "findings"),
+        "passed": ("grounding", "all"),
+        "well_formed": ("format", "all"),
+    }
+    assert {name: figures[first][second]["value"] for name, (first, second) in named.items()} == {
+        name: own[name] for name in named
+    }
+    assert all(0 < own[name] < 1 for name in named)
+
+
+def test_one_validated_question_gives_a_score(of_a_folder):
+    (score,) = (entry for entry in read_log(of_a_folder) if entry["kind"] == "val")
+    assert 0 <= score["sft/score"] <= 1
+
+
+@pytest.mark.parametrize("change", ["word", "split", "picture"])
+def test_other_data_are_refused_on_resuming(folder, of_a_folder, tmp_path, change):
+    workdir, records = tmp_path / "run", list(read_vqa_records(folder).records)
+    shutil.copytree(of_a_folder, workdir)
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    try:
+        if change == "word":
+            records[0] = msgspec.structs.replace(records[0], question=f"{records[0].question} Zygomycosis")
+        elif change == "split":
+            patient = next(record.patient_id for record in records if record.split == "train")
+            records = [
+                msgspec.structs.replace(each, split="val") if each.patient_id == patient else each for each in records
+            ]
+        else:
+            path = folder / records[0].image_path
+            pixels = np.array(Image.open(path))
+            Image.fromarray(255 - pixels).save(path)
+        write_vqa_records(folder / "records.jsonl", records)
+        with pytest.raises(BadInput, match="records, images or splits differ from those the run started with"):
+            Run(of_folder(folder), workdir).execute()
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
+    before = {path.relative_to(of_a_folder): path.read_bytes() for path in of_a_folder.glob("*.json*")}
+    assert {path.relative_to(workdir): path.read_bytes() for path in workdir.glob("*.json*")} == before
+
+
+class Lossy:
+    """A tokenizer of letters that forgets capitals."""
+
+    num_words, pad, stop = 2**16, 0, 1
+
+    def encode(self, text):
+        return [ord(letter) for letter in text.lower()]
+
+    def decode(self, tokens):
+        return "".join(map(chr, tokens[: tokens.index(1)] if 1 in tokens else tokens))
+
+
+class Letters(Lossy):
+    def encode(self, text):
+        return [ord(letter) for letter in text]
+
+
+def test_a_tokenizer_that_changes_replies_is_refused(tmp_path, monkeypatch):
+    for kind, changes in ((Letters, False), (Lossy, True)):
+        monkeypatch.setattr(policy_task, "load_pretrained", lambda name, kind=kind: kind())
+        settings = small_settings(policy__tokenizer="letters", **BRIEF)
+        if not changes:
+            task = Run(settings, tmp_path / kind.__name__).task
+            assert task.lengths.num_words == Letters.num_words
+            continue
+        with pytest.raises(BadInput, match=r"^config.policy.tokenizer: decoding changes the reply of record 'phantom_"):
+            Run(settings, tmp_path / kind.__name__)

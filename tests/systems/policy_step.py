@@ -1,0 +1,173 @@
+"""One update of a tiny policy on any number of devices and processes: its raw gradients, numbers and rollouts."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from policies.policy_workdir import small_settings
+from policies.tiny_policy import NETWORK, STOP, WORDS, draw_packs, draw_pictures, lay_out, normalise, random_params
+
+from stepcot_jax.reasoning.record import VqaRecord
+from stepcot_jax.rewards.presets import Rewards
+from stepcot_jax.systems import grpo, sft
+from stepcot_jax.systems.grpo import GrpoUpdate
+from stepcot_jax.systems.grpo_objective import REFERENCE
+from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
+from stepcot_jax.systems.sft import POLICY, SftUpdate
+from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.state import TrainState
+from stepcot_jax.training.system import COLLECTED_NUMBERS
+
+PROMPTS, GROUP, LONGEST = 8, 4, 6
+SETTINGS = small_settings(grpo__group_size=GROUP, grpo__beta=0.1, grpo__temperature=0.7)
+DESCENT = optax.sgd(1.0)  # of one pass over a batch: the change of the parameters is the gradient
+PACKS = draw_packs(PROMPTS, seed=6)
+
+
+class Words:
+    """A tokenizer whose texts are numbers of tokens."""
+
+    num_words, pad, stop = WORDS, 0, STOP
+
+    def encode(self, text):
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens):
+        kept = list(tokens)
+        return " ".join(map(str, kept[: kept.index(STOP)] if STOP in kept else kept))
+
+
+class NumberRollouts(Rollouts):
+    """Rewards that depend on tokens and record: NaN, unscored, where the sum of the tokens is a multiple of 7."""
+
+    def reward_all(self, replies):
+        return [self.reward(tokens, record) for record, tokens in replies]
+
+    def reward(self, tokens, record):
+        counted = self.tokenizer.encode(self.tokenizer.decode(tokens.tolist()))
+        total = float("nan") if sum(counted) % 7 == 3 else float((sum(counted) + len(record.id)) % 5) / 4
+        return Rewards(total, total, 0.0, 0.0, total)
+
+
+def make_record(place):
+    return VqaRecord(
+        id="x" * (place + 1),
+        image_path="1.png",
+        image_size=(4, 4),
+        patient_id="p",
+        kind="closed",
+        question="?",
+        answer="Yes",
+    )
+
+
+RECORDS = tuple(make_record(place) for place in range(PROMPTS))
+
+
+def make_rollouts(devices, kind=NumberRollouts, **changes):
+    return kind(
+        policy=NETWORK,
+        normalise=normalise,
+        tokenizer=Words(),
+        dialect="gemex",
+        with_thinking=True,
+        records=RECORDS,
+        devices=devices,
+        settings=dataclasses.replace(SETTINGS.grpo, **changes),
+        rewards=make_reward_settings(SETTINGS.rewards),
+        longest=LONGEST,
+    )
+
+
+def make_prompts():
+    """Prompts of 1 to 4 tokens about as many pictures."""
+    rng = np.random.default_rng(7)
+    lengths = rng.integers(1, 5, PROMPTS).astype(np.int32)
+    prompts = rng.integers(2, WORDS, (PROMPTS, 4)) * (np.arange(4)[None] < lengths[:, None])
+    places = np.arange(PROMPTS, dtype=np.int32)
+    return {"images": draw_pictures(PROMPTS), "prompts": prompts.astype(np.int32), "lengths": lengths, "place": places}
+
+
+@functools.cache
+def make_params():
+    """Parameters of the policy and of a reference that differs, but not by so much that rounding grows in k3's exp."""
+    policy = random_params(1)
+    reference = jax.tree.map(lambda one, other: 0.9 * one + 0.1 * other, policy, random_params(2))
+    return jax.device_get({POLICY: policy, REFERENCE: reference})
+
+
+def start(params=None):
+    params = jax.tree.map(jnp.array, make_params() if params is None else params)
+    optimizers = {name: DESCENT.init({POLICY: params[POLICY]}) for name in (sft.NAME, grpo.NAME)}
+    return TrainState(jnp.int32(0), params, optimizers, jax.random.key_data(jax.random.key(3)))
+
+
+def make_update(job, **changes):
+    if job == sft.NAME:
+        return SftUpdate(NETWORK, normalise, DESCENT, dataclasses.replace(SETTINGS.sft, **changes))
+    settings = dataclasses.replace(SETTINGS.grpo, **changes)
+    return GrpoUpdate(NETWORK, normalise, DESCENT, settings, SETTINGS.self_check)
+
+
+def own_rows(batch):
+    number = PROMPTS // jax.process_count()
+    own = slice(number * jax.process_index(), number * (jax.process_index() + 1))
+    return {name: rows[own] for name, rows in batch.items()}
+
+
+def roll(devices, state, **changes):
+    """The batch of rollouts of this process, and its numbers for the log."""
+    batch = make_rollouts(devices, **changes)(state, own_rows(make_prompts()))
+    return batch, batch.pop(COLLECTED_NUMBERS)
+
+
+def differentiate(update, state, batch, whole):
+    """As an update, but the numbers are those of the global batch before it, and its gradients."""
+    batch = update.freeze(state.params, batch) if isinstance(update, GrpoUpdate) else batch
+    return state.replace(step=state.step + 1), update.gradients(state.params, batch, whole)
+
+
+def descend(devices, update, batch, params=None):
+    """Raw gradients and numbers of an update on this process's rows of a batch."""
+    state, rows = devices.put_whole(start(params)), devices.put_training_rows(batch)
+    number = jax.process_count()
+    shapes = {
+        name: jax.ShapeDtypeStruct((len(array) * number, *array.shape[1:]), array.dtype)
+        for name, array in batch.items()
+    }
+    compiled = devices.compile_update(functools.partial(differentiate, update), state=state, batch=shapes)
+    with jax.transfer_guard("disallow"):
+        numbers, gradients = compiled(state, rows)[1]
+    return jax.device_get(gradients[POLICY]), {name: float(number) for name, number in jax.device_get(numbers).items()}
+
+
+def add_checks(batch):
+    """A batch of rollouts with tokens of self-checks, some of which succeeded."""
+    counted = np.asarray(batch["counted"])
+    check = counted & (np.arange(LONGEST)[None, None] < 2)
+    success = np.arange(counted.shape[0] * GROUP).reshape(-1, GROUP) % 3 == 0
+    return {**batch, "check": check, "check_success": success}
+
+
+@functools.cache
+def sample(transform="pmap", num_devices=1, **changes):
+    """The batch of rollouts of this process, and its numbers for the log."""
+    devices = Devices(transform=transform, num_devices=num_devices)
+    return roll(devices, devices.put_whole(start()), **changes)
+
+
+@functools.cache
+def run(job, transform="pmap", num_devices=1, num_passes=1, **changes):
+    """Raw gradients and numbers of one update; of GRPO on the rollouts of one device or, of two processes, of all."""
+    devices = Devices(transform=transform, num_devices=num_devices, num_passes=num_passes)
+    devices.check_batch_size(PROMPTS)
+    if job == sft.NAME:
+        packs = [pack[:1] for pack in PACKS] if changes.get("reduction") == "parts" else PACKS
+        batch = own_rows(lay_out(packs, 30, weights=(1.0, 0.3)))
+    else:
+        where = {} if jax.process_count() == 1 else {"transform": transform, "num_devices": num_devices}
+        batch = add_checks(sample(**where, **changes)[0])
+    return descend(devices, make_update(job, **changes), batch)

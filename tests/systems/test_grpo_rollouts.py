@@ -1,0 +1,178 @@
+"""Rollouts on the host: texts, rewards, what takes no part, and when nothing can be learnt."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from policies.policy_workdir import small_settings
+from policies.tiny_policy import STOP
+from systems.policy_step import GROUP, LONGEST, PROMPTS, RECORDS, make_prompts, make_rollouts, roll, sample, start
+
+from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.policies.rollouts import Replies
+from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.reasoning.dialects import write_reply
+from stepcot_jax.rewards.presets import Rewards
+from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
+from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.system import COLLECTED_NUMBERS
+
+ONE = Devices(num_devices=1)
+
+
+def collect(rollouts, update=0):
+    state = start()
+    batch = rollouts(state.replace(step=state.step + update), make_prompts())
+    return batch, batch.pop(COLLECTED_NUMBERS)
+
+
+def expected_advantages(rewards):
+    """Each reward less the mean of its group's scored ones, over their deviation; 0 for an unscored one."""
+    found = np.zeros_like(rewards)
+    for row, group in enumerate(rewards):
+        known = group[~np.isnan(group)]
+        if known.size > 1 and known.std() > 0:
+            scaled = (group - known.mean()) / (known.std(ddof=1) + 1e-6)
+            found[row] = np.where(np.isnan(group), 0.0, scaled)
+    return found
+
+
+def rewards_of(batch):
+    rollouts = make_rollouts(ONE)
+    found = [
+        [each.total for each in rollouts.reward_all([(record, tokens) for tokens in group])]
+        for group, record in zip(batch["completions"], RECORDS, strict=True)
+    ]
+    return np.array(found, np.float64)
+
+
+def test_advantages_compare_the_rewards_of_each_group():
+    batch, numbers = sample()
+    rewards = rewards_of(batch)
+    assert 0 < np.isnan(rewards).sum() < rewards.size / 2
+    np.testing.assert_allclose(batch["advantages"][..., 0], expected_advantages(rewards), atol=1e-5)
+    assert numbers["rollouts/reward/total"] == pytest.approx(np.nanmean(rewards), rel=1e-6)
+    assert numbers["rollouts/reward/deviation_in_group"] == pytest.approx(np.nanstd(rewards, axis=1).mean(), rel=1e-6)
+
+
+def test_an_unscored_reply_takes_no_part():
+    batch, _ = sample()
+    unscored = np.isnan(rewards_of(batch))
+    assert not batch["counted"][unscored].any()
+    assert batch["counted"][~unscored].any(axis=-1).all()
+
+
+def test_rollouts_are_a_function_of_the_update():
+    first, again, later = (collect(make_rollouts(ONE), update)[0] for update in (0, 0, 1))
+    np.testing.assert_array_equal(first["completions"], again["completions"])
+    assert (first["completions"] != later["completions"]).any()
+
+
+def test_tokens_are_counted_up_to_the_stop_token():
+    batch, numbers = sample()
+    tokens, scored = batch["completions"], ~np.isnan(rewards_of(batch))
+    before = np.cumsum(tokens == STOP, axis=-1) - (tokens == STOP)
+    np.testing.assert_array_equal(batch["counted"], (before == 0) & scored[..., None])
+    assert numbers["rollouts/length"] == pytest.approx((before == 0).sum(axis=-1).mean())
+
+
+def test_replies_that_were_cut_can_be_left_out():
+    batch, _ = roll(ONE, start(), mask_truncated=True)
+    plain, _ = sample()
+    has_ended = (plain["completions"] == STOP).any(axis=-1)
+    assert 0 < has_ended.mean() < 1
+    np.testing.assert_array_equal(batch["counted"], plain["counted"] & has_ended[..., None])
+    np.testing.assert_array_equal(batch["advantages"], plain["advantages"])
+
+
+def test_shuffled_rewards_are_those_of_the_batch_elsewhere():
+    batch, numbers = roll(ONE, start(), shuffle_rewards=True, scale="none")
+    plain, _ = sample()
+    np.testing.assert_array_equal(batch["completions"], plain["completions"])
+    rewards = rewards_of(batch)
+    assert numbers["rollouts/reward/total"] == pytest.approx(np.nanmean(rewards), rel=1e-6)
+    shuffled = batch["advantages"][..., 0]
+    unscored = np.isnan(rewards)
+    np.testing.assert_array_equal(batch["counted"].any(axis=-1), ~unscored)
+    assert np.abs(shuffled - np.where(unscored, 0, rewards - np.nanmean(rewards, axis=1, keepdims=True))).max() > 0.1
+    again, _ = roll(ONE, start(), shuffle_rewards=True, scale="none")
+    np.testing.assert_array_equal(again["advantages"], batch["advantages"])
+
+
+def test_the_deviation_of_the_batch_divides_every_group():
+    batch, _ = roll(ONE, start(), scale="batch")
+    rewards = rewards_of(batch)
+    centred = rewards - np.nanmean(rewards, axis=1, keepdims=True)
+    known = rewards[~np.isnan(rewards)]
+    is_equal = np.nanmax(rewards, axis=1) == np.nanmin(rewards, axis=1)
+    expected = np.where(np.isnan(rewards) | is_equal[:, None], 0.0, centred / (known.std(ddof=1) + 1e-6))
+    np.testing.assert_allclose(batch["advantages"][..., 0], expected, atol=1e-5)
+
+
+class Constant(Rollouts):
+    """Every reply earns `worth`."""
+
+    worth = 0.5
+
+    def reward_all(self, replies):
+        return [self.reward(tokens, record) for record, tokens in replies]
+
+    def reward(self, tokens, record):
+        del tokens, record
+        return Rewards(self.worth, self.worth, 0.0, 0.0, self.worth)
+
+
+class Unscored(Constant):
+    worth = float("nan")
+
+
+def test_rewards_that_are_equal_for_twenty_updates_stop_the_run():
+    rollouts = make_rollouts(ONE, Constant)
+    for update in range(19):
+        batch, numbers = collect(rollouts, update)
+        assert not batch["advantages"].any()
+        assert numbers["rollouts/equal_groups"] == 1
+    message = (
+        r"^step 19: the rewards of each prompt's replies were equal for 20 updates in a row \(mean 0.500\); .*config"
+    )
+    with pytest.raises(RunStopped, match=message):
+        collect(rollouts, 19)
+
+
+def test_an_update_with_a_signal_starts_the_count_again():
+    rollouts = make_rollouts(ONE)
+    equal, unequal = np.ones((2, 3), np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
+    for step in range(40):
+        rollouts.compare(unequal if step == 19 else equal, step=step) if step < 39 else None
+    with pytest.raises(RunStopped, match="step 39"):
+        rollouts.compare(equal, step=39)
+
+
+def test_a_batch_without_a_scored_reply_stops_the_run_at_once():
+    with pytest.raises(RunStopped, match=rf"^step 3: none of {PROMPTS * GROUP} replies was scored"):
+        collect(make_rollouts(ONE, Unscored), 3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_group_without_a_scored_reply_is_left_out_without_a_warning():
+    rollouts = make_rollouts(ONE)
+    rewards = np.array([[0.0, 1.0], [np.nan, np.nan]], np.float32)
+    replies = Replies(*(np.ones((2, 2, LONGEST), kind) for kind in (np.int32, np.float32, bool)))
+    numbers = rollouts._describe({"total": rewards}, rollouts.compare(rewards, step=0), replies)
+    assert numbers["rollouts/reward/deviation_in_group"] == pytest.approx(0.5)
+    assert numbers["rollouts/equal_groups"] == 0.5
+
+
+def test_rewards_are_those_of_the_decoded_reply():
+    settings = small_settings()
+    records = load_vqa_dataset(settings).records[:6]
+    texts = [write_reply(record, "gemex") for record in records]
+    vocabulary = Vocabulary.count(texts, largest=32)
+    rollouts = make_rollouts(ONE, Rollouts)
+    rewards = make_reward_settings(dataclasses.replace(settings.rewards, format_weight=0.5))
+    rollouts = dataclasses.replace(rollouts, tokenizer=vocabulary, records=records, rewards=rewards)
+    for record, text in zip(records, texts, strict=True):
+        right = np.array([*vocabulary.encode(text), vocabulary.stop, vocabulary.stop])
+        assert rollouts.reward_all([(record, right)])[0] == Rewards(1.0, 1.0, 1.0, 0.0, 2.5)
+        assert rollouts.reward_all([(record, right[: len(right) // 2])])[0].total == 0

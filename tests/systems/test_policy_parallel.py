@@ -1,0 +1,62 @@
+"""Updates of a policy on one device, several devices and several passes: the same rollouts, numbers and gradients."""
+
+import jax
+import numpy as np
+import pytest
+from systems.policy_step import GROUP, PROMPTS, run, sample
+
+SPREAD = {
+    "2 devices": {"num_devices": 2},
+    "pmap": {"num_devices": 8},
+    "shard_map": {"transform": "shard_map", "num_devices": 8},
+    "passes": {"num_passes": 4},
+    "devices and passes": {"transform": "shard_map", "num_devices": 2, "num_passes": 2},
+}
+NAMED = {"sft": {"reduction": "parts", "pack_length": 0}, "grpo": {"scale": "batch", "length_norm": "token_mean"}}
+
+
+def assert_same(found, expected):
+    """Compare gradients to 1e-5 of the norm of each; those of float64 differ by up to 1e-5 of the largest entry."""
+    for (path, wanted), leaf in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True):
+        norm = max(np.linalg.norm(wanted), 0.01)
+        assert np.linalg.norm(leaf - wanted) <= 1e-5 * norm, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize("job", ["sft", "grpo"])
+@pytest.mark.parametrize("name", SPREAD)
+def test_raw_gradients_are_those_of_one_device(job, name):
+    gradients, numbers = run(job, **SPREAD[name])
+    expected, wanted = run(job)
+    assert_same(gradients, expected)
+    assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    for part, leaves in expected.items():
+        assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(leaves)) > 1e-3, part
+
+
+@pytest.mark.parametrize("job", ["sft", "grpo"])
+def test_other_reductions_span_the_global_batch(job):
+    gradients, numbers = run(job, num_devices=4, num_passes=2, **NAMED[job])
+    expected, wanted = run(job, **NAMED[job])
+    assert_same(gradients, expected)
+    assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    assert numbers["loss"] != pytest.approx(run(job)[1]["loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_rollouts_are_those_of_one_device(transform, num_devices):
+    batch, numbers = sample(transform, num_devices)
+    expected, wanted = sample()
+    for name in ("completions", "counted", "advantages", "prompts", "lengths", "images"):
+        np.testing.assert_array_equal(batch[name], expected[name])
+    np.testing.assert_allclose(batch["old_log_probs"], expected["old_log_probs"], atol=1e-5)
+    assert numbers == pytest.approx(wanted, rel=1e-5)
+
+
+def test_rollouts_of_the_test_differ_in_length_and_reward():
+    batch, numbers = sample()
+    assert batch["advantages"].shape == (PROMPTS, GROUP, 1)
+    assert np.unique(batch["advantages"]).size > PROMPTS
+    assert len({row.tobytes() for row in batch["completions"].reshape(PROMPTS * GROUP, -1)}) > PROMPTS
+    assert 0.1 < batch["counted"].mean() < 1
+    assert numbers["rollouts/length"] == pytest.approx(batch["counted"].sum(axis=-1).mean())

@@ -1,0 +1,358 @@
+"""Self-check in GRPO: what is sampled, what each token gets, and that sampling and the update's full pass agree."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from policies.tiny_policy import NETWORK, WORDS, draw_pictures, normalise, random_params
+from reasoning_records import make_record
+
+from stepcot_jax.policies.rollouts import rollout_keys
+from stepcot_jax.rewards.presets import Rewards, RewardSettings
+from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.systems.grpo import GrpoUpdate
+from stepcot_jax.systems.grpo_objective import REFERENCE
+from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.systems.self_check import (
+    CHECK,
+    CLOSE,
+    FIRST,
+    GIVEN,
+    NOTHING,
+    SECOND,
+    SelfCheck,
+    describe_checks,
+    second_keys,
+    token_advantages,
+)
+from stepcot_jax.systems.sft import POLICY
+from stepcot_jax.training.global_batch import ONE_DEVICE
+from stepcot_jax.training.optimizers import make_optimizer
+from stepcot_jax.training.parallel import Devices
+from stepcot_jax.training.state import TrainState
+from stepcot_jax.training.system import COLLECTED_NUMBERS
+
+PROMPTS, GROUP, LONGEST, LONGEST_CHECK = 4, 12, 5, 6
+STOP, OPENS, CLOSES = 1, 11, 12
+
+
+class Letters:
+    """A tokenizer whose text is the tokens as numbers."""
+
+    num_words, pad, stop = WORDS, 0, STOP
+
+    def encode(self, text):
+        return [{"<CHECK>": OPENS, "</CHECK>": CLOSES}[text]]
+
+    def decode(self, tokens):
+        tokens = list(tokens)
+        return " ".join(map(str, tokens[: tokens.index(STOP)] if STOP in tokens else tokens))
+
+
+@functools.cache
+def settings(**changes):
+    names = {name.replace("__", "."): value for name, value in changes.items()}
+    fixed = {"job": "grpo", "grpo.group_size": GROUP, "grpo.batch_size": PROMPTS, "self_check.enabled": True}
+    fixed["grpo.temperature"] = 2.0
+    return load_settings("base", **fixed | names)
+
+
+@functools.cache
+def devices(number=1):
+    return Devices(num_devices=number)
+
+
+def make_check(*, num_devices=1, **changes):
+    found = settings(**changes)
+    return SelfCheck(
+        policy=NETWORK,
+        normalise=normalise,
+        tokenizer=Letters(),
+        devices=devices(num_devices),
+        settings=found.self_check,
+        group_size=GROUP,
+        temperature=found.grpo.temperature,
+        longest=LONGEST,
+        longest_check=LONGEST_CHECK,
+    )
+
+
+class FirstLetter(Rollouts):
+    """Rewards by the first token of a reply: see `WORTH`."""
+
+    def reward_all(self, replies):
+        found = [WORTH.get(int(tokens[0]), 0.0) for _, tokens in replies]
+        return [Rewards(answer=worth, grounding=0.0, format=1.0, consistency=0.0, total=worth) for worth in found]
+
+
+WORTH = {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0, 0: np.nan, 6: np.nan}
+
+
+def make_rollouts(*, num_devices=1, with_check=True, **changes):
+    found = settings(**changes)
+    return FirstLetter(
+        policy=NETWORK,
+        normalise=normalise,
+        tokenizer=Letters(),
+        dialect="gemex",
+        with_thinking=True,
+        records=[make_record()] * PROMPTS,
+        devices=devices(num_devices),
+        settings=found.grpo,
+        rewards=RewardSettings(),
+        longest=LONGEST,
+        self_check=make_check(num_devices=num_devices, **changes) if with_check else None,
+    )
+
+
+def make_update(**changes):
+    found = settings(**changes)
+    optimizer = make_optimizer(learning_rate=1e-3, weight_decay=0.0, epsilon=1e-8, clip_norm=1.0)
+    return GrpoUpdate(NETWORK, normalise, optimizer, found.grpo, found.self_check)
+
+
+@functools.cache
+def state(seed=0):
+    params = random_params()
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params={POLICY: params, REFERENCE: random_params(2)},
+        optimizers={},
+        key=jax.random.key_data(jax.random.key(seed)),
+    )
+
+
+def prompts():
+    rng = np.random.default_rng(3)
+    return {
+        "images": draw_pictures(PROMPTS),
+        "prompts": rng.integers(2, 11, (PROMPTS, 4)).astype(np.int32),
+        "lengths": np.array([4, 1, 3, 2], np.int32),
+        "place": np.arange(PROMPTS),
+    }
+
+
+@functools.cache
+def collected(num_devices=1, **changes):
+    """The batch that is collected with some settings."""
+    return make_rollouts(num_devices=num_devices, **changes)(state(), prompts())
+
+
+def first_attempts(number=1):
+    rollouts = make_rollouts(num_devices=number, with_check=False)
+    return jax.tree.map(lambda rows: rows.reshape(PROMPTS, GROUP, -1), rollouts.sample(state(), prompts()))
+
+
+def attempts(wrong, *, num_devices=1, **changes):
+    return make_check(num_devices=num_devices, **changes).try_again(
+        state(), prompts(), first_attempts(num_devices), wrong
+    )
+
+
+EVERY = np.ones((PROMPTS, GROUP), bool)
+
+
+@pytest.mark.parametrize("first_attempt", ["zero", "outcome"])
+def test_who_gets_what(first_attempt):
+    row = [FIRST, FIRST, GIVEN, CHECK, CLOSE, SECOND, NOTHING]
+    right = [FIRST, FIRST, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING]
+    kinds = np.array([[right, row, row]], np.int8)
+    relative = np.array([[0.5, -2.0, 3.0]])
+    found = token_advantages(
+        relative,
+        kinds=kinds,
+        wrong=np.array([[False, True, True]]),
+        settings=settings(self_check__first_attempt=first_attempt).self_check,
+    )
+    failed = (lambda a: a) if first_attempt == "outcome" else (lambda a: 0.0)
+    expected = [[0.5, 0.5, 0, 0, 0, 0, 0]]
+    expected += [[failed(a), failed(a), 0, 0, 0, a, 0] for a in (-2.0, 3.0)]
+    np.testing.assert_array_equal(found, np.array([expected], np.float32))
+
+
+@pytest.mark.parametrize("context", ["check", "first"])
+def test_a_completion_is_attempt_check_and_attempt(context):
+    wrong = np.random.default_rng(0).random((PROMPTS, GROUP)) < 0.7
+    replies, found = first_attempts(), attempts(wrong, self_check__context=context)
+    seen = set()
+    for place in np.ndindex(wrong.shape):
+        kinds, tokens = found.kinds[place].tolist(), found.tokens[place].tolist()
+        first = replies.tokens[place][replies.counted[place]].tolist()
+        assert tokens[: len(first)] == first
+        assert kinds[: len(first)] == [FIRST] * len(first)
+        rest = list(zip(kinds[len(first) :], tokens[len(first) :], strict=True))
+        if not wrong[place]:
+            assert set(rest) == {(NOTHING, STOP)}
+            assert found.last[place][: len(first)].tolist() == first
+            continue
+        given = [] if first[-1] == STOP else [STOP]
+        given = [*given, OPENS]
+        assert [token for kind, token in rest if kind == GIVEN] == given
+        assert kinds[len(first) : len(first) + len(given)] == [GIVEN] * len(given)
+        check = [token for kind, token in rest if kind == CHECK]
+        close = [token for kind, token in rest if kind == CLOSE]
+        second = [token for kind, token in rest if kind == SECOND]
+        order = [kind for kind in kinds if kind != NOTHING]
+        assert order == sorted(order)
+        assert CLOSES not in check
+        assert close in ([], [CLOSES])
+        assert close or not second
+        assert STOP not in check[:-1]
+        assert found.last[place][: len(second)].tolist() == second
+        assert set(found.last[place][len(second) :].tolist()) == {STOP}
+        assert found.ended[place] == ((second or close or check)[-1] == STOP)
+        seen.add((bool(close), bool(second), len(given)))
+    closed, given = ({each[place] for each in seen} for place in (0, 2))
+    assert (closed, given) == ({False, True}, {1, 2})
+    np.testing.assert_array_equal(found.log_probs == 0, ~found.counted)
+
+
+@pytest.mark.parametrize("context", ["check", "first"])
+def test_sampled_log_probabilities_are_those_of_the_full_pass(context):
+    batch = dict(collected(self_check__context=context))
+    assert ("hidden" in batch) == (context == "first")
+    del batch[COLLECTED_NUMBERS]
+    rows = {name: jnp.asarray(each) for name, each in batch.items()}
+    found = np.asarray(make_update(self_check__context=context).log_probs(state().params[POLICY], rows))
+    counted = batch["counted"].reshape(found.shape)
+    sampled = batch["old_log_probs"].reshape(found.shape)
+    assert counted.sum() > 100
+    np.testing.assert_allclose(found[counted], sampled[counted], atol=1e-5)
+
+
+def test_a_hidden_check_changes_nothing_after_it():
+    """The second attempt's log-probabilities are those of a completion whose check is empty."""
+    batch = collected(self_check__context="first")
+    update, rows = make_update(), {name: jnp.asarray(batch[name]) for name in ("images", "prompts", "lengths")}
+    flat = lambda name: np.asarray(batch[name]).reshape(PROMPTS * GROUP, -1)  # noqa: E731
+    tokens, hidden, sampled, counted = (flat(name) for name in ("completions", "hidden", "old_log_probs", "counted"))
+    shorter, kept = np.full_like(tokens, STOP), np.zeros_like(counted)
+    expected = np.zeros_like(sampled)
+    for row in range(len(tokens)):
+        left = np.flatnonzero(~hidden[row])
+        after = hidden[row].any() & (left > np.flatnonzero(hidden[row]).max(initial=0) + 1)  # not </CHECK> itself
+        shorter[row, : len(left)] = tokens[row, left]
+        kept[row, : len(left)] = counted[row, left] & after
+        expected[row, : len(left)] = sampled[row, left]
+    shape = (PROMPTS, GROUP, -1)
+    rows |= {"completions": jnp.asarray(shorter.reshape(shape)), "counted": jnp.asarray(kept.reshape(shape))}
+    found = np.asarray(update.log_probs(state().params[POLICY], rows))
+    assert kept.sum() > 20
+    np.testing.assert_allclose(found[kept], expected[kept], atol=1e-5)
+
+
+@pytest.mark.parametrize("context", ["check", "first"])
+def test_completions_do_not_depend_on_devices_or_on_other_rollouts(context):
+    wrong = np.random.default_rng(1).random((PROMPTS, GROUP)) < 0.5
+    some = attempts(wrong, self_check__context=context)
+    split = attempts(wrong, self_check__context=context, num_devices=4)
+    every = attempts(EVERY, self_check__context=context)
+    for name in ("tokens", "kinds", "last", "ended"):
+        np.testing.assert_array_equal(getattr(split, name), getattr(some, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(every, name)[wrong], getattr(some, name)[wrong], err_msg=name)
+    np.testing.assert_allclose(split.log_probs, some.log_probs, atol=1e-5)
+
+
+def test_keys_differ_between_samples():
+    key = jax.random.key(0)
+    found = [rollout_keys(key, first=0, number=5), *(second_keys(key, stream=each, number=5) for each in (1, 2))]
+    assert len({tuple(row) for keys in found for row in np.asarray(keys).tolist()}) == 15
+
+
+def _expected_advantages(totals):
+    """GEMeX-RMCoT below Eq. 2 with ddof 1, NaN left out, by hand."""
+    found = np.zeros_like(totals)
+    for row, group in enumerate(totals):
+        scored = ~np.isnan(group)
+        if scored.sum() > 1 and np.ptp(group[scored]):
+            found[row, scored] = (group[scored] - group[scored].mean()) / (group[scored].std(ddof=1) + 1e-6)
+    return found
+
+
+def test_a_batch_has_the_rewards_of_last_attempts():
+    batch, replies = collected(), first_attempts()
+    first = np.vectorize(lambda token: WORTH.get(token, 0.0))(replies.tokens[:, :, 0])
+    wrong = first < 1
+    tried = attempts(wrong)
+    second = np.vectorize(lambda token: WORTH.get(token, 0.0))(tried.last[:, :, 0])
+    totals = np.where(wrong, second, first)
+    relative = _expected_advantages(totals)
+    success = wrong & (second == 1)
+    assert np.isnan(first).any()
+    assert np.isnan(second[wrong]).any()
+    assert success.any()
+    assert (wrong & ~success).any()
+    expected = np.zeros(tried.kinds.shape)
+    for place in np.ndindex(wrong.shape):
+        for token, kind in enumerate(tried.kinds[place]):
+            if kind == SECOND or (kind == FIRST and not wrong[place]):
+                expected[place][token] = relative[place]
+    np.testing.assert_allclose(batch["advantages"], expected, atol=1e-5)
+    np.testing.assert_array_equal(batch["completions"], tried.tokens)
+    np.testing.assert_array_equal(batch["check_success"], success)
+    np.testing.assert_array_equal(batch["check"], np.isin(tried.kinds, (CHECK, CLOSE)))
+    np.testing.assert_array_equal(batch["counted"], np.isin(tried.kinds, (FIRST, CHECK, CLOSE, SECOND)))
+    numbers = batch[COLLECTED_NUMBERS]
+    assert numbers["rollouts/self_check_rate"] == pytest.approx(wrong.mean())
+    assert numbers["rollouts/self_check_success"] == pytest.approx(success.sum() / wrong.sum())
+    assert numbers["rollouts/first_answer"] == pytest.approx(np.nanmean(first))
+    assert numbers["rollouts/reward/answer"] == pytest.approx(np.nanmean(totals))
+
+
+def test_without_a_check_there_is_no_success_rate():
+    nothing = np.zeros((2, 3), bool)
+    found = describe_checks(wrong=nothing, success=nothing, first=np.ones((2, 3)))
+    assert found["rollouts/self_check_rate"] == 0
+    assert np.isnan(found["rollouts/self_check_success"])
+
+
+def test_cut_attempts_can_be_left_out():
+    batch, masked = collected(), collected(grpo__mask_truncated=True)
+    wrong = batch["advantages"].shape[:2]
+    kept = masked["counted"].any(axis=-1)
+    assert 0 < kept.sum() < np.prod(wrong)
+    np.testing.assert_array_equal(masked["counted"], batch["counted"] & kept[..., None])
+    np.testing.assert_array_equal(masked["check"], batch["check"] & kept[..., None])
+
+
+@pytest.mark.parametrize("norm", ["sum", "mean"])
+def test_alpha_adds_its_term_and_0_none(norm):
+    batch = dict(collected(self_check__norm=norm))
+    without = dict(collected(self_check__norm=norm, self_check__alpha=0.0))
+    numbers, same = batch.pop(COLLECTED_NUMBERS), without.pop(COLLECTED_NUMBERS)
+    assert numbers == pytest.approx(same, nan_ok=True)  # the retry stays
+    assert set(batch) - set(without) == {"check", "check_success"}
+
+    def losses(rows, **changes):
+        update = make_update(**changes)
+        rows = {name: jnp.asarray(each) for name, each in rows.items()}
+        rows = update.freeze(state().params, rows)
+        found, gradients = update.gradients(state().params, rows, ONE_DEVICE)
+        return jax.device_get(found), gradients
+
+    plain, gradients = losses(without, self_check__alpha=0.0)
+    assert "self_check_loss" not in plain
+    found, with_term = losses(batch, self_check__norm=norm)
+    check = batch["check"] & batch["check_success"][..., None]
+    weight = check / (np.maximum(batch["check"].sum(axis=-1, keepdims=True), 1) if norm == "mean" else 1)
+    expected = -0.2 * (batch["old_log_probs"] * weight).sum() / (PROMPTS * GROUP)
+    assert expected > 0
+    assert found["self_check_loss"] == pytest.approx(expected, rel=1e-5)
+    assert found["loss"] == pytest.approx(plain["loss"] + expected, rel=1e-4)
+    assert any(
+        not np.allclose(one, other) for one, other in zip(*map(jax.tree.leaves, (gradients, with_term)), strict=True)
+    )
+
+
+def test_check_tokens_never_get_the_outcome():
+    batch = collected(self_check__first_attempt="outcome")
+    assert not batch["advantages"][batch["check"]].any()
+    assert (
+        dataclasses.replace(settings().self_check, first_attempt="outcome")
+        == settings(self_check__first_attempt="outcome").self_check
+    )
+    failed = batch["advantages"][:, :, 0][collected()["advantages"][:, :, 0] == 0]
+    assert failed.any()  # tokens of wrong first attempts
