@@ -40,9 +40,8 @@ def lvkc_grpo(plan: Plan, seed: int, alpha: float | None = None) -> Cell:
     """Return GRPO from `lvkc_sft`, with a self-check of weight alpha; None for none."""
     if alpha is None:
         return grpo_cell(plan, lvkc_sft(plan, seed), "GRPO on stages", {"self_check.enabled": False})
-    return grpo_cell(
-        plan, lvkc_sft(plan, seed), f"GRPO with self-check, alpha {alpha:.2f}", {"self_check.alpha": alpha}
-    )
+    name = f"GRPO with self-check, alpha {alpha:.2f}"
+    return grpo_cell(plan, lvkc_sft(plan, seed), name, {"self_check.alpha": alpha})
 
 
 def _cells(plan: Plan, seed: int) -> dict[str, Cell]:

@@ -73,8 +73,8 @@ def _tabulate_ours(plan: Plan) -> Table:
         rows.append((model, "our test split", *figures, *(None for _ in heads)))
     rows += [(*place, *(None for _ in _OURS), *_published_row(*place)) for place in published.STAGE_SCORES]
     notes = (
-        f"Ours: policies in the dialect of MEDSAGE, {len(records)} questions, seeds {list(plan.seeds)}; those of the "
-        "table self_check without a self-check in GRPO.",
+        f"Ours: policies in the dialect of MEDSAGE, {len(records)} questions, seeds {list(plan.seeds)}; those of "
+        "the table self_check without a self-check in GRPO.",
         INTERVALS,
         "Ours are checked against the records' facts: descriptions (localisation, visual) are worth 100, 50 or 0, "
         "reasoning (knowledge, conclusion) 100 or 0; stages of replies that are not well formed 0. Step quality is the "
