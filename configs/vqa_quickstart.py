@@ -1,6 +1,8 @@
 """Questions about phantom chests: a small policy learns by fine-tuning, then by rewards that are verified.
 
 python -m stepcot_jax.main --config=vqa_quickstart --workdir=runs/vqa
+
+Time and scores of the whole run are not measured yet (docs/policies.md).
 """
 
 from configs import base
