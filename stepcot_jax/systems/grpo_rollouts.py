@@ -220,7 +220,8 @@ class Rollouts:
     ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
         numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items()}
-        numbers["reward/deviation_in_group"] = _mean(np.nanstd(rewards["total"], axis=1))
+        scored = rewards["total"][~np.isnan(rewards["total"]).all(axis=1)]
+        numbers["reward/deviation_in_group"] = _mean(np.nanstd(scored, axis=1))
         numbers["equal_groups"] = float((~relative.any(axis=1)).mean())
         numbers["length"] = float(replies.counted.sum(axis=-1).mean())
         numbers["entropy"] = -float(replies.log_probs.sum()) / max(int(replies.counted.sum()), 1)

@@ -59,4 +59,4 @@ def test_rollouts_of_the_test_differ_in_length_and_reward():
     assert np.unique(batch["advantages"]).size > PROMPTS
     assert len({row.tobytes() for row in batch["completions"].reshape(PROMPTS * GROUP, -1)}) > PROMPTS
     assert 0.1 < batch["counted"].mean() < 1
-    assert numbers["rollouts/length"] == pytest.approx(batch["counted"].sum(axis=-1).mean())
+    assert numbers["rollouts/length"] > batch["counted"].sum(axis=-1).mean()  # replies that were not scored are sampled

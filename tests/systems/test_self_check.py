@@ -293,8 +293,10 @@ def test_a_batch_has_the_rewards_of_last_attempts():
     np.testing.assert_allclose(batch["advantages"], expected, atol=1e-5)
     np.testing.assert_array_equal(batch["completions"], tried.tokens)
     np.testing.assert_array_equal(batch["check_success"], success)
-    np.testing.assert_array_equal(batch["check"], np.isin(tried.kinds, (CHECK, CLOSE)))
-    np.testing.assert_array_equal(batch["counted"], np.isin(tried.kinds, (FIRST, CHECK, CLOSE, SECOND)))
+    is_scored = ~np.isnan(totals)[..., None]
+    checks = np.isin(tried.kinds, (CHECK, CLOSE)) & is_scored
+    np.testing.assert_array_equal(batch["check"], checks)
+    np.testing.assert_array_equal(batch["counted"], np.isin(tried.kinds, (FIRST, CHECK, CLOSE, SECOND)) & is_scored)
     numbers = batch[COLLECTED_NUMBERS]
     assert numbers["rollouts/self_check_rate"] == pytest.approx(wrong.mean())
     assert numbers["rollouts/self_check_success"] == pytest.approx(success.sum() / wrong.sum())
