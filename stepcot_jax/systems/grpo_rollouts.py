@@ -185,8 +185,8 @@ class Rollouts:
         if np.isnan(totals).all():
             raise RunStopped(f"step {step}: none of {totals.size} replies was scored (rewards are NaN)")
         if self.settings.shuffle_rewards:
-            order = np.random.default_rng((_SHUFFLE, step)).permutation(totals.size)
-            totals = totals.ravel()[order].reshape(totals.shape)
+            totals, scored = totals.copy(), ~np.isnan(totals)
+            totals[scored] = np.random.default_rng((_SHUFFLE, step)).permutation(totals[scored])
         relative = np.asarray(
             advantages(
                 jnp.asarray(totals),

@@ -1,6 +1,6 @@
 """Kill a run with SIGKILL at random moments until it finishes, and compare it with a run that was never killed.
 
-python tests/run/kill_harness.py --kills 100 [--seed 0] [--workers 0] [--folder DIR]
+python tests/run/kill_harness.py --kills 100 [--job distill|grpo] [--seed 0] [--workers 0] [--folder DIR]
 
 Each start is a child process, forked after all imports and before JAX starts threads. A quarter of the kills fall at a
 uniform moment before training: drawing data, tracing, compiling or loading programs, restoring. The others fall at a
@@ -21,19 +21,25 @@ import sys
 import tempfile
 import time
 import traceback
+from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import fast_compile
+from run import small_policy_run
 from run.small_run import LinearEncoder, small_settings
 
 from stepcot_jax.features import inputs
 from stepcot_jax.run import training_run
+from stepcot_jax.systems.grpo_rollouts import Rollouts
 from stepcot_jax.training.stored_params import restore_params
 
 LONG = {"training__joint_epochs": 10, "training__log_every": 1, "training__checkpoint_minutes": 0.005}
 """Eleven short epochs and a checkpoint every 0.3 s, so that many kills hit a save."""
+
+LONG_POLICY = {"grpo__epochs": 6, "training__log_every": 1}
+"""Two epochs of fine-tuning and six of GRPO, with a checkpoint after every update."""
 
 MAX_TRIES = 8
 """A run gets this many starts that may be killed, then one that is not: so every run finishes."""
@@ -58,7 +64,16 @@ class Ended:
     training: float
 
 
-def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
+def make_run(job: str, workdir: pathlib.Path, num_workers: int) -> training_run.Run:
+    """Load a run of the job, in a child."""
+    if job == "grpo":
+        Rollouts.reward_all = small_policy_run.reward_tokens
+        return training_run.Run(small_policy_run.small_settings(**LONG_POLICY), workdir)
+    inputs.make_resnet = lambda name: LinearEncoder()
+    return training_run.Run(small_settings(**LONG, data__num_workers=num_workers), workdir)
+
+
+def start(job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
     """Fork a child that trains; return its process id."""
     child = os.fork()
     if child:
@@ -68,8 +83,7 @@ def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        inputs.make_resnet = lambda name: LinearEncoder()
-        training_run.Run(small_settings(**LONG, data__num_workers=num_workers), workdir).execute()
+        make_run(job, workdir, num_workers).execute()
         code = 0
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)
@@ -77,12 +91,14 @@ def start(workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
         os._exit(code)
 
 
-def run_once(workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill_at: Moment | None = None) -> Ended:
+def run_once(
+    job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill_at: Moment | None = None
+) -> Ended:
     """Start a run once; it ends "finished", "killed", "killed while saving" or "failed"."""
     facts = workdir / "settings.json"  # written last before training, by every start
     earlier = facts.stat().st_ino if facts.exists() else None
     begin, begun = time.monotonic(), math.inf
-    child, how = start(workdir, log, num_workers), ""
+    child, how = start(job, workdir, log, num_workers), ""
     while not how:
         now = time.monotonic()
         if begun == math.inf and facts.exists() and facts.stat().st_ino != earlier:
@@ -110,8 +126,8 @@ def draw_moment(moments: random.Random, whole: Ended) -> Moment:
     return Moment(moments.uniform(0, whole.training / 2 if in_training else whole.before_training), in_training)
 
 
-def final(workdir: pathlib.Path) -> tuple[list[bytes], list[dict], dict]:
-    """Parameters of the last checkpoint, entries of the log without their speed, and the figures of the report."""
+def final(workdir: pathlib.Path) -> tuple[Any, ...]:
+    """Parameters of the last checkpoint, entries of the log without their speed, the report's figures, replies."""
     folder = workdir / "checkpoints"
     last = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     import jax
@@ -120,7 +136,9 @@ def final(workdir: pathlib.Path) -> tuple[list[bytes], list[dict], dict]:
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     entries = [{key: value for key, value in line.items() if key != "cases_per_second"} for line in lines]
     report = json.loads((workdir / "report.json").read_text())
-    return params, entries, {"test": report["test"], "best": report["best"]}
+    replies = {path.name: path.read_bytes() for path in sorted((workdir / "replies").glob("*"))}
+    # As text: an entry may say NaN, which is unlike itself.
+    return params, json.dumps([entries, report["test"], report["best"]]), replies
 
 
 def compare(folder: pathlib.Path, num_runs: int) -> list[str]:
@@ -144,6 +162,7 @@ def main() -> int:
     """Print the counts as JSON; return 0 if every run equals the undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--job", choices=("distill", "grpo"), default="distill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0, help="worker processes of a run; each takes seconds to start")
     parser.add_argument("--folder", type=pathlib.Path, default=None)
@@ -153,7 +172,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     begin = time.monotonic()
-    whole = run_once(folder / "whole", log, options.workers)
+    whole = run_once(options.job, folder / "whole", log, options.workers)
     assert whole.how == "finished", log.read_text()[-2000:]
     moments = random.Random(options.seed)  # noqa: S311 - not for secrets
     counts: collections.Counter[str] = collections.Counter()
@@ -161,7 +180,7 @@ def main() -> int:
     while counts["killed"] + counts["killed while saving"] < options.kills:
         for tries in range(MAX_TRIES + 1):
             kill_at = draw_moment(moments, whole) if tries < MAX_TRIES else None
-            how = run_once(folder / f"run_{num_runs}", log, options.workers, kill_at=kill_at).how
+            how = run_once(options.job, folder / f"run_{num_runs}", log, options.workers, kill_at=kill_at).how
             counts[how] += 1
             if how == "failed":
                 print(log.read_text()[-3000:], file=sys.stderr)

@@ -148,7 +148,8 @@ def add_checks(batch):
     """A batch of rollouts with tokens of self-checks, some of which succeeded."""
     counted = np.asarray(batch["counted"])
     check = counted & (np.arange(LONGEST)[None, None] < 2)
-    success = np.arange(counted.shape[0] * GROUP).reshape(-1, GROUP) % 3 == 0
+    first = len(counted) * jax.process_index()
+    success = (first * GROUP + np.arange(len(counted) * GROUP)).reshape(-1, GROUP) % 3 == 0
     return {**batch, "check": check, "check_success": success}
 
 

@@ -116,11 +116,7 @@ class Constant(Rollouts):
     worth = 0.5
 
     def reward_all(self, replies):
-        return [self.reward(tokens, record) for record, tokens in replies]
-
-    def reward(self, tokens, record):
-        del tokens, record
-        return Rewards(self.worth, self.worth, 0.0, 0.0, self.worth)
+        return [Rewards(self.worth, self.worth, 0.0, 0.0, self.worth)] * len(replies)
 
 
 class Unscored(Constant):

@@ -1,9 +1,16 @@
 """Updates of a policy on one device, several devices and several passes: the same rollouts, numbers and gradients."""
 
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
 from systems.policy_step import GROUP, PROMPTS, run, sample
+from systems.two_policy_processes import CHOICES
 
 SPREAD = {
     "2 devices": {"num_devices": 2},
@@ -60,3 +67,44 @@ def test_rollouts_of_the_test_differ_in_length_and_reward():
     assert len({row.tobytes() for row in batch["completions"].reshape(PROMPTS * GROUP, -1)}) > PROMPTS
     assert 0.1 < batch["counted"].mean() < 1
     assert numbers["rollouts/length"] > batch["counted"].sum(axis=-1).mean()  # replies that were not scored are sampled
+
+
+@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
+def test_two_processes_roll_out_and_learn_as_one_device_does(transform, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    environment = {**os.environ, "XLA_FLAGS": " ".join(["--xla_force_host_platform_device_count=2", *flags])}
+    script = pathlib.Path(__file__).with_name("two_policy_processes.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(port), str(index), transform, tmp_path / "found"],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    halves = [dict(np.load(tmp_path / f"found.{index}.npz")) for index in range(2)]
+    for choice, changes in CHOICES.items():
+        expected, numbers = sample(**changes)
+        found = {
+            name: np.concatenate([half[f"{choice}/{name}"] for half in halves])
+            for name in ("completions", "counted", "old_log_probs", "advantages")
+        }
+        for name in ("completions", "counted"):
+            np.testing.assert_array_equal(found[name], expected[name])
+        for name in ("old_log_probs", "advantages"):
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
+        for half in halves:  # each process has the mean over all prompts
+            assert half[f"{choice}/reward"] == pytest.approx(numbers["rollouts/reward/total"], rel=1e-6)
+    gradients, numbers = run("grpo")
+    for half in halves:
+        assert half["loss"] == pytest.approx(numbers["loss"], rel=2e-5)
+        for place, wanted in enumerate(jax.tree.leaves(gradients)):
+            norm = max(np.linalg.norm(wanted), 0.01)
+            # 2e-5: the rollouts' own log-probabilities, which the ratios divide by, differ by rounding too.
+            assert np.linalg.norm(half[f"gradient/{place}"] - wanted) <= 2e-5 * norm, place
