@@ -95,6 +95,11 @@ class ChainTask(Task):
         """Return the score of each network on the validation split."""
         return self.system.evaluate(self.predictions(state.params, "val"))
 
+    @property
+    def next_commands(self) -> tuple[str, ...]:
+        """What reads a finished run."""
+        return () if self.settings.job == "baseline" else ("report {workdir}", "predict IMAGE --checkpoint={workdir}")
+
     def describe_data(self) -> str:
         """Return the number of cases."""
         return f"cases: {self.dataset.num_cases}"

@@ -237,6 +237,11 @@ class PolicyTask(Task):
     def _place_of(self) -> dict[str, int]:
         return {record.id: place for place, record in enumerate(self.dataset.records)}
 
+    @property
+    def next_commands(self) -> tuple[str, ...]:
+        """What reads a finished run."""
+        return ("report {workdir}", 'answer IMAGE "QUESTION" --checkpoint={workdir}')
+
     def describe_data(self) -> str:
         """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
         lengths, cut, num_cut = self.lengths, "", self.tokens.num_cut

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -124,6 +125,12 @@ class Run:
             held = {step: state.params}
             del state  # what the optimizers hold is two thirds of it
             return self._finish(plan, step, held, best, metrics, seconds)
+
+    def say_next(self) -> None:
+        """Say which commands read the finished run."""
+        workdir = shlex.quote(str(self.workdir))
+        for command in self.task.next_commands:
+            self.terminal.say(f"next: python -m stepcot_jax.{command.format(workdir=workdir)}")
 
     def _clock(self, seconds_before: float) -> Callable[[], float]:
         """Return what returns the time that the run has taken, over all its starts."""

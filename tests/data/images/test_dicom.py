@@ -25,6 +25,7 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 
 from stepcot_jax.data.images.dicom import is_dicom, read_dicom
+from stepcot_jax.data.images.dicom_fields import EXTRA
 from stepcot_jax.host.errors import BadInput
 
 MAX_PIXELS = 10_000
