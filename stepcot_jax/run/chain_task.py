@@ -98,7 +98,10 @@ class ChainTask(Task):
     @property
     def next_commands(self) -> tuple[str, ...]:
         """What reads a finished run."""
-        return () if self.settings.job == "baseline" else ("report {workdir}", "predict IMAGE --checkpoint={workdir}")
+        if self.settings.job == "baseline":
+            return ()
+        reads_images = self.settings.image_encoder.name != "imported"
+        return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
 
     def describe_data(self) -> str:
         """Return the number of cases."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import make_workdir
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.process_memory import release_freed_memory
@@ -58,9 +59,7 @@ class Run:
         settings, workdir = self.settings, self.workdir
         make_workdir(workdir)
         check_shared(workdir)
-        if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-            # A second start finds its programs compiled.
-            jax.config.update("jax_compilation_cache_dir", str((workdir / "compilation_cache").resolve()))
+        use_compilation_cache()
         with self._lock():  # a workdir in use is refused before anything is loaded
             check_earlier_run(settings, workdir)
         self.started = time.monotonic()
