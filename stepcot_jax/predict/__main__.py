@@ -14,6 +14,7 @@ For research; not a medical device.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 from collections.abc import Iterable
@@ -37,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
+    from stepcot_jax.predict.answer_sheet import SUFFIXES, in_order, write_sheet
     from stepcot_jax.predict.asking import ask_in_turn
     from stepcot_jax.predict.corrections import check_takes_answers, read_corrections
     from stepcot_jax.predict.image_reader import load
@@ -62,6 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
         _write([f"\n{reading}"], options.out)
         return 0
     reader.take(given)  # reports a wrong answer before the first image is read
+    if options.out is not None and options.out.suffix in SUFFIXES and not options.json:
+        read = functools.partial(reader.read_files, paths, given=given)
+        rows = in_order(paths, lambda note: read(refuse=note), refuse=complaints.refuse)
+        write_sheet(options.out, rows, reader.chain)
+        return EXIT_UNREADABLE if complaints.num_refused else 0
     readings = reader.read_files(paths, given=given, refuse=complaints.refuse)
     if options.json:
         _write((json.dumps(reading.as_dict()) for reading in readings), options.out)
@@ -96,7 +103,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
-    parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="write there instead of to stdout")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write there instead of to stdout; a .csv, .jsonl or .parquet file has one row an image",
+    )
     return parser.parse_args(arguments)
 
 

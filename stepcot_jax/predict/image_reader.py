@@ -2,21 +2,42 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Float32
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.consistency_files import read_pair_ratios
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.answer_sheet import PROBLEM, as_row
 from stepcot_jax.predict.answers import ChainReading, make_readings
 from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import Given, check_takes_answers, follows_corrections, give_answers
-from stepcot_jax.predict.radiographs import Pixels, read_picture, read_pictures, to_input
+from stepcot_jax.predict.radiographs import Pixels, Scale, find_images, read_picture, read_pictures, to_input
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.run.stored_reading import PAIRS_FILE
+
+
+class Readings(list[ChainReading]):
+    """Readings of several radiographs, in order, without those that could not be read.
+
+    `pandas.DataFrame(readings.as_rows())` is a table of them.
+
+    Attributes:
+      problems: why an image could not be read, by its name: its path, or "image 3" for the third of a list.
+    """
+
+    def __init__(self, readings: Iterable[ChainReading] = ()) -> None:
+        super().__init__(readings)
+        self.problems: dict[str, str] = {}
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each reading (`answer_sheet.as_row`), then one for each image with a problem."""
+        unread = [{"image": name, PROBLEM: problem} for name, problem in self.problems.items()]
+        return [*map(as_row, self), *unread]
 
 
 def load(
@@ -67,11 +88,21 @@ class ImageReader:
         """Height and width in pixels of what the image encoder takes."""
         return self.trained.preprocessing.size
 
-    def read(self, image: Any, *, given: Given | None = None) -> ChainReading:
-        """Read one radiograph.
+    @overload
+    def read(
+        self, image: list[Any] | tuple[Any, ...], *, given: Given | None = None, scale: Scale | None = None
+    ) -> Readings: ...
+
+    @overload
+    def read(self, image: Any, *, given: Given | None = None, scale: Scale | None = None) -> ChainReading: ...
+
+    def read(self, image: Any, *, given: Given | None = None, scale: Scale | None = None) -> "ChainReading | Readings":
+        """Read one radiograph, or all of a list or folder.
 
         Args:
-          image: a path, the bytes of a PNG, JPEG or DICOM file, or uint8 pixels [height, width] or [height, width, 3].
+          image: a path, the bytes of a PNG, JPEG or DICOM file, a PIL image, or pixels [height, width] or
+            [height, width, 3], uint8 or with `scale`; a list of these, or a folder, gives `Readings`.
+          scale: values of an array that are black and white, such as (0, 1); what lies beyond is cut.
           given: answers in place of the network's, by step: its name or number -> an option or its letter; not certain
             ones as "Nodular 70 %" or {"Nodular": 0.7, "Cavity": 0.3} (`corrections.give_answers`).
 
@@ -81,9 +112,32 @@ class ImageReader:
         Raises:
           BadInput: the image cannot be read, or the network does not take `given`.
         """
-        picture = read_picture(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels)
-        name = os.fspath(image) if isinstance(image, str | os.PathLike) else "image"
-        return self._read_pictures([str(name)], [picture], self.take(given))[0]
+        taken = self.take(given)
+        if isinstance(image, list | tuple):
+            return self._read_many(image, taken, scale)
+        if isinstance(image, str | os.PathLike) and pathlib.Path(image).is_dir():
+            return self._read_many(find_images([pathlib.Path(image)], refuse=_raise), taken, scale)
+        return self._read_pictures([_name_image(image)], [self._read_picture(image, scale)], taken)[0]
+
+    def _read_picture(self, image: Any, scale: Scale | None) -> Pixels:
+        return read_picture(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels, scale=scale)
+
+    def _read_many(
+        self, images: Sequence[Any], taken: Float32[np.ndarray, "step answer"] | None, scale: Scale | None
+    ) -> Readings:
+        found = Readings()
+        for first in range(0, len(images), self._reader.batch_size):
+            names, pictures = list[str](), list[Pixels]()
+            for place in range(first, min(first + self._reader.batch_size, len(images))):
+                name = _name_image(images[place], place)
+                try:
+                    pictures.append(self._read_picture(images[place], scale))
+                except BadInput as error:
+                    found.problems[name] = str(error)
+                else:
+                    names.append(name)
+            found += self._read_pictures(names, pictures, taken) if names else []
+        return found
 
     def read_files(
         self,
@@ -160,3 +214,13 @@ class ImageReader:
             pictures=pictures,
             pairs=self._pairs,
         )
+
+
+def _name_image(image: Any, place: int | None = None) -> str:
+    if isinstance(image, str | os.PathLike):
+        return str(os.fspath(image))
+    return "image" if place is None else f"image {place + 1}"
+
+
+def _raise(message: str) -> None:
+    raise BadInput(message)

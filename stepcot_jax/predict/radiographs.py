@@ -1,5 +1,6 @@
 """From image files and folders to an encoder's input."""
 
+import io
 import os
 import pathlib
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, UInt8
+from PIL import Image
 
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.preprocessing import (
@@ -20,13 +22,15 @@ from stepcot_jax.data.images.preprocessing import (
 )
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.host.text import make_printable
+from stepcot_jax.host.text import make_printable, one_line
 
 _SIGNS = ((0, b"\x89PNG\r\n\x1a\n"), (0, b"\xff\xd8\xff"), (128, b"DICM"))
 _NUM_SIGN_BYTES = 132
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 
 Pixels = UInt8[np.ndarray, "size size 3"]
+Scale = tuple[float, float]
+"""Values of an array that are black and white."""
 
 
 class Complaints:
@@ -102,24 +106,48 @@ def _is_image(path: pathlib.Path) -> bool:
 
 
 def read_picture(
-    image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS
+    image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None
 ) -> UInt8[np.ndarray, "size size 3"]:
     """Return a radiograph at the encoder's size.
 
     Args:
-      image: a path, the bytes of a PNG, JPEG or DICOM file, or pixels uint8 [height, width] or [height, width, 3].
+      image: a path, the bytes of a PNG, JPEG or DICOM file, a PIL image, or pixels [height, width] or
+        [height, width, 3]: uint8, or any numbers with `scale`.
       preprocessing: of the encoder.
       max_pixels: largest accepted width times height.
+      scale: values of an array that are black and white; what lies beyond is cut.
 
     Raises:
       BadInput: it cannot be read or decoded, or has another type or shape.
     """
+    if scale is not None:
+        image = apply_scale(image, scale)
     if isinstance(image, np.ndarray):
         pixels = read_pixels(image, max_pixels=max_pixels)
         return resize_image(repeat_grey(pixels) if pixels.ndim == 2 else pixels, preprocessing)
     content, name = _read_content(image, max_pixels)
     pixels = prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
     return repeat_grey(pixels) if pixels.ndim == 2 else pixels
+
+
+def apply_scale(image: Any, scale: Scale) -> UInt8[np.ndarray, "..."]:
+    """Return numbers as uint8: `scale` names those that become 0 and 255; what lies beyond is cut.
+
+    Raises:
+      BadInput: the image is no array of numbers, holds NaN, or the scale is not two different numbers.
+
+    >>> apply_scale(np.array([-1.0, 0.0, 0.5, 2.0]), (0, 1)).tolist()
+    [0, 0, 128, 255]
+    """
+    numbers = image if isinstance(image, np.ndarray) else None
+    if numbers is None or numbers.dtype.kind not in "buif" or np.isnan(numbers).any():
+        found = type(image).__name__ if numbers is None else f"{numbers.dtype} {numbers.shape}"
+        raise BadInput(f"image: a scale needs an array of numbers without NaN; got {found}")
+    black, white = (float(each) for each in scale)
+    if not np.isfinite([black, white]).all() or black == white:
+        raise BadInput(f"scale: {scale} is not two different numbers (black, white)")
+    shares = np.clip((numbers.astype(np.float64) - black) / (white - black), 0.0, 1.0)
+    return np.floor(255 * shares + 0.5).astype(np.uint8)
 
 
 def read_pixels(
@@ -130,6 +158,7 @@ def read_pixels(
         if image.dtype != np.uint8 or image.size == 0 or not (image.ndim == 2 or image.shape[2:] == (3,)):
             raise BadInput(
                 f"image: an array must be uint8 [height, width] or [height, width, 3]; got {image.dtype} {image.shape}"
+                + (" (state its scale, such as scale=(0, 1))" if image.dtype != np.uint8 else "")
             )
         return image
     content, name = _read_content(image, max_pixels)
@@ -142,7 +171,16 @@ def _read_content(image: Any, max_pixels: int) -> tuple[bytes, str]:
         return image, "image"
     if isinstance(image, str | os.PathLike):
         return _read_file(pathlib.Path(image), max_pixels), str(image)
-    raise BadInput(f"image must be a path, the bytes of a file or uint8 pixels; got {type(image).__name__}")
+    if isinstance(image, Image.Image):  # as a file, so that depth and transparency mean the same
+        content = io.BytesIO()
+        try:
+            image.save(content, "PNG")
+        except (OSError, ValueError) as error:
+            raise BadInput(f"image: a PIL image of mode {image.mode} cannot be read ({one_line(error)})") from None
+        return content.getvalue(), "image"
+    raise BadInput(
+        f"image must be a path, the bytes of a file, a PIL image or an array of pixels; got {type(image).__name__}"
+    )
 
 
 def _read_file(path: pathlib.Path, max_pixels: int) -> bytes:

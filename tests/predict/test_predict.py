@@ -1,3 +1,4 @@
+import csv
 import json
 import pathlib
 import shutil
@@ -5,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 from scipy.special import softmax
@@ -19,6 +21,7 @@ from stepcot_jax.evaluation.consistency_files import write_pairs
 from stepcot_jax.evaluation.pair_ratios import make_ratios
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
+from stepcot_jax.predict.answer_sheet import column_names
 from stepcot_jax.predict.answers import Shift, describe_shifts, make_readings
 from stepcot_jax.predict.corrections import check_given, give_answers, read_corrections
 from stepcot_jax.predict.paragraph import write_paragraph
@@ -61,7 +64,10 @@ def images(tmp_path_factory):
 def test_one_picture_reads_the_same_from_everywhere(student, images):
     path = images / "b.png"
     pixels = np.array(Image.open(path))
-    readings = [student.read(each) for each in (path, str(path), path.read_bytes(), pixels, np.stack([pixels] * 3, -1))]
+    same = (path, str(path), path.read_bytes(), pixels, np.stack([pixels] * 3, -1), Image.open(path))
+    readings = [student.read(each) for each in same]
+    readings.append(student.read(pixels / 255 * 3 - 1, scale=(-1, 2)))
+    readings.append(student.read(255 - pixels.astype(np.int16), scale=(255, 0)))
     assert len({json.dumps(reading.probabilities) for reading in readings}) == 1
     reading = readings[0]
     assert list(reading.answers) == [step.name for step in DEFAULT_CHAIN.steps]
@@ -84,12 +90,43 @@ def test_one_picture_reads_the_same_from_everywhere(student, images):
         (np.zeros((0, 4), np.uint8), "\\(0, 4\\)"),
         (b"text", "starts with bytes 74 65 78 74"),
         (3, "got int"),
+        (np.zeros((4, 4)), r"state its scale, such as scale=\(0, 1\)"),
         ("no.png", "no.png cannot be read"),
     ],
 )
 def test_what_is_no_image_is_refused(student, image, words):
     with pytest.raises(BadInput, match=words):
         student.read(image)
+
+
+@pytest.mark.parametrize(
+    ("image", "scale", "words"),
+    [
+        (np.array([[0.0, np.nan]]), (0, 1), "without NaN; got float64"),
+        (np.zeros((2, 2)), (1, 1), r"scale: \(1, 1\) is not two different numbers"),
+        (np.zeros((2, 2)), (0, np.inf), "is not two different numbers"),
+        (b"text", (0, 1), "got bytes"),
+    ],
+)
+def test_a_scale_is_of_numbers(student, image, scale, words):
+    with pytest.raises(BadInput, match=words):
+        student.read(image, scale=scale)
+
+
+def test_a_list_or_a_folder_gives_rows(student, images, tmp_path):
+    pixels = np.array(Image.open(images / "b.png"))
+    found = student.read([images / "b.png", b"text", pixels])
+    assert [reading.source for reading in found] == [str(images / "b.png"), "image 3"]
+    assert list(found.problems) == ["image 2"]
+    table = pandas.DataFrame(found.as_rows())
+    assert list(table.columns) == column_names(student.chain)
+    assert table["Diagnosis"].tolist()[:2] == [found[0].answers["Diagnosis"]] * 2
+    assert "starts with bytes 74 65 78 74" in table["problem"][2]
+    folder = student.read(images)
+    assert [reading.source for reading in folder] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
+    assert folder[0].probabilities == found[0].probabilities
+    with pytest.raises(BadInput, match="holds no PNG"):
+        student.read(tmp_path)
 
 
 def test_a_correction_is_followed(teacher, images):
@@ -389,6 +426,23 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     words = {"image", "model", "calibrated", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
     assert set(found[0]) == words
     assert len(found[0]["steps"]) == 7
+
+
+def test_a_folder_becomes_a_sheet_in_which_a_bad_image_is_a_row(workdir, images, capsys, tmp_path, monkeypatch):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes((images / "b.png").read_bytes()[:200])
+    monkeypatch.setattr(predict, "BATCH_SIZE", 2)
+    out = tmp_path / "out.csv"
+    paths = [images / "c.png", bad, images]
+    code, told, complained = run_tool_here(capsys, *paths, f"--checkpoint={workdir}", f"--out={out}")
+    assert (code, told) == (1, "")
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = ["c.png", "bad.png", "b.png", "a.jpg"]
+    assert [pathlib.Path(row["image"]).name for row in rows] == names
+    assert [bool(row["problem"]) for row in rows] == [False, True, False, False]
+    assert rows[1]["problem"] in complained
+    assert {row["Diagnosis"] for row in rows} - {""} <= set(DEFAULT_CHAIN.steps[6].options)
 
 
 def test_the_tool_prints_a_table(workdir, images, capsys):
