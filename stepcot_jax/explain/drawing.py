@@ -101,6 +101,7 @@ def explain_pictures(
         calibration=trained.calibration,
         given=given,
         uncorrected=uncorrected,
+        rules=trained.rules,
     )
     return explained, readings
 

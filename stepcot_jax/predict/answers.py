@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from stepcot_jax.chain import Chain, Step
+from stepcot_jax.evaluation.consistency import Rules, count_broken
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.predict.paragraph import percent, write_paragraph
 from stepcot_jax.predict.reader import Reading
@@ -95,6 +96,7 @@ class ChainReading:
       picture: uint8 [size, size, 3] as read, for reading it again; None if it was not kept.
       coverage_of: what the coverage is of, in words (`Calibration.describe_coverage`).
       uncalibrated: names of the steps whose calibration had too few cases to fit, or none that told anything.
+      never_together: pairs of these answers that no training chain has, though chance would give 20, in words.
     """
 
     source: str
@@ -107,6 +109,7 @@ class ChainReading:
     picture: Any = dataclasses.field(default=None, repr=False, compare=False)
     coverage_of: str = ""
     uncalibrated: tuple[str, ...] = ()
+    never_together: tuple[str, ...] = ()
 
     @property
     def has_given(self) -> bool:
@@ -156,6 +159,7 @@ class ChainReading:
             "steps": steps,
             "flipped": [dataclasses.asdict(flip) for flip in self.flipped],
             "shifted": [dataclasses.asdict(shift) for shift in self.shifted],
+            "never_together": list(self.never_together),
             "paragraph": self.paragraph,
         }
 
@@ -192,7 +196,10 @@ class ChainReading:
         return f'{text}; "or": answers that cannot be ruled out, with sets that hold the true one in {self.coverage_of}'
 
     def _describe_changes(self) -> list[str]:
-        """Return what the given answers changed, a line each."""
+        """Return which answers training never had together, and what the given answers changed, a line each."""
+        return [*(f"never together in training: {pair}" for pair in self.never_together), *self._describe_shifts()]
+
+    def _describe_shifts(self) -> list[str]:
         if not self.shifted:
             return []
         lines = [f"changed by the given answers: {flip.step}: {flip.before} → {flip.after}" for flip in self.flipped]
@@ -210,6 +217,7 @@ def make_readings(
     uncorrected: Reading | None = None,
     pictures: Sequence[Any] = (),
     pairs: bool = False,
+    rules: Rules | None = None,
 ) -> list[ChainReading]:
     """Return the readings of images in words.
 
@@ -223,6 +231,7 @@ def make_readings(
       uncorrected: of the same images without given answers, to find the changes.
       pictures: of the images, kept in the readings; () for none.
       pairs: whether counted pairs were added to the network's logits, which the readings then say.
+      rules: pairs of answers that training never had together; None for none.
     """
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
     coverage: float | None = None
@@ -241,7 +250,11 @@ def make_readings(
         )
         changes = ((), ()) if uncorrected is None else _find_changes(steps, uncorrected.probabilities[case])
         picture = pictures[case] if len(pictures) else None
-        readings.append(ChainReading(source, described, is_calibrated, coverage, steps, *changes, picture, *words))
+        labels = np.array([[each.label for each in steps]])
+        unseen = () if rules is None else tuple(count_broken(labels, rules, chain))
+        readings.append(
+            ChainReading(source, described, is_calibrated, coverage, steps, *changes, picture, *words, unseen)
+        )
     return readings
 
 

@@ -213,6 +213,7 @@ class ImageReader:
             uncorrected=None if given is None else uncorrected,
             pictures=pictures,
             pairs=self._pairs,
+            rules=self.trained.rules,
         )
 
 

@@ -1,6 +1,7 @@
 """Load the networks of a run with their best weights from its workdir, without its data and optimizers."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.resnet import make_resnet
+from stepcot_jax.evaluation.consistency import Rules, make_rules
+from stepcot_jax.evaluation.consistency_files import read_pairs
 from stepcot_jax.features.inputs import load_frozen_encoder, trained_preprocessing
 from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, StoredReading, read_reading
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE, StoredReading, read_reading
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_settings
 from stepcot_jax.systems.networks import Networks, init_params, make_networks
 from stepcot_jax.training.state import Params
@@ -54,6 +57,16 @@ class Trained:
     frozen_encoder: FrozenImageEncoder | None
     calibration: "Calibration | None"
     reliance: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def rules(self) -> Rules | None:
+        """Pairs of answers that its training chains never had together; None for a run that counted none.
+
+        Raises:
+          BadInput: the file of the counts is damaged or of another chain.
+        """
+        path = self.workdir / PAIRS_FILE
+        return make_rules(self.chain, counts=read_pairs(path, self.chain)) if path.is_file() else None
 
     @property
     def max_pixels(self) -> int:

@@ -64,7 +64,7 @@
     const lines = [make("span", { className: "truth" }, truth)];
     if (truth !== answer) lines.push(make("span", { className: "answer" }, `read as ${answer}`));
     const label = make("span", { className: "label" }, mark(right), make("span", {}, ...lines));
-    const badge = entry.inconsistent === "" ? null : make("span", { className: "badge" }, "inconsistent");
+    const badge = entry.inconsistent === "" ? null : make("span", { className: "badge" }, "never together");
     const button = make("button", { type: "button", className: "case-card" }, picture(entry, ""), badge, label);
     button.addEventListener("click", () => open(entry));
     return make("li", {}, button);
@@ -157,7 +157,7 @@
   function show(entry) {
     current = entry;
     const place = shown.indexOf(entry);
-    const warning = entry.inconsistent === "" ? null : make("p", { className: "warning" }, `Inconsistent: ${entry.inconsistent}`);
+    const warning = entry.inconsistent === "" ? null : make("p", { className: "warning" }, `Never together in training: ${entry.inconsistent}`);
     const report = entry.report === "" ? make("p", { className: "note" }, "This case has no report.") : make("pre", { className: "report" }, entry.report);
     const right = make("div", { className: "reading" }, warning, chain(entry), make("h4", {}, "Report"), report);
     document.getElementById("case-title").textContent = entry.name;

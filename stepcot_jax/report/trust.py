@@ -126,7 +126,7 @@ class Plausibility:
         counts, taught_by = _count_known_pairs(run)
         if counts is not None:
             sources.append(
-                f"two answers contradict each other if no {taught_by} chain has both, though "
+                f"two answers were never together if no {taught_by} chain has both, though "
                 f"{consistency.MIN_EXPECTED:.0f} would by chance"
             )
         rules = consistency.make_rules(run.chain, counts=counts)

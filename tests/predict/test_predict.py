@@ -16,7 +16,7 @@ import stepcot_jax.predict
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.evaluation.calibration import Calibration
-from stepcot_jax.evaluation.consistency import count_pairs
+from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.consistency_files import write_pairs
 from stepcot_jax.evaluation.pair_ratios import make_ratios
 from stepcot_jax.host.errors import BadInput
@@ -379,6 +379,20 @@ def test_steps_without_a_fitted_temperature_are_not_called_calibrated():
     assert "teacher; probabilities calibrated (not of One)" in str(told)
 
 
+def test_answers_that_training_never_had_together_are_told():
+    chain = Chain((Step("a", "q", ("one", "two")), Step("b", "q", ("one", "two"))))
+    labels = np.repeat([[0, 0], [1, 1], [1, 0]], [50, 50, 10], axis=0)
+    rules = make_rules(chain, counts=count_pairs(labels, chain))
+    shares = np.log([[[0.9, 0.1], [0.2, 0.8]], [[0.1, 0.9], [0.8, 0.2]]])
+    reading = Reading(shares, softmax(shares, axis=-1), None, None)
+    told = make_readings(reading, chain, sources=["x", "y"], model="teacher", calibration=None, rules=rules)
+    assert [each.never_together for each in told] == [("a 'one' with b 'two'",), ()]
+    assert "never together in training: a 'one' with b 'two'" in str(told[0])
+    assert "never together" not in str(told[1])
+    assert "never together in training" in told[0]._repr_html_()
+    assert told[0].as_dict()["never_together"] == ["a 'one' with b 'two'"]
+
+
 def test_html_is_escaped_and_terminals_are_not_steered():
     reading = strange_reading()
     page = reading._repr_html_()
@@ -424,7 +438,7 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
     words = {"image", "model", "calibrated", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
-    assert set(found[0]) == words
+    assert set(found[0]) == words | {"never_together"}
     assert len(found[0]["steps"]) == 7
 
 
