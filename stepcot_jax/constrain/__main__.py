@@ -92,8 +92,8 @@ def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
         for name, field in {**{name: name for name in _OF_ENDPOINT}, "attempts": "num_attempts"}.items()
         if name != "max_tokens" and (value := getattr(options, name)) is not None
     }
-    chosen.setdefault("key_variable", DEFAULT_KEY_VARIABLE)
-    return Endpoint(options.model, options.endpoint, **{**chosen, **dict.fromkeys(options.omit)})
+    defaults = {"key_variable": DEFAULT_KEY_VARIABLE, "seed": options.seed}
+    return Endpoint(options.model, options.endpoint, **{**defaults, **chosen, **dict.fromkeys(options.omit)})
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -186,9 +186,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog="Without --endpoint a simulated model is measured, offline. For research; not a medical device.",
     )
     path = pathlib.Path
-    parser.add_argument(
-        "data", type=path, nargs="?", metavar="DATA", help="a data root in any layout; default phantoms"
-    )
+    root = "a data root in any layout; default phantoms"
+    parser.add_argument("data", type=path, nargs="?", metavar="DATA", help=root)
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the results and the ledger")
     run = "cases that a finished run has predicted, to compare with its networks; DATA overrides its data root"
     parser.add_argument("--workdir", type=path, metavar="RUN", help=run)

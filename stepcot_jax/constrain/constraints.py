@@ -132,7 +132,8 @@ def loose_forms(text: str) -> list[str]:
 def _parse(text: str, dialogue: Dialogue) -> _Form:
     """Return the last outermost object that has one of the names asked for."""
     decoder = json.JSONDecoder(object_pairs_hook=_keep_repetition)
-    found, is_whole, position = {}, False, text.find("{")
+    found: dict[str, Any] = {}
+    is_whole, position = False, text.find("{")
     for _ in range(_MAX_OBJECTS):
         if position < 0:
             break

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.constrain.asking_levels import Answered, AskedCase, CaseReplies
@@ -65,9 +66,7 @@ def write_level_page(
         style=style,
         title=f"{found.model} put through the steps",
         about=(f"{found.num_cases} cases of {found.num_patients} patients: {found.source}.", f"{found.about}."),
-        curve=figures.draw_lines(
-            list_lines(found), title="Accuracy of the diagnosis in %", x_label="level", y_label="accuracy (%)"
-        ),
+        curve=_draw_charts(found),
         tables=[{"name": table.name, "link": _LINKS[table.name], "shown": to_shown(table)} for table in tables],
         matrices=_describe_confusion(found),
         lead=f"{len(chosen)} of {len(cases)} cases; those whose diagnosis changed with the level come first.",
@@ -75,6 +74,18 @@ def write_level_page(
     ).encode()
     write_whole(folder / PAGE_NAME, content)
     return len(content)
+
+
+def _draw_charts(found: Constrained) -> Markup:
+    """Draw all variants in one chart, and of a simulated model each beside what is expected."""
+    charts = {"Accuracy of the diagnosis by level": list_lines(found, "measured")}
+    for words, expected in list_lines(found, "expected"):
+        measured = dict(charts["Accuracy of the diagnosis by level"])[words]
+        charts[f"Measured and expected, {words}"] = [("measured", measured), ("expected", expected)]
+    return Markup("").join(
+        figures.draw_lines(lines, title=title, x_label="level", y_label="accuracy (%)")
+        for title, lines in charts.items()
+    )
 
 
 def choose_shown(cases: Sequence[AskedCase], replies: Sequence[CaseReplies], num_shown: int) -> list[int]:
@@ -94,10 +105,8 @@ def choose_shown(cases: Sequence[AskedCase], replies: Sequence[CaseReplies], num
 def _describe_confusion(found: Constrained) -> list[dict[str, Any]]:
     highest = max(level.level for level in found.levels)
     options = [*found.steps[-1][1], _NO_ANSWER]
-    heads = [
-        {"letter": letter, "text": text} for letter, text in zip(f"{string.ascii_uppercase}", options, strict=False)
-    ]
-    heads = [*heads[:-1], {"letter": "?", "text": _NO_ANSWER}]
+    letters = [*string.ascii_uppercase[: len(options) - 1], "?"]
+    heads = [{"letter": letter, "text": text} for letter, text in zip(letters, options, strict=True)]
     return [
         {"title": _name((level.variant, level.level)), "heads": heads, "rows": level.confusion}
         for level in found.levels

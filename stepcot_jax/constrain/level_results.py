@@ -155,7 +155,8 @@ def _describe(
     resampled: Mapping[_Name, npt.NDArray[np.float64]],
     expected: float | None,
 ) -> Level:
-    column, base = columns[key], ("constraints", 0)
+    column = columns[key]
+    base: Key = ("constraints", 0)
 
     def estimate(name: str, names: Sequence[str], *, less: Key | None = None) -> dict[str, Estimate]:
         one, many = values[key, name], resampled[key, name]

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.report.reply_page import ShownTable
 from stepcot_jax.tables.constrained_models import Constrained, Level
 from stepcot_jax.tables.verdicts import CORRECTED, Evidence, decide
-from stepcot_jax.tables.writing import Entry, Table, columns
+from stepcot_jax.tables.writing import Column, Entry, Table, columns, show_entry
 
 TABLE_NAMES = ("levels", "level_following", "level_steps", "level_constraints")
 
@@ -52,12 +53,7 @@ def _head(level: Level, found: Constrained) -> tuple[Entry, Entry, Entry]:
 
 
 def _tabulate_levels(found: Constrained) -> Table:
-    compared = [level for level in found.levels if level.differences]
-    evidence = [
-        Evidence(figure := level.differences["accuracy"].figure, (figure.value,), found.num_patients, level.p)
-        for level in compared
-    ]
-    verdicts = dict(zip([(level.variant, level.level) for level in compared], decide(evidence), strict=True))
+    verdicts = _judge(found)
     is_simulated = any(level.expected is not None for level in found.levels)
     rows: list[tuple[Entry, ...]] = []
     for level in found.levels:
@@ -89,6 +85,22 @@ def _tabulate_levels(found: Constrained) -> Table:
         notes.append("Expected: the accuracy that the simulated model has by construction.")
     title = _title(found, "diagnosis by level")
     return Table("levels", title, heads, tuple(rows), tuple(notes), {"levels.png": draw_curve(found)})
+
+
+def _judge(found: Constrained) -> dict[tuple[str, int], str]:
+    """Verdicts on the differences from level 0. Level 1 is one dialogue in all variants and is tested once."""
+
+    def tested(level: Level) -> tuple[str, int]:
+        is_repeated = level.level == 1 and found.find("constraints", 1) is not None
+        return ("constraints" if is_repeated else level.variant), level.level
+
+    compared = [level for level in found.levels if level.differences]
+    evidence = {}
+    for level in compared:
+        figure = level.differences["accuracy"].figure
+        evidence[tested(level)] = Evidence(figure, (figure.value,), found.num_patients, level.p)
+    decided = dict(zip(evidence, decide(list(evidence.values())), strict=True))
+    return {(level.variant, level.level): decided[tested(level)] for level in compared}
 
 
 def _describe(found: Constrained) -> list[str]:
@@ -154,19 +166,24 @@ def _tabulate_kinds(found: Constrained) -> Table:
     return Table("level_constraints", _title(found, "kinds of constraints"), heads, rows, (_IFEVAL, _INTERVALS))
 
 
-def list_lines(found: Constrained) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Return the accuracy of each variant by level, in percent, and for a simulated model the expected one.
+def list_lines(
+    found: Constrained, what: Literal["measured", "expected"]
+) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Return the accuracy of each variant by level, in percent; level 0 is the first point of every line.
 
-    Level 0 is the first point of every line.
+    Args:
+      found: the results.
+      what: the measured accuracy, or that which a simulated model has by construction.
     """
     lines = []
     for variant, words in VARIANT_WORDS.items():
         own = _of_variant(found, variant)
-        if len(own) > 1:
-            lines.append((words, [(float(each.level), 100 * each.diagnosis["accuracy"].figure.value) for each in own]))
-            expected = [(float(each.level), 100 * each.expected) for each in own if each.expected is not None]
-            if expected:
-                lines.append((f"{words}, expected", expected))
+        values = [each.diagnosis["accuracy"].value if what == "measured" else each.expected for each in own]
+        points = [
+            (float(each.level), 100 * value) for each, value in zip(own, values, strict=True) if value is not None
+        ]
+        if len(points) > 1:
+            lines.append((words, points))
     return lines
 
 
@@ -215,14 +232,10 @@ def to_text(found: Constrained) -> str:
     lines = [f"{found.model}: accuracy of the diagnosis in %, {found.num_cases} cases of {found.source}", ""]
     for level in found.levels:
         variant, number, step = _head(level, found)
-        figure, strict = level.diagnosis["accuracy"].figure, level.followed["prompt_strict"].figure
-        ends = (
-            ""
-            if figure.low is None or math.isnan(figure.low)
-            else f" [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
+        accuracy, strict = (
+            show_entry(figures[name].figure, Column("", "percent"))
+            for figures, name in ((level.diagnosis, "accuracy"), (level.followed, "prompt_strict"))
         )
-        shown = "-" if math.isnan(figure.value) else f"{100 * figure.value:.1f}{ends}"
-        lines.append(
-            f"{variant!s:<21} level {number}  {step!s:<22} {shown:<20} prompts followed {100 * strict.value:.1f}"
-        )
+        followed = strict.partition(" ")[0]
+        lines.append(f"{variant!s:<21} level {number}  {step!s:<22} {accuracy:<20} prompts followed {followed}")
     return "\n".join(lines) + "\n"
