@@ -106,6 +106,8 @@ def verify(text: str | None, *, chain: Chain, dialogue: Dialogue, lists_diagnose
     labels: dict[str, int] = {}
     checked = []
     for form in (_parse(each, dialogue) for each in loose_forms(text)):
+        if checked and all(checked[0]):
+            break  # no other form can follow more
         read = {field: label for field in dialogue.fields if (label := _read(form, field, chain, is_open)) is not None}
         labels = {**read, **labels}
         checked.append([_is_followed(each, form, read, chain, dialogue) for each in constraints])

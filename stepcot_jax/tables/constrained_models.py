@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.tables.writing import Figure
@@ -135,7 +135,23 @@ def read_constrained(path: Path) -> Constrained:
         raise BadInput(f"{path}: format {found.format[:80]!r} is not {FORMAT!r}")
     if found.find("constraints", 0) is None:
         raise BadInput(f"{path}: level 0 is missing; {_EXPECTED}")
-    size = len(found.steps[-1][1]) if found.steps else 0
-    if any(np.shape(level.confusion) != (size, size + 1) for level in found.levels):
-        raise BadInput(f"{path}: a confusion matrix is not {size} by {size + 1}; {_EXPECTED}")
+    for level in found.levels:
+        problem = _find_problem(level, found)
+        if problem:
+            raise BadInput(f"{path}, {level.variant[:40]!r} at level {level.level}: {problem}; {_EXPECTED}")
     return found
+
+
+def _find_problem(level: Level, found: Constrained) -> str:
+    """What of a level does not fit the steps; "" if everything does."""
+    if not 0 <= level.level <= len(found.steps):
+        return f"level is not 0 to {len(found.steps)}"
+    figures = {"diagnosis": level.diagnosis, **({"differences": level.differences} if level.level else {})}
+    figures |= {f"steps, {name!r}"[:60]: of_step for name, of_step in level.steps.items()}
+    lacking = [name for name, own in figures.items() if not set(FIGURES) <= own.keys()]
+    if lacking:
+        return f"{lacking[0]} lacks one of {', '.join(FIGURES)}"
+    missing = {name for name, _ in found.steps[: level.level]} - level.steps.keys()
+    if level.variant == "constraints" and missing:
+        return f"steps {sorted(missing)} are missing"
+    return ""
