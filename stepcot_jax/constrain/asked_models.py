@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from PIL import Image
 
 from stepcot_jax.annotate.annotation import CannotAnnotate
@@ -36,8 +37,9 @@ class ShownImage:
 
     @functools.cached_property
     def pixels(self) -> Image.Image:
-        """The resized picture; `BadInput` if it cannot be read."""
-        picture = self._read()
+        """The resized picture without metadata; `BadInput` if it cannot be read."""
+        # Pillow would write the file's comments and colour profile again.
+        picture = Image.fromarray(np.asarray(self._read()))
         picture.thumbnail((self._longest_side, self._longest_side), Image.Resampling.LANCZOS)
         return picture
 

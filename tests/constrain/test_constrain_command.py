@@ -11,14 +11,15 @@ import re
 import pytest
 from annotate.misbehaving_server import MisbehavingServer
 from PIL import Image
+from readers.reader_samples import SECRETS, write_folder, write_run
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.constrain import __main__
 from stepcot_jax.constrain.__main__ import main
-from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.data.phantom.phantom import draw_case, export_phantom
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.tables.constrained_models import read_constrained
+from stepcot_jax.tables.constrained_models import digest_cases, read_constrained
 
 KEY = "sk-marker-0123456789"
 NUM_CASES = 4
@@ -239,6 +240,30 @@ def test_pictures_are_resized_by_the_setting(phantoms, tmp_path):
         url = server.requests[0]["messages"][-1]["content"][0]["image_url"]["url"]
     assert Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size == (32, 32)
     assert "<img" not in (tmp_path / "index.html").read_text()
+
+
+def test_what_names_a_patient_stays_here_and_hostile_options_stay_text(tmp_path):
+    root = write_folder(tmp_path / "root")
+    with MisbehavingServer(lambda request, number: ("answer", "{}")) as server:
+        main(command(root, tmp_path / "out", server, "--num-cases=2"))
+        said = json.dumps(server.requests)
+        urls = {request["messages"][-1]["content"][0]["image_url"]["url"] for request in server.requests}
+    assert len(urls) == 2
+    assert "Größe" in json.loads(said)[1]["messages"][-1]["content"][-1]["text"]
+    contents = [said.encode(), *(base64.b64decode(url.partition(",")[2]) for url in urls)]
+    assert not any(secret.encode() in content for secret in SECRETS for content in contents)
+    assert '<script>alert("1")' not in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_the_cases_of_a_run_are_those_that_its_networks_read(tmp_path):
+    drawn = [draw_case(index, seed=5, size=32, prevalence="flat").case for index in (3, 8, 12)]
+    run = write_run(tmp_path / "run", drawn, phantom__image_size=32, phantom__seed=5, phantom__num_cases=30)
+    out = tmp_path / "out"
+    main([f"--workdir={run}", f"--out={out}", "--levels=0,1", "--num-resamples=5", "--name=LLaVA-Med"])
+    found = read_constrained(out)
+    assert (found.model, found.num_cases) == ("LLaVA-Med", 3)
+    assert found.cases == digest_cases([case.image_path for case in drawn])
+    assert (out / "index.html").read_text().count("<img") == 3
 
 
 def test_the_simulated_model_runs_by_default_and_writes_everything(tmp_path, capsys):
