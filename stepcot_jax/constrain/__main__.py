@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     endpoint = _make_endpoint(options)
     _check(options)
     # Imported here, so that --help and a wrong flag are fast.
-    from stepcot_jax.constrain.asking_levels import Asking, run_all, write_replies
+    from stepcot_jax.constrain.asking_levels import REPLIES_NAME, Asking, run_all, write_replies
     from stepcot_jax.constrain.dialogue_prompts import write_prompt
     from stepcot_jax.constrain.level_page import PAGE_NAME, write_level_page
     from stepcot_jax.constrain.level_results import summarise_levels
@@ -67,14 +67,14 @@ def main(arguments: list[str] | None = None) -> None:
         drawn = {"num_resamples": options.num_resamples, "seed": options.seed}
         found = summarise_levels(cases, replies, chain, about=about, expected=expected, **drawn)
         tables = make_tables(found)
-        names = [name for table in tables for name in write_table(options.out, table)]
+        for table in tables:
+            write_table(options.out, table)
         write_replies(options.out, cases, replies, chain)
         shown = {"num_shown": options.num_shown, "with_pictures": not options.without_pictures}
         size = write_level_page(options.out, found, tables, cases, replies, chain, **shown)
         write_constrained(options.out, found)
-    assert {table.name for table in tables} == set(TABLE_NAMES)  # noqa: S101
     print(to_text(found))
-    print(f"in {options.out}: {FILE_NAME}, {PAGE_NAME} ({size / 1e6:.1f} MB), replies.jsonl, {', '.join(names)}")
+    print(f"in {options.out}: {FILE_NAME}, {PAGE_NAME} ({size / 1e6:.1f} MB), {REPLIES_NAME}, {', '.join(TABLE_NAMES)}")
 
 
 def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:

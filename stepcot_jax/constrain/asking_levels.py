@@ -18,7 +18,7 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.constrain.asked_models import Model, Reply, Request, ShownImage
 from stepcot_jax.constrain.constraints import Verified, verify
 from stepcot_jax.constrain.dialogue_prompts import write_messages
-from stepcot_jax.constrain.levels import Dialogue, Key, make_dialogue, name_step
+from stepcot_jax.constrain.levels import Dialogue, Key, make_dialogue, name_step, position_of
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.terminal import Terminal
@@ -177,7 +177,10 @@ def write_replies(folder: Path, cases: Sequence[AskedCase], replies: Sequence[Ca
             },
             "reply": answered.reply.text,
             **({"problem": answered.reply.problem} if answered.reply.problem else {}),
-            "answers": dict(answered.verified.labels),
+            "answers": {
+                field: chain.steps[position_of(field, chain.num_steps)].written(label)
+                for field, label in answered.verified.labels.items()
+            },
             "not_followed": {
                 reading: [
                     f"{each.kind} {each.field}".strip()

@@ -104,7 +104,7 @@ def verify(text: str | None, *, chain: Chain, dialogue: Dialogue, lists_diagnose
         return Verified(constraints, nothing, nothing, {})
     is_open = not lists_diagnoses and dialogue.level < chain.num_steps
     labels: dict[str, int] = {}
-    checked = []
+    checked: list[list[bool]] = []
     for form in (_parse(each, dialogue) for each in loose_forms(text)):
         if checked and all(checked[0]):
             break  # no other form can follow more
