@@ -50,6 +50,11 @@ class ShownImage:
         self.pixels.save(written, "PNG")
         return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
 
+    def release(self) -> None:
+        """Free picture and data URL; the next use reads the picture again."""
+        for name in ("pixels", "data_url"):
+            self.__dict__.pop(name, None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:

@@ -116,7 +116,10 @@ async def ask_all(
     """
 
     async def process(case: AskedCase) -> tuple[CaseReplies, tuple[()]]:
-        return await ask_case(case, model, asking), ()
+        try:
+            return await ask_case(case, model, asking), ()
+        finally:
+            case.image.release()  # thousands of pictures would fill the memory
 
     found: list[CaseReplies] = []
     failed: list[tuple[str, str]] = []

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.constrain.asking_levels import Answered, AskedCase, CaseReplies
 from stepcot_jax.constrain.constraints import KINDS
-from stepcot_jax.constrain.dialogue_prompts import write_messages
+from stepcot_jax.constrain.dialogue_prompts import SYSTEM, write_messages
 from stepcot_jax.constrain.level_tables import VARIANT_WORDS, list_lines, to_shown
 from stepcot_jax.constrain.levels import DIAGNOSIS, Key
 from stepcot_jax.host.errors import BadInput
@@ -69,6 +69,7 @@ def write_level_page(
         curve=_draw_charts(found),
         tables=[{"name": table.name, "link": _LINKS[table.name], "shown": to_shown(table)} for table in tables],
         matrices=_describe_confusion(found),
+        system=SYSTEM,
         lead=f"{len(chosen)} of {len(cases)} cases; those whose diagnosis changed with the level come first.",
         shown_cases=[_describe_case(cases[at], replies[at], chain, found, with_pictures) for at in chosen],
     ).encode()

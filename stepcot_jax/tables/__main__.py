@@ -153,6 +153,9 @@ def _make_plan(workdir: pathlib.Path) -> "Plan":
     from stepcot_jax.tables.plan import Plan
 
     constrained = tuple(read_constrained(pathlib.Path(path)) for path in values.constrained)
+    models = [found.model for found in constrained]
+    if len(set(models)) < len(models):
+        raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
     logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
     return Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples, constrained)
 

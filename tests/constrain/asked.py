@@ -4,17 +4,19 @@ import asyncio
 
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.constrain.asked_models import Reply
+from stepcot_jax.constrain.asked_models import Reply, ShownImage
 from stepcot_jax.constrain.asking_levels import AskedCase, Asking, ask_all
 from stepcot_jax.constrain.levels import VARIANTS, list_keys
 from stepcot_jax.data.phantom.phantom import plan_case
 from stepcot_jax.host.terminal import Terminal
 
+NO_IMAGE = ShownImage(lambda: None, longest_side=32)
+
 
 def make_cases(num_cases, *, seed=0):
     """Phantoms with equal shares of the diagnoses, not drawn."""
     cases = [plan_case(index, seed=seed, prevalence="flat").case for index in range(num_cases)]
-    return [AskedCase(case.image_path, case.patient_id, case.labels, None) for case in cases]
+    return [AskedCase(case.image_path, case.patient_id, case.labels, NO_IMAGE) for case in cases]
 
 
 def make_asking(*, variants=VARIANTS, levels=tuple(range(8)), chain=DEFAULT_CHAIN, **how):

@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from constrain.asked import Scripted, ask, make_asking
+from constrain.asked import NO_IMAGE, Scripted, ask, make_asking
+from PIL import Image
 from scipy import stats
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.constrain.asked_models import Reply
+from stepcot_jax.constrain.asked_models import Reply, ShownImage
 from stepcot_jax.constrain.asking_levels import AskedCase, Asking
 from stepcot_jax.constrain.level_page import choose_shown
 from stepcot_jax.constrain.level_results import summarise_levels
@@ -44,7 +45,7 @@ def answer(request):
 
 @pytest.fixture(scope="module")
 def asked():
-    cases = [AskedCase(str(place), f"P{place}", truth, None) for place, truth in enumerate(TRUTH)]
+    cases = [AskedCase(str(place), f"P{place}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH)]
     model = Scripted(answer)
     replies = ask(cases, model, make_asking(variants=("constraints",), levels=(0, 1), chain=CHAIN))
     return cases, replies, model
@@ -90,7 +91,7 @@ def test_following_by_hand(found):
 
 
 def test_the_area_is_the_mean_of_sensitivity_and_specificity():
-    cases = [AskedCase(str(place), f"P{place}", truth, None) for place, truth in enumerate(TRUTH[:4])]
+    cases = [AskedCase(str(place), f"P{place}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH[:4])]
     asking = Asking(CHAIN, tuple(list_keys(("constraints",), (0,))))
     level = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5).levels[0]
     figures = level.diagnosis
@@ -98,12 +99,26 @@ def test_the_area_is_the_mean_of_sensitivity_and_specificity():
 
 
 def test_equal_dialogues_are_asked_once_and_own_answers_are_given():
-    cases = [AskedCase("0", "P", TRUTH[0], None)]
+    cases = [AskedCase("0", "P", TRUTH[0], NO_IMAGE)]
     model = Scripted(lambda request: answer(request).replace("step_1", request.dialogue.fields[0]))
     ask(cases, model, make_asking(levels=(0, 1, 2), chain=CHAIN))
     asked = [(request.dialogue.variant, request.dialogue.level) for request in model.requests]
     assert asked == [("constraints", 0), ("constraints", 1), ("constraints", 2), ("own", 2)]  # own is true here
     assert model.requests[-1].dialogue.given == ((0, 0),)
+
+
+def test_a_picture_is_read_once_a_case_and_not_kept():
+    read = []
+    image = ShownImage(lambda: read.append(1) or Image.new("L", (90, 60)), longest_side=45)
+    model = Scripted(lambda request: [answer(request), request.images[0].data_url][0])
+    ask(
+        [AskedCase("0", "P", TRUTH[0], image)],
+        model,
+        make_asking(variants=("constraints",), chain=CHAIN, levels=(0, 1)),
+    )
+    assert len(read) == 1
+    assert not {"pixels", "data_url"} & vars(image).keys()
+    assert image.pixels.size == (45, 30)
 
 
 def test_tables_have_a_row_a_level_and_round_trip(found):
@@ -132,7 +147,7 @@ def test_own_answers_need_every_lower_level():
 
 
 def test_without_any_diagnosis_figures_are_undefined():
-    cases = [AskedCase("5", "P5", TRUTH[5], None), AskedCase("3", "P3", (0, NOT_ANNOTATED), None)]
+    cases = [AskedCase("5", "P5", TRUTH[5], NO_IMAGE), AskedCase("3", "P3", (0, NOT_ANNOTATED), NO_IMAGE)]
     asking = make_asking(variants=("constraints",), levels=(0, 1), chain=CHAIN)
     found = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5)
     assert found.levels[1].diagnosis["accuracy"].value is None

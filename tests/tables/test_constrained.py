@@ -5,7 +5,7 @@ import json
 
 import msgspec
 import pytest
-from constrain.asked import ask, make_asking
+from constrain.asked import NO_IMAGE, ask, make_asking
 from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_plan
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -22,7 +22,7 @@ ABOUT = {"about": "Simulated", "source": "made up", "prompt": "p", "lists_diagno
 
 def measure(model, *, variants=("constraints", "true"), num_cases=NUM_CASES, levels=(0, 3)):
     cases = [
-        AskedCase(f"images/{case}.png", f"P{case // 2}", tuple(map(int, LABELS[case])), None)
+        AskedCase(f"images/{case}.png", f"P{case // 2}", tuple(map(int, LABELS[case])), NO_IMAGE)
         for case in range(num_cases)
     ]
     skill = Skill(accuracy=(0.9, 0.9), direct=0.2, gains=(0.3, 0.4), losses=(0.0, 0.0))
