@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stepcot_jax.annotate.llm.prompt import Message, Prompt, quote_data
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.constrain.levels import DIAGNOSIS, Dialogue, name_step
+from stepcot_jax.constrain.levels import Dialogue, name_step
 from stepcot_jax.evaluation.consistency import find_clear_chest
 
 TASK = "constrain"
@@ -129,8 +129,3 @@ def _write_rules(chain: Chain, dialogue: Dialogue, *, is_listed: bool) -> str:
     if chain.num_steps - 1 in dialogue.asked:
         rules.append(_SAME.format(last=f'"{name_step(chain.num_steps - 1)}"'))
     return "\n".join(rules)
-
-
-def describe_field(field: str, chain: Chain) -> str:
-    """Return a field in words, for tables and pages."""
-    return field if field == DIAGNOSIS else f"{field}, {chain.steps[int(field.removeprefix('step_')) - 1].name}"

@@ -14,7 +14,7 @@ from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.constrain.asking_levels import Answered, AskedCase, CaseReplies
 from stepcot_jax.constrain.constraints import KINDS
 from stepcot_jax.constrain.levels import DIAGNOSIS, Key, name_step
-from stepcot_jax.evaluation.intervals import Interval, percentiles
+from stepcot_jax.evaluation.intervals import percentiles
 from stepcot_jax.evaluation.metrics import FIGURES, step_figures, weighted_confusion
 from stepcot_jax.evaluation.paired import compare_accuracy
 from stepcot_jax.evaluation.resamples import Weights, count_once, count_patients, resample, weighted_mean
@@ -196,9 +196,3 @@ def _confuse(answers: npt.NDArray[np.int64], truth: npt.NDArray[np.int64], num_a
     counts = weighted_confusion(count_once(int(known.sum())), truth=truth[known], answers=given,
                                 num_answers=num_answers + 1)  # fmt: skip
     return counts[0, :num_answers].astype(int).tolist()
-
-
-def as_interval(estimate: Estimate) -> Interval:
-    """Return an estimate as an interval, NaN where undefined."""
-    figure = estimate.figure
-    return Interval(figure.value, *(np.nan if end is None else end for end in (figure.low, figure.high)))

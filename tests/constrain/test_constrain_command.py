@@ -250,8 +250,9 @@ def test_what_names_a_patient_stays_here_and_hostile_options_stay_text(tmp_path)
         urls = {request["messages"][-1]["content"][0]["image_url"]["url"] for request in server.requests}
     assert len(urls) == 2
     assert any("Größe" in text_of(request) for request in server.requests)
-    contents = [said.encode(), *(base64.b64decode(url.partition(",")[2]) for url in urls)]
-    assert not any(secret.encode() in content for secret in SECRETS for content in contents)
+    pictures = [base64.b64decode(url.partition(",")[2]) for url in urls]
+    assert [Image.open(io.BytesIO(picture)).info for picture in pictures] == [{}, {}]
+    assert not any(secret.encode() in content for secret in SECRETS for content in (said.encode(), *pictures))
     assert '<script>alert("1")' not in (tmp_path / "out" / "index.html").read_text()
 
 

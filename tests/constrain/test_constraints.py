@@ -100,6 +100,13 @@ def test_the_schema_names_both_texts_once_and_in_order(entry):
     assert broken(twice, direct) == {"schema"}
 
 
+def test_a_name_that_occurs_twice_breaks_the_schema():
+    direct = make_dialogue(("constraints", 0), own={}, truth=TRUTH, chain=DEFAULT_CHAIN)
+    entry = '"diagnosis": {"reasoning": "Seen.", "answer": "B. Nodule"}'
+    assert broken(f"{{{entry}}}", direct) == set()
+    assert broken(f"{{{entry}, {entry}}}", direct) == {"schema"}
+
+
 def test_at_the_last_level_step_and_diagnosis_agree():
     last = make_dialogue(("true", 7), own={}, truth=TRUTH, chain=DEFAULT_CHAIN)
     assert broken(write({"step_7": "B. Nodule", "diagnosis": "B. Nodule"}), last) == set()
@@ -127,6 +134,8 @@ def test_the_last_object_with_a_name_asked_for_is_read():
     draft = write(GOOD, diagnosis="A. Normal")
     found = verify(f"{draft}\nOn reflection:\n{write(GOOD)}\n{{}}", chain=DEFAULT_CHAIN, dialogue=TWO)
     assert found.labels["diagnosis"] == 1
+    # Without its last line the reply says otherwise; the reply itself comes first.
+    assert verify(f"{draft}\n{write(GOOD)}", chain=DEFAULT_CHAIN, dialogue=TWO).labels["diagnosis"] == 1
 
 
 def test_an_open_diagnosis_counts_as_the_one_option_that_it_mentions():

@@ -78,6 +78,20 @@ def test_p_is_mcnemars_and_the_interval_is_paired(found):
     assert difference.low >= 0  # no resample of these cases has a loss
 
 
+def test_equal_answers_differ_by_exactly_nothing():
+    cases = [AskedCase(str(place), f"P{place // 2}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH)]
+
+    def same(request):
+        answered = {"reasoning": "", "answer": DIRECT[int(request.case)]}
+        return json.dumps(dict.fromkeys(request.dialogue.fields, answered))
+
+    asking = make_asking(variants=("constraints",), levels=(0, 1), chain=CHAIN)
+    one = summarise_levels(cases, ask(cases, Scripted(same), asking), CHAIN, about=ABOUT, num_resamples=50).levels[1]
+    difference = one.differences["accuracy"]
+    assert (difference.value, difference.low, difference.high, one.p) == (0.0, 0.0, 0.0, 1.0)
+    assert one.diagnosis["accuracy"].low < one.diagnosis["accuracy"].high
+
+
 def test_following_by_hand(found):
     direct, one = found.levels
     # Of six replies the fifth is missing at level 0; at level 1 its diagnosis is none of the options.

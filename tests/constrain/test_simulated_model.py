@@ -8,6 +8,7 @@ import pytest
 from constrain.asked import ask, make_asking, make_cases
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
+from stepcot_jax.constrain import level_tables
 from stepcot_jax.constrain.constraints import KINDS
 from stepcot_jax.constrain.level_results import summarise_levels
 from stepcot_jax.constrain.levels import VARIANTS
@@ -69,6 +70,23 @@ def test_constraints_are_followed_as_often_as_expected(measured, reading):
                 assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / measured.num_cases)
     with pytest.raises(ValueError, match="kind must be one of"):
         FAULTS.following("consistent", is_loose=False)
+
+
+def test_prompts_are_followed_as_often_as_expected(measured):
+    letter = 1 - FAULTS.bare - FAULTS.mismatched
+    for name, whole in (("prompt_strict", 1 - 0.04 - 0.1 - 0.06), ("prompt_loose", 1 - 0.04)):
+        expected = whole * letter
+        found = measured.levels[0].followed[name].value
+        assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / measured.num_cases)
+    assert measured.levels[0].followed["prompt_strict"].value < measured.levels[0].followed["prompt_loose"].value
+
+
+def test_level_1_is_one_comparison_in_all_variants(measured, monkeypatch):
+    compared = []
+    monkeypatch.setattr(level_tables, "decide", lambda found: compared.extend(found) or ["higher"] * len(found))
+    table = level_tables.make_tables(measured)[0]
+    assert len(compared) == 1 + 3 * 6
+    assert [row[7] for row in table.rows] == [None] + ["higher"] * 21
 
 
 def test_steps_are_read_right_as_often_as_expected(measured):
