@@ -29,7 +29,7 @@ print(peak_megabytes())
 def measure_memory(rounds: int) -> dict[str, float]:  # noqa: ARG001 - one run is enough: memory varies little
     """Return the largest resident memory in MB of encoding, and of two epochs of training on the features."""
     if importlib.util.find_spec("torch") is None:
-        print("memory: skipped, because it needs torch; pip install 'stepcot-jax[torch]'")
+        print("memory: skipped, because it needs torch; pip install -e '.[torch]'")
         return {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

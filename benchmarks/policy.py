@@ -157,7 +157,7 @@ def measure_policy(rounds: int, sizes: Sizes | None = None) -> dict[str, float]:
     try:
         from benchmarks.plain_policy_loop import TorchSide
     except ImportError:
-        print("policy: no ratios, because they need torch; pip install 'stepcot-jax[torch]'")
+        print("policy: no ratios, because they need torch; pip install -e '.[torch]'")
     else:
         theirs = TorchSide(ours)
         given = theirs.as_tensors(replies)

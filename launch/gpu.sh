@@ -38,6 +38,7 @@ command=(env "JAX_PLATFORMS=cuda,cpu")
 command+=("${PYTHON:-python3}" -m stepcot_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" "$@")
 
 if ((dry_run)); then
+  check_config
   show "${command[@]}"
   echo
   exit 0

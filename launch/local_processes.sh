@@ -61,6 +61,7 @@ make_command() { # set `command` to that of process $1
 flags=("$@")
 
 if ((dry_run)); then
+  check_config
   show mkdir -p "$logs"
   echo
   for ((i = 0; i < num_processes; i++)); do

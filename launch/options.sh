@@ -16,6 +16,12 @@ show() { # print a command, quoted for a shell
   printf '%s' "${line% }"
 }
 
+check_config() { # fail if CONFIG, without what follows a colon, is neither a file nor a shipped config
+  local name=${CONFIG%%:*} shipped
+  shipped=$(dirname "${BASH_SOURCE[0]}")/../configs
+  [[ -f $name || -f $shipped/$name.py ]] || fail "CONFIG: '$name' is neither a config file nor the name of a shipped config"
+}
+
 dry_run=0
 case ${1:-} in
   -h | --help)

@@ -35,7 +35,12 @@ def main(arguments: list[str]) -> None:
         from stepcot_jax.run.training_run import Run
 
         logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file they touch
-        Run(settings, pathlib.Path(flags.FLAGS.workdir)).execute()
+        run = Run(settings, pathlib.Path(flags.FLAGS.workdir))
+        try:
+            run.execute()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command goes on from the last checkpoint, if one was saved") from None
+        run.say_next()
 
     run_tool(run, end=end_process)
 

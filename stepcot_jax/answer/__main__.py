@@ -15,6 +15,7 @@ import argparse
 import json
 import pathlib
 
+from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.text import make_printable
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     from stepcot_jax.data.images.boxed_pictures import write_png
     from stepcot_jax.predict.policy_reader import load_reader
 
+    use_compilation_cache()
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     reader = load_reader(options.checkpoint, phase=options.phase)
     answered = reader.answer(

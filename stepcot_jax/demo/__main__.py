@@ -17,6 +17,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.text import install_extra
 
 if TYPE_CHECKING:
     from stepcot_jax.explain.saliency import Explainer
@@ -85,7 +86,7 @@ def import_gradio() -> Any:
     try:
         return importlib.import_module("gradio")
     except ImportError as error:
-        raise BadInput(f"the demo needs Gradio: pip install 'stepcot-jax[demo]' ({error})") from None
+        raise BadInput(f"the demo needs Gradio: {install_extra('demo')} ({error})") from None
 
 
 def serve(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import one_line
+from stepcot_jax.host.text import install_extra, one_line
 
 INDEX = "model.safetensors.index.json"
 PREFERRED = (
@@ -147,7 +147,7 @@ def import_torch(path: pathlib.Path) -> Any:
         import torch
     except ImportError:
         raise BadInput(
-            f'{path}: {path.suffix} files need torch (pip install "stepcot-jax[torch]"); without it, use .safetensors '
+            f"{path}: {path.suffix} files need torch ({install_extra('torch')}); without it, use .safetensors "
             "(safetensors.torch.save_file or save_pretrained, where torch is installed)"
         ) from None
     return torch

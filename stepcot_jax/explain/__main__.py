@@ -3,9 +3,10 @@
     python -m stepcot_jax.explain IMAGE... --checkpoint=WORKDIR --out=DIR [--model=teacher] [--given "STEP=ANSWER"]
     python -m stepcot_jax.explain score --checkpoint=WORKDIR [--data=DIR] [--boxes=FILE]
 
-The first writes a picture and a JSON file for each radiograph: the seven maps, their spread, whether the focus narrows,
-and the teacher's attention between its steps. The second prints how well the maps find lesion boxes, compared with an
-even map and a model with random weights: an explanation that is no better explains nothing.
+The first writes pictures and a JSON file for each radiograph, and prints their paths: the seven maps, their spread,
+whether the focus narrows, and the teacher's attention between its steps. The second prints how well the maps find
+lesion boxes, compared with an even map and a model with random weights: an explanation that is no better explains
+nothing.
 """
 
 import argparse
@@ -57,7 +58,11 @@ def explain(arguments: list[str]) -> int:
         return EXIT_UNREADABLE
     trained = _load(options)
     make_workdir(options.out)
-    write_explanations(trained, paths, model=options.model, given=given, out=options.out, refuse=complaints.refuse)
+    written = write_explanations(
+        trained, paths, model=options.model, given=given, out=options.out, refuse=complaints.refuse
+    )
+    for path in written:
+        print(path)
     return EXIT_UNREADABLE if complaints.num_refused else 0
 
 

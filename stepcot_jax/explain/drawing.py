@@ -39,14 +39,14 @@ def write_explanations(
     out: pathlib.Path,
     refuse: Callable[[str], None],
 ) -> list[pathlib.Path]:
-    """Write `NAME.png` with the maps, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`.
+    """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`.
 
     Args:
       trained: the run.
       paths: of radiographs.
       model: "teacher" or "student".
       given: answers in place of the network's, by step (`corrections.give_answers`).
-      out: the folder; files of these names are replaced.
+      out: the folder; files of these names are replaced. NAME is that of the image without its ending.
       refuse: called with a message for each file that cannot be read.
 
     Returns:
@@ -68,7 +68,7 @@ def write_explanations(
         sources = [str(name) for name in names]
         explained, readings = explain_pictures(explainer, names=sources, pictures=pictures, given=shares)
         for case, reading in enumerate(readings):
-            name = _free_name(names[case].name, taken)
+            name = _free_name(names[case].stem, taken)
             try:
                 written.append(_write(out / name, trained, explained, case, pictures[case], reading))
             except OSError as error:
@@ -122,9 +122,9 @@ def _write(
     spreads = spread(maps)
     change = float(change_a_step(spreads))
     facts: dict[str, Any] = reading.as_dict()
-    facts["focus"] = {"spread": spreads.tolist(), "change_a_step": change, "words": describe_change(change)}
+    facts["focus"] = {"spread": spreads.tolist(), "change_a_step": change, "words": describe_change(spreads)}
     facts["maps"] = [[[round(float(cell), 6) for cell in row] for row in each] for each in maps]
-    path = stem.with_name(f"{stem.name}.png")
+    path = stem.with_name(f"{stem.name}.maps.png")
     with plain_text_style():
         draw_explanation(picture, maps, reading).savefig(path, dpi=_DPI)
         if explained.reading.attention is not None:
@@ -181,7 +181,7 @@ def _show_spreads(axes: Axes, spreads: np.ndarray) -> None:
     axes.set_box_aspect(1)
     axes.set_xticks(places)
     axes.tick_params(labelsize=8)
-    axes.set_xlabel(f"step\n{describe_change(change)} ({change:+.3f} a step)", fontsize=9, fontweight="bold")
+    axes.set_xlabel(f"step\n{describe_change(spreads)} ({change:+.3f} a step)", fontsize=9, fontweight="bold")
     axes.set_title("Spread of the map, step by step\n(1: an even map)", fontsize=9, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -101,11 +101,26 @@ def change_a_step(spreads: Float[np.ndarray, "*case step"]) -> Float[np.ndarray,
     return (spreads * places).sum(axis=-1) / np.maximum((places**2).sum(), 1e-12)
 
 
-def describe_change(change: float) -> str:
-    """Return a slope in words; one below 0.005 a step counts as constant."""
-    if abs(change) < 0.005:
+def describe_change(spreads: Float[np.ndarray, "step"]) -> str:
+    """Return in words how the spread changes over the steps.
+
+    A slope below 0.005 a step counts as constant, and a line that explains less than half of the variance as none.
+
+    >>> describe_change(np.array([0.9, 0.8, 0.7])), describe_change(np.array([0.9, 0.2, 0.8]))
+    ('the focus narrows', 'the focus goes back and forth')
+    """
+    change = float(change_a_step(spreads))
+    if float(np.ptp(spreads)) < _CONSTANT * (len(spreads) - 1):
+        return "the focus stays as wide"
+    line = change * (np.arange(len(spreads)) - (len(spreads) - 1) / 2)
+    if (line**2).sum() < 0.5 * ((spreads - spreads.mean()) ** 2).sum():
+        return "the focus goes back and forth"
+    if abs(change) < _CONSTANT:
         return "the focus stays as wide"
     return f"the focus {'narrows' if change < 0 else 'widens'}"
+
+
+_CONSTANT = 0.005  # slope a step
 
 
 _MOST_DRAWN = 100

@@ -10,7 +10,10 @@ programs of prefill and of one decoded token, and the loader generates replies.
 import argparse
 import json
 import pathlib
+import shlex
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from stepcot_jax.host.errors import BadInput, run_tool
 
@@ -18,7 +21,7 @@ MODELS = ("student", "teacher")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Export the networks that the command line names; prints one JSON line."""
+    """Export the networks that the command line names; prints what was written, with --json as one JSON line."""
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.export",
         description="Export a trained model, with a loader that needs only jax and numpy.",
@@ -31,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--torch-names", action="store_true", help="also write the parameters under the authors' PyTorch names"
     )
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON line")
     flags = parser.parse_args(arguments)
     names = None if flags.model is None else tuple(dict.fromkeys(map(str.strip, flags.model.split(","))))
     unknown = [name for name in names or () if name not in MODELS]
@@ -47,11 +51,23 @@ def main(arguments: list[str] | None = None) -> int:
     if is_policy_run(flags.checkpoint):
         if names is not None or flags.torch_names:
             raise BadInput(f"{flags.checkpoint} is of a policy, to which --model and --torch-names do not apply")
-        print(json.dumps(export_policy(flags.checkpoint, flags.out, say=say)))
-        return 0
-    report = export_model(flags.checkpoint, flags.out, models=names, torch_names=flags.torch_names, say=say)
-    print(json.dumps(report))
+        report = export_policy(flags.checkpoint, flags.out, say=say)
+    else:
+        report = export_model(flags.checkpoint, flags.out, models=names, torch_names=flags.torch_names, say=say)
+    print(json.dumps(report) if flags.json else describe_report(report))
     return 0
+
+
+def describe_report(report: Mapping[str, Any]) -> str:
+    """Return in a few lines what an export wrote."""
+    lines = [f"{report['folder']}: {len(report['files'])} files, {sum(report['files'].values()) / 2**20:.1f} MiB"]
+    for name, facts in report["models"].items() if "models" in report else [("policy", report["policy"])]:
+        shown = (f"{value:,}" if isinstance(value, int) else str(value) for value in facts.values())
+        pairs = (f"{key.replace('_', ' ')} {value}" for key, value in zip(facts, shown, strict=True))
+        lines.append(f"{name}: {', '.join(pairs)}")
+    folder = shlex.quote(report["folder"])
+    lines.append(f"next: python {folder}/load.py {folder}  (checks that a machine computes the same)")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

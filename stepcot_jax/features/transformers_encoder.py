@@ -13,7 +13,7 @@ import numpy as np
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import one_line
+from stepcot_jax.host.text import install_extra, one_line
 
 PREFIX = "transformers:"
 """Prefix of a model's id or folder in settings that also accept encoders of this package."""
@@ -80,7 +80,7 @@ def load_transformers_encoder(source: str) -> TransformersEncoder:
     try:
         import torch
     except ImportError:
-        raise BadInput(f"{PREFIX}{source}: torch is not installed (pip install 'stepcot-jax[torch]')") from None
+        raise BadInput(f"{PREFIX}{source}: torch is not installed ({install_extra('torch')})") from None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, absent = _load_model(source)
     model = model.to(device).eval().requires_grad_(False)

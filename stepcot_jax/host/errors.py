@@ -91,8 +91,8 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
     except Preempted as error:
         print(f"preempted: {error}", file=sys.stderr)
         code = EXIT_PREEMPTED
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print("; ".join(("interrupted", *map(str, error.args))), file=sys.stderr)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output (head, grep -q) closed it
         sys.stderr.close()

@@ -66,6 +66,15 @@ def plain_text_style(**settings: Any) -> Iterator[None]:
         yield
 
 
+def install_extra(extra: str) -> str:
+    """Return the command that installs optional packages; the project is on no package index.
+
+    >>> print(install_extra("dicom"))
+    pip install -e ".[dicom]" in the checkout of stepcot_jax
+    """
+    return f'pip install -e ".[{extra}]" in the checkout of stepcot_jax'
+
+
 def one_line(error: BaseException) -> str:
     """Return the message of an error on one line of at most 200 characters; its kind if it has no message.
 

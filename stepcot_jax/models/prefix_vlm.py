@@ -4,6 +4,7 @@ Slots are cells, prompt (padded on the right to one length), completion. Positio
 2025): cells share one time and differ in height and width; text goes on after the larger side, with all three equal.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +15,20 @@ from jaxtyping import Array, Bool, Float, Int
 from stepcot_jax.models.cached_attention import KeyValues, Prefix
 from stepcot_jax.models.decoder import Decoder
 from stepcot_jax.models.decoder_blocks import DecoderSizes
+
+
+def sinusoids(places: Float[Array, "place"], width: int) -> Float[Array, "place feature"]:
+    """Return sines and cosines of places, 0 to 1, with wavelengths from 2 to a twelfth (after Vaswani et al., 2017).
+
+    Neighbouring places are alike. Tables of places start from them, so that what is learnt of one place helps the next.
+
+    Args:
+      places: [place], as shares of the picture's side.
+      width: of the result, even.
+    """
+    frequencies = jnp.pi * jnp.geomspace(1.0, 24.0, width // 2)
+    angles = places[:, None] * frequencies[None]
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
 
 
 class PrefixVlm(nn.Module):
@@ -35,9 +50,9 @@ class PrefixVlm(nn.Module):
         """Declare encoder, cell map and decoder."""
         self.image_encoder = self.encoder.clone(name="image_encoder")
         self.cell_map = nn.Dense(self.sizes.width, dtype=self.dtype)
-        places = nn.initializers.normal(0.02)
-        self.rows = self.param("rows", places, (self.grid, self.sizes.width))
-        self.columns = self.param("columns", places, (self.grid, self.sizes.width))
+        shape = (self.grid, self.sizes.width)
+        self.rows = self.param("rows", functools.partial(_place_table, is_row=True), shape)
+        self.columns = self.param("columns", functools.partial(_place_table, is_row=False), shape)
         self.decoder = Decoder(self.sizes, self.dtype)
 
     @property
@@ -199,3 +214,15 @@ class PrefixVlm(nn.Module):
         cells = jnp.arange(self.num_cells)
         of_cells = jnp.stack([jnp.zeros_like(cells), cells // self.grid, cells % self.grid])
         return jnp.broadcast_to(of_cells[:, None], (3, number, self.num_cells))
+
+
+def _place_table(key: Array, shape: tuple[int, int], *, is_row: bool) -> Float[Array, "place width"]:
+    """Return the first vectors of rows or columns: sinusoids in one half of the width, zeros in the other."""
+    del key
+    number, width = shape
+    half = width // 4 * 2
+    found = _PLACE_SCALE * sinusoids((jnp.arange(number, dtype=jnp.float32) + 0.5) / number, half)
+    return jnp.pad(found, ((0, 0), (0, width - half) if is_row else (width - half, 0)))
+
+
+_PLACE_SCALE = 0.5  # of the size of a cell's features

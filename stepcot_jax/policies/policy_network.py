@@ -1,13 +1,21 @@
 """The network of a policy from its settings, and its pictures from bytes."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
 from stepcot_jax.encoders.resnet import ResNet
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.decoder_blocks import DecoderSizes
-from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.models.prefix_vlm import PrefixVlm, sinusoids
+from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.settings.run_settings import Settings
+
+Params = dict[str, Any]
 
 
 def make_policy(settings: Settings, *, num_words: int) -> PrefixVlm:
@@ -41,6 +49,35 @@ def rotary_sections(head_width: int) -> tuple[int, int, int]:
     half = head_width // 2
     side = (half - half // 4) // 2
     return half - 2 * side, side, side
+
+
+def start_coordinates(params: Params, tokenizer: Tokenizer, *, largest: int) -> Params:
+    """Return random parameters of a policy whose coordinate tokens start from sinusoids, so that neighbours are alike.
+
+    Args:
+      params: of `PrefixVlm`.
+      tokenizer: one that has no token for a coordinate leaves the parameters as they are.
+      largest: coordinate.
+    """
+    found = [(tokens[0], number) for number, tokens in _encode_coordinates(tokenizer, largest) if len(tokens) == 1]
+    if not found:
+        return params
+    tokens, numbers = (np.array(column) for column in zip(*found, strict=True))
+    embedding = params["decoder"]["embedding"]["embedding"]
+    smooth = sinusoids(jnp.asarray(numbers / largest, jnp.float32), embedding.shape[1])
+    scale = embedding.shape[1] ** -0.5
+    started = embedding.at[tokens].set(_SMOOTH * scale * smooth + _ROUGH * embedding[tokens])
+    return {**params, "decoder": {**params["decoder"], "embedding": {"embedding": started}}}
+
+
+def _encode_coordinates(tokenizer: Tokenizer, largest: int) -> Iterator[tuple[int, list[int]]]:
+    for number in range(largest + 1):
+        for before in ("", " ", ", "):
+            with contextlib.suppress(BadInput):
+                yield number, tokenizer.encode(f"{before}{number}")
+
+
+_SMOOTH, _ROUGH = 1.4, 0.3  # shares of sinusoids and of the random vectors, whose entries are width^-0.5
 
 
 def normalise(pixels: UInt8[Array, "case height width 3"], settings: Settings) -> Float[Array, "case height width 3"]:

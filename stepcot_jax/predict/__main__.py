@@ -18,6 +18,7 @@ import json
 import pathlib
 from collections.abc import Iterable
 
+from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
 
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.predict.image_reader import load
     from stepcot_jax.predict.radiographs import Complaints, find_images
 
+    use_compilation_cache()
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     given = read_corrections(options.given)
     if options.ask and (given or options.json):

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from stepcot_jax.boxes import Corners, convert, pixels
-from stepcot_jax.data.images.boxed_pictures import DrawnBox, draw_boxes
+from stepcot_jax.data.images.boxed_pictures import DrawnBox, draw_named_boxes
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.decoder_policy import generate
@@ -65,7 +65,7 @@ class Answered:
 
     def draw(self) -> UInt8[np.ndarray, "height2 width2 3"]:
         """Return the picture with the boxes drawn; small pictures are enlarged."""
-        return draw_boxes(self.picture, [DrawnBox(region.box, region.name) for region in self.boxes])
+        return draw_named_boxes(self.picture, [DrawnBox(region.box, region.name) for region in self.boxes])
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the picture, for JSON."""

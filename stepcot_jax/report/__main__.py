@@ -22,7 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", metavar="FILE", type=pathlib.Path, help="default: report.html in the workdir")
     shown = "most cases, or replies of a policy, to show (default: 200)"
     parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
-    parser.add_argument("--model", help="network whose answers the cases show (default: student)")
+    parser.add_argument(
+        "--model", help="network whose answers the cases show (default: the student, if the run has one)"
+    )
     parser.add_argument("--without-maps", action="store_true", help="leave out the maps over the pictures")
     parser.add_argument(
         "--without-data", action="store_true", help="leave out pictures, reports, maps, corrections, replies"
@@ -33,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
+    from stepcot_jax.predict.trained_model import read_default_model
     from stepcot_jax.report.assembly import assemble
     from stepcot_jax.report.finished_run import read_run
     from stepcot_jax.settings.run_settings import POLICY_JOBS, read_settings
@@ -42,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = options.out or options.workdir / "report.html"
     if read_settings(options.workdir / "settings.json").job in POLICY_JOBS:
         return _write_policy(options, out)
-    run, model = read_run(options.workdir), options.model or "student"
+    run, model = read_run(options.workdir), options.model or read_default_model(options.workdir)
     run.check_model(model)
     make_workdir(out.parent)
     page = assemble(

@@ -47,6 +47,9 @@ class ShownTable:
     notes: tuple[str, ...] = ()
 
 
+_PARTS = ("page.css", "browse.css", "browse.js")
+
+
 def write_page(
     folder: Path,
     records: Sequence[VqaRecord],
@@ -82,10 +85,7 @@ def write_page(
       Size of the page in bytes, and number of pictures that could not be read.
     """
     shown = records[:num_shown]
-    paths = list(dict.fromkeys(record.image_path for record in shown)) if read_picture is not None else []
-    read = read_picture or (lambda _: None)
-    pictures = [picture for _, picture in map_in_threads(read, paths, num_threads=2, num_ahead=64)]
-    places = {path: place for place, path in enumerate(paths)}
+    places, pictures = _read_pictures(shown, read_picture)
     as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED
     data = {
         "records": [_describe_record(record, places) for record in shown],
@@ -99,9 +99,7 @@ def write_page(
         ],
     }
     left_out = f"The page shows the first {len(shown)} of {len(records)}." if len(shown) < len(records) else ""
-    style, own_style, script = (
-        (_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "browse.css", "browse.js")
-    )
+    style, own_style, script = ((_HERE / name).read_text(encoding="utf-8") for name in _PARTS)
     page = render_page(
         _TEMPLATES.get_template("browse.html.j2"),
         style=style + own_style,
@@ -120,6 +118,17 @@ def write_page(
     ).encode()
     write_whole(folder / file_name, page)
     return len(page), sum(picture is None for picture in pictures)
+
+
+def _read_pictures(
+    records: Sequence[VqaRecord], read_picture: Callable[[str], str | None] | None
+) -> tuple[dict[str, int], list[str | None]]:
+    """Return the place of each image path among the pictures, and the pictures as data URIs."""
+    if read_picture is None:
+        return {}, []
+    paths = list(dict.fromkeys(record.image_path for record in records))
+    pictures = [picture for _, picture in map_in_threads(read_picture, paths, num_threads=2, num_ahead=64)]
+    return {path: place for place, path in enumerate(paths)}, pictures
 
 
 def picture_reader(root: Path) -> Callable[[str], str | None]:

@@ -95,6 +95,14 @@ class ChainTask(Task):
         """Return the score of each network on the validation split."""
         return self.system.evaluate(self.predictions(state.params, "val"))
 
+    @property
+    def next_commands(self) -> tuple[str, ...]:
+        """What reads a finished run."""
+        if self.settings.job == "baseline":
+            return ()
+        reads_images = self.settings.image_encoder.name != "imported"
+        return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
+
     def describe_data(self) -> str:
         """Return the number of cases."""
         return f"cases: {self.dataset.num_cases}"

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from stepcot_jax.data.grounded.drawn_boxes import draw_boxes
+from stepcot_jax.data.images.boxed_pictures import PREDICTED, TRUE, DrawnBox, draw_named_boxes
 from stepcot_jax.evaluation.reply_results import BASELINE, Results, encode, summarise, to_json
 from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings
 from stepcot_jax.evaluation.vqa_metrics import Key
@@ -24,7 +24,7 @@ EXAMPLES_FOLDER = "examples"
 STATISTICS_FILE = "statistics.json"
 
 _NUM_EXAMPLES = 12
-_SCALE = 3
+_TILE = 256  # pixels
 _SHOWN: tuple[tuple[str, Key], ...] = (
     ("A", ("a_score", "mean")),
     *((f"A {kind}", ("a_score", kind)) for kind in KINDS),
@@ -162,11 +162,11 @@ def write_examples(
                 "v_score": score.v_score,
             }
         )
-        image = Image.fromarray(load_image(record))
-        image = image.resize((image.width * _SCALE, image.height * _SCALE), Image.Resampling.NEAREST)
-        true = [reference.box for reference in record.references]
-        told = [region.box for region in score.boxes]
-        tiles += [draw_boxes(image, boxes, record.image_size) for boxes in (true, told)]
+        pixels = load_image(record)
+        true = [DrawnBox(each.box, each.label, TRUE) for each in record.references]
+        told = [DrawnBox(each.box, each.name, PREDICTED) for each in score.boxes]
+        drawn = (draw_named_boxes(pixels, boxes, least_side=_TILE) for boxes in (true, told))
+        tiles += [Image.fromarray(tile) for tile in drawn]
     write_whole(folder / f"{step:06}.jsonl", b"".join(encode(line) for line in lines))
     sheet = Image.new("RGB", (4 * tiles[0].width, -(-len(tiles) // 4) * tiles[0].height))
     for place, tile in enumerate(tiles):

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from stepcot_jax.data.grounded.check_examples import CheckExample, draw_check_examples
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
 from stepcot_jax.data.reading_ahead import ReadAhead
@@ -18,33 +17,27 @@ from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.vqa_metrics import prepare_figures
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
-from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.batched_replies import reply_in_batches
-from stepcot_jax.policies.check_tokens import check_texts, encode_checks, longest_check
-from stepcot_jax.policies.encoded_records import RecordEncoder, lay_out_prompts
+from stepcot_jax.policies.encoded_records import lay_out_prompts
 from stepcot_jax.policies.policy_files import (
     VOCABULARY_FILE,
-    AnyTokenizer,
-    PolicyLengths,
-    load_pretrained,
     read_lengths,
     write_lengths,
 )
-from stepcot_jax.policies.policy_network import make_policy, normalise
+from stepcot_jax.policies.policy_network import make_policy, normalise, start_coordinates
 from stepcot_jax.policies.rollouts import Sampling
 from stepcot_jax.policies.tokenizers import Vocabulary
-from stepcot_jax.run.policy_checks import check_epochs, check_round_trip, count_cut
+from stepcot_jax.run.policy_checks import check_epochs
 from stepcot_jax.run.policy_results import Answered, write_examples, write_policy_results
 from stepcot_jax.run.policy_start import naming_start, read_policy_start
+from stepcot_jax.run.policy_tokens import tokenize_records
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
-from stepcot_jax.systems.grpo_rollouts import Rollouts, make_reward_settings
-from stepcot_jax.systems.judged_rewards import JudgedRewards, make_judge
 from stepcot_jax.systems.policy_system import PolicySystem
-from stepcot_jax.systems.self_check import SelfCheck
-from stepcot_jax.systems.sft import Normalise, PackedRows, draw_batches, pack_split
-from stepcot_jax.systems.staged_rows import StagedRows, make_staged_rows, stage_texts
+from stepcot_jax.systems.rollout_making import make_rollouts
+from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
+from stepcot_jax.systems.staged_rows import StagedRows, make_staged_rows
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
@@ -76,62 +69,37 @@ class PolicyTask(Task):
         self.batch_size = settings.sft.batch_size
         self.start = read_policy_start(settings) if settings.policy.start else None
         self.dataset: VqaDataset = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
-        self.tokenizer = make_tokenizer(settings, self.dataset) if self.start is None else self.start.tokenizer
-        vqa = settings.vqa
-        self.encoder = RecordEncoder(self.tokenizer, vqa.dialect, with_thinking=vqa.with_thinking)
-        train = [int(place) for place in self.dataset.splits["train"]]
-        with naming_start(settings):
-            self.prompts = [self.encoder.encode_prompt(record) for record in self.dataset.records]
-            self.encoded = {place: self.encoder.encode(self.dataset.records[place]) for place in train}
-        if settings.policy.tokenizer:  # a closed vocabulary gives every text back
-            check_round_trip(self.encoder, self.dataset.records, self.encoded)
-        longest = max(len(each.target) for each in self.encoded.values())
-        self.longest_check, reply_length = longest, settings.policy.longest_reply or longest
-        self.num_cut = count_cut(self.encoded, reply_length)
-        if settings.self_check.enabled and (examples := draw_checks(settings, self.dataset)):
-            with naming_start(settings):
-                self.encoded |= encode_checks(examples, self.encoded, self.tokenizer)
-                self.longest_check = longest_check(examples, self.tokenizer)
-        self.lengths = PolicyLengths(
-            prompt_length=max(map(len, self.prompts)),
-            reply_length=reply_length,
-            num_words=self.tokenizer.num_words,
-            largest_coordinate=settings.image_encoder.image_size,
+        self.tokens = tokenize_records(settings, self.dataset, None if self.start is None else self.start.tokenizer)
+        self.tokenizer, self.lengths = self.tokens.tokenizer, self.tokens.lengths
+        self.packs, self.row_length = pack_split(
+            self.dataset, self.tokens.encoded, pack_length=settings.sft.pack_length
         )
-        self.packs, self.row_length = pack_split(self.dataset, self.encoded, pack_length=settings.sft.pack_length)
         self.staged: StagedRows | None = None
         if settings.curriculum.schedule != "none":
             places, rows = [place for (place,) in self.packs], self._own_rows(settings.sft.batch_size)
             with naming_start(settings):
                 self.staged = make_staged_rows(
-                    settings, self.dataset, self.tokenizer, encoded=self.encoded, places=places, rows=rows
+                    settings, self.dataset, self.tokenizer, encoded=self.tokens.encoded, places=places, rows=rows
                 )
-        self.scoring = ScoringSettings(dialect=vqa.dialect, with_thinking=vqa.with_thinking)
+        self.scoring = ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
         self.system = self._make_system()
 
     def _make_system(self) -> PolicySystem:
-        settings, devices = self.settings, self.devices
+        settings, num_train = self.settings, len(self.dataset.splits["train"])
         policy = make_policy(settings, num_words=self.tokenizer.num_words)
         prepare = functools.partial(normalise, settings=settings)
-        rollouts, judge = None, None
+        rollouts = None
         if settings.job == "grpo":
-            if settings.rewards.open_answer == "judge":
-                judge = JudgedRewards(
-                    make_judge(settings.rewards, self.workdir), ill_formed=settings.rewards.ill_formed
-                )
-            rollouts = Rollouts(
+            rollouts = make_rollouts(
+                settings,
                 policy=policy,
                 normalise=prepare,
                 tokenizer=self.tokenizer,
-                dialect=settings.vqa.dialect,
-                with_thinking=settings.vqa.with_thinking,
                 records=self.dataset.records,
-                devices=devices,
-                settings=settings.grpo,
-                rewards=make_reward_settings(settings.rewards),
+                devices=self.devices,
+                workdir=self.workdir,
                 longest=self.lengths.reply_length,
-                self_check=self._make_self_check(policy, prepare) if settings.self_check.enabled else None,
-                judge=judge,
+                longest_check=self.tokens.longest_check,
             )
         return PolicySystem(
             settings,
@@ -139,24 +107,13 @@ class PolicyTask(Task):
             prepare,
             Sampling(longest=self.lengths.reply_length, stop=self.tokenizer.stop, greedy=True),
             sft_updates=max(len(self.packs) // settings.sft.batch_size, 1),
-            grpo_updates=settings.grpo.updates_per_epoch
-            or max(len(self.dataset.splits["train"]) // settings.grpo.batch_size, 1),
+            grpo_updates=settings.grpo.updates_per_epoch or max(num_train // settings.grpo.batch_size, 1),
             rollouts=rollouts,
             staged=self.staged,
             start=None if self.start is None else self.start.params,
-        )
-
-    def _make_self_check(self, policy: PrefixVlm, prepare: Normalise) -> SelfCheck:
-        return SelfCheck(
-            policy=policy,
-            normalise=prepare,
-            tokenizer=self.tokenizer,
-            devices=self.devices,
-            settings=self.settings.self_check,
-            group_size=self.settings.grpo.group_size,
-            temperature=self.settings.grpo.temperature,
-            longest=self.lengths.reply_length,
-            longest_check=self.longest_check,
+            begin=functools.partial(
+                start_coordinates, tokenizer=self.tokenizer, largest=self.lengths.largest_coordinate
+            ),
         )
 
     @property
@@ -177,7 +134,7 @@ class PolicyTask(Task):
     def make_prompts(self, places: Sequence[int] | np.ndarray) -> Batch:
         """Return images and padded prompts of some records, and their places."""
         laid_out = lay_out_prompts(
-            [self.prompts[place] for place in places], self.lengths.prompt_length, pad=self.tokenizer.pad
+            [self.tokens.prompts[place] for place in places], self.lengths.prompt_length, pad=self.tokenizer.pad
         )
         images = self.dataset.load_images(self.dataset.image_of[np.asarray(places, int)])
         return {"images": images, **laid_out, "place": np.asarray(places, np.int32)}
@@ -189,7 +146,7 @@ class PolicyTask(Task):
         train = self.dataset.splits["train"]
         pack = PackedRows(
             self.dataset,
-            self.encoded,
+            self.tokens.encoded,
             self.packs,
             self.row_length,
             (settings.sft.answer_weight, settings.sft.reasoning_weight),
@@ -280,11 +237,16 @@ class PolicyTask(Task):
     def _place_of(self) -> dict[str, int]:
         return {record.id: place for place, record in enumerate(self.dataset.records)}
 
+    @property
+    def next_commands(self) -> tuple[str, ...]:
+        """What reads a finished run."""
+        return ("report {workdir}", 'answer IMAGE "QUESTION" --checkpoint={workdir}')
+
     def describe_data(self) -> str:
         """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
-        lengths, cut = self.lengths, ""
-        if self.num_cut:
-            cut = f" (config.policy.longest_reply cuts {self.num_cut} of {len(self.encoded)} training replies)"
+        lengths, cut, num_cut = self.lengths, "", self.tokens.num_cut
+        if num_cut:
+            cut = f" (config.policy.longest_reply cuts {num_cut} of {len(self.tokens.encoded)} training replies)"
         return (
             f"questions: {len(self.dataset.records)} about {self.dataset.num_images} images; tokens: prompts up to "
             f"{lengths.prompt_length}, replies up to {lengths.reply_length}{cut}, vocabulary {lengths.num_words}"
@@ -336,36 +298,3 @@ class PolicyTask(Task):
             {f"{phase}/{name}": figure for phase, row in report["test"].items() for name, figure in row.items()}
         )
         return report
-
-
-def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExample]:
-    """Return the training records that fine-tuning shows with a wrong attempt and a check, by place."""
-    return draw_check_examples(
-        dataset.records,
-        dataset.splits["train"],
-        share=settings.self_check.sft_share,
-        seed=settings.seed,
-        dialect=settings.vqa.dialect,
-        hides_check=settings.self_check.context == "first",
-    )
-
-
-def make_tokenizer(settings: Settings, dataset: VqaDataset) -> AnyTokenizer:
-    """Return the pretrained tokenizer that the settings name, or a closed vocabulary.
-
-    The vocabulary is counted on the prompts of all splits and the replies of the training split: no word of a held-out
-    answer enters it, and no question is unreadable.
-    """
-    if settings.policy.tokenizer:
-        return load_pretrained(settings.policy.tokenizer)
-    from stepcot_jax.policies.encoded_records import write_texts
-
-    vqa, texts = settings.vqa, list[str]()
-    for record in dataset.records:
-        prompt, reply = write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
-        texts += [prompt, reply] if record.split == "train" else [prompt]
-    if settings.curriculum.schedule != "none":
-        texts += stage_texts(settings, dataset)
-    if settings.self_check.enabled:
-        texts += check_texts(draw_checks(settings, dataset))
-    return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)

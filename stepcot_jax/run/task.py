@@ -89,6 +89,11 @@ class Task(Protocol):
         """
         ...
 
+    @property
+    def next_commands(self) -> tuple[str, ...]:
+        """Commands for a finished run, without "python -m stepcot_jax."; "{workdir}" stands for its folder."""
+        ...
+
     def describe_data(self) -> str:
         """Return the size of the data in a few words, such as "cases: 60"."""
         ...

@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
+from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import make_workdir
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.process_memory import release_freed_memory
@@ -57,9 +59,7 @@ class Run:
         settings, workdir = self.settings, self.workdir
         make_workdir(workdir)
         check_shared(workdir)
-        if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-            # A second start finds its programs compiled.
-            jax.config.update("jax_compilation_cache_dir", str((workdir / "compilation_cache").resolve()))
+        use_compilation_cache()
         with self._lock():  # a workdir in use is refused before anything is loaded
             check_earlier_run(settings, workdir)
         self.started = time.monotonic()
@@ -124,6 +124,12 @@ class Run:
             held = {step: state.params}
             del state  # what the optimizers hold is two thirds of it
             return self._finish(plan, step, held, best, metrics, seconds)
+
+    def say_next(self) -> None:
+        """Say which commands read the finished run."""
+        workdir = shlex.quote(str(self.workdir))
+        for command in self.task.next_commands:
+            self.terminal.say(f"next: python -m stepcot_jax.{command.format(workdir=workdir)}")
 
     def _clock(self, seconds_before: float) -> Callable[[], float]:
         """Return what returns the time that the run has taken, over all its starts."""

@@ -1,7 +1,7 @@
 """A policy over replies: fine-tuned on records, then optimised for rewards against its frozen start."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,6 +42,7 @@ class PolicySystem(System):
       grpo_updates: in an epoch of GRPO.
       rollouts: host part of a GRPO update; None for the job "sft".
       start: parameters of the policy to start from; None for random ones.
+      begin: applied to random parameters, such as `policy_network.start_coordinates`.
       staged: rows of fine-tuning with a curriculum; None without.
       streams: of the phases by name; set before `phases` is called.
     """
@@ -54,6 +55,7 @@ class PolicySystem(System):
     grpo_updates: int
     rollouts: Rollouts | None = None
     start: Params | None = None
+    begin: Callable[[Params], Params] | None = None
     staged: StagedRows | None = None
     streams: Mapping[str, Stream] = dataclasses.field(default_factory=dict)
 
@@ -90,6 +92,7 @@ class PolicySystem(System):
                 jnp.asarray(example["lengths"]),
                 jnp.zeros((len(example["prompts"]), 2), jnp.int32),
             )["params"]
+            params = params if self.begin is None else self.begin(params)
         else:
             params = jax.tree.map(jnp.asarray, self.start)
         of_policy: Params = {POLICY: params}

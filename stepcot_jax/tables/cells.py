@@ -139,9 +139,6 @@ class Cells:
         make_workdir(folder)
         if root := _record_root(cell.settings):
             write_whole(folder / RECORDS_FILE, f"{digest_records(pathlib.Path(root))}\n".encode())
-        if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-            # Cells that differ only in their seed are compiled once.
-            jax.config.update("jax_compilation_cache_dir", str((self.workdir / "compilation_cache").resolve()))
         with contextlib.redirect_stdout(io.StringIO()):  # the tables have the same figures
             Run(vary(self.share_features(cell.settings), {"resume": True}), folder).execute()
         if not self.is_finished(cell):

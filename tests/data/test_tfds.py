@@ -172,7 +172,7 @@ run_tool(lambda: main(sys.argv[1:]))
 """
     done = run(script, sources, tmp_path / "new")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "pip install 'stepcot-jax[tfds]'" in done.stderr
+    assert 'pip install -e ".[tfds]"' in done.stderr
     assert not (tmp_path / "new").exists()
 
 

@@ -35,15 +35,17 @@ def test_pictures_and_numbers_are_written(workdir, images, tmp_path, capsys):
     bad.write_bytes(b"nothing")
     flags = [f"--checkpoint={workdir}", f"--out={tmp_path / 'out'}", "--model=teacher", "--given=1=B"]
     assert main([str(bad), str(images / "one"), *flags]) == 1
-    assert "bad.png" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "bad.png" in printed.err
+    assert printed.out.splitlines() == [str(tmp_path / "out" / "x$y$.maps.png")]
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {f"x$y$.png.{kind}" for kind in ("png", "json", "attention.png")}
-    facts = json.loads((tmp_path / "out" / "x$y$.png.json").read_text())
+    assert written == {f"x$y$.{kind}" for kind in ("maps.png", "json", "attention.png")}
+    facts = json.loads((tmp_path / "out" / "x$y$.json").read_text())
     assert facts["steps"][0]["answer"] == DEFAULT_CHAIN.steps[0].options[1]
     assert len(facts["focus"]["spread"]) == 7
     assert np.array(facts["maps"]).sum(axis=(1, 2)) == pytest.approx(np.ones(7), abs=1e-3)
     assert sum(facts["attention"]["Diagnosis"].values()) == pytest.approx(1, abs=1e-4)
-    picture = np.asarray(Image.open(tmp_path / "out" / "x$y$.png.png").convert("L"))
+    picture = np.asarray(Image.open(tmp_path / "out" / "x$y$.maps.png").convert("L"))
     assert picture.shape[1] > 1200
     assert picture.std() > 20
 

@@ -87,7 +87,16 @@ def test_the_change_is_the_slope(slope, start):
 
 
 def test_the_change_in_words():
-    assert [describe_change(change)[10:] for change in (-0.02, 0.001, 0.02)] == ["narrows", "stays as wide", "widens"]
+    steps = np.arange(7)
+    lines = [describe_change(0.5 + slope * steps)[10:] for slope in (-0.02, 0.001, 0.02)]
+    assert lines == ["narrows", "stays as wide", "widens"]
+
+
+def test_a_zigzag_does_not_narrow():
+    zigzag = np.array([0.9, 0.3, 0.8, 0.2, 0.8, 0.3, 0.6])
+    assert change_a_step(zigzag) < -0.02
+    assert describe_change(zigzag) == "the focus goes back and forth"
+    assert describe_change(zigzag - 0.2 * np.arange(7)) == "the focus narrows"
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])

@@ -366,7 +366,7 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("stepcot_jax.predict.trained_policy.is_policy_run", lambda folder: False)
     monkeypatch.setattr("stepcot_jax.export.folder.load_trained", load_trained)
     out = tmp_path / "deep" / "out"
-    assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student"]) == 0
+    assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert wanted == [(pathlib.Path("work"), ("student",))]
     assert (report["folder"], list(report["models"])) == (str(out), ["student"])

@@ -14,7 +14,7 @@ from policies.policy_workdir import BEST, SIDE, make_policy_workdir
 
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.export import policy_folder, policy_loader
-from stepcot_jax.export.__main__ import main
+from stepcot_jax.export.__main__ import describe_report, main
 from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.folder import write_sums
 from stepcot_jax.export.policy_folder import export_policy
@@ -169,12 +169,16 @@ def test_the_command(run, tmp_path, capsys):
     flags = [f"--checkpoint={run[0]}", f"--out={tmp_path / 'out'}"]
     with pytest.raises(BadInput, match="--model and --torch-names do not apply"):
         main([*flags, "--model=teacher"])
-    assert main(flags) == 0
+    assert main([*flags, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["folder"] == str(tmp_path / "out")
     assert set(told["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
     with pytest.raises(BadInput, match="already exists"):
         main(flags)
+    lines = describe_report(told).splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'out'}: {len(told['files'])} files, ")
+    assert lines[1].startswith(f"policy: parameters {told['policy']['parameters']:,}, phase ")
+    assert lines[2].startswith(f"next: python {tmp_path / 'out'}/load.py ")
 
 
 def test_nothing_is_left_of_an_export_that_fails(run, tmp_path, monkeypatch):

@@ -12,12 +12,12 @@ LAUNCH = pathlib.Path(__file__).parents[2] / "launch"
 FILES = sorted(path.name for path in LAUNCH.iterdir() if path.suffix in (".sh", ".sbatch"))
 SCRIPTS = [name for name in FILES if name != "options.sh"]  # which the others source
 
-RUN = {"CONFIG": "configs/paper.py", "WORKDIR": "/shared/my run"}
+RUN = {"CONFIG": "paper", "WORKDIR": "/shared/my run"}
 TPU = {"TPU_NAME": "pod", "ZONE": "us-west4-a"}
 SLICE = {"ACCELERATOR_TYPE": "v5litepod-16", "RUNTIME_VERSION": "v2-alpha-tpuv5-lite"}
 SLURM = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "16"}
 
-GPU_RUN = "python3 -m stepcot_jax.main --config=configs/paper.py '--workdir=/shared/my run'"
+GPU_RUN = "python3 -m stepcot_jax.main --config=paper '--workdir=/shared/my run'"
 LOCAL_RUN = f"{GPU_RUN} --coordinator=127.0.0.1:4242 --num_processes=2 --process_id"
 GCLOUD = "gcloud compute tpus tpu-vm"
 FLAG = "--config.data.root=/my $data"
@@ -91,7 +91,7 @@ DRY_RUNS = [
         [
             f"{GCLOUD} ssh pod --zone=us-west4-a --tunnel-through-iap --quiet --worker=all '--command=cd stepcot && "
             r"bash launch/tpu_worker.sh start env JAX_PLATFORMS=tpu\,cpu .venv/bin/python -m stepcot_jax.main "
-            r"--config=configs/paper.py --workdir=/shared/my\ run --num_processes=4 --config.data.root=/my\ \$data '"
+            r"--config=paper --workdir=/shared/my\ run --num_processes=4 --config.data.root=/my\ \$data '"
         ],
     ),
     case(
@@ -173,6 +173,11 @@ REFUSED = [
     ("gpu.sh", [], {}, "CONFIG WORKDIR"),
     ("gpu.sh", [], {**RUN, "WORKDIR": ""}, "WORKDIR"),
     ("gpu.sh", [], {**RUN, "MAX_RESTARTS": "-1"}, "'-1'"),
+    *(
+        (script, ["--dry-run", *count], {**RUN, **SLURM, "CONFIG": config}, f"'{config.split(':')[0]}' is neither")
+        for script, count in (("gpu.sh", []), ("local_processes.sh", ["2"]), ("slurm.sbatch", []))
+        for config in ("papers", "configs/none.py:1")
+    ),
     ("local_processes.sh", ["2"], {"CONFIG": "x"}, "WORKDIR"),
     ("local_processes.sh", [], RUN, "''"),
     ("local_processes.sh", ["two"], RUN, "'two'"),
@@ -224,7 +229,7 @@ def test_the_header_names_every_variable(script):
         assert re.search(rf"^#   (\w+, )*{name}\b", head, re.M), f"{script}: {name} is not in the header"
 
 
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in ("slurm.sbatch", "tpu_worker.sh")])
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "tpu_worker.sh"])
 def test_help_is_the_header(run, script):
     code, out, _ = run(script, "--help")
     assert code == 0

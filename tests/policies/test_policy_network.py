@@ -7,7 +7,9 @@ import pytest
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.images.preprocessing import normalise as normalise_on_host
-from stepcot_jax.policies.policy_network import make_policy, normalise, rotary_sections
+from stepcot_jax.models.prefix_vlm import sinusoids
+from stepcot_jax.policies.policy_network import make_policy, normalise, rotary_sections, start_coordinates
+from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.settings.run_settings import load_settings
 
 SIZES = {"policy.grid": 2, "policy.encoder_widths": (8, 12), "policy.width": 16, "policy.num_layers": 1}
@@ -58,3 +60,36 @@ def test_pictures_are_normalised_as_on_the_host():
     of = settings().image_encoder
     expected = normalise_on_host(pixels, Preprocessing(size=5, mean=of.mean, std=of.std))
     np.testing.assert_allclose(jax.jit(lambda each: normalise(each, settings()))(pixels), expected, rtol=0, atol=1e-6)
+
+
+def test_coordinates_start_near_their_neighbours_and_words_stay_random():
+    vocabulary = Vocabulary.count(["the lung [1, 2]"], largest=40)
+    table = jax.random.normal(jax.random.key(1), (vocabulary.num_words, 16)) / 4
+    params = {"rows": jnp.ones(3), "decoder": {"embedding": {"embedding": table}, "norm": jnp.ones(2)}}
+    started = start_coordinates(params, vocabulary, largest=40)
+    found = np.asarray(started["decoder"]["embedding"]["embedding"])
+    tokens = np.array([vocabulary.encode(f", {number}") for number in range(41)])[:, 0]
+    # Neighbours differ by the random shares, 0.3 * sqrt(2) of a vector of length 1, and by a small angle.
+    near, far = (np.linalg.norm(found[tokens[step:]] - found[tokens[:-step]], axis=1).mean() for step in (1, 20))
+    assert near < 0.8 * far
+    words = [token for piece in ("the", " lung", "[") for token in vocabulary.encode(piece)]
+    np.testing.assert_array_equal(found[words], np.asarray(table)[words])
+    np.testing.assert_allclose(
+        found[tokens] - 0.3 * np.asarray(table)[tokens],
+        1.4 / 4 * np.asarray(sinusoids(jnp.arange(41, dtype=jnp.float32) / 40, 16)),
+        atol=1e-5,
+    )
+    assert started["rows"] is params["rows"]
+    assert started["decoder"]["norm"] is params["decoder"]["norm"]
+
+
+def test_a_tokenizer_without_coordinates_leaves_the_parameters_as_they_are():
+    params = {"decoder": {"embedding": {"embedding": jnp.ones((256, 4))}}}
+    assert start_coordinates(params, NoWords(), largest=3) is params
+
+
+class NoWords:
+    """A tokenizer that needs two tokens for everything."""
+
+    def encode(self, text):
+        return [1, 2]

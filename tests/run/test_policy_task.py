@@ -57,7 +57,7 @@ def test_a_limit_that_cuts_some_replies_is_said(tmp_path):
 
 def test_a_pack_longer_than_the_setting_is_a_row_alone(tmp_path):
     task = Run(small_settings(sft__pack_length=20, **BRIEF), tmp_path).task
-    lengths = {place: record.length for place, record in task.encoded.items()}
+    lengths = {place: record.length for place, record in task.tokens.encoded.items()}
     assert min(lengths.values()) > 20
     assert sorted(task.packs) == [(place,) for place in sorted(lengths)]
     assert task.row_length == max(lengths.values())

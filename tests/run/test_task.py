@@ -120,6 +120,8 @@ class LineTask(Task):
         self.validated[step] = jax.device_get(state.params)
         return {"sft" if step <= 6 else "grpo": SCORES[step]}
 
+    next_commands = ("report {workdir}", "predict x.png --checkpoint={workdir}")
+
     def describe_data(self):
         return "lines: 1"
 
@@ -158,6 +160,15 @@ def finished(tmp_path_factory):
     report = run.execute()
     patch.undo()
     return run, report
+
+
+def test_a_finished_run_says_what_reads_it(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path / "a b", monkeypatch)
+    run.say_next()
+    assert [line for line in capsys.readouterr().err.splitlines() if "next" in line] == [
+        f"next: python -m stepcot_jax.report '{tmp_path / 'a b'}'",
+        f"next: python -m stepcot_jax.predict x.png --checkpoint='{tmp_path / 'a b'}'",
+    ]
 
 
 def test_the_best_of_each_phase_is_reported(finished):

@@ -2,6 +2,8 @@
 
 import json
 
+from systems.small_policy import SIZES as POLICY
+
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.terminal import Terminal
@@ -10,32 +12,17 @@ from stepcot_jax.settings.run_settings import load_settings
 from stepcot_jax.tables.cells import Cells
 from stepcot_jax.tables.plan import Plan
 
-SIZES = {
+SIZES = POLICY | {
     "job": "distill",
     "phantom.num_cases": 60,
-    "phantom.image_size": 32,
-    "phantom.prevalence": "flat",
-    "image_encoder.image_size": 32,
     "data.split_fractions": (0.6, 0.1, 0.3),
-    "vqa.num_validated": 4,
-    "policy.grid": 4,
-    "policy.encoder_widths": (4, 8),
-    "policy.width": 16,
-    "policy.num_layers": 1,
-    "policy.num_heads": 1,
-    "policy.head_width": 16,
-    "policy.mlp_width": 16,
     "policy.longest_reply": 16,
     "sft.epochs": 1,
-    "sft.batch_size": 16,
-    "grpo.epochs": 1,
-    "grpo.batch_size": 4,
+    "sft.pack_length": 256,
     "grpo.group_size": 2,
     "grpo.updates_per_epoch": 1,
-    "training.log_every": 1,
-    "evaluation.num_resamples": 0,
+    "training.checkpoint_minutes": 10,
     "evaluation.batch_size": 36,
-    "parallel.num_devices": 1,  # the suite has eight virtual devices
 }
 TRUE_COMMAND = ["python", "-m", "stepcot_jax.tables"]
 

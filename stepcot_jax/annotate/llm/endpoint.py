@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import install_extra
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
@@ -156,7 +157,7 @@ def connect(endpoint: Endpoint, key: str) -> Any:
         import httpx2
         import openai
     except ImportError as error:
-        raise BadInput(f"a language model requires {error.name}: pip install 'stepcot-jax[annotate]'") from None
+        raise BadInput(f"a language model requires {error.name}: {install_extra('annotate')}") from None
     # Below WARNING they log whole requests, including reports.
     for name in ("openai", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger(name).level))

@@ -36,7 +36,7 @@ class DrawnBox:
     colour: tuple[int, int, int] = PREDICTED
 
 
-def draw_boxes(
+def draw_named_boxes(
     pixels: UInt8[np.ndarray, "height width 3"], boxes: Sequence[DrawnBox], *, least_side: int = LEAST_SIDE
 ) -> UInt8[np.ndarray, "height2 width2 3"]:
     """Return a picture with boxes drawn over it, enlarged if it is small, at most 1536 pixels a side.

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import install_extra
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-EXTRA = "pip install 'stepcot-jax[dicom]'"
+EXTRA = install_extra("dicom")
 
 _CODE = re.compile(r"[A-Z0-9 _]{1,16}")
 _Read = TypeVar("_Read")

@@ -22,6 +22,7 @@ from stepcot_jax.data.splits.split_resolver import find_tables, read_splits
 from stepcot_jax.data.splits.splits import Splits
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
+from stepcot_jax.host.text import install_extra
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,7 @@ def import_tfds() -> Any:
         import tensorflow_datasets
     except ImportError as error:
         raise BadInput(
-            f"tensorflow_datasets is required and cannot be imported ({error}): pip install 'stepcot-jax[tfds]'"
+            f"tensorflow_datasets is required and cannot be imported ({error}): {install_extra('tfds')}"
         ) from None
     return tensorflow_datasets
 

@@ -25,6 +25,7 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 
 from stepcot_jax.data.images.dicom import is_dicom, read_dicom
+from stepcot_jax.data.images.dicom_fields import EXTRA
 from stepcot_jax.host.errors import BadInput
 
 MAX_PIXELS = 10_000
@@ -502,7 +503,7 @@ def test_no_decoder(monkeypatch):
     monkeypatch.setattr(base.Decoder, "available_plugins", property(lambda _: ()))
     packed = encapsulate([jpeg(GREY8)])
     message = refusal(write(make(GREY8, syntax=uid.JPEGBaseline8Bit, data=packed)))
-    assert "no decoder for JPEG Baseline is installed: pip install 'stepcot-jax[dicom]'" in message
+    assert 'no decoder for JPEG Baseline is installed: pip install -e ".[dicom]"' in message
 
 
 def test_compressed_size_has_to_match():
@@ -674,4 +675,4 @@ def test_without_pydicom(tmp_path):
         "except BadInput as error: print(error, error.__context__)"
     )
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
-    assert "scan.dcm: reading a DICOM file requires pydicom: pip install 'stepcot-jax[dicom]' None" in done.stdout
+    assert f"scan.dcm: reading a DICOM file requires pydicom: {EXTRA} None" in done.stdout

@@ -1,0 +1,61 @@
+"""One cache of compiled programs a user: the second run of a program, in whatever folder, does not compile it again."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import platform
+
+_CPU = pathlib.Path("/proc/cpuinfo")
+
+
+def user_cache() -> pathlib.Path | None:
+    """Return the folder of compiled programs for this kind of machine; None without a home.
+
+    Code for one CPU may not run on another, and a home may be shared between machines: each kind has its own folder.
+    """
+    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # as its specification says, a relative one does not count
+        try:
+            base = pathlib.Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return base / "stepcot_jax" / "compiled" / _describe_machine()
+
+
+def use_compilation_cache() -> pathlib.Path | None:
+    """Keep compiled programs in the user's cache; JAX_COMPILATION_CACHE_DIR and JAX_ENABLE_COMPILATION_CACHE go first.
+
+    What lies there is machine code that JAX loads: a folder that others can write is not used.
+
+    Returns:
+      The folder; None if JAX's own settings decide, or no folder of the user alone can be had.
+    """
+    import jax
+
+    config = jax.config
+    if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
+        return None
+    folder = user_cache()
+    if folder is None or not _is_private(folder):
+        return None
+    config.update("jax_compilation_cache_dir", str(folder))
+    return folder
+
+
+def _is_private(folder: pathlib.Path) -> bool:
+    """Create the folder; say whether this user alone can write it."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+        return found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK)
+    return False
+
+
+def _describe_machine() -> str:
+    """Return a short name of the processor's kind."""
+    kind = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = _CPU.read_text().splitlines()
+        kind += "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return hashlib.sha256(kind.encode()).hexdigest()[:16]

@@ -1,0 +1,109 @@
+"""The records of a run as tokens: tokenizer, prompts, training targets and their lengths."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from stepcot_jax.data.grounded.check_examples import CheckExample, draw_check_examples
+from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.policies.check_tokens import check_texts, encode_checks, longest_check
+from stepcot_jax.policies.encoded_records import EncodedRecord, RecordEncoder, write_texts
+from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, load_pretrained
+from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.run.policy_checks import check_round_trip, count_cut
+from stepcot_jax.run.policy_start import naming_start
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.staged_rows import stage_texts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizedRecords:
+    """The records of a dataset as tokens.
+
+    Attributes:
+      tokenizer: of prompts and replies.
+      prompts: tokens of each record's prompt, by place.
+      encoded: tokens of each training record, by place; with self-checks some show a wrong attempt and its check.
+      lengths: of prompts and replies.
+      longest_check: tokens of the longest training reply with a self-check.
+      num_cut: training replies that are longer than a sampled reply can be.
+    """
+
+    tokenizer: AnyTokenizer
+    prompts: Sequence[tuple[int, ...]]
+    encoded: Mapping[int, EncodedRecord]
+    lengths: PolicyLengths
+    longest_check: int
+    num_cut: int
+
+
+def tokenize_records(settings: Settings, dataset: VqaDataset, tokenizer: AnyTokenizer | None) -> TokenizedRecords:
+    """Encode the prompts of all records and the replies of the training split.
+
+    Args:
+      settings: of the run.
+      dataset: its records.
+      tokenizer: of the run that this one starts from; None for that of the settings.
+
+    Raises:
+      BadInput: a record cannot be written or encoded, or no training reply fits in `policy.longest_reply`.
+    """
+    tokenizer = make_tokenizer(settings, dataset) if tokenizer is None else tokenizer
+    encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
+    train = [int(place) for place in dataset.splits["train"]]
+    with naming_start(settings):
+        prompts = [encoder.encode_prompt(record) for record in dataset.records]
+        encoded = {place: encoder.encode(dataset.records[place]) for place in train}
+    if settings.policy.tokenizer:  # a closed vocabulary gives every text back
+        check_round_trip(encoder, dataset.records, encoded)
+    longest = of_checks = max(len(each.target) for each in encoded.values())
+    reply_length = settings.policy.longest_reply or longest
+    num_cut = count_cut(encoded, reply_length)
+    if settings.self_check.enabled and (examples := draw_checks(settings, dataset)):
+        with naming_start(settings):
+            encoded |= encode_checks(examples, encoded, tokenizer)
+            of_checks = longest_check(examples, tokenizer)
+    lengths = PolicyLengths(
+        prompt_length=max(map(len, prompts)),
+        reply_length=reply_length,
+        num_words=tokenizer.num_words,
+        largest_coordinate=settings.image_encoder.image_size,
+    )
+    return TokenizedRecords(
+        tokenizer=tokenizer,
+        prompts=prompts,
+        encoded=encoded,
+        lengths=lengths,
+        longest_check=of_checks,
+        num_cut=num_cut,
+    )
+
+
+def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExample]:
+    """Return the training records that fine-tuning shows with a wrong attempt and a check, by place."""
+    return draw_check_examples(
+        dataset.records,
+        dataset.splits["train"],
+        share=settings.self_check.sft_share,
+        seed=settings.seed,
+        dialect=settings.vqa.dialect,
+        hides_check=settings.self_check.context == "first",
+    )
+
+
+def make_tokenizer(settings: Settings, dataset: VqaDataset) -> AnyTokenizer:
+    """Return the pretrained tokenizer that the settings name, or a closed vocabulary.
+
+    The vocabulary is counted on the prompts of all splits and the replies of the training split: no word of a held-out
+    answer enters it, and no question is unreadable.
+    """
+    if settings.policy.tokenizer:
+        return load_pretrained(settings.policy.tokenizer)
+    vqa, texts = settings.vqa, list[str]()
+    for record in dataset.records:
+        prompt, reply = write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
+        texts += [prompt, reply] if record.split == "train" else [prompt]
+    if settings.curriculum.schedule != "none":
+        texts += stage_texts(settings, dataset)
+    if settings.self_check.enabled:
+        texts += check_texts(draw_checks(settings, dataset))
+    return Vocabulary.count(texts, largest=settings.image_encoder.image_size, num_merges=settings.policy.num_merges)

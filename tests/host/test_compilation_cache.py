@@ -1,0 +1,85 @@
+"""Compiled programs are kept in a folder of the user alone, unless JAX's own settings say otherwise."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from stepcot_jax.host import compilation_cache
+from stepcot_jax.host.compilation_cache import use_compilation_cache, user_cache
+
+_PROGRAM = """
+import jax, sys
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+from stepcot_jax.host.compilation_cache import use_compilation_cache
+print(use_compilation_cache())
+from jax._src import monitoring
+monitoring.register_event_listener(lambda event, **more: print(event) if "cache_hits" in event else None)
+jax.jit(lambda x: x @ x + 1)(jax.numpy.ones((3, 3))).block_until_ready()
+"""
+
+
+def run(home, **more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COMPILATION", "XDG_"))}
+    environment = {**kept, "HOME": str(home), **more}
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.split()
+
+
+def test_a_second_process_finds_what_the_first_compiled(tmp_path):
+    folder, *hits = run(tmp_path)
+    assert pathlib.Path(folder).is_relative_to(tmp_path / ".cache" / "stepcot_jax")
+    assert not hits
+    assert pathlib.Path(folder).stat().st_mode & 0o777 == 0o700
+    assert "/jax/compilation_cache/cache_hits" in run(tmp_path)
+
+
+def test_jax_own_settings_go_first(tmp_path):
+    assert run(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine"))[0] == "None"
+    assert run(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false")[0] == "None"
+    assert not (tmp_path / ".cache").exists()
+
+
+@pytest.fixture
+def unset(monkeypatch, tmp_path):
+    """JAX without a folder, and a cache below the test's folder."""
+    import jax
+
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_folder_that_others_can_write_is_not_used(unset):
+    folder = user_cache()
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert use_compilation_cache() is None
+    folder.chmod(0o700)
+    assert use_compilation_cache() == folder
+
+
+def test_a_cache_that_cannot_be_made_is_none(unset):
+    (unset / "stepcot_jax").write_text("a file")
+    assert use_compilation_cache() is None
+
+
+def test_each_kind_of_processor_has_its_folder(monkeypatch, tmp_path):
+    folders = []
+    for flags in ("sse avx", "sse"):
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : x\nflags : {flags}\ncpu MHz : 1\n" * 2)
+        monkeypatch.setattr(compilation_cache, "_CPU", tmp_path / "cpuinfo")
+        folders.append(user_cache())
+    monkeypatch.setattr(compilation_cache, "_CPU", tmp_path / "none")
+    assert len({*folders, user_cache()}) == 3
+
+
+def test_a_relative_base_does_not_count(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_cache().is_relative_to(tmp_path / ".cache")
