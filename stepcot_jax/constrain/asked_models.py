@@ -75,10 +75,11 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A model's reply: its text, or None and why there is none."""
+    """A model's reply: its text, or None and why there is none; `is_cut` if it reached the limit of its length."""
 
     text: str | None
     problem: str = ""
+    is_cut: bool = False
 
 
 class Model(Protocol):
@@ -146,12 +147,12 @@ class EndpointModel:
         messages = attach(request.messages, [image.data_url for image in request.images])
         about = _Asked(request.case, request.messages[-1]["content"])
         try:
-            text, _ = await self._interviewer.ask(about, messages, lambda text: text)
+            text, entry = await self._interviewer.ask(about, messages, lambda text: text)
         except CannotAnnotate as error:
             return Reply(None, error.detail)
         except RequestRefused as error:
             return Reply(None, f"refused: {error}")
-        return Reply(text)
+        return Reply(text, is_cut=entry.finish == "length")
 
     async def close(self) -> None:
         """Close connection and ledger."""

@@ -180,6 +180,7 @@ def write_replies(folder: Path, cases: Sequence[AskedCase], replies: Sequence[Ca
             },
             "reply": answered.reply.text,
             **({"problem": answered.reply.problem} if answered.reply.problem else {}),
+            **({"is_cut": True} if answered.reply.is_cut else {}),
             "answers": {
                 field: chain.steps[position_of(field, chain.num_steps)].written(label)
                 for field, label in answered.verified.labels.items()

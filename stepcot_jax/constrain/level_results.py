@@ -65,6 +65,7 @@ def summarise_levels(
         num_cases=len(cases),
         num_patients=count_patients(patients[known]),
         num_missing=sum(each.reply.text is None for column in columns.values() for each in column),
+        num_cut=sum(each.reply.is_cut for column in columns.values() for each in column),
         cases=digest_cases([case.id for case in cases]),
         levels=[
             _describe(key, columns, truth, chain, values, resampled, None if expected is None else expected(key, truth))

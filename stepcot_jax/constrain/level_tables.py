@@ -111,6 +111,8 @@ def _describe(found: Constrained) -> list[str]:
         )
     if found.num_missing:
         notes.append(f"{found.num_missing} dialogues have no reply (refused, or too long); they count as wrong.")
+    if found.num_cut:
+        notes.append(f"{found.num_cut} replies were cut at the limit of their length (--max-answer-tokens).")
     return notes
 
 

@@ -90,6 +90,7 @@ class Constrained(msgspec.Struct, frozen=True, kw_only=True):
       num_cases: number of cases, unannotated ones included.
       num_patients: number of patients with a diagnosis.
       num_missing: number of dialogues without a reply, such as refused ones.
+      num_cut: number of replies that were cut at the limit of their length.
       cases: SHA-256 of the cases' ids, by `digest_cases`.
       levels: results, level 0 first.
     """
@@ -104,6 +105,7 @@ class Constrained(msgspec.Struct, frozen=True, kw_only=True):
     num_cases: int
     num_patients: int
     num_missing: int
+    num_cut: int
     cases: str
     levels: list[Level]
 

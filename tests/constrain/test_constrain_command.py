@@ -209,6 +209,8 @@ def test_bad_replies_are_measured_and_not_repaired(phantoms, tmp_path):
         assert len(server.requests) == NUM_CASES * UNIQUE
     found = read_constrained(tmp_path)
     assert found.num_missing == 2 * NUM_CASES
+    assert found.num_cut == 3 * NUM_CASES  # level 0, and level 1 in two variants
+    assert "12 replies were cut at the limit" in (tmp_path / "levels.md").read_text()
     for level in found.levels:
         assert level.diagnosis["accuracy"].value == 0.0
         assert level.followed["readable"].value == 0.0
