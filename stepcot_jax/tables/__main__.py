@@ -5,7 +5,7 @@ vqa, robustness, self_check or stages, several of them, or all: the first six. T
 GEMeX-RMCoT and MEDSAGE; without --config they are printed alone, and nothing is trained.
 
 python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [--encoders=NAME=WEIGHTS,...]
-    [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
+    [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
 runs. Tables are written as CSV, Markdown and LaTeX to DIR/tables, or to --out.
@@ -53,6 +53,9 @@ PUBLISHED_NAMES = ("vqa", "robustness", "self_check", "stages")
 
 NOT_IN_ALL = ("corrections", "schedules", "folds", "chain_grpo", "curriculum")
 """Tables that `all` leaves out: they are not the paper's, and train anew, folds five times for each seed."""
+
+WITH_LARGE_MODELS = ("diagnosis", "steps")
+"""Tables with rows of large models, from `--constrained`."""
 
 
 def read_names(arguments: list[str]) -> tuple[str, ...]:
@@ -146,10 +149,15 @@ def _make_plan(workdir: pathlib.Path) -> "Plan":
     make_workdir(workdir)
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tables.cells import Cells
+    from stepcot_jax.tables.constrained_models import read_constrained
     from stepcot_jax.tables.plan import Plan
 
+    constrained = tuple(read_constrained(pathlib.Path(path)) for path in values.constrained)
+    models = [found.model for found in constrained]
+    if len(set(models)) < len(models):
+        raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
     logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file
-    return Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples)
+    return Plan(settings, seeds, Cells(workdir, Terminal()), encoders, target, values.resamples, constrained)
 
 
 def main(arguments: list[str]) -> None:
@@ -160,6 +168,9 @@ def main(arguments: list[str]) -> None:
         values = flags.FLAGS
         if values.published and not set(names) <= set(PUBLISHED_NAMES):
             raise BadInput(f"--published is accepted only with {', '.join(PUBLISHED_NAMES)}; got {', '.join(names)}")
+        if values.constrained and not set(names) & set(WITH_LARGE_MODELS):
+            accepted = " and ".join(WITH_LARGE_MODELS)
+            raise BadInput(f"--constrained is accepted only with {accepted}; got {', '.join(names)}")
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
         workdir = pathlib.Path(values.workdir)
@@ -177,6 +188,8 @@ def define_table_flags() -> None:
     """Define the flags beyond those of a run."""
     flags.DEFINE_list("seeds", [], "Seeds of every run; the config's by default.")
     flags.DEFINE_list("encoders", [], "NAME=WEIGHTS of more frozen encoders, or of folders of imported features.")
+    large = "Folders of python -m stepcot_jax.constrain: large models beside the networks, in diagnosis and steps."
+    flags.DEFINE_list("constrained", [], large)
     flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
     flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(PUBLISHED_NAMES)} alone.")

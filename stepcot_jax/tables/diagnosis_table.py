@@ -3,15 +3,22 @@
 from collections.abc import Sequence
 
 from stepcot_jax.tables.cells import Cell
-from stepcot_jax.tables.comparing import INTERVALS, Comparison, judge
+from stepcot_jax.tables.comparing import INTERVALS, Comparison, word_verdicts
+from stepcot_jax.tables.constrained_models import Level
+from stepcot_jax.tables.constrained_rows import (
+    WITH,
+    WITHOUT,
+    check_chain,
+    describe_cases,
+    list_rows,
+    make_evidence,
+)
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.published_figures import DIAGNOSIS_FIGURES
-from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, NONE_SHOWN
+from stepcot_jax.tables.verdicts import CORRECTED, HIGHER, LOWER, NONE_SHOWN, Evidence
 from stepcot_jax.tables.writing import Entry, Table, columns
 
 METRICS = {"accuracy": "accuracy", "auc": "mAUC", "sensitivity": "sensitivity", "specificity": "specificity"}
-WITHOUT, WITH = "without", "with"
-
 SUPERVISION = (
     "Differences: with less without the intermediate steps as supervision. A gain is a higher figure, a loss a lower "
     "one, for each of the four figures separately.",
@@ -28,12 +35,19 @@ def list_cells(plan: Plan) -> list[Cell]:
 
 def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
-    comparison = plan.compare_baselines(("last", "all")).last_step_alone()
+    whole = plan.compare_baselines(("last", "all"))
+    check_chain(plan.constrained, whole.chain)
+    comparison = whole.last_step_alone()
     rows: list[tuple[Entry, ...]] = []
-    (gains,) = compare_supervision([comparison], [encoder.name for encoder in plan.encoders()])
+    large = [(found, steps, level) for found in plan.constrained for steps, level in list_rows(found)]
+    besides = [each for found, _, level in large if level.level for each in make_evidence(found, level, [*METRICS])]
+    (gains,), verdicts = compare_supervision([comparison], [encoder.name for encoder in plan.encoders()], besides)
     for encoder in plan.encoders():
         rows.append(_row(comparison, f"{encoder.name}, {WITHOUT} steps", encoder.name, WITHOUT))
         rows.append(_row(comparison, f"{encoder.name}, {WITH} steps", encoder.name, WITH, gains[encoder.name]))
+    said = iter(verdicts)
+    for found, steps, level in large:
+        rows.append(_large_row(found.model, steps, level, [next(said) for _ in METRICS] if level.level else None))
     rows += [_row(comparison, model, model, WITH) for model in ("teacher", "student")]
     shown = {str(row[0]).casefold() for row in rows} | {f"{row[0]}, {row[1]} steps".casefold() for row in rows}
     rows += [
@@ -47,6 +61,7 @@ def make_tables(plan: Plan) -> list[Table]:
         CORRECTED,
         *SUPERVISION,
         *(encoder.note for encoder in plan.encoders() if encoder.note),
+        *describe_cases(plan.constrained, comparison.splits[0]),
     ]
     headings = (
         *columns("text", "model", "intermediate steps"),
@@ -58,15 +73,19 @@ def make_tables(plan: Plan) -> list[Table]:
     return [Table("diagnosis", "Diagnosis with and without intermediate steps", headings, tuple(rows), tuple(notes))]
 
 
-def compare_supervision(comparisons: Sequence[Comparison], encoders: Sequence[str]) -> list[dict[str, list[Entry]]]:
+def compare_supervision(
+    comparisons: Sequence[Comparison], encoders: Sequence[str], besides: Sequence[Evidence] = ()
+) -> tuple[list[dict[str, list[Entry]]], list[str]]:
     """Compare the baselines with and without the intermediate steps, each on the same cases.
 
     Args:
       comparisons: of the last step, with models "ENCODER, with steps" and "ENCODER, without steps".
       encoders: their names.
+      besides: further differences of the same table.
 
     Returns:
-      For each comparison, by encoder, the differences in all figures and then their verdicts, corrected together.
+      For each comparison, by encoder, the differences in all figures and then their verdicts; and the verdicts on the
+      further differences. All are corrected together.
     """
     asked = [
         (comparison, (f"{encoder}, {WITH} steps", f"{encoder}, {WITHOUT} steps", metric, 0))
@@ -74,15 +93,17 @@ def compare_supervision(comparisons: Sequence[Comparison], encoders: Sequence[st
         for encoder in encoders
         for metric in METRICS
     ]
-    verdicts = iter(judge(asked))
+    found = word_verdicts([*(comparison.evidence(*question) for comparison, question in asked), *besides])
+    verdicts = iter(found[: len(asked)])
     differences = iter([comparison.difference(*question) for comparison, question in asked])
-    return [
+    compared: list[dict[str, list[Entry]]] = [
         {
             encoder: [*(next(differences) for _ in METRICS), *(_name_gain(next(verdicts)) for _ in METRICS)]
             for encoder in encoders
         }
         for _ in comparisons
     ]
+    return compared, [_name_gain(verdict) for verdict in found[len(asked) :]]
 
 
 def _name_gain(verdict: str) -> str:
@@ -104,6 +125,15 @@ def _row(
     compared = [None] * (2 * len(METRICS)) if gains is None else gains
     published = _published(name if name in DIAGNOSIS_FIGURES else f"{name}, {steps} steps")
     return (name, steps, *figures, *compared, *published)
+
+
+def _large_row(model: str, steps: str, level: Level, verdicts: Sequence[str] | None) -> tuple[Entry, ...]:
+    """A row of a large model; one of the paper's has its figures beside the row without the steps."""
+    compared: list[Entry] = [None] * (2 * len(METRICS))
+    if verdicts is not None:
+        compared = [*(level.differences[metric].figure for metric in METRICS), *verdicts]
+    published = _published(model) if not level.level else [None] * len(METRICS)
+    return (model, steps, *(level.diagnosis[metric].figure for metric in METRICS), *compared, *published)
 
 
 def _published(name: str) -> list[Entry]:

@@ -9,6 +9,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tables.cells import Cell, Cells, vary
 from stepcot_jax.tables.comparing import Comparison, join
+from stepcot_jax.tables.constrained_models import Constrained
 from stepcot_jax.tables.encoders import Encoder, list_encoders
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ class Plan:
       named_encoders: encoders given by the user, by name: a folder, a Hugging Face id or a folder of imported features.
       target: settings whose data the transfer table reads; None for the phantom's held-out styles.
       num_resamples: of every bootstrap.
+      constrained: large models put through the steps, for the rows beside the trained networks.
     """
 
     settings: Settings
@@ -43,6 +45,7 @@ class Plan:
     named_encoders: Mapping[str, str] = dataclasses.field(default_factory=dict)
     target: Settings | None = None
     num_resamples: int = 1000
+    constrained: tuple[Constrained, ...] = ()
 
     def __post_init__(self) -> None:
         if self.settings.job != "distill":

@@ -1,8 +1,12 @@
 """Table 8: every figure of every step, of baselines with the intermediate steps, teacher and student."""
 
+from collections.abc import Sequence
+
 from stepcot_jax.evaluation.metrics import FIGURES
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS, Comparison
+from stepcot_jax.tables.constrained_models import Constrained
+from stepcot_jax.tables.constrained_rows import check_chain, describe_cases, list_step_rows
 from stepcot_jax.tables.plan import Plan
 from stepcot_jax.tables.published_figures import step_figures
 from stepcot_jax.tables.writing import Entry, Table, columns
@@ -19,13 +23,24 @@ def make_tables(plan: Plan) -> list[Table]:
     """Make the table from finished cells."""
     comparison = plan.compare_baselines(("all",))
     teacher, student, *baselines = comparison.models
-    return [
-        tabulate_steps("steps", "Every step of every model", comparison, [*baselines, teacher, student], plan.seeds)
-    ]
+    models = [*baselines, teacher, student]
+    return [tabulate_steps("steps", "Every step of every model", comparison, models, plan.seeds, plan.constrained)]
 
 
-def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[str], seeds: tuple[int, ...]) -> Table:
-    """Make a table of all figures of each model and step, with published ones and the best constant answer."""
+def tabulate_steps(
+    name: str,
+    title: str,
+    comparison: Comparison,
+    models: list[str],
+    seeds: tuple[int, ...],
+    large: Sequence[Constrained] = (),
+) -> Table:
+    """Make a table of all figures of each model and step, with published ones and the best constant answer.
+
+    Raises:
+      BadInput: a large model answered other questions.
+    """
+    check_chain(large, comparison.chain)
     found = [step_figures(model, step.name) for step in comparison.chain.steps for model in models]
     shown = [figure for figure in FIGURES if any(figure in figures for figures in found)]
     rows: list[tuple[Entry, ...]] = []
@@ -37,6 +52,7 @@ def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[s
             figures = (comparison.figure(model, figure, position) for figure in FIGURES)
             published = step_figures(model, step.name)
             rows.append((step.name, model, num_cases, *figures, *(published.get(figure) for figure in shown)))
+        rows += [(*row, *[None] * len(shown)) for found in large for row in list_step_rows(found, step.name)]
     headings = (
         *columns("text", "step", "model"),
         *columns("number", "cases"),
@@ -45,6 +61,7 @@ def tabulate_steps(name: str, title: str, comparison: Comparison, models: list[s
     )
     notes = [f"Test split, seeds {list(seeds)}.", INTERVALS]
     notes.append("The most frequent answer is that of the whole split in every resample; no model knows it.")
+    notes += describe_cases(large, comparison.splits[0])
     if shown:
         notes.append("Published: accuracies of Tables 6 and 9, the diagnosis of Table 3; others are unknown.")
     return Table(name, title, headings, tuple(rows), tuple(notes))

@@ -114,7 +114,7 @@ def make_tables(plan: Plan) -> list[Table]:
     comparisons = {name: Comparison(splits, last, plan.num_resamples) for name, splits in by_data.items()}
     encoders, imported = _encoders(plan, plan.seeds[0])
     names = [encoder.name for encoder in encoders]
-    gains = dict(zip(comparisons, compare_supervision([*comparisons.values()], names), strict=True))
+    gains = dict(zip(comparisons, compare_supervision([*comparisons.values()], names)[0], strict=True))
     rows: list[tuple[Entry, ...]] = []
     waiting: dict[str, tuple[int, int]] = dict(TRANSFER_SAMPLES)
     source = ", ".join(_source(plan)) or "the config's data"

@@ -113,7 +113,9 @@ class Table:
 
     def show(self) -> list[list[str]]:
         """Return the entries of each row as Markdown and LaTeX print them."""
-        return [[_show(entry, column) for entry, column in zip(row, self.columns, strict=True)] for row in self.rows]
+        return [
+            [show_entry(entry, column) for entry, column in zip(row, self.columns, strict=True)] for row in self.rows
+        ]
 
 
 def write_table(folder: pathlib.Path, table: Table) -> list[str]:
@@ -203,8 +205,8 @@ def _escape_latex(text: str) -> str:
     return f"{{{escaped[0]}}}{escaped[1:]}" if escaped.startswith(("[", "*")) else escaped
 
 
-def _show(entry: Entry, column: Column) -> str:
-    """An entry in Markdown and LaTeX."""
+def show_entry(entry: Entry, column: Column) -> str:
+    """Return an entry as Markdown and LaTeX print it."""
     if entry is None:
         return "-"
     if isinstance(entry, str):

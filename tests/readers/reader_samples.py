@@ -6,11 +6,15 @@ import io
 import numpy as np
 from PIL import Image, PngImagePlugin
 
+from configs import quickstart
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
+from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
 from stepcot_jax.readers.reader_cases import open_data
 from stepcot_jax.readers.sampling import write_sample
+from stepcot_jax.settings.run_settings import make_settings, write_settings
 
 SECRETS = ("PATIENT", "SECRETREPORT", "SECRETREASON", "SECRETORIGIN", "SECRETNAME", "SECRETTEXT")
 HOSTILE = '</script><script>alert("1")</script>, "quoted"; Größe?'
@@ -55,6 +59,25 @@ def write_folder(root, cases=None):
         Image.fromarray(pixels).save(root / case.image_path, format="PNG", pnginfo=text, icc_profile=b"SECRETTEXT")
     write_records(root, chain=CHAIN, cases=cases)
     return root
+
+
+def write_run(workdir, cases, **changes):
+    """What a run leaves of itself, as far as a sample needs it."""
+    config = quickstart.get_config()
+    config.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
+    (workdir / "predictions").mkdir(parents=True)
+    write_settings(workdir / "settings.json", make_settings(config))
+    chain = DEFAULT_CHAIN if "data__root" not in changes else CHAIN
+    labels = np.array([case.labels for case in cases], np.int32)
+    logits = {"teacher": np.zeros((*labels.shape, 9), np.float32)}
+    facts = {"patient_id": [case.patient_id for case in cases], "image_path": [case.image_path for case in cases]}
+    facts |= {"case_id": facts["image_path"], **dict.fromkeys(("origin", "view", "sex", "age"), [""] * len(cases))}
+    split = SplitPredictions(
+        Predictions(np.arange(len(cases), dtype=np.int32), labels, logits),
+        {name: np.array(values, np.str_) for name, values in facts.items()},
+    )
+    write_predictions(workdir / "predictions" / "test.npz", split, chain)
+    return workdir
 
 
 def make_sample(folder, root, *, readers=("Ann", "Bo"), num_cases=12, **options):

@@ -21,19 +21,16 @@ from readers.reader_samples import (
     make_sample,
     read_cells,
     write_folder,
+    write_run,
 )
 
-from configs import quickstart
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import draw_case
-from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.readers import __main__ as tool
 from stepcot_jax.readers.key import check_names, identify_form, read_key
 from stepcot_jax.readers.reader_cases import open_data, open_run
 from stepcot_jax.readers.sampling import choose_stratified, share_out, shuffle, write_sample
-from stepcot_jax.settings.run_settings import make_settings, write_settings
 
 
 @pytest.fixture(scope="module")
@@ -279,25 +276,6 @@ def test_a_key_that_is_not_as_it_was_written_is_refused(sample, tmp_path, change
         read_key(tmp_path)
     assert words in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "key.json"))
-
-
-def write_run(workdir, cases, **changes):
-    """What a run leaves of itself, as far as a sample needs it."""
-    config = quickstart.get_config()
-    config.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
-    (workdir / "predictions").mkdir(parents=True)
-    write_settings(workdir / "settings.json", make_settings(config))
-    chain = DEFAULT_CHAIN if "data__root" not in changes else CHAIN
-    labels = np.array([case.labels for case in cases], np.int32)
-    logits = {"teacher": np.zeros((*labels.shape, 9), np.float32)}
-    facts = {"patient_id": [case.patient_id for case in cases], "image_path": [case.image_path for case in cases]}
-    facts |= {"case_id": facts["image_path"], **dict.fromkeys(("origin", "view", "sex", "age"), [""] * len(cases))}
-    split = SplitPredictions(
-        Predictions(np.arange(len(cases), dtype=np.int32), labels, logits),
-        {name: np.array(values, np.str_) for name, values in facts.items()},
-    )
-    write_predictions(workdir / "predictions" / "test.npz", split, chain)
-    return workdir
 
 
 def test_cases_of_a_run_are_those_it_predicted_with_its_images(root, tmp_path):

@@ -18,7 +18,8 @@ from stepcot_jax.annotate.llm.replies import Entry, bound_prompt_tokens, read_re
 from stepcot_jax.host.errors import BadInput, RunStopped
 
 FORMS = ("json_schema", "json_object", "plain")
-"""Ways to request JSON, strictest first; an endpoint that refuses one is asked in the next."""
+"""Ways to request JSON, strictest first; an endpoint that refuses one is asked in the next. A prompt without a schema
+is asked in the last."""
 
 _TRANSIENT = {408, 409, 425, 429}
 _MAX_WAIT = 60.0
@@ -73,7 +74,8 @@ class Client:
         self._endpoint, self._budget, self._schema = endpoint, budget, schema
         self._key = read_key(endpoint)
         self._openai = connect(endpoint, self._key)
-        self._form, self._tokens_name, self._not_before = 0, "max_tokens", 0.0
+        self._form = 0 if schema else len(FORMS) - 1
+        self._tokens_name, self._not_before = "max_tokens", 0.0
         self._has_answered = self.answered_before = False
 
     async def close(self) -> None:

@@ -157,7 +157,7 @@ def connect(endpoint: Endpoint, key: str) -> Any:
         import httpx2
         import openai
     except ImportError as error:
-        raise BadInput(f"--annotator=llm requires {error.name}: {install_extra('annotate')}") from None
+        raise BadInput(f"a language model requires {error.name}: {install_extra('annotate')}") from None
     # Below WARNING they log whole requests, including reports.
     for name in ("openai", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger(name).level))

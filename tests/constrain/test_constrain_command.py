@@ -1,0 +1,309 @@
+"""Whole runs of `constrain`: the simulated model, and a fake endpoint that answers well or misbehaves."""
+
+import base64
+import collections
+import dataclasses
+import hashlib
+import io
+import json
+import re
+
+import pytest
+from annotate.misbehaving_server import MisbehavingServer
+from PIL import Image
+from readers.reader_samples import SECRETS, write_folder, write_run
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.constrain import __main__
+from stepcot_jax.constrain.__main__ import main
+from stepcot_jax.data.phantom.phantom import draw_case, export_phantom
+from stepcot_jax.data.records.records import read_records
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.tables.constrained_models import digest_cases, read_constrained
+
+KEY = "sk-marker-0123456789"
+NUM_CASES = 4
+UNIQUE = 4  # dialogues a case: level 0, level 1, and level 7 in two variants
+RESULTS = ("constrained.json", "replies.jsonl", "levels.csv", "level_following.md", "index.html")
+
+pytest.importorskip("openai", reason="the extra annotate")
+
+
+@pytest.fixture(autouse=True)
+def _fast_client(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    make = __main__._make_endpoint
+
+    def make_fast(options):
+        found = make(options)
+        return found if found is None else dataclasses.replace(found, first_wait=0.02)
+
+    monkeypatch.setattr(__main__, "_make_endpoint", make_fast)
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory):
+    root = tmp_path_factory.mktemp("phantoms")
+    export_phantom(root, num_cases=NUM_CASES, seed=5, size=64, prevalence="flat")
+    return root
+
+
+def text_of(request):
+    return request["messages"][-1]["content"][-1]["text"]
+
+
+def reply_to(request):
+    """An answer with the right form, chosen by the picture and the question alone."""
+    text, picture = text_of(request), request["messages"][-1]["content"][0]["image_url"]["url"]
+    shape = json.loads(text.rsplit("\n", 1)[1])
+    for field, entry in shape.items():
+        step = DEFAULT_CHAIN.steps[-1 if field == "diagnosis" else int(field[5:]) - 1]
+        drawn = hashlib.sha256(f"{field} {picture}".encode()).digest()[0]
+        entry |= {"reasoning": "Seen.", "answer": step.lettered_options[drawn % step.num_answers]}
+    if "step_7" in shape:
+        shape["diagnosis"] = shape["step_7"]
+    return json.dumps(shape)
+
+
+def well(request, number):
+    return "answer", reply_to(request)
+
+
+def command(phantoms, out, server, *more):
+    asked = ["--model=m", f"--endpoint={server.base_url}", "--timeout=5", "--attempts=4", "--concurrency=2"]
+    few = ["--variants=constraints,true", "--levels=0,1,7", "--num-resamples=20"]
+    return [str(phantoms), f"--out={out}", *asked, *few, *more]
+
+
+def read_results(out):
+    return {name: (out / name).read_bytes() for name in RESULTS}
+
+
+def read_replies(out):
+    return [json.loads(line) for line in (out / "replies.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(phantoms, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted")
+    with pytest.MonkeyPatch.context() as patch, MisbehavingServer(well) as server:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        main(command(phantoms, out, server))
+        return out, server.requests, server.headers
+
+
+def test_each_dialogue_is_asked_once_in_a_dialogue_of_its_own(uninterrupted):
+    out, requests, _ = uninterrupted
+    assert len(requests) == NUM_CASES * UNIQUE
+    for request in requests:
+        assert [message["role"] for message in request["messages"]] == ["system", "user"]
+        assert "response_format" not in request
+        assert (request["temperature"], request["seed"]) == (0.0, 0)
+    found = read_constrained(out)
+    assert [(level.variant, level.level) for level in found.levels] == [
+        ("constraints", 0), ("constraints", 1), ("constraints", 7), ("true", 1), ("true", 7),
+    ]  # fmt: skip
+    assert all(level.followed["readable"].value == 1.0 for level in found.levels)
+    assert (found.model, found.num_cases, found.num_missing) == ("m", NUM_CASES, 0)
+
+
+def test_only_picture_and_prompt_are_sent(uninterrupted, phantoms):
+    _, requests, headers = uninterrupted
+    cases = read_records(phantoms).cases
+    for request, sent in zip(requests, headers, strict=True):
+        said = json.dumps(request)
+        for case in cases:
+            assert case.patient_id not in said
+            assert case.image_path.rsplit("/", 1)[1] not in said
+            assert all(line not in said for line in case.report.splitlines() if line.strip())
+        url = request["messages"][-1]["content"][0]["image_url"]["url"]
+        picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+        assert (picture.size, picture.info) == ((64, 64), {})
+        assert sent["authorization"] == f"Bearer {KEY}"
+
+
+def test_true_answers_go_only_into_dialogues_that_give_them(uninterrupted, phantoms):
+    _, requests, _ = uninterrupted
+    given = [text for text in map(text_of, requests) if "as data" in text]
+    assert len(given) == NUM_CASES  # the true variant at level 7
+    steps = DEFAULT_CHAIN.steps[:-1]
+    known = [
+        [step.lettered_options[label] for step, label in zip(steps, case.labels, strict=False)]
+        for case in read_records(phantoms).cases
+    ]
+    for text in given:
+        data, _ = json.JSONDecoder().raw_decode(text, text.index("{", text.index("as data:")))
+        assert list(data) == [f"step_{number}" for number in range(1, 7)]
+        assert [each["answer"] for each in data.values()] in known
+
+
+def test_the_key_is_in_no_file(uninterrupted):
+    out, _, _ = uninterrupted
+    for path in out.rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes()
+
+
+def test_nothing_is_asked_again(uninterrupted, phantoms):
+    out, _, _ = uninterrupted
+    before = read_results(out)
+    with MisbehavingServer(lambda request, number: ("status", (500, {}, {}))) as server:
+        main(command(phantoms, out, server))
+        assert server.requests == []
+    assert read_results(out) == before
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, phantoms, tmp_path):
+    out, _, _ = uninterrupted
+
+    def fail_later(request, number):
+        return ("status", (500, {}, {})) if number >= 6 else well(request, number)
+
+    with MisbehavingServer(fail_later) as server, pytest.raises(RunStopped, match="rerun the command"):
+        main(command(phantoms, tmp_path, server, "--attempts=2"))
+    num_paid = len(server.paid)
+    assert not (tmp_path / "constrained.json").exists()
+    with MisbehavingServer(well) as server:
+        main(command(phantoms, tmp_path, server))
+        assert len(server.paid) == NUM_CASES * UNIQUE - num_paid
+    assert num_paid == 6
+    assert read_results(tmp_path) == read_results(out)
+
+
+def test_faults_that_pass_leave_no_trace(uninterrupted, phantoms, tmp_path):
+    seen = collections.Counter()
+    faults = [
+        ("refuse_for_now", 0.05),
+        ("status", (500, {"error": {"message": "no"}}, {})),
+        ("cut_midway", None),
+        ("hang_up", None),
+        ("body", b"<html>busy</html>"),
+    ]
+
+    def misbehave(request, number):
+        key = hashlib.sha256(json.dumps(request["messages"]).encode()).hexdigest()
+        seen[key] += 1
+        return faults[int(key[:4], 16) % len(faults)] if seen[key] == 1 else well(request, number)
+
+    with MisbehavingServer(misbehave) as server:
+        main(command(phantoms, tmp_path, server))
+    assert set(seen.values()) == {2}
+    assert read_results(tmp_path) == read_results(uninterrupted[0])
+
+
+def test_bad_replies_are_measured_and_not_repaired(phantoms, tmp_path):
+    said = [
+        "",
+        "I cannot read images.",
+        "{" * 3000,
+        '{"diagnosis": {"reasoning": "x", "ans',
+        "<script>alert(1)</script>",
+    ]
+
+    def misbehave(request, number):
+        if "step_7" in text_of(request):
+            return "status", (400, {"error": {"message": "filtered", "code": "content_filter"}}, {})
+        return ("answer_cut_at_the_limit", said[number % len(said)])
+
+    with MisbehavingServer(misbehave) as server:
+        main(command(phantoms, tmp_path, server))
+        assert len(server.requests) == NUM_CASES * UNIQUE
+    found = read_constrained(tmp_path)
+    assert found.num_missing == 2 * NUM_CASES
+    assert found.num_cut == 3 * NUM_CASES  # level 0, and level 1 in two variants
+    assert "12 replies were cut at the limit" in (tmp_path / "levels.md").read_text()
+    for level in found.levels:
+        assert level.diagnosis["accuracy"].value == 0.0
+        assert level.followed["readable"].value == 0.0
+        assert sum(row[-1] for row in level.confusion) == NUM_CASES
+    replies = read_replies(tmp_path)
+    assert {reply.get("problem", "").partition(":")[0] for reply in replies if reply["level"] == 7} == {"refused"}
+    assert all(reply["answers"] == {} for reply in replies)
+    assert "<script>alert" not in (tmp_path / "index.html").read_text()
+
+
+def test_the_cap_stops_a_run_before_it_is_exceeded(phantoms, tmp_path):
+    with MisbehavingServer(well) as server:
+        with pytest.raises(RunStopped, match=r"--max-tokens: .* tokens are spent"):
+            main(command(phantoms, tmp_path, server, "--max-tokens=20000"))
+        entries = [
+            json.loads(line)
+            for path in (tmp_path / "ledger").glob("*.jsonl")
+            for line in path.read_text().splitlines()[1:]
+        ]
+        assert 0 < len(entries) == len(server.paid) < NUM_CASES * UNIQUE
+        assert sum(entry["prompt_tokens"] + entry["answer_tokens"] for entry in entries) <= 20000
+        main(command(phantoms, tmp_path, server))
+        assert len(server.paid) == NUM_CASES * UNIQUE
+
+
+def test_pictures_are_resized_by_the_setting(phantoms, tmp_path):
+    with MisbehavingServer(well) as server:
+        main(command(phantoms, tmp_path, server, "--image-size=32", "--num-cases=1", "--without-pictures"))
+        url = server.requests[0]["messages"][-1]["content"][0]["image_url"]["url"]
+    assert Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size == (32, 32)
+    assert "<img" not in (tmp_path / "index.html").read_text()
+
+
+def test_what_names_a_patient_stays_here_and_hostile_options_stay_text(tmp_path):
+    root = write_folder(tmp_path / "root")
+    with MisbehavingServer(lambda request, number: ("answer", "{}")) as server:
+        main(command(root, tmp_path / "out", server, "--num-cases=2"))
+        said = json.dumps(server.requests)
+        urls = {request["messages"][-1]["content"][0]["image_url"]["url"] for request in server.requests}
+    assert len(urls) == 2
+    assert any("Größe" in text_of(request) for request in server.requests)
+    pictures = [base64.b64decode(url.partition(",")[2]) for url in urls]
+    assert [Image.open(io.BytesIO(picture)).info for picture in pictures] == [{}, {}]
+    assert not any(secret.encode() in content for secret in SECRETS for content in (said.encode(), *pictures))
+    assert '<script>alert("1")' not in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_the_cases_of_a_run_are_those_that_its_networks_read(tmp_path):
+    drawn = [draw_case(index, seed=5, size=32, prevalence="flat").case for index in (3, 8, 12)]
+    run = write_run(tmp_path / "run", drawn, phantom__image_size=32, phantom__seed=5, phantom__num_cases=30)
+    out = tmp_path / "out"
+    main([f"--workdir={run}", f"--out={out}", "--levels=0,1", "--num-resamples=5", "--name=LLaVA-Med"])
+    found = read_constrained(out)
+    assert (found.model, found.num_cases) == ("LLaVA-Med", 3)
+    assert found.cases == digest_cases([case.image_path for case in drawn])
+    assert (out / "index.html").read_text().count("<img") == 3
+
+
+def test_the_simulated_model_runs_by_default_and_writes_everything(tmp_path, capsys):
+    main([f"--out={tmp_path}", "--num-cases=12", "--num-resamples=20", "--image-size=64", "--num-shown=2"])
+    said = capsys.readouterr().out
+    assert "true earlier answers  level 7" in said
+    for name in ("levels", "level_following", "level_steps", "level_constraints"):
+        assert {(tmp_path / f"{name}.{ending}").is_file() for ending in ("csv", "md", "tex")} == {True}
+    assert len(read_replies(tmp_path)) == 12 * 22
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("<article") == page.count("<img") == 2
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
+    assert "default-src &#39;none&#39;" in page
+    found = read_constrained(tmp_path)
+    assert all(level.expected is not None for level in found.levels)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model=m"], "--endpoint URL and --model NAME are required together"),
+        (["--endpoint=http://localhost:1/v1"], "required together"),
+        (["--model=m", "--endpoint=ftp://x"], "is not an address"),
+        (["--model=m", "--endpoint=http://x/v1", "--simulated"], "exclude each other"),
+        (["--max-tokens=5"], "--max-tokens requires --endpoint"),
+        (["--omit=seed"], "--omit requires --endpoint"),
+        (["--image-size=8"], "--image-size: 8 is not 32 to 4096"),
+        (["--variants=constraint"], "--variants: 'constraint' is not one of"),
+        (["--levels=9"], "--levels: '9' is not a list"),
+        (["--levels=0,7"], "must be every level up to 7"),
+        (["--num-cases=0"], "--num-cases: 0 must be at least 1"),
+        (["--concurrency=0", "--num-cases=1"], "--concurrency: 0 must be at least 1"),
+        (["--split=val"], "--split requires --workdir"),
+        (["--layout=csv"], "--layout requires DATA"),
+        (["/nowhere"], "does not exist"),
+    ],
+)
+def test_wrong_flags_are_named(flags, words, tmp_path):
+    with pytest.raises(BadInput, match=words):
+        main([*flags, f"--out={tmp_path}"])

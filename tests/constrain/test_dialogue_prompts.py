@@ -1,0 +1,80 @@
+"""Prompts: they state what is verified, ask only what the level asks, and give only what the variant gives."""
+
+import json
+
+import pytest
+
+from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
+from stepcot_jax.constrain.constraints import list_constraints
+from stepcot_jax.constrain.dialogue_prompts import write_messages, write_prompt
+from stepcot_jax.constrain.levels import VARIANTS, make_dialogue
+
+TRUTH = (1, 0, 2, 3, 1, 5, 4)
+
+
+def prompt_of(variant, level, *, own=(), chain=DEFAULT_CHAIN, truth=TRUTH, **how):
+    dialogue = make_dialogue((variant, level), own=dict(own), truth=truth, chain=chain)
+    system, user = write_messages(chain, dialogue, **how)
+    return system["content"], user["content"], dialogue
+
+
+@pytest.mark.parametrize("level", range(8))
+def test_a_level_shows_its_steps_and_no_later_one(level):
+    _, text, _ = prompt_of("constraints", level)
+    for position, step in enumerate(DEFAULT_CHAIN.steps[:-1]):
+        assert (step.question in text) == (position < level)
+        assert ("; ".join(step.lettered_options) in text) == (position < level)
+    assert text.count("; ".join(DEFAULT_CHAIN.steps[-1].lettered_options)) == 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_shape_is_the_one_that_is_verified(variant):
+    for level in (0, 1, 4, 7):
+        _, text, dialogue = prompt_of(variant, level, own=enumerate(TRUTH))
+        assert list(json.loads(text.rsplit("\n", 1)[1])) == list(dialogue.fields)
+        kinds = {each.kind for each in list_constraints(DEFAULT_CHAIN, dialogue)}
+        assert ("do not contradict" in text) == ("consistent" in kinds) == (level > 0)
+        assert ("in this order" in text) == ("order" in kinds)
+
+
+def test_constraints_do_not_depend_on_the_truth_and_own_only_on_own_answers():
+    other = (0, 3, 5, 6, 4, 6, 0)
+    for level in range(8):
+        assert prompt_of("constraints", level)[1] == prompt_of("constraints", level, truth=other)[1]
+        own = {0: 2, 1: 1}
+        assert prompt_of("own", level, own=own)[1] == prompt_of("own", level, own=own, truth=other)[1]
+    assert prompt_of("true", 2)[1] != prompt_of("true", 2, truth=other)[1]
+
+
+def test_given_answers_are_quoted_data_with_their_questions():
+    _, text, _ = prompt_of("true", 3)
+    start = text.index("{", text.index("as data:"))
+    data, _ = json.JSONDecoder().raw_decode(text, start)
+    assert data == {
+        "step_1": {"question": DEFAULT_CHAIN.steps[0].question, "answer": "B. Increased opacity"},
+        "step_2": {"question": DEFAULT_CHAIN.steps[1].question, "answer": "A. Focal"},
+    }
+
+
+def test_options_with_markers_stay_within_their_string():
+    steps = (Step("First", "Which?", ("Round [INST] one", "Flat")), Step("Diagnosis", "What?", ("Cat", "Dog")))
+    _, text, _ = prompt_of("true", 2, chain=Chain(steps), truth=(0, 1))
+    given = text[text.index("as data:") : text.index("The object above")]
+    assert "[INST]" not in given
+    assert "\\u005bINST\\u005d" in given
+
+
+def test_an_open_diagnosis_lists_no_options_below_the_last_level():
+    listed = "; ".join(DEFAULT_CHAIN.steps[-1].lettered_options)
+    for level in range(8):
+        _, text, _ = prompt_of("constraints", level, lists_diagnoses=False)
+        assert (listed in text) == (level == 7)
+
+
+def test_the_digest_knows_chain_and_setting_and_no_json_is_requested():
+    prompt = write_prompt(DEFAULT_CHAIN)
+    assert prompt.schema == {}
+    other = Chain((Step("One", "Which?", ("a", "b")),))
+    digests = {prompt.digest, write_prompt(DEFAULT_CHAIN, lists_diagnoses=False).digest, write_prompt(other).digest}
+    assert len(digests) == 3
+    assert write_prompt(DEFAULT_CHAIN).digest == prompt.digest

@@ -1,0 +1,171 @@
+"""Figures of levels by hand, and what a reply without an answer counts."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from constrain.asked import NO_IMAGE, Scripted, ask, make_asking
+from PIL import Image
+from scipy import stats
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
+from stepcot_jax.constrain.asked_models import Reply, ShownImage
+from stepcot_jax.constrain.asking_levels import AskedCase, Asking
+from stepcot_jax.constrain.level_page import choose_shown
+from stepcot_jax.constrain.level_results import summarise_levels
+from stepcot_jax.constrain.level_tables import list_lines, make_tables, to_text
+from stepcot_jax.constrain.levels import list_keys
+from stepcot_jax.host.errors import BadInput
+
+CHAIN = Chain((Step("Size", "How large?", ("Small", "Large", "N/A")), Step("Kind", "Which?", ("Cat", "Dog"))))
+ABOUT = {"model": "m", "about": "a", "source": "s", "prompt": "p", "lists_diagnoses": True}
+TRUTH = [(0, 0), (1, 0), (0, 1), (2, 1), (NOT_ANNOTATED, 1), (1, NOT_ANNOTATED)]
+DIRECT = ["A. Cat", "B. Dog", "B. Dog", "A. Cat", None, "A. Cat"]
+STEPWISE = [
+    ("A. Small", "A. Cat"),
+    ("B. Large", "A. Cat"),
+    ("B. Large", "B. Dog"),
+    ("N/A", "B. Dog"),
+    ("A. Small", "?"),
+    ("B. Large", "B. Dog"),
+]
+
+
+def answer(request):
+    place = int(request.case)
+    if not request.dialogue.level:
+        said = {"diagnosis": DIRECT[place]}
+    else:
+        said = {"step_1": STEPWISE[place][0], "diagnosis": STEPWISE[place][1]}
+    if None in said.values():
+        return Reply(None, "refused")
+    return json.dumps({name: {"reasoning": "", "answer": each} for name, each in said.items()})
+
+
+@pytest.fixture(scope="module")
+def asked():
+    cases = [AskedCase(str(place), f"P{place}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH)]
+    model = Scripted(answer)
+    replies = ask(cases, model, make_asking(variants=("constraints",), levels=(0, 1), chain=CHAIN))
+    return cases, replies, model
+
+
+@pytest.fixture(scope="module")
+def found(asked):
+    return summarise_levels(asked[0], asked[1], CHAIN, about=ABOUT, num_resamples=400)
+
+
+def test_accuracies_by_hand_with_unreadable_ones_wrong(found):
+    direct, one = found.levels
+    assert direct.diagnosis["accuracy"].value == pytest.approx(2 / 5)
+    assert one.diagnosis["accuracy"].value == pytest.approx(4 / 5)
+    assert one.steps["Size"]["accuracy"].value == pytest.approx(4 / 5)
+    assert one.differences["accuracy"].value == pytest.approx(2 / 5)
+    assert direct.diagnosis["sensitivity"].value == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert one.diagnosis["specificity"].value == pytest.approx(1.0)
+    assert direct.confusion == [[1, 1, 0], [1, 1, 1]]
+    assert one.confusion == [[2, 0, 0], [0, 2, 1]]
+    assert (found.num_cases, found.num_patients, found.num_missing) == (6, 5, 1)
+
+
+def test_p_is_mcnemars_and_the_interval_is_paired(found):
+    direct, one = found.levels
+    assert (direct.p, direct.differences) == (None, {})
+    assert one.p == pytest.approx(stats.binomtest(2, 2).pvalue)
+    difference = one.differences["accuracy"]
+    assert -1 <= difference.low <= difference.value <= difference.high <= 1
+    assert difference.low >= 0  # no resample of these cases has a loss
+
+
+def test_equal_answers_differ_by_exactly_nothing():
+    cases = [AskedCase(str(place), f"P{place // 2}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH)]
+
+    def same(request):
+        answered = {"reasoning": "", "answer": DIRECT[int(request.case)]}
+        return json.dumps(dict.fromkeys(request.dialogue.fields, answered))
+
+    asking = make_asking(variants=("constraints",), levels=(0, 1), chain=CHAIN)
+    one = summarise_levels(cases, ask(cases, Scripted(same), asking), CHAIN, about=ABOUT, num_resamples=50).levels[1]
+    difference = one.differences["accuracy"]
+    assert (difference.value, difference.low, difference.high, one.p) == (0.0, 0.0, 0.0, 1.0)
+    assert one.diagnosis["accuracy"].low < one.diagnosis["accuracy"].high
+
+
+def test_following_by_hand(found):
+    direct, one = found.levels
+    # Of six replies the fifth is missing at level 0; at level 1 its diagnosis is none of the options.
+    assert direct.followed["prompt_strict"].value == pytest.approx(5 / 6)
+    assert direct.followed["readable"].value == pytest.approx(5 / 6)
+    assert one.followed["prompt_strict"].value == pytest.approx(5 / 6)
+    assert one.followed["instruction_strict"].value == pytest.approx(1 - 2 / (6 * 9))
+    assert one.constraints["letter"].strict.value == pytest.approx(11 / 12)
+    assert one.right["followed"].value == pytest.approx(1.0)
+    assert one.right["broken"].value == pytest.approx(0.0)
+
+
+def test_the_area_is_the_mean_of_sensitivity_and_specificity():
+    cases = [AskedCase(str(place), f"P{place}", truth, NO_IMAGE) for place, truth in enumerate(TRUTH[:4])]
+    asking = Asking(CHAIN, tuple(list_keys(("constraints",), (0,))))
+    level = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5).levels[0]
+    figures = level.diagnosis
+    assert figures["auc"].value == pytest.approx((figures["sensitivity"].value + figures["specificity"].value) / 2)
+
+
+def test_equal_dialogues_are_asked_once_and_own_answers_are_given():
+    cases = [AskedCase("0", "P", TRUTH[0], NO_IMAGE)]
+    model = Scripted(lambda request: answer(request).replace("step_1", request.dialogue.fields[0]))
+    ask(cases, model, make_asking(levels=(0, 1, 2), chain=CHAIN))
+    asked = [(request.dialogue.variant, request.dialogue.level) for request in model.requests]
+    assert asked == [("constraints", 0), ("constraints", 1), ("constraints", 2), ("own", 2)]  # own is true here
+    assert model.requests[-1].dialogue.given == ((0, 0),)
+
+
+def test_a_picture_is_read_once_a_case_and_not_kept():
+    read = []
+    image = ShownImage(lambda: read.append(1) or Image.new("L", (90, 60)), longest_side=45)
+    model = Scripted(lambda request: [answer(request), request.images[0].data_url][0])
+    ask(
+        [AskedCase("0", "P", TRUTH[0], image)],
+        model,
+        make_asking(variants=("constraints",), chain=CHAIN, levels=(0, 1)),
+    )
+    assert len(read) == 1
+    assert not {"pixels", "data_url"} & vars(image).keys()
+    assert image.pixels.size == (45, 30)
+
+
+def test_tables_have_a_row_a_level_and_round_trip(found):
+    tables = {table.name: table for table in make_tables(found)}
+    assert [row[1] for row in tables["levels"].rows] == [0, 1]
+    assert tables["levels"].rows[1][6] == "too few patients"
+    assert tables["levels"].pictures["levels.png"].startswith(b"\x89PNG")
+    assert [row[2] for row in tables["level_steps"].rows] == ["Size"]
+    assert any("1 dialogues have no reply" in note for note in tables["levels"].notes)
+    assert list_lines(found, "measured") == [("constraints alone", [(0.0, 40.0), (1.0, 80.0)])]
+    assert list_lines(found, "expected") == []
+    assert "level 1  Size" in to_text(found)
+
+
+def test_shown_cases_change_first(asked):
+    cases, replies, _ = asked
+    assert choose_shown(cases, replies, 3)[:1] == [1]  # wrong at level 0, right at level 1
+    assert sorted(choose_shown(cases, replies, 100)) == list(range(6))
+    assert choose_shown(cases, replies, 0) == []
+
+
+def test_own_answers_need_every_lower_level():
+    with pytest.raises(BadInput, match="must be every level up to 7"):
+        make_asking(levels=(0, 7))
+    assert make_asking(variants=("true",), levels=(0, 7)).keys == (("constraints", 0), ("true", 7))
+
+
+def test_without_any_diagnosis_figures_are_undefined():
+    cases = [AskedCase("5", "P5", TRUTH[5], NO_IMAGE), AskedCase("3", "P3", (0, NOT_ANNOTATED), NO_IMAGE)]
+    asking = make_asking(variants=("constraints",), levels=(0, 1), chain=CHAIN)
+    found = summarise_levels(cases, ask(cases, Scripted(answer), asking), CHAIN, about=ABOUT, num_resamples=5)
+    assert found.levels[1].diagnosis["accuracy"].value is None
+    assert found.levels[1].p is None
+    assert math.isnan(found.levels[1].diagnosis["accuracy"].figure.value)
+    assert np.sum(found.levels[1].confusion) == 0
+    assert "-" in to_text(found)

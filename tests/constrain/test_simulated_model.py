@@ -1,0 +1,166 @@
+"""The simulated model: what is measured of it agrees with what it has by construction."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from constrain.asked import ask, make_asking, make_cases
+
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
+from stepcot_jax.constrain import level_tables
+from stepcot_jax.constrain.constraints import KINDS
+from stepcot_jax.constrain.level_results import summarise_levels
+from stepcot_jax.constrain.levels import VARIANTS
+from stepcot_jax.constrain.simulated_model import Faults, SimulatedModel, Skill
+from stepcot_jax.host.errors import BadInput
+
+ABOUT = {"model": "m", "about": "a", "source": "s", "prompt": "p", "lists_diagnoses": True}
+SKILL = Skill(
+    accuracy=(0.95, 0.9, 0.85, 0.8, 0.75, 0.7),
+    direct=0.3,
+    gains=(0.02, 0.05, 0.1, 0.1, 0.15, 0.2),
+    losses=(0.05, 0.05, 0.02, 0.06, 0.03, 0.04),
+)
+FAULTS = Faults(cut=0.04, fenced=0.1, chatty=0.06, bare=0.1, mismatched=0.05)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    cases = make_cases(300)
+    model = SimulatedModel({case.id: case.truth for case in cases}, DEFAULT_CHAIN, skill=SKILL, faults=FAULTS, seed=2)
+    replies = ask(cases, model, make_asking())
+    return summarise_levels(
+        cases, replies, DEFAULT_CHAIN, about=ABOUT, expected=model.expected_accuracy, num_resamples=200
+    )
+
+
+def test_the_measured_curve_agrees_with_the_expected_one(measured):
+    assert len(measured.levels) == 1 + 3 * 7
+    inside = []
+    for level in measured.levels:
+        found = level.diagnosis["accuracy"]
+        inside.append(found.low <= level.expected <= found.high)
+        error = math.sqrt(level.expected * (1 - level.expected) / measured.num_cases)
+        assert abs(found.value - level.expected) < 4 * error
+    assert sum(inside) >= len(inside) - 2  # 22 intervals of 95 %, on the same cases
+
+
+def test_the_expected_curve_by_hand(measured):
+    readable = 0.96 * 0.95
+    first, second = 0.95 * 0.02 - 0.05 * 0.05, 0.9 * 0.05 - 0.1 * 0.05
+    by_hand = {
+        ("constraints", 0): 0.3,
+        ("constraints", 2): 0.3 + first + second,
+        ("own", 2): 0.3 + readable * first + second,
+        ("true", 2): 0.3 + 0.02 + second,
+        ("true", 7): 0.3 + sum(SKILL.gains),
+    }
+    for (variant, level), chance in by_hand.items():
+        assert measured.find(variant, level).expected == pytest.approx(readable * chance)
+
+
+@pytest.mark.parametrize("reading", ["strict", "loose"])
+def test_constraints_are_followed_as_often_as_expected(measured, reading):
+    for kind in set(KINDS) - {"consistent"}:
+        expected = FAULTS.following(kind, is_loose=reading == "loose")
+        for level in measured.levels:
+            if kind in level.constraints:
+                found = getattr(level.constraints[kind], reading).value
+                assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / measured.num_cases)
+    with pytest.raises(ValueError, match="kind must be one of"):
+        FAULTS.following("consistent", is_loose=False)
+
+
+def test_prompts_are_followed_as_often_as_expected(measured):
+    letter = 1 - FAULTS.bare - FAULTS.mismatched
+    for name, whole in (("prompt_strict", 1 - 0.04 - 0.1 - 0.06), ("prompt_loose", 1 - 0.04)):
+        expected = whole * letter
+        found = measured.levels[0].followed[name].value
+        assert abs(found - expected) < 4 * math.sqrt(expected * (1 - expected) / measured.num_cases)
+    assert measured.levels[0].followed["prompt_strict"].value < measured.levels[0].followed["prompt_loose"].value
+
+
+def test_level_1_is_one_comparison_in_all_variants(measured, monkeypatch):
+    compared = []
+    monkeypatch.setattr(level_tables, "decide", lambda found: compared.extend(found) or ["higher"] * len(found))
+    table = level_tables.make_tables(measured)[0]
+    assert len(compared) == 1 + 3 * 6
+    assert [row[7] for row in table.rows] == [None] + ["higher"] * 21
+
+
+def test_steps_are_read_right_as_often_as_expected(measured):
+    for position, accuracy in enumerate(SKILL.accuracy):
+        expected = accuracy * FAULTS.readable
+        for variant in VARIANTS:
+            found = measured.find(variant, position + 1).steps[DEFAULT_CHAIN.steps[position].name]["accuracy"]
+            assert abs(found.value - expected) < 4 * math.sqrt(expected * (1 - expected) / measured.num_cases)
+
+
+def test_a_perfect_model_is_right_and_follows_everything():
+    cases = make_cases(30)
+    skill = Skill(accuracy=(1.0,) * 6, direct=1.0, gains=(0.0,) * 6, losses=(0.0,) * 6)
+    model = SimulatedModel(
+        {case.id: case.truth for case in cases}, DEFAULT_CHAIN, skill=skill, faults=Faults(*[0.0] * 5)
+    )
+    for own in ask(cases, model, make_asking()):
+        for answered in own.values():
+            assert all(answered.verified.strict), answered
+
+
+def test_an_unannotated_step_changes_nothing_and_is_not_given():
+    truth = np.full((2, 7), NOT_ANNOTATED)
+    truth[:, -1] = 3
+    model = SimulatedModel({}, DEFAULT_CHAIN, skill=SKILL, faults=FAULTS)
+    for key in (("constraints", 6), ("own", 6), ("true", 7)):
+        assert model.expected_accuracy(key, truth) == pytest.approx(0.96 * 0.95 * 0.3)
+    truth[:, -1] = NOT_ANNOTATED
+    assert math.isnan(model.expected_accuracy(("true", 7), truth))
+
+
+def test_the_same_seed_replies_alike_and_variants_share_level_1():
+    cases = make_cases(6)
+    truth = {case.id: case.truth for case in cases}
+
+    def replies(seed):
+        found = ask(cases, SimulatedModel(truth, DEFAULT_CHAIN, seed=seed), make_asking())
+        return [[each.reply.text for each in own.values()] for own in found]
+
+    one, two, other = replies(0), replies(0), replies(1)
+    assert one == two != other
+    assert all(own[1] == own[8] == own[15] for own in one)
+
+
+def test_any_chain_has_a_skill():
+    chain = Chain((Step("Size", "How large?", ("Small", "Large")), Step("Kind", "Which?", ("Cat", "Dog", "Cow"))))
+    model = SimulatedModel({"a": (0, 1)}, chain, seed=1)
+    assert model.expected_accuracy(("true", 2), np.array([[0, 1]])) == pytest.approx(0.98 * 0.97 * 0.85)
+    assert SimulatedModel({}, Chain(chain.steps[1:])).expected_accuracy(("own", 1), np.array([[1]])) > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Skill((0.5,), 0.9, (0.2,), (0.0,)), "must stay a probability"),
+        (lambda: Skill((0.5,), 0.1, (0.2,), (0.2,)), "must stay a probability"),
+        (lambda: Skill((1.5,), 0.1, (0.2,), (0.1,)), "must stay a probability"),
+        (lambda: Skill((0.5,), 0.1, (), ()), "one number for each step"),
+        (lambda: Faults(cut=0.6, fenced=0.6), "add up to at most 1"),
+        (lambda: Faults(bare=-0.1), "add up to at most 1"),
+        (lambda: SimulatedModel({}, DEFAULT_CHAIN, skill=Skill((), 0.5, (), ())), "expected 6"),
+    ],
+)
+def test_impossible_skills(make, words):
+    with pytest.raises(BadInput, match=words):
+        make()
+
+
+def test_a_cut_reply_is_no_json():
+    cases = make_cases(5)
+    truth = {case.id: case.truth for case in cases}
+    model = SimulatedModel(truth, DEFAULT_CHAIN, faults=Faults(1.0, 0, 0, 0, 0))
+    for own in ask(cases, model, make_asking(variants=("constraints",), levels=(0, 3))):
+        for answered in own.values():
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(answered.reply.text)
+            assert answered.verified.labels == {}

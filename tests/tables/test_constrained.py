@@ -1,0 +1,135 @@
+"""Large models put through the steps beside the trained networks, and files that are none."""
+
+import dataclasses
+import json
+
+import msgspec
+import pytest
+from constrain.asked import NO_IMAGE, ask, make_asking
+from tables.finished_cells import CHAIN, LABELS, NUM_CASES, finish_all, make_plan
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.constrain.asking_levels import AskedCase
+from stepcot_jax.constrain.level_results import summarise_levels
+from stepcot_jax.constrain.simulated_model import Faults, SimulatedModel, Skill
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.tables import __main__, diagnosis_table, steps_table
+from stepcot_jax.tables.constrained_models import FILE_NAME, digest_cases, read_constrained, write_constrained
+from stepcot_jax.tables.writing import Figure
+
+ABOUT = {"about": "Simulated", "source": "made up", "prompt": "p", "lists_diagnoses": True}
+
+
+def measure(model, *, variants=("constraints", "true"), num_cases=NUM_CASES, levels=(0, 3)):
+    cases = [
+        AskedCase(f"images/{case}.png", f"P{case // 2}", tuple(map(int, LABELS[case])), NO_IMAGE)
+        for case in range(num_cases)
+    ]
+    skill = Skill(accuracy=(0.9, 0.9), direct=0.2, gains=(0.3, 0.4), losses=(0.0, 0.0))
+    simulated = SimulatedModel({case.id: case.truth for case in cases}, CHAIN, skill=skill, faults=Faults(*[0.0] * 5))
+    replies = ask(cases, simulated, make_asking(variants=variants, levels=levels, chain=CHAIN))
+    return summarise_levels(cases, replies, CHAIN, about={"model": model, **ABOUT}, num_resamples=60)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return measure("LLaVA-Med")
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory, found):
+    few = measure("Other", variants=("constraints",), num_cases=40, levels=(0,))
+    made = make_plan(tmp_path_factory.mktemp("tables"), seeds=(0,), constrained=(found, few))
+    finish_all(made)
+    return made
+
+
+def test_diagnosis_has_rows_without_and_with_the_steps(plan, found):
+    (table,) = diagnosis_table.make_tables(plan)
+    names = [column.marked_name for column in table.columns]
+    rows = {row[:2]: dict(zip(names, row, strict=True)) for row in table.rows}
+    without, given = rows["LLaVA-Med", "without"], rows["LLaVA-Med", "with, true answers given"]
+    assert without["accuracy"] == found.find("constraints", 0).diagnosis["accuracy"].figure
+    assert given["difference in accuracy"] == found.find("true", 3).differences["accuracy"].figure
+    assert given["gain in accuracy"] == "gain in this run"
+    assert (without["gain in accuracy"], without["difference in accuracy"]) == (None, None)
+    # The paper's row is shown once, beside the row without the steps.
+    assert without["published: accuracy"] == 0.427
+    assert rows["LLaVA-Med", "with"]["published: accuracy"] is None
+    assert [row[0] for row in table.rows].count("LLaVA-Med") == 3
+    assert ("Other", "without") in rows
+    assert ("Other", "with") not in rows
+
+
+def test_steps_have_rows_of_replies_with_all_steps(plan, found):
+    (table,) = steps_table.make_tables(plan)
+    rows = {row[:2]: row for row in table.rows}
+    level = found.find("constraints", 3)
+    for step in CHAIN.steps:
+        row = rows[step.name, "LLaVA-Med, with steps"]
+        figures = level.diagnosis if step is CHAIN.steps[-1] else level.steps[step.name]
+        assert row[2:4] == (len(LABELS), figures["accuracy"].figure)
+        assert isinstance(row[4], Figure)
+    assert not any(row[1].startswith("Other") for row in table.rows)
+
+
+def test_notes_say_whether_the_cases_are_the_same(plan):
+    for table in (*diagnosis_table.make_tables(plan), *steps_table.make_tables(plan)):
+        notes = " ".join(table.notes)
+        assert "LLaVA-Med: the test cases of the networks. Simulated." in notes
+        assert "Other: other cases than the networks', 40 cases of made up." in notes
+
+
+def test_tables_without_large_models_say_nothing_of_them(plan):
+    alone = dataclasses.replace(plan, constrained=())
+    for table in (*diagnosis_table.make_tables(alone), *steps_table.make_tables(alone)):
+        assert "Large models" not in " ".join(table.notes)
+
+
+def test_another_chain_is_refused(plan, found):
+    steps = [(name, [*options[:-1], "Other"]) for name, options in found.steps]
+    wrong = dataclasses.replace(plan, constrained=(msgspec.structs.replace(found, steps=steps),))
+    for module in (diagnosis_table, steps_table):
+        with pytest.raises(BadInput, match="--constrained, model 'LLaVA-Med': another chain"):
+            module.make_tables(wrong)
+
+
+def test_a_file_is_read_back(found, tmp_path):
+    write_constrained(tmp_path, found)
+    assert read_constrained(tmp_path) == read_constrained(tmp_path / FILE_NAME) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tree: tree.update(format="x"), "format 'x' is not"),
+        (lambda tree: tree["levels"].pop(0), "level 0 is missing"),
+        (lambda tree: tree["levels"][0]["diagnosis"].pop("auc"), "diagnosis lacks one of"),
+        (lambda tree: tree["levels"][1]["differences"].clear(), "differences lacks one of"),
+        (lambda tree: tree["levels"][1]["steps"].popitem(), "are missing"),
+        (lambda tree: tree["levels"][1].update(level=9), "level is not 0 to 3"),
+        (lambda tree: tree.update(num_cases="many"), "expected constrained.json"),
+        (lambda tree: tree.clear(), "expected constrained.json"),
+    ],
+)
+def test_other_files_are_refused(found, tmp_path, change, words):
+    write_constrained(tmp_path, found)
+    tree = json.loads((tmp_path / FILE_NAME).read_text())
+    change(tree)
+    (tmp_path / FILE_NAME).write_text(json.dumps(tree))
+    with pytest.raises(BadInput, match=words):
+        read_constrained(tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_constrained(tmp_path)
+
+
+def test_cases_are_known_in_any_order():
+    assert digest_cases(["b", "a"]) == digest_cases(["a", "b"]) != digest_cases(["a"])
+
+
+def test_only_tables_with_such_rows_take_the_flag():
+    assert set(__main__.WITH_LARGE_MODELS) < set(__main__.NAMES)
+    assert DEFAULT_CHAIN.num_steps == 7
