@@ -252,9 +252,8 @@ def make_readings(
         picture = pictures[case] if len(pictures) else None
         labels = np.array([[each.label for each in steps]])
         unseen = () if rules is None else tuple(count_broken(labels, rules, chain))
-        readings.append(
-            ChainReading(source, described, is_calibrated, coverage, steps, *changes, picture, *words, unseen)
-        )
+        own = ChainReading(source, described, is_calibrated, coverage, steps, *changes, picture, *words)
+        readings.append(dataclasses.replace(own, never_together=unseen))
     return readings
 
 
