@@ -234,6 +234,7 @@ def get_config():
     config.training.plateau_stop = 3  # job "teacher": epochs without a better score before training ends
     config.training.log_every = 10  # updates between two log entries
     config.training.checkpoint_minutes = 10.0  # minutes between checkpoints within an epoch; each epoch ends with one
+    config.training.profile_updates = ()  # first and last update that are traced for XProf, such as (10, 15)
     config.training.compute_dtype = "float32"  # or "bfloat16", on accelerators: parameters and losses stay float32
     # true answers given in training, so that the networks follow corrections (docs/corrections.md): "none": as
     # published; "random": each with probability given_rate; "prefix": the first steps', to a share given_rate of the

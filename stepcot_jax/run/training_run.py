@@ -26,6 +26,7 @@ from stepcot_jax.training.log import MetricsLog
 from stepcot_jax.training.loop import Compiled, Loop
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.processes import Preemption, check_shared, is_first, wait_for_all
+from stepcot_jax.training.profiling import Profiler
 from stepcot_jax.training.state import TrainState, count_parameters
 from stepcot_jax.training.stored_params import restore_params
 from stepcot_jax.training.system import Batch, Phase, System
@@ -171,6 +172,7 @@ class Run:
             asked_to_end=lambda: self.preemption.asked,
             keep={"settings": dataclasses.asdict(self.settings)},
             compiled=compiled,
+            profiler=Profiler(self.workdir / "profile", training.profile_updates, say=self.terminal.say),
         )
 
     def _compile_ahead(self, plan: Plan, step: int, compiled: Mapping[str, Compiled]) -> dict[str, Compiled]:

@@ -32,6 +32,7 @@ ADDED: dict[str, Any] = {
     "config.training.given_rate": 0.75,
     "config.training.given_noise": 0.0,
     "config.training.given_to": "both",
+    "config.training.profile_updates": (),
     "config.data.fold": "",
     "config.evaluation.coverage_by": "step",
     "config.evaluation.step_costs": (),

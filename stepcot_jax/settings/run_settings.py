@@ -160,6 +160,7 @@ MAY_CHANGE = frozenset(
         "config.rewards.judge_cap",
         "config.rewards.judge_url",
         "config.training.joint_epochs",
+        "config.training.profile_updates",
         "config.training.log_every",
         "config.training.checkpoint_minutes",
         "config.parallel.transform",

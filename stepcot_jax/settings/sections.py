@@ -204,6 +204,12 @@ class TrainingSettings:
     given_rate: Share
     given_noise: Share
     given_to: Literal["teacher", "both"]
+    profile_updates: tuple[Count, ...]
+
+    def __post_init__(self) -> None:
+        found = self.profile_updates
+        if found and (len(found) != 2 or found[0] > found[1]):
+            raise BadInput(f"config.training.profile_updates: {found} is not (first, last), or () for none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.epochs import Plan
 from stepcot_jax.training.log import Means, MetricsLog
 from stepcot_jax.training.processes import any_process, wait_for_all
+from stepcot_jax.training.profiling import Profiler
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS, Batch, Phase, System
 
@@ -42,6 +44,7 @@ class Loop:
       asked_to_end: returns whether the run is to save and end.
       keep: what else a checkpoint keeps, such as the settings.
       compiled: updates compiled ahead, by the phase's name.
+      profiler: traces some updates.
     """
 
     system: System
@@ -61,6 +64,7 @@ class Loop:
     asked_to_end: Callable[[], bool] = bool
     keep: dict[str, Any] = dataclasses.field(default_factory=dict)
     compiled: dict[str, Compiled] = dataclasses.field(default_factory=dict)
+    profiler: Profiler = dataclasses.field(default_factory=lambda: Profiler(pathlib.Path()))
 
     def run(self, state: TrainState, progress: dict[str, Any] | None = None) -> tuple[TrainState, dict[str, Best]]:
         """Train from `state` to the end of the last phase.
@@ -96,6 +100,7 @@ class Loop:
                 break
             state = self._run_epoch(state, phase, epoch, first, max(step - first, 0))
             state = self._finish_epoch(state, phase, epoch)
+        self.profiler.close()
         self.checkpoints.wait()
         self._end_if_asked(int(jax.device_get(state.step)))  # a request that came after the last look
         return state, self._best
@@ -108,7 +113,9 @@ class Loop:
         title = f"epoch {epoch + 1}/{self.plan.num_epochs} ({phase.name})"
         with self.terminal.bar(title, total=length, done=done_before):
             for done in range(done_before + 1, length + 1):
+                self.profiler.before(first + done)
                 state, metrics = self._update(state, phase, next(stream.batches))
+                self.profiler.after(first + done, metrics)
                 pending.append(metrics)
                 logged = done % self.log_every == 0 or done == length
                 if not logged and not self._ends_now():
