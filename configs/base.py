@@ -245,7 +245,7 @@ def get_config():
     config.training.given_to = "both"  # networks that are given answers: "both", or only the "teacher"
 
     config.parallel = config_dict.ConfigDict()
-    config.parallel.transform = "pmap"  # or "shard_map"; unused on one device
+    config.parallel.transform = "shard_map"  # or "pmap", which JAX only maintains; unused on one device
     config.parallel.num_devices = 0  # devices to use, a divisor of the batch size; 0: all devices
     config.parallel.num_passes = 1  # passes per batch (gradient accumulation); more passes need less memory
     config.parallel.remat = False  # True: recompute activations in the backward pass

@@ -23,7 +23,7 @@ class Devices:
     """The devices of a run, of all its processes.
 
     Args:
-      transform: what runs the update on several devices, "pmap" or "shard_map".
+      transform: what runs the update on several devices: "shard_map", or "pmap", which JAX only maintains.
       num_devices: devices to use; 0 for all. Several processes use all.
       num_passes: see `GlobalBatch`.
       shared: names of the batch entries that all cases share; they are replicated, not divided.
@@ -35,7 +35,7 @@ class Devices:
     def __init__(
         self,
         *,
-        transform: Transform = "pmap",
+        transform: Transform = "shard_map",
         num_devices: int = 0,
         num_passes: int = 1,
         shared: frozenset[str] = frozenset(),
