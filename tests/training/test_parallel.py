@@ -60,10 +60,11 @@ def test_program_gathers_projections_and_adds_up_gradients_once(name):
     assert "all-reduce" in text
 
 
-def test_rows_lie_in_the_order_of_the_batch():
-    devices = Devices(num_devices=8)
+@pytest.mark.parametrize(("transform", "shape"), [("pmap", (8, 4)), ("shard_map", (32,))])
+def test_rows_lie_in_the_order_of_the_batch(transform, shape):
+    devices = Devices(transform=transform, num_devices=8)
     rows = devices.put_training_rows({"labels": LABELS})["labels"]
-    assert rows.shape == (8, 4, len(COUNTS))
+    assert rows.shape == (*shape, len(COUNTS))
     np.testing.assert_array_equal(np.asarray(rows).reshape(CASES, -1), LABELS)
     by_row = devices.put_rows({"labels": LABELS})["labels"]
     assert by_row.sharding.spec == jax.sharding.PartitionSpec(AXIS)
