@@ -8,6 +8,9 @@ from configs import vqa_quickstart
 
 def get_config():
     config = vqa_quickstart.get_config()
+    config.sft.epochs = 8
+    config.grpo.epochs = 4
+    config.grpo.updates_per_epoch = 50
     # The constants of MedCLM's public code are for 100 epochs; fine-tuning has 8 here.
     config.curriculum.easy_epochs = 1
     config.curriculum.ramp_epochs = 3

@@ -16,5 +16,14 @@ def get_config():
     config.phantom.prevalence = "flat"
     config.image_encoder.image_size = 64
     config.vqa.num_validated = 400
+    config.sft.epochs = 4
+    config.sft.batch_size = 8
+    # Few updates, small steps: the gradient of a batch is nearly noise at this size (docs/policies.md).
+    config.grpo.epochs = 2
+    config.grpo.updates_per_epoch = 8
+    config.grpo.learning_rate = 5e-5
+    config.grpo.temperature = 0.5
+    config.grpo.scale = "none"
+    config.rewards.grounding = "mean_iou"
     config.evaluation.batch_size = 200
     return config
