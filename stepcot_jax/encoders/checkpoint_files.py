@@ -102,9 +102,9 @@ class ConfigFile:
             raise BadInput(f"{self.where}.{key}: {value!r} is not a whole number from 1 to {most}")
         return value
 
-    def number(self, key: str, *, least: float, most: float) -> float:
-        """Return a number from `least` to `most`; the key has to be there."""
-        value = self.found.get(key)
+    def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
+        """Return a number from `least` to `most`; without a default the key has to be there."""
+        value = self.found.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise BadInput(f"{self.where}.{key}: {value!r} is not a number from {least:g} to {most:g}")
         return float(value)

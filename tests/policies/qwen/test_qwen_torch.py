@@ -1,0 +1,143 @@
+"""Qwen2.5 and Qwen2.5-VL against transformers' PyTorch classes, with random weights in every tensor."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from encoders.torch_checkpoints import largest_difference
+from policies.qwen.tiny_qwen import IMAGE
+from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transformers
+
+from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images, rope_positions
+from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image, read_qwen_preprocessing
+from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+
+
+def picture(seed, height, width):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def words(seed, number):
+    return np.random.default_rng(seed).integers(1, IMAGE - 3, number).tolist()
+
+
+def logits(model, prompts, **sizes):
+    """Scores of prompts, and their lengths."""
+    config = model.config
+    images, laid, ends = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision, **sizes)
+    run = jax.jit(lambda params, *given: model.network.apply({"params": params}, *given, method="score_texts"))
+    return run(model.params, *jax.tree.map(jnp.asarray, (images, laid))), jax.tree.map(np.asarray, (laid, ends))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_of_text(tmp_path, tied):
+    model = make_text(tmp_path, tie_word_embeddings=tied, shards="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    prompts = [words(1, 12), words(2, 7)]
+    found, _ = logits(load_qwen(str(tmp_path), dtype=jnp.float32), [QwenPrompt(tokens) for tokens in prompts])
+    for row, tokens in zip(found, prompts, strict=True):
+        with torch.inference_mode():
+            expected = model(**torch_inputs(tokens)).logits[0]
+        assert expected.abs().mean() > 0.05
+        assert largest_difference(row[: len(tokens)], expected) <= 1e-4
+
+
+@pytest.fixture(scope="module")
+def vl(tmp_path_factory):
+    """transformers' model, ours, and its preprocessing."""
+    folder = tmp_path_factory.mktemp("vl")
+    model = make_vl(folder)
+    ours = load_qwen(str(folder), dtype=jnp.float32)
+    return model, ours, read_qwen_preprocessing(folder, ours.config.vision)
+
+
+SIZES = [(8, 8), (20, 12), (13, 30), (40, 9)]
+
+
+def test_logits_with_no_one_and_two_images(vl):
+    model, ours, preprocessing = vl
+    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
+    a, b, c = words(3, 4), words(4, 5), words(5, 3)
+    prompts = [
+        QwenPrompt(a + b),
+        QwenPrompt([*a, IMAGE, *b], cut[1:2]),
+        QwenPrompt([*a, IMAGE, *c, IMAGE, *b], cut[2:]),
+        QwenPrompt([IMAGE, *a], cut[:1]),
+    ]
+    found, (laid, ends) = logits(ours, prompts)
+    for row, prompt in enumerate(prompts):
+        tokens = laid.tokens[row, : ends.lengths[row]].tolist()
+        inputs = torch_inputs(tokens, prompt.images)
+        with torch.inference_mode():
+            expected = model(**inputs).logits[0]
+            if prompt.images:
+                places, delta = model.model.get_rope_index(
+                    inputs["input_ids"], inputs["mm_token_type_ids"], inputs["image_grid_thw"]
+                )
+                np.testing.assert_array_equal(laid.positions[:, row, : len(tokens)], places[:, 0])
+                assert ends.starts[row] == len(tokens) + int(delta)
+        assert expected.abs().mean() > 0.05
+        assert largest_difference(found[row, : len(tokens)], expected) <= 1e-4
+
+
+def test_positions_of_two_images():
+    tokens = [1, *[IMAGE] * 6, 2, 3, *[IMAGE] * 2, 4]
+    found, start = rope_positions(tokens, [(3, 2), (1, 2)], image_token=IMAGE)
+    assert found.tolist() == [
+        [0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 6, 8],
+        [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 8],
+        [0, 1, 2, 1, 2, 1, 2, 4, 5, 6, 7, 8],
+    ]
+    assert start == 9
+
+
+def test_vision_tower(vl):
+    model, ours, preprocessing = vl
+    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
+    inputs = torch_inputs([IMAGE], cut)
+    with torch.inference_mode():
+        expected = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"]).pooler_output
+    packed, units = pack_images(cut, ours.config.vision)
+    assert any(len(unit) % 4 for unit in units)  # a partial window
+    found = ours.network.apply(
+        {"params": ours.params}, jax.tree.map(jnp.asarray, packed), method=lambda net, images: net.tower(images)
+    )
+    found = np.asarray(found).reshape(-1, found.shape[-1])[np.concatenate(units)]
+    assert expected.abs().mean() > 0.05
+    assert largest_difference(found, expected) <= 1e-4
+
+
+def test_layers_at_published_width(tmp_path):
+    """A decoder layer as wide as Qwen2.5-0.5B's, a windowed and a full block as wide as all towers of Qwen2.5-VL."""
+    vision = {
+        "depth": 2, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 896,
+        "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    rotary = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+    model = make_vl(
+        tmp_path, vision=vision, hidden_size=896, num_hidden_layers=1, num_attention_heads=14, num_key_value_heads=2,
+        intermediate_size=4864, rope_parameters=rotary,
+    )  # fmt: skip
+    ours = load_qwen(str(tmp_path), dtype=jnp.float32)
+    preprocessing = read_qwen_preprocessing(tmp_path, ours.config.vision)
+    prompt = QwenPrompt([1, 2, IMAGE, 3, 4, 5], [cut_image(picture(7, 140, 90), preprocessing)])
+    found, (laid, ends) = logits(ours, [prompt])
+    with torch.inference_mode():
+        expected = model(**torch_inputs(laid.tokens[0, : ends.lengths[0]].tolist(), prompt.images)).logits[0]
+    assert expected.abs().mean() > 0.05
+    assert largest_difference(found[0, : ends.lengths[0]], expected) <= 1e-4
+
+
+def test_preprocessing_agrees_with_transformers():
+    for least, most in [(56 * 56, 28 * 28 * 16), (28 * 28 * 20, 28 * 28 * 1280)]:
+        processor = transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": least, "longest_edge": most})
+        preprocessing = QwenPreprocessing(min_pixels=least, max_pixels=most)
+        for seed, (height, width) in enumerate([(28, 28), (42, 70), (333, 97), (90, 400), (3, 500), (56, 84)]):
+            pixels = picture(seed, height, width)
+            expected = processor(pixels, return_tensors="np", input_data_format="channels_last")
+            found = cut_image(pixels, preprocessing)
+            assert [[1, 2 * found.num_rows, 2 * found.num_columns]] == expected["image_grid_thw"].tolist()
+            assert largest_difference(found.patches, expected["pixel_values"]) <= 1e-6
