@@ -22,15 +22,17 @@ class Sampling:
 
     Attributes:
       longest: tokens of the longest reply, the stop token included; a longer one is cut.
-      stop: token that ends a reply.
+      stop: token that ends a reply, and fills it up.
       temperature: logits are divided by it, > 0.
       greedy: take the likeliest token instead of drawing one.
+      more_stops: further tokens that end a reply.
     """
 
     longest: int
     stop: int
     temperature: float = 1.0
     greedy: bool = False
+    more_stops: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.longest < 1 or not self.temperature > 0:
@@ -111,7 +113,9 @@ def sample_replies(
             replies.counted.at[:, place].set(~ended),
         )
         scores, caches = extend(tokens, place, caches)
-        return place + 1, scores, caches, ended | (tokens == sampling.stop), replies
+        for stop in (sampling.stop, *sampling.more_stops):
+            ended = ended | (tokens == stop)
+        return place + 1, scores, caches, ended, replies
 
     replies: Replies = jax.lax.while_loop(goes_on, draw, start)[-1]
     return replies

@@ -11,9 +11,11 @@ from encoders.torch_checkpoints import largest_difference
 from policies.qwen.tiny_qwen import IMAGE
 from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transformers
 
+from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images, rope_positions
 from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image, read_qwen_preprocessing
 from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+from stepcot_jax.policies.rollouts import Sampling, rollout_keys
 
 
 def picture(seed, height, width):
@@ -141,3 +143,39 @@ def test_preprocessing_agrees_with_transformers():
             found = cut_image(pixels, preprocessing)
             assert [[1, 2 * found.num_rows, 2 * found.num_columns]] == expected["image_grid_thw"].tolist()
             assert largest_difference(found.patches, expected["pixel_values"]) <= 1e-6
+
+
+def generated(model, prompts, *, longest, stops):
+    """Greedy replies of our network, as lists of tokens up to the stop token."""
+    config = model.config
+    images, laid, ends = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision)
+    sampling = Sampling(longest=longest, stop=stops[0], more_stops=stops[1:], greedy=True)
+    keys = rollout_keys(jax.random.key(0), first=0, number=len(prompts))
+    given = jax.tree.map(jnp.asarray, (images, laid, ends))
+    replies = generate(model.network, model.params, *given, sampling=sampling, keys=keys)
+    rows = zip(np.asarray(replies.tokens), np.asarray(replies.counted), strict=True)
+    return [tokens[counted].tolist() for tokens, counted in rows], (laid, ends)
+
+
+def test_greedy_replies_of_20_tokens(vl):
+    model, ours, preprocessing = vl
+    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
+    a, b = words(3, 4), words(4, 5)
+    prompts = [
+        QwenPrompt([*a, IMAGE, *b], cut[1:2]),
+        QwenPrompt([1, 2]),
+        QwenPrompt([*a, IMAGE, 3, IMAGE, *b], cut[2:]),
+        QwenPrompt(b + a + b),
+    ]
+    found, (laid, ends) = generated(ours, prompts, longest=20, stops=(57,))
+    stops = (found[0][7], found[3][12])
+    stopped, _ = generated(ours, prompts, longest=20, stops=stops)
+    for row, prompt in enumerate(prompts):
+        inputs = torch_inputs(laid.tokens[row, : ends.lengths[row]].tolist(), prompt.images)
+        for replies, ids in ((found, [57]), (stopped, list(stops))):
+            with torch.inference_mode():
+                expected = model.generate(**inputs, max_new_tokens=20, do_sample=False, eos_token_id=ids)
+            assert replies[row] == expected[0, len(inputs["input_ids"][0]) :].tolist()
+    assert max(map(len, found)) == 20
+    assert len(stopped[0]) <= 8
+    assert len({tuple(reply) for reply in found}) == 4
