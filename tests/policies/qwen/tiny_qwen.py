@@ -90,3 +90,31 @@ def write_qwen(folder, config, *, is_new=False, shards=1, bfloat16=False, **chan
         save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return tensors, params
+
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+
+
+def write_tokenizer(folder):
+    """Qwen's kind of tokenizer: bytes without merges, then the control tokens, 256 to 261; and its config."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in CONTROL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"})
+    )
+
+
+def write_reader(folder, *, images=True):
+    """A checkpoint whose vocabulary is that of `write_tokenizer`."""
+    config = IMAGES | {"image_token_id": 261} if images else TEXT
+    write_qwen(folder, config, vocab_size=262, eos_token_id=258, bfloat16=True)
+    write_tokenizer(folder)
+    if images:
+        limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 16 * 60}
+        (folder / "preprocessor_config.json").write_text(json.dumps(limits))
