@@ -53,17 +53,19 @@ class QwenVl(nn.Module):
       sizes: of the decoder.
       vision: of the vision tower; None for text alone.
       dtype: compute dtype.
+      remat: of the decoder, see there.
     """
 
     sizes: DecoderSizes
     vision: VisionSizes | None = None
     dtype: DTypeLike = jnp.float32
+    remat: bool = False
 
     def setup(self) -> None:
         """Declare tower and decoder."""
         if self.vision is not None:
             self.tower = VisionTower(self.vision, self.dtype)
-        self.decoder = Decoder(self.sizes, self.dtype)
+        self.decoder = Decoder(self.sizes, self.dtype, self.remat)
 
     def embed_prompts(self, images: QwenImages | None, prompts: QwenPrompts) -> Float[Array, "case token width"]:
         """Return the vectors of tokens, of images included."""
