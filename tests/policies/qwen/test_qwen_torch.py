@@ -13,6 +13,7 @@ from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transform
 
 from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images, rope_positions
+from stepcot_jax.policies.qwen.qwen_export import write_qwen
 from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image, read_qwen_preprocessing
 from stepcot_jax.policies.qwen.qwen_loading import load_qwen
 from stepcot_jax.policies.rollouts import Sampling, rollout_keys
@@ -179,3 +180,14 @@ def test_greedy_replies_of_20_tokens(vl):
     assert max(map(len, found)) == 20
     assert len(stopped[0]) <= 8
     assert len({tuple(reply) for reply in found}) == 4
+
+
+def test_transformers_reads_what_we_write(vl, tmp_path):
+    model, ours, _ = vl
+    write_qwen(tmp_path / "out", ours.params, ours.network, source=ours.folder, dtype=np.float32, most_bytes=30_000)
+    again, report = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name

@@ -2,16 +2,15 @@
 
 import json
 
-import jax
 import ml_dtypes
-import numpy as np
 from oracles.random_params import randomise
 from safetensors.numpy import save_file
 
-from stepcot_jax.encoders.assignment import LAYOUTS
+from stepcot_jax.models.qwen_vl import QwenVl
 from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
+from stepcot_jax.policies.qwen.qwen_export import name_tensors
 from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
-from stepcot_jax.policies.qwen.qwen_names import NEW_TEXT, OLD_TEXT, qwen_table
+from stepcot_jax.policies.qwen.qwen_names import NEW_TEXT, OLD_TEXT
 
 WORDS, IMAGE, STOPS = 60, 55, (57, 58)
 
@@ -61,18 +60,8 @@ def write_config(folder, config, **changes):
 def draw_tensors(config, *, is_new=False, seed=0):
     """Random tensors under the names of a checkpoint, and the parameters that they are."""
     params = randomise(qwen_shapes(config.sizes, config.vision), seed)
-    flat = {"/".join(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    prefix = NEW_TEXT if is_new else OLD_TEXT
-    table = qwen_table([f"{prefix}norm.weight"], config.sizes, config.vision)
-    tensors = {}
-    for name, place in table.items():
-        leaf = np.asarray(flat[place.path])
-        shape = LAYOUTS[place.layout].shape_before(leaf.shape)
-        is_matrix = place.layout not in ("same", "head_bias")
-        # A matrix stands as [out, in] in the file, however many axes the parameter or the tensor has.
-        last = shape[0] if is_matrix else 1
-        tensors[name] = np.ascontiguousarray((leaf.reshape(-1, last).T if is_matrix else leaf).reshape(shape))
-    return tensors, params
+    network = QwenVl(config.sizes, config.vision)
+    return name_tensors(params, network, prefix=NEW_TEXT if is_new else OLD_TEXT), params
 
 
 def write_qwen(folder, config, *, is_new=False, shards=1, bfloat16=False, **changes):
