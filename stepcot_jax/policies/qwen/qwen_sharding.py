@@ -5,15 +5,21 @@ divides cases, and the other axis of each matrix, so that no device holds a whol
 2020). XLA adds the communication. An axis that a device count does not divide stays whole.
 """
 
+import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
-from stepcot_jax.policies.qwen.qwen_tuning import TuningRows
+from stepcot_jax.models.decoder import Decoder
+from stepcot_jax.models.decoder_blocks import DecoderBlock
+from stepcot_jax.models.qwen_vision import VisionBlock
+from stepcot_jax.models.qwen_vl import QwenVl
 
 DATA, MODEL = "data", "model"
 
@@ -79,8 +85,8 @@ def _join(path: Any) -> str:
     return "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
-def row_shardings(rows: TuningRows, mesh: Mesh) -> Any:
-    """Return the sharding of a batch, whose cases and images are divided along `data`."""
+def row_shardings(rows: Any, mesh: Mesh) -> Any:
+    """Return the sharding of a batch, such as `qwen_tuning.TuningRows`: cases and images are divided along `data`."""
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         names = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
@@ -89,6 +95,32 @@ def row_shardings(rows: TuningRows, mesh: Mesh) -> Any:
         return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree_util.tree_map_with_path(place, rows)
+
+
+@contextlib.contextmanager
+def divide_cases(mesh: Mesh | None) -> Iterator[None]:
+    """Within this context what networks compute stays divided by case, whatever XLA would choose; None for no mesh.
+
+    Left to itself, XLA may follow the parameters instead, and have every device compute all cases.
+    """
+
+    def divide(layer: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        out, network, method = layer(*args, **kwargs), context.module, context.method_name
+        if isinstance(network, VisionBlock) or (isinstance(network, QwenVl) and method == "embed_prompts"):
+            return _divide(out, mesh, None)
+        if isinstance(network, DecoderBlock):
+            return _divide(out[0], mesh, None), out[1]
+        return _divide(out, mesh, MODEL) if isinstance(network, Decoder) and method == "score" else out
+
+    with contextlib.nullcontext() if mesh is None else nn.intercept_methods(divide):
+        yield
+
+
+def _divide(rows: Array, mesh: Any, last: str | None) -> Array:
+    spec = [None] * (rows.ndim - 1) + [last if last and not rows.shape[-1] % mesh.shape[last] else None]
+    if not rows.shape[0] % mesh.shape[DATA]:
+        spec[0] = DATA
+    return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def bytes_on_a_device(shapes: Any, mesh_shape: Mapping[str, int], *, width: Any) -> int:

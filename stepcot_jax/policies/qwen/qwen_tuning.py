@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from stepcot_jax.losses.sequence import NO_PART, sequence_loss
@@ -17,6 +18,7 @@ from stepcot_jax.models.low_rank import LowRankSettings, adapt_layers
 from stepcot_jax.models.qwen_vision import QwenImages, VisionSizes
 from stepcot_jax.models.qwen_vl import QwenPrompts, QwenVl
 from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts
+from stepcot_jax.policies.qwen.qwen_sharding import divide_cases
 
 DECODER_AND_PROJECTOR = r"decoder/.*|tower/merger_.*"
 PROJECTOR = r"tower/merger_.*"
@@ -105,6 +107,7 @@ def tuning_loss(
     *,
     network: QwenVl,
     low_rank: LowRankSettings | None = None,
+    mesh: Mesh | None = None,
 ) -> Float[Array, ""]:
     """Return the mean cross-entropy of the replies' tokens in nats (MEDSAGE: Eq. 7).
 
@@ -114,9 +117,10 @@ def tuning_loss(
       rows: of the batch.
       network: what computes.
       low_rank: of `tuned.low_rank`; None without.
+      mesh: over which the arrays are divided, see `qwen_sharding`; None for one device.
     """
     adapted = contextlib.nullcontext() if low_rank is None else adapt_layers(tuned.low_rank, low_rank)
-    with adapted:
+    with adapted, divide_cases(mesh):
         params = join_params(tuned.params, frozen)
         logits: Any = network.apply({"params": params}, rows.images, rows.texts, method="score_texts")
     return sequence_loss(
@@ -133,11 +137,13 @@ def tuning_update(
     network: QwenVl,
     optimizer: optax.GradientTransformation,
     low_rank: LowRankSettings | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Tuned, Any, Float[Array, ""]]:
     """Return what trains and the optimizer's state after an update, and the loss before it.
 
     Gradients and the optimizer's state exist for `tuned` alone.
     """
-    loss, gradients = jax.value_and_grad(tuning_loss)(tuned, frozen, rows, network=network, low_rank=low_rank)
+    differentiate = jax.value_and_grad(tuning_loss)
+    loss, gradients = differentiate(tuned, frozen, rows, network=network, low_rank=low_rank, mesh=mesh)
     updates, state = optimizer.update(gradients, state, tuned)
     return optax.apply_updates(tuned, updates), state, loss

@@ -57,8 +57,9 @@ def tiny(tmp_path_factory):
 def test_eight_devices_compute_what_one_does(tiny):
     network, tuned, frozen, rows = tiny
     mesh = make_mesh(data=2, model=4)
-    run = jax.jit(jax.value_and_grad(functools.partial(tuning_loss, network=network, low_rank=LORA)))
-    expected_loss, expected = run(tuned, frozen, rows)
+    compute = functools.partial(tuning_loss, network=network, low_rank=LORA)
+    expected_loss, expected = jax.jit(jax.value_and_grad(compute))(tuned, frozen, rows)
+    run = jax.jit(jax.value_and_grad(functools.partial(compute, mesh=mesh)))
     placed = [jax.device_put(tree, param_shardings(tree, mesh)) for tree in (tuned, frozen)]
     loss, gradients = run(*placed, jax.device_put(rows, row_shardings(rows, mesh)))
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
@@ -79,7 +80,7 @@ def test_parameters_and_optimizer_state_stay_divided(tiny):
         shardings = [param_shardings(tree, mesh) for tree in (tuned, state, frozen)]
         placed, own_frozen = (jax.device_put(tree, shardings[place]) for tree, place in ((tuned, 0), (frozen, 2)))
         state = jax.jit(optimizer.init, out_shardings=shardings[1])(placed)
-        run = jax.jit(update, out_shardings=(*shardings[:2], None))
+        run = jax.jit(functools.partial(update, mesh=mesh), out_shardings=(*shardings[:2], None))
         after, state, _ = run(placed, state, own_frozen, jax.device_put(rows, row_shardings(rows, mesh)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), after, expected)
     gate = "decoder/layer_1/gate/kernel"
