@@ -106,9 +106,10 @@ def divide_cases(mesh: Mesh | None) -> Iterator[None]:
 
     def divide(layer: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         out, network, method = layer(*args, **kwargs), context.module, context.method_name
-        if isinstance(network, VisionBlock) or (isinstance(network, QwenVl) and method == "embed_prompts"):
-            return _divide(out, mesh, None)
-        if isinstance(network, DecoderBlock):
+        for kind, name in ((VisionBlock, "__call__"), (QwenVl, "embed_prompts")):
+            if isinstance(network, kind) and method == name:
+                return _divide(out, mesh, None)
+        if isinstance(network, DecoderBlock) and method == "__call__":
             return _divide(out[0], mesh, None), out[1]
         return _divide(out, mesh, MODEL) if isinstance(network, Decoder) and method == "score" else out
 

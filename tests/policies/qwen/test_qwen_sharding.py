@@ -51,7 +51,7 @@ def tiny(tmp_path_factory):
     chosen, frozen = split_params(params, DECODER_AND_PROJECTOR)
     low_rank = init_low_rank(jax.random.key(1), params, LORA)
     tuned = Tuned(chosen, jax.tree.map(lambda leaf: leaf + 0.1, low_rank))
-    return QwenVl(config.sizes, config.vision), tuned, frozen, jax.tree.map(jnp.asarray, rows)
+    return QwenVl(config.sizes, config.vision, remat=True), tuned, frozen, jax.tree.map(jnp.asarray, rows)
 
 
 def test_eight_devices_compute_what_one_does(tiny):
