@@ -58,7 +58,8 @@ def draw_low_rank(params, seed=0):
 def test_the_loss_is_that_of_the_replies(tiny):
     network, params, rows = tiny
     found = quick_jit(functools.partial(tuning_loss, network=network))(Tuned({}, {}), split_params(params, "")[1], rows)
-    logits = network.apply({"params": params}, rows.images, rows.texts, method="score_texts")
+    score = quick_jit(lambda params, *given: network.apply({"params": params}, *given, method="score_texts"))
+    logits = score(params, rows.images, rows.texts)
     logs = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     # An image of 3 x 5 units and one of 4 x 2 stand for a token each.
     firsts = [3 + 15, 1 + 8]
