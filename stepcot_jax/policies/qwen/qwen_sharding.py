@@ -54,8 +54,8 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
       shape: of the parameter.
       mesh_shape: devices along each axis of the mesh.
 
-    >>> spec_of("decoder/layer_0/gate/kernel", (896, 4864), {"data": 2, "model": 4})
-    PartitionSpec('data', 'model')
+    >>> tuple(spec_of("decoder/layer_0/gate/kernel", (896, 4864), {"data": 2, "model": 4}))
+    ('data', 'model')
     """
     for rule, axes in RULES:
         if re.fullmatch(rule, path):
