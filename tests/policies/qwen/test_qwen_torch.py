@@ -1,5 +1,7 @@
 """Qwen2.5 and Qwen2.5-VL against transformers' PyTorch classes, with random weights in every tensor."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,17 @@ from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transform
 
 from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images, rope_positions
-from stepcot_jax.policies.qwen.qwen_export import write_qwen
+from stepcot_jax.policies.qwen.qwen_export import name_tensors, write_qwen
 from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image, read_qwen_preprocessing
 from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+from stepcot_jax.policies.qwen.qwen_tuning import (
+    DECODER_AND_PROJECTOR,
+    Tuned,
+    join_params,
+    lay_out_replies,
+    split_params,
+    tuning_loss,
+)
 from stepcot_jax.policies.rollouts import Sampling, rollout_keys
 
 
@@ -191,3 +201,30 @@ def test_transformers_reads_what_we_write(vl, tmp_path):
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_loss_and_gradients_of_a_reply(vl):
+    model, ours, preprocessing = vl
+    prompt = QwenPrompt([1, IMAGE, 2, 3], [cut_image(picture(1, 20, 12), preprocessing)])
+    reply = [8, 9, 10, 57]
+    rows = lay_out_replies([prompt], [reply], image_token=IMAGE, vision=ours.config.vision)
+    texts = rows.texts.tokens[0]
+    inputs = torch_inputs(texts[: 3 + 15 + len(reply)].tolist(), prompt.images)
+    labels = inputs["input_ids"].clone()
+    labels[:, : -len(reply)] = -100
+    model.zero_grad()
+    expected = model(**inputs, labels=labels).loss
+    expected.backward()
+    chosen, frozen = split_params(ours.params, DECODER_AND_PROJECTOR)
+    run = jax.jit(jax.value_and_grad(functools.partial(tuning_loss, network=ours.network)))
+    loss, gradients = run(Tuned(chosen, {}), frozen, jax.tree.map(jnp.asarray, rows))
+    assert abs(float(loss) - expected.item()) <= 1e-4
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    found = name_tensors(join_params(gradients.params, frozen), ours.network, prefix="model.language_model.")
+    trained = [name for name in found if ".visual." not in name or ".merger." in name]
+    assert len(trained) == len(chosen)
+    for name in trained:
+        scale = wanted[name].abs().max()
+        assert largest_difference(found[name], wanted[name]) <= 1e-4 * max(1.0, float(scale)), name
+    assert wanted["model.visual.merger.mlp.2.weight"].abs().max() > 1e-2
