@@ -76,6 +76,13 @@ def measure_policy(rounds: int) -> dict[str, float]:
     return measure_policy(rounds)
 
 
+def measure_qwen(rounds: int) -> dict[str, float]:
+    """Measure replies at the shape of Qwen2.5-0.5B, see `benchmarks.qwen`."""
+    from benchmarks.qwen import measure_qwen
+
+    return measure_qwen(rounds)
+
+
 PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "peak": measure_peak,
     "joint": measure_joint,
@@ -86,6 +93,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "pipeline": measure_pipeline,
     "checkpoints": measure_checkpoints,
     "policy": measure_policy,
+    "qwen": measure_qwen,
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import flax.traverse_util
 import numpy as np
+from numpy.typing import DTypeLike
 
 from stepcot_jax.host.errors import BadInput
 
@@ -14,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """A conversion of PyTorch's tensor to Flax's, and of Flax's shape to PyTorch's."""
+    """A conversion of PyTorch's tensor to Flax's, up to its reshape, and of Flax's shape to PyTorch's."""
 
     turn: Callable[[np.ndarray], np.ndarray]
     shape_before: Callable[[Shape], Shape]
@@ -31,6 +32,15 @@ LAYOUTS: Mapping[str, Layout] = {
         lambda tensor: tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0]),
         lambda shape: (shape[1], 3, *[math.isqrt(shape[0] // 3)] * 2),
     ),
+    # [out, 3, 2, size, size] -> [3 * 2 * size * size, out]: Qwen2.5-VL's patch embedding as a matmul
+    "frames": Layout(
+        lambda tensor: tensor.reshape(tensor.shape[0], -1).T,
+        lambda shape: (shape[1], 3, 2, *[math.isqrt(shape[0] // 6)] * 2),
+    ),
+    # weight [head * width, in] -> [in, head, width], its bias, and weight [out, head * width] -> [head, width, out]
+    "to_heads": Layout(lambda tensor: tensor.T, lambda shape: (shape[1] * shape[2], shape[0])),
+    "head_bias": Layout(lambda tensor: tensor, lambda shape: (shape[0] * shape[1],)),
+    "from_heads": Layout(lambda tensor: tensor.T, lambda shape: (shape[2], shape[0] * shape[1])),
     # leading axes of length 1: cls_token [1, 1, width] -> [width], pos_embed [1, token, width] -> [token, width]
     "leading": Layout(
         lambda tensor: tensor.reshape(tensor.shape[-1:] if tensor.shape[1] == 1 else tensor.shape[1:]),
@@ -78,6 +88,7 @@ def assign(
     unused: Collection[str] = (),
     only: str | None = "",
     source: str = "weights",
+    dtype: DTypeLike = np.float32,
 ) -> dict[str, Any]:
     """Return parameters made from tensors, each used exactly once.
 
@@ -88,9 +99,10 @@ def assign(
       unused: names of tensors that may be present but are no parameters.
       only: prefix of the parameters to return, None for none; the other tensors are checked and dropped.
       source: file or folder for error messages.
+      dtype: of the parameters.
 
     Returns:
-      The parameter tree, or its part below `only`, as float32 NumPy arrays.
+      The parameter tree, or its part below `only`, as NumPy arrays.
 
     Raises:
       BadInput: tensors are unexpected, missing, misshapen, not floating-point or not finite; all are listed.
@@ -102,7 +114,7 @@ def assign(
         raise ValueError(f"table and network differ in {sorted(given ^ set(targets))}")
     leftover = sorted(set(tensors) - set(table) - set(unused))
     missing = sorted(set(table) - set(tensors))
-    flat, wrong = _fill(table, tensors, targets, only)
+    flat, wrong = _fill(table, tensors, targets, only, np.dtype(dtype))
     found = {"unexpected": ", ".join(leftover), "missing": ", ".join(missing), "wrong": "; ".join(wrong)}
     if problems := [f"{kind}: {names}" for kind, names in found.items() if names]:
         raise BadInput(f"{source}: the tensors do not match the config: {'. '.join(problems)}")
@@ -110,7 +122,11 @@ def assign(
 
 
 def _fill(
-    table: Mapping[str, Place], tensors: Mapping[str, np.ndarray], targets: Mapping[str, Shape], only: str | None
+    table: Mapping[str, Place],
+    tensors: Mapping[str, np.ndarray],
+    targets: Mapping[str, Shape],
+    only: str | None,
+    dtype: np.dtype,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return flat parameters, and a message for each wrong tensor."""
     flat: dict[str, np.ndarray] = {}
@@ -125,10 +141,10 @@ def _fill(
             wrong.append(f"{name} has shape {list(tensor.shape)}, expected {list(expected)}")
         elif tensor.dtype.kind not in "fV":  # bfloat16 is of kind V
             wrong.append(f"{name} has dtype {tensor.dtype}, expected a floating-point type")
-        elif not np.all(np.isfinite(tensor := tensor.astype(np.float32, copy=False))):
+        elif not np.all(np.isfinite(tensor := tensor.astype(dtype, copy=False))):
             wrong.append(f"{name} has values that are not finite")
         elif only is not None and place.path.startswith(only):
-            values = flat.setdefault(place.path, np.empty(target, np.float32))
+            values = flat.setdefault(place.path, np.empty(target, dtype))
             part = slice(place.part * width, (place.part + 1) * width)
-            values[(..., part) if target else ()] = layout.turn(tensor)
+            values[(..., part) if target else ()] = layout.turn(tensor).reshape((*target[:-1], width) if target else ())
     return flat, wrong

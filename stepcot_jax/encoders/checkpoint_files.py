@@ -3,7 +3,7 @@
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
@@ -20,7 +20,7 @@ BICUBIC = 3
 _ID = re.compile(r"(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 _SMALL_FILES = (
     "config.json", "open_clip_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "generation_config.json",
 )  # fmt: skip
 _SAFETENSORS = (
     "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "open_clip_model.safetensors",
@@ -95,11 +95,25 @@ class ConfigFile:
         self.where = where
         self.found = found
 
-    def whole(self, key: str, default: int, *, most: int) -> int:
-        """Return a whole number from 1 to `most`."""
+    def whole(self, key: str, default: int | None = None, *, most: int) -> int:
+        """Return a whole number from 1 to `most`; without a default the key has to be there."""
         value = self.found.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise BadInput(f"{self.where}.{key}: {value!r} is not a whole number from 1 to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
+        """Return a number from `least` to `most`; without a default the key has to be there."""
+        value = self.found.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise BadInput(f"{self.where}.{key}: {value!r} is not a number from {least:g} to {most:g}")
+        return float(value)
+
+    def one_of(self, key: str, accepted: Collection[Any], default: Any) -> Any:
+        """Return a value that is among those accepted, the default if the key is missing."""
+        value = self.found.get(key, default)
+        if value not in accepted:
+            raise BadInput(f"{self.where}.{key}: {value!r} is not one of {', '.join(map(repr, accepted))}")
         return value
 
     def group(self, key: str) -> "ConfigFile":

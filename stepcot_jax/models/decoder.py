@@ -29,16 +29,19 @@ class Decoder(nn.Module):
     Attributes:
       sizes: see `DecoderSizes`.
       dtype: compute dtype.
+      remat: whether a gradient computes each block again instead of storing what is inside it.
     """
 
     sizes: DecoderSizes
     dtype: DTypeLike = jnp.float32
+    remat: bool = False
 
     def setup(self) -> None:
         """Declare embedding, blocks, norm and head."""
         sizes = self.sizes
         self.embedding = nn.Embed(sizes.num_words, sizes.width, dtype=self.dtype)
-        self.blocks = [DecoderBlock(sizes, self.dtype, name=f"layer_{layer}") for layer in range(sizes.num_layers)]
+        block = nn.remat(DecoderBlock) if self.remat else DecoderBlock
+        self.blocks = [block(sizes, self.dtype, name=f"layer_{layer}") for layer in range(sizes.num_layers)]
         self.norm = RMSNorm(sizes.epsilon)
         if not sizes.is_tied:
             self.head = nn.Dense(sizes.num_words, use_bias=False, dtype=self.dtype)

@@ -96,7 +96,7 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, hidden.shape[-1:])
         wide = hidden.astype(jnp.float32)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        scaled = wide * inverse * jnp.expand_dims(scale, tuple(range(hidden.ndim - 1)))
+        scaled = wide * inverse * jnp.expand_dims(scale.astype(jnp.float32), tuple(range(hidden.ndim - 1)))
         return scaled.astype(hidden.dtype)
 
 

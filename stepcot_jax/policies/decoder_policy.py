@@ -9,16 +9,17 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from stepcot_jax.models.decoder import empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.models.qwen_vl import QwenVl
 from stepcot_jax.policies.rollouts import Replies, Sampling, sample_replies
 
 
 @functools.partial(jax.jit, static_argnames=("policy", "sampling"))
 def generate(
-    policy: PrefixVlm,
+    policy: PrefixVlm | QwenVl,
     params: Any,
-    images: Float[Array, "case height width 3"],
-    prompts: Int[Array, "case token"],
-    lengths: Int[Array, "case"],
+    images: Any,
+    prompts: Any,
+    lengths: Any,
     *,
     sampling: Sampling,
     keys: UInt32[Array, "rollout 2"],
@@ -27,11 +28,11 @@ def generate(
     """Sample replies; every prompt is read once, however many replies it gets.
 
     Args:
-      policy: of `policy_network.make_policy`.
+      policy: of `policy_network.make_policy`, or a Qwen2.5-VL.
       params: its parameters, the part "policy" of a run's.
-      images: [case, height, width, 3], normalised.
-      prompts: [case, token], padded on the right.
-      lengths: [case], tokens of each prompt, at least 1.
+      images: [case, height, width, 3], normalised; of a Qwen2.5-VL `QwenImages`, or None.
+      prompts: [case, token], padded on the right; of a Qwen2.5-VL `QwenPrompts`.
+      lengths: [case], tokens of each prompt, at least 1; of a Qwen2.5-VL `PromptEnds`.
       sampling: how.
       keys: [rollout], of `rollouts.rollout_keys`; a multiple of the number of cases.
       skipped: [rollout], which get no reply; None for none.
@@ -42,13 +43,15 @@ def generate(
     Raises:
       ValueError: the number of keys is not a multiple of the number of prompts.
     """
-    each, left = divmod(len(keys), len(prompts))
+    num_cases = len(jax.tree.leaves(lengths)[0])
+    each, left = divmod(len(keys), num_cases)
     if left or not each:
-        raise ValueError(f"keys: {len(keys)} rollouts are not a multiple of {len(prompts)} prompts")
+        raise ValueError(f"keys: {len(keys)} rollouts are not a multiple of {num_cases} prompts")
     variables = {"params": params}
     scores, prefix = policy.apply(variables, images, prompts, lengths, method="prefill")
     if each > 1:
-        scores, lengths = (jnp.repeat(rows, each, axis=0, total_repeat_length=len(keys)) for rows in (scores, lengths))
+        repeat = functools.partial(jnp.repeat, repeats=each, axis=0, total_repeat_length=len(keys))
+        scores, lengths = jax.tree.map(repeat, (scores, lengths))
     caches = empty_cache(policy.sizes, num_rollouts=len(keys), num_slots=sampling.longest, dtype=policy.dtype)
 
     def extend(

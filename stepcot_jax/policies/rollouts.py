@@ -22,15 +22,17 @@ class Sampling:
 
     Attributes:
       longest: tokens of the longest reply, the stop token included; a longer one is cut.
-      stop: token that ends a reply.
+      stop: token that ends a reply, and fills it up.
       temperature: logits are divided by it, > 0.
       greedy: take the likeliest token instead of drawing one.
+      more_stops: further tokens that end a reply.
     """
 
     longest: int
     stop: int
     temperature: float = 1.0
     greedy: bool = False
+    more_stops: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.longest < 1 or not self.temperature > 0:
@@ -84,21 +86,9 @@ def sample_replies(
     number = scores.shape[0]
     shape = (number, sampling.longest)
     uniform = jax.vmap(lambda key: _uniform(key, sampling.longest), out_axes=1)(keys)
-    start = (
-        jnp.int32(0),
-        scores.astype(jnp.float32),
-        caches,
-        jnp.zeros(number, bool) if skipped is None else skipped,
-        Replies(jnp.full(shape, sampling.stop, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, bool)),
-    )
 
-    def goes_on(carried: Any) -> Any:
-        place, _, _, ended, _ = carried
-        return (place < sampling.longest) & ~jnp.all(ended)
-
-    def draw(carried: Any) -> Any:
-        place, scores, caches, ended, replies = carried
-        scaled = scores / jnp.float32(sampling.temperature)
+    def draw(place: Any, scores: Any, ended: Any, replies: Replies) -> tuple[Any, Any, Replies]:
+        scaled = scores.astype(jnp.float32) / jnp.float32(sampling.temperature)
         largest = jnp.max(scaled, axis=-1, keepdims=True)
         weights = jnp.exp(scaled - largest)
         tokens = jnp.argmax(scaled, axis=-1) if sampling.greedy else draw_words(weights, uniform[place])
@@ -110,10 +100,25 @@ def sample_replies(
             replies.log_probs.at[:, place].set(jnp.where(ended, 0.0, chosen)),
             replies.counted.at[:, place].set(~ended),
         )
-        scores, caches = extend(tokens, place, caches)
-        return place + 1, scores, caches, ended | (tokens == sampling.stop), replies
+        for stop in (sampling.stop, *sampling.more_stops):
+            ended = ended | (tokens == stop)
+        return tokens, ended, replies
 
-    replies: Replies = jax.lax.while_loop(goes_on, draw, start)[-1]
+    def goes_on(carried: Any) -> Any:
+        place, _, _, ended, _ = carried
+        return (place < sampling.longest) & ~jnp.all(ended)
+
+    def step(carried: Any) -> Any:
+        place, tokens, caches, ended, replies = carried
+        scores, caches = extend(tokens, place - 1, caches)
+        tokens, ended, replies = draw(place, scores, ended, replies)
+        return place + 1, tokens, caches, ended, replies
+
+    blank = Replies(jnp.full(shape, sampling.stop, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, bool))
+    # The first token needs no pass through the network, and none follows the last.
+    tokens, ended, blank = draw(jnp.int32(0), scores, jnp.zeros(number, bool) if skipped is None else skipped, blank)
+    start = (jnp.int32(1), tokens, caches, ended, blank)
+    replies: Replies = jax.lax.while_loop(goes_on, step, start)[-1]
     return replies
 
 

@@ -1,0 +1,138 @@
+"""Memory a device of fine-tuning Qwen2.5-VL, from compiled programs: `python -m benchmarks.qwen_memory VL-3B --data 8`.
+
+Nothing is allocated: the update is compiled for virtual CPU devices from shapes alone. Arguments (parameters, AdamW's
+moments, the batch) are exact for any device; temporary memory is XLA's plan for CPUs, whose fusions and schedules
+differ from those of GPUs and TPUs.
+"""
+
+import argparse
+import functools
+import json
+import os
+import time
+from typing import Any
+
+from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.qwen_vision import VisionSizes
+
+M_ROPE = (16, 24, 24)
+
+
+def published_sizes(name: str) -> tuple[DecoderSizes, VisionSizes]:
+    """Return the sizes of "VL-3B" or "VL-7B"."""
+    width, num_layers, num_heads, num_kv_heads, mlp_width, num_words, is_tied = {
+        "VL-3B": (2048, 36, 16, 2, 11_008, 151_936, True),
+        "VL-7B": (3584, 28, 28, 4, 18_944, 152_064, False),
+    }[name]
+    decoder = DecoderSizes(
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_width=128,
+        mlp_width=mlp_width,
+        num_words=num_words,
+        is_tied=is_tied,
+        sections=M_ROPE,
+    )
+    vision = VisionSizes(
+        width=1280, num_layers=32, num_heads=16, mlp_width=3420, out_width=width, full_layers=(7, 15, 23, 31)
+    )
+    return decoder, vision
+
+
+def compile_update(name: str, *, data: int, model: int, tokens: int, windows: int, low_rank: bool) -> dict[str, float]:
+    """Return bytes a device of one update with one case a `data` device.
+
+    Args:
+      name: "VL-3B" or "VL-7B".
+      data: devices along `data`.
+      model: devices along `model`.
+      tokens: of a case, image included.
+      windows: of its image, 112 px squared each.
+      low_rank: LoRA with a frozen decoder and a trained projector, instead of training the decoder.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank
+    from stepcot_jax.models.qwen_vision import QwenImages
+    from stepcot_jax.models.qwen_vl import QwenPrompts, QwenVl
+    from stepcot_jax.policies.qwen import qwen_sharding, qwen_tuning
+    from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+
+    decoder, vision = published_sizes(name)
+    network, mesh = QwenVl(decoder, vision, jnp.bfloat16, remat=True), qwen_sharding.make_mesh(data=data, model=model)
+    settings, shapes = LowRankSettings(), qwen_shapes(decoder, vision)
+    trained = qwen_tuning.PROJECTOR if low_rank else qwen_tuning.DECODER_AND_PROJECTOR
+    chosen, frozen = jax.eval_shape(
+        lambda: qwen_tuning.split_params(jax.tree.map(_blank(jnp.bfloat16), shapes), trained)
+    )
+    adapted = jax.eval_shape(lambda: init_low_rank(jax.random.key(0), shapes, settings)) if low_rank else {}
+    tuned = qwen_tuning.Tuned(chosen, adapted)
+    optimizer = optax.adamw(1e-5)
+    state = jax.eval_shape(optimizer.init, tuned)
+    patches = (data, windows, (vision.window_units * vision.merge_size) ** 2)
+    whole = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    row = whole((data, tokens))
+    rows = qwen_tuning.TuningRows(
+        QwenImages(
+            jax.ShapeDtypeStruct((*patches, vision.num_features), jnp.float32),
+            whole((2, *patches)),
+            jax.ShapeDtypeStruct(patches, jnp.bool_),
+        ),
+        QwenPrompts(row, whole((3, data, tokens)), row),
+        row,
+        row,
+    )
+    shardings = [qwen_sharding.param_shardings(tree, mesh) for tree in (tuned, state, frozen)]
+    given = [
+        jax.tree.map(lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), tree, to)
+        for tree, to in zip(
+            (tuned, state, frozen, rows), (*shardings, qwen_sharding.row_shardings(rows, mesh)), strict=True
+        )
+    ]
+    update = functools.partial(
+        qwen_tuning.tuning_update,
+        network=network,
+        optimizer=optimizer,
+        low_rank=settings if low_rank else None,
+        mesh=mesh,
+    )
+    start = time.perf_counter()
+    compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=(*shardings[:2], None)).lower(*given).compile()
+    memory: Any = compiled.memory_analysis()
+    return {
+        "arguments": memory.argument_size_in_bytes,
+        "temporary": memory.temp_size_in_bytes,
+        "not_reused_outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "compile_seconds": time.perf_counter() - start,
+    }
+
+
+def _blank(dtype: Any) -> Any:
+    import jax.numpy as jnp
+
+    return lambda leaf: jnp.zeros(leaf.shape, dtype)
+
+
+def main() -> None:
+    """Print the numbers of one model and mesh as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.qwen_memory", description="Memory a device.")
+    parser.add_argument("name", choices=("VL-3B", "VL-7B"))
+    parser.add_argument("--data", type=int, default=8, help="devices along data, one case each (default 8)")
+    parser.add_argument("--model", type=int, default=1, help="devices along model (default 1)")
+    parser.add_argument("--tokens", type=int, default=1024, help="of a case, image included (default 1024)")
+    parser.add_argument("--windows", type=int, default=16, help="of an image, 112 px squared each (default 16)")
+    parser.add_argument("--low-rank", action="store_true", help="LoRA instead of training the whole decoder")
+    options = vars(parser.parse_args())
+    flags = f"--xla_force_host_platform_device_count={options['data'] * options['model']}"
+    # Machine code is not needed, only the plan of its memory.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags} --xla_backend_optimization_level=0"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    print(json.dumps(options | compile_update(**options)))
+
+
+if __name__ == "__main__":
+    main()

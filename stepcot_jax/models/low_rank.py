@@ -1,0 +1,112 @@
+"""Low-rank adaptation (Hu et al., 2022: LoRA) of any network's linear layers, without changing the network.
+
+A layer's kernel W [in, out] stays as it is; trained are A [in, rank] and B [rank, out], and the layer computes
+x W + scale x A B. B starts at zero, so that training starts from the network's own outputs.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+LowRank = Mapping[str, Mapping[str, Array]]
+"""'/'-joined paths of layers -> "down" [in, rank] and "up" [rank, out]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LowRankSettings:
+    """Which layers are adapted, and how.
+
+    Attributes:
+      rank: of A B, at least 1.
+      alpha: the product is scaled by alpha / rank.
+      targets: regular expression that a layer's whole '/'-joined path matches.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: str = r"decoder/layer_\d+/(attention/(query|key|value|out)|gate|up|down)"
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not self.alpha > 0:
+            raise ValueError(f"rank must be at least 1 and alpha above 0; got {self.rank} and {self.alpha}")
+
+    @property
+    def scale(self) -> float:
+        """Factor of A B."""
+        return self.alpha / self.rank
+
+
+def init_low_rank(key: Array, params: Any, settings: LowRankSettings) -> dict[str, dict[str, Array]]:
+    """Return A, normal with variance 1 / in, and B, zero, of each target, float32.
+
+    Args:
+      key: random key.
+      params: of the network, or their shapes. A kernel whose name is "out" has its last axis as output and all others
+        as input; any other has its first axis as input.
+      settings: which layers.
+
+    Raises:
+      ValueError: no layer matches the targets.
+    """
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    paths = sorted(path.removesuffix("/kernel") for path in flat if path.endswith("/kernel"))
+    chosen = [path for path in paths if re.fullmatch(settings.targets, path)]
+    if not chosen:
+        raise ValueError(f"targets: {settings.targets!r} matches no layer; there are {', '.join(paths[:3])}, ...")
+    found = {}
+    for own, path in zip(jax.random.split(key, len(chosen)), chosen, strict=True):
+        num_in, num_out = _fans(path, flat[f"{path}/kernel"].shape)
+        down = jax.random.normal(own, (num_in, settings.rank)) * num_in**-0.5
+        found[path] = {"down": down, "up": jnp.zeros((settings.rank, num_out))}
+    return found
+
+
+def _fans(path: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    if path.endswith("/out"):
+        return math.prod(shape[:-1]), shape[-1]
+    return shape[0], math.prod(shape[1:])
+
+
+@contextlib.contextmanager
+def adapt_layers(low_rank: LowRank, settings: LowRankSettings) -> Iterator[None]:
+    """Within this context the target layers of every network that is applied add scale x A B.
+
+    Args:
+      low_rank: of `init_low_rank`.
+      settings: with which they were made.
+    """
+
+    def add(layer: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        out = layer(*args, **kwargs)
+        own = low_rank.get("/".join(context.module.path)) if context.method_name == "__call__" else None
+        if own is None:
+            return out
+        down, up = (own[name].astype(out.dtype) for name in ("down", "up"))
+        given = args[0].astype(out.dtype)
+        # The trailing axes that the layer contracts: one, or head and width.
+        last = next(axes for axes in (1, 2) if math.prod(given.shape[-axes:]) == down.shape[0])
+        product = given.reshape(*given.shape[:-last], -1) @ down @ up
+        return out + (product * jnp.asarray(settings.scale, out.dtype)).reshape(out.shape)
+
+    with nn.intercept_methods(add):
+        yield
+
+
+def merge_low_rank(params: Any, low_rank: LowRank, settings: LowRankSettings) -> Any:
+    """Return the parameters with scale A B added to the target kernels, in the kernels' dtype."""
+    flat = dict(flax.traverse_util.flatten_dict(params, sep="/"))
+    for path, own in low_rank.items():
+        kernel = flat[f"{path}/kernel"]
+        product = own["down"].astype(jnp.float32) @ own["up"].astype(jnp.float32)
+        merged = kernel.astype(jnp.float32) + jnp.float32(settings.scale) * product.reshape(kernel.shape)
+        flat[f"{path}/kernel"] = merged.astype(kernel.dtype)
+    return flax.traverse_util.unflatten_dict(flat, sep="/")

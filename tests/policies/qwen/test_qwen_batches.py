@@ -1,0 +1,176 @@
+"""Images and prompts of Qwen2.5-VL as batches: padding changes nothing, places and positions are right."""
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.quick_jit import quick_jit
+from oracles.random_params import randomise
+from policies.qwen.tiny_qwen import IMAGE, IMAGES, VISION, write_config
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.models.qwen_vision import VisionTower
+from stepcot_jax.models.qwen_vl import QwenVl
+from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images, rope_positions
+from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
+from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image, fit_size, read_qwen_preprocessing
+from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+
+PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The tiny model's config and random parameters."""
+    config = read_qwen_config(write_config(tmp_path_factory.mktemp("tiny"), IMAGES))
+    return config, randomise(qwen_shapes(config.sizes, config.vision), seed=3)
+
+
+def picture(seed, height, width):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def test_padding_changes_nothing(tiny):
+    config, params = tiny
+    tower = VisionTower(config.vision)
+    run = quick_jit(lambda params, images: tower.apply({"params": params}, images))
+    cut = [cut_image(picture(seed, *size), PREPROCESSING) for seed, size in enumerate([(12, 20), (4, 4), (36, 8)])]
+
+    def encode(images, *, noise=0.0, **sizes):
+        packed, units = pack_images(images, config.vision, **sizes)
+        filling = noise * np.random.default_rng(5).standard_normal(packed.patches.shape)
+        patches = np.where(packed.is_real[..., None], packed.patches, filling).astype(np.float32)
+        found = np.asarray(run(params["tower"], jax.tree.map(jnp.asarray, packed._replace(patches=patches))))
+        return [found.reshape(-1, found.shape[-1])[unit] for unit in units]
+
+    together = encode(cut)
+    assert all(np.abs(each).mean() > 0.05 for each in together)
+    for image, expected in zip(cut, together, strict=True):
+        (alone,) = encode([image])
+        np.testing.assert_allclose(alone, expected, atol=2e-6)
+    for found, expected in zip(encode(cut, noise=1e4), together, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for found, expected in zip(encode(cut, num_images=6, num_windows=12), together, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_a_patch_sees_its_window_or_its_image(tiny):
+    config, params = tiny
+    cut = cut_image(picture(0, 16, 8), PREPROCESSING)
+    packed, (units,) = pack_images([cut], config.vision)
+    assert packed.is_real.all()
+    for full, reaches in (((), False), ((1,), True)):
+        tower = VisionTower(dataclasses.replace(config.vision, full_layers=full))
+        run = quick_jit(lambda params, images, tower=tower: tower.apply({"params": params}, images))
+        first = np.asarray(run(params["tower"], jax.tree.map(jnp.asarray, packed)))[0][units]
+        changed = packed.patches.copy()
+        changed[0, 1] += 1.0
+        second = np.asarray(run(params["tower"], jax.tree.map(jnp.asarray, packed._replace(patches=changed))))[0][units]
+        # The upper half of the image is one window, the lower half the other.
+        half = len(units) // 2
+        assert (np.abs(second - first).max(axis=1)[:half] > 1e-3).all() == reaches
+        assert (np.abs(second - first).max(axis=1)[half:] > 1e-3).all()
+        assert reaches or np.array_equal(first[:half], second[:half])
+
+
+def test_text_of_a_prompt_does_not_depend_on_its_batch(tiny):
+    config, params = tiny
+    network = QwenVl(config.sizes, config.vision)
+    score = quick_jit(lambda params, *given: network.apply({"params": params}, *given, method="score_texts"))
+    cut = [cut_image(picture(seed, *size), PREPROCESSING) for seed, size in enumerate([(12, 20), (36, 8)])]
+    prompts = [QwenPrompt([3, IMAGE, 4, 5], cut[:1]), QwenPrompt([6, 7]), QwenPrompt([IMAGE, 8], cut[1:])]
+
+    def scores(prompts, **sizes):
+        images, laid, ends = lay_out_prompts(prompts, image_token=IMAGE, vision=config.vision, **sizes)
+        found = score(params, *jax.tree.map(jnp.asarray, (images, laid)))
+        return [np.asarray(row)[:length] for row, length in zip(found, ends.lengths, strict=True)]
+
+    together = scores(prompts)
+    for prompt, expected in zip(prompts, together, strict=True):
+        np.testing.assert_allclose(scores([prompt], num_tokens=24)[0], expected, atol=1e-5)
+
+
+def test_positions():
+    tokens = [1, *[IMAGE] * 6, 2, 3, *[IMAGE] * 2, 4]
+    found, start = rope_positions(tokens, [(3, 2), (1, 2)], image_token=IMAGE)
+    assert found.tolist() == [
+        [0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 6, 8],
+        [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 8],
+        [0, 1, 2, 1, 2, 1, 2, 4, 5, 6, 7, 8],
+    ]
+    assert start == 9
+    assert rope_positions([5, 6], [], image_token=IMAGE)[0].tolist() == [[0, 1]] * 3
+
+
+def test_units_of_windows():
+    vision = read_qwen_vision()
+    cut = cut_image(np.zeros((12, 20, 3), np.uint8), PREPROCESSING)
+    packed, (units,) = pack_images([cut], vision)
+    assert (cut.num_rows, cut.num_columns, vision.window_units) == (3, 5, 2)
+    assert packed.is_real.shape == (1, 6, 16)
+    assert units.tolist() == [0, 1, 4, 5, 8, 2, 3, 6, 7, 10, 12, 13, 16, 17, 20]
+    assert packed.is_real.sum() == 60
+    assert packed.places[:, 0, 1, 2].tolist() == [1, 4]  # third patch of the second window's first unit
+
+
+def read_qwen_vision():
+    with tempfile.TemporaryDirectory() as folder:
+        return read_qwen_config(write_config(pathlib.Path(folder), IMAGES)).vision
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (QwenPrompt([]), "prompt 2: 0 tokens"),
+        (QwenPrompt([1, IMAGE]), "prompt 2: 2 tokens, 1 of them for images .*each of 0 images"),
+        (QwenPrompt([1], [cut_image(picture(0, 8, 8), PREPROCESSING)]), "1 tokens, 0 of them for images"),
+    ],
+)
+def test_prompts_that_do_not_fit_their_images(prompt, message):
+    with pytest.raises(BadInput, match=message):
+        lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE, vision=read_qwen_vision())
+    with pytest.raises(BadInput, match=r"the model has no vision tower|prompt 2"):
+        lay_out_prompts([QwenPrompt([1]), prompt], image_token=IMAGE)
+
+
+def test_sizes_of_images():
+    published = QwenPreprocessing()
+    assert fit_size(28, 28, published) == (56, 56)
+    assert fit_size(1024, 1024, published) == (1036, 1036)
+    assert fit_size(3000, 2500, QwenPreprocessing(max_pixels=28 * 28 * 1280)) == (1092, 896)
+    assert fit_size(42, 70, QwenPreprocessing(min_pixels=784)) == (56, 56)  # halves to even, as the processor
+    with pytest.raises(BadInput, match="more than 200 times"):
+        fit_size(1, 201, published)
+    with pytest.raises(BadInput, match=r"x\.png: image of 201 x 1 px"):
+        cut_image(np.zeros((1, 201, 3), np.uint8), published, name="x.png")
+    with pytest.raises(BadInput, match=r"x\.png: float32 of shape"):
+        cut_image(np.zeros((5, 5, 3), np.float32), published, name="x.png")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_size": 14}, "patch_size: 14 is not one of 2"),
+        ({"resample": 2}, "resample: 2 is not one of 3"),
+        ({"do_resize": False}, "do_resize: False is not one of True"),
+        ({"rescale_factor": 1}, "rescale_factor: 1.0 is not 1/255"),
+        ({"image_std": [0, 1, 1]}, r"std \(0\.0, 1\.0, 1\.0\) are not finite numbers"),
+        ({"min_pixels": 0}, "min_pixels: 0 is not a whole number"),
+        ({"max_pixels": 20}, "min_pixels 100 and max_pixels 20"),
+    ],
+)
+def test_bad_preprocessing(tmp_path, change, message):
+    given = {"patch_size": VISION["patch_size"], "merge_size": 2, "min_pixels": 100, "max_pixels": 1000}
+    vision = read_qwen_vision()
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
+    assert read_qwen_preprocessing(tmp_path, vision).max_pixels == 1000
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(given | change))
+    with pytest.raises(BadInput, match=message):
+        read_qwen_preprocessing(tmp_path, vision)
+    with pytest.raises(BadInput, match=r"no preprocessor_config\.json"):
+        read_qwen_preprocessing(tmp_path / "nowhere", vision)

@@ -1,0 +1,55 @@
+"""A written checkpoint is read back as it was, LoRA merged."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from policies.qwen.tiny_qwen import IMAGES, write_qwen, write_reader
+from safetensors.numpy import load_file
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.models.low_rank import LowRankSettings, init_low_rank, merge_low_rank
+from stepcot_jax.policies.qwen import qwen_export
+from stepcot_jax.policies.qwen.qwen_chat import Turn, load_qwen_reader
+from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_what_was_read_is_written(tmp_path, is_new):
+    tensors, _ = write_qwen(tmp_path / "a", IMAGES, is_new=is_new)
+    loaded = load_qwen(str(tmp_path / "a"), dtype=np.float32)
+    written = {"dtype": np.float32, "most_bytes": 20_000}
+    qwen_export.write_qwen(tmp_path / "b", loaded.params, loaded.network, source=tmp_path / "a", **written)
+    assert len(list((tmp_path / "b").glob("model-*-of-*.safetensors"))) > 2
+    again = load_qwen(str(tmp_path / "b"), dtype=np.float32)
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+    assert again.config == loaded.config
+    held = [name for file in (tmp_path / "b").glob("*.safetensors") for name in load_file(file)]
+    assert len(held) == len(tensors) == len(set(held))
+
+
+def test_a_merged_model_replies_as_the_merged_parameters_do(tmp_path):
+    write_reader(tmp_path / "a")
+    reader = load_qwen_reader(str(tmp_path / "a"), dtype=jnp.float32)
+    settings = LowRankSettings(rank=2)
+    low_rank = init_low_rank(jax.random.key(0), reader.model.params, settings)
+    merged = merge_low_rank(
+        reader.model.params, jax.tree.map(lambda leaf: leaf + jnp.float32(0.05), low_rank), settings
+    )
+    merged = jax.tree.map(lambda leaf: np.asarray(leaf).astype(ml_dtypes.bfloat16).astype(np.float32), merged)
+    qwen_export.write_qwen(tmp_path / "b", merged, reader.model.network, source=tmp_path / "a")
+    again = load_qwen_reader(str(tmp_path / "b"), dtype=jnp.float32)
+    jax.tree.map(np.testing.assert_array_equal, again.model.params, merged)
+    chat = [[Turn("user", "What is this?")]]
+    assert again.reply(chat, longest=4) != reader.reply(chat, longest=4)
+
+
+def test_what_cannot_be_written(tmp_path):
+    write_qwen(tmp_path / "a", IMAGES)
+    loaded = load_qwen(str(tmp_path / "a"), dtype=np.float32)
+    with pytest.raises(BadInput, match="a: exists"):
+        qwen_export.write_qwen(tmp_path / "a", loaded.params, loaded.network, source=tmp_path / "a")
+    with pytest.raises(BadInput, match=r"no config\.json"):
+        qwen_export.write_qwen(tmp_path / "b", loaded.params, loaded.network, source=tmp_path)
+    assert not list(tmp_path.glob("b*"))

@@ -1,0 +1,102 @@
+"""Replies of Qwen2.5-VL with caches: the tokens of a full pass, whatever the batch and the compute dtype."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles.random_params import assert_close, randomise
+from policies.qwen.tiny_qwen import IMAGE, IMAGES, TEXT, write_config
+
+from stepcot_jax.losses.sequence import token_log_probs
+from stepcot_jax.models.qwen_vl import QwenVl
+from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts
+from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
+from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image
+from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+
+LONGEST = 6
+PREPROCESSING = QwenPreprocessing(patch_size=2, min_pixels=16, max_pixels=16 * 60)
+CUT = [
+    cut_image(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8), PREPROCESSING)
+    for seed, size in enumerate([(12, 20), (36, 8), (8, 8)])
+]
+PROMPTS = [
+    QwenPrompt([3, IMAGE, 4, 5, 6, 7], CUT[:1]),
+    QwenPrompt([6]),
+    QwenPrompt([IMAGE, 8, IMAGE, 9], CUT[1:]),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A tiny Qwen2.5-VL's config and random parameters."""
+    config = read_qwen_config(write_config(tmp_path_factory.mktemp("tiny"), IMAGES))
+    return config, randomise(qwen_shapes(config.sizes, config.vision), seed=3)
+
+
+def lay_out(config, prompts):
+    return jax.tree.map(jnp.asarray, lay_out_prompts(prompts, image_token=IMAGE, vision=config.vision))
+
+
+def roll(network, params, batch, *, each=1, **how):
+    sampling = Sampling(longest=LONGEST, stop=57, **how)
+    keys = rollout_keys(jax.random.key(5), first=0, number=each * len(batch[2].lengths))
+    return generate(network, params, *batch, sampling=sampling, keys=keys)
+
+
+@functools.partial(jax.jit, static_argnames="network")
+def full_pass(network, params, batch, completions):
+    return network.apply({"params": params}, *batch, completions)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_greedy_replies_are_the_likeliest_tokens_of_a_full_pass(tiny, dtype):
+    config, params = tiny
+    network, batch = QwenVl(config.sizes, config.vision, dtype), lay_out(config, PROMPTS)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    found = roll(network, params, batch, greedy=True)
+    scores = np.asarray(full_pass(network, params, batch, found.tokens))
+    assert scores.dtype == np.float32
+    tokens, counted = np.asarray(found.tokens), np.asarray(found.counted)
+    assert counted.sum() > 2 * len(PROMPTS)
+    chosen = np.take_along_axis(scores, tokens[..., None], axis=-1)[..., 0]
+    # The orders of summation differ: in bfloat16 two tokens that nearly tie may change places.
+    behind = (scores.max(axis=-1) - chosen)[counted]
+    assert behind.max() <= (0 if dtype == jnp.float32 else 0.05)
+
+
+def test_a_reply_does_not_depend_on_its_batch(tiny):
+    config, params = tiny
+    network = QwenVl(config.sizes, config.vision)
+    together = roll(network, params, lay_out(config, PROMPTS), greedy=True)
+    for row, prompt in enumerate(PROMPTS):
+        alone = roll(network, params, lay_out(config, [prompt]), greedy=True)
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+        assert_close(alone.log_probs[0], together.log_probs[row], 1e-4)
+
+
+def test_several_replies_to_each_prompt_share_its_pass(tiny):
+    config, params = tiny
+    network, batch = QwenVl(config.sizes, config.vision), lay_out(config, PROMPTS)
+    found = roll(network, params, batch, each=2)
+    assert found.tokens.shape == (2 * len(PROMPTS), LONGEST)
+    logits = full_pass(network, params, batch, found.tokens)
+    assert_close(found.log_probs, token_log_probs(logits=logits, tokens=found.tokens, counted=found.counted), 1e-4)
+    assert len({tuple(row) for row in np.asarray(found.tokens).tolist()}) > len(PROMPTS)
+
+
+def test_any_of_the_stop_tokens_ends_a_reply(tmp_path):
+    config = read_qwen_config(write_config(tmp_path, TEXT))
+    params, network = randomise(qwen_shapes(config.sizes, None), seed=1), QwenVl(config.sizes)
+    batch = jax.tree.map(jnp.asarray, lay_out_prompts([QwenPrompt([1, 2, 3]), QwenPrompt([4])]))
+    free = np.asarray(roll(network, params, batch, greedy=True).tokens)
+    ends = roll(network, params, batch, greedy=True, more_stops=(int(free[0, 2]), int(free[1, 0])))
+    counted = np.asarray(ends.counted).sum(axis=1)
+    assert counted[0] <= 3
+    assert counted[1] == 1
+    np.testing.assert_array_equal(ends.tokens[0, : counted[0]], free[0, : counted[0]])
+    assert (np.asarray(ends.tokens)[~np.asarray(ends.counted)] == 57).all()

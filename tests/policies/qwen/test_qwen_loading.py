@@ -1,0 +1,148 @@
+"""Reading Qwen2.5 checkpoints: sizes, names, shards, bfloat16; what does not fit is named."""
+
+import json
+import math
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from policies.qwen.tiny_qwen import IMAGES, TEXT, published, write_config, write_qwen
+from safetensors.numpy import load_file, save_file
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
+from stepcot_jax.policies.qwen.qwen_loading import load_qwen, qwen_shapes
+
+PUBLISHED = {
+    "0.5B": (published(896, 24, 14, 2, 4864, 151_936, True, images=False), 494_032_768),
+    "VL-3B": (published(2048, 36, 16, 2, 11_008, 151_936, True, images=True), 3_754_622_976),
+    "VL-7B": (published(3584, 28, 28, 4, 18_944, 152_064, False, images=True), 8_292_166_656),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(tmp_path, name):
+    """facts_siblings.md, S5.2, without allocating any of it."""
+    config, expected = PUBLISHED[name]
+    found = read_qwen_config(write_config(tmp_path, config))
+    shapes = qwen_shapes(found.sizes, found.vision)
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == expected
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.get("tower", {}))) == {
+        "0.5B": 0,
+        "VL-3B": 668_684_288,
+        "VL-7B": 676_550_144,
+    }.get(name)
+
+
+@pytest.mark.parametrize("config", [TEXT, TEXT | {"tie_word_embeddings": False}, IMAGES])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_every_tensor_lands_in_its_place(tmp_path, config, is_new):
+    tensors, params = write_qwen(tmp_path, config, is_new=is_new)
+    loaded = load_qwen(str(tmp_path), dtype=np.float32)
+    assert jax.tree.structure(loaded.params) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    assert ("lm_head.weight" in tensors) == (not config["tie_word_embeddings"])
+
+
+def test_shards_in_bfloat16(tmp_path):
+    _, params = write_qwen(tmp_path, IMAGES, shards=3, bfloat16=True)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    loaded = load_qwen(str(tmp_path))
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded.params)} == {np.dtype(ml_dtypes.bfloat16)}
+    expected = jax.tree.map(lambda leaf: np.asarray(leaf).astype(ml_dtypes.bfloat16), params)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, expected)
+    wide = load_qwen(str(tmp_path), param_dtype=np.float32)
+    assert {leaf.dtype for leaf in jax.tree.leaves(wide.params)} == {np.dtype(np.float32)}
+    assert wide.network.dtype == ml_dtypes.bfloat16
+
+
+def test_missing_extra_and_wrong_are_all_named(tmp_path):
+    tensors, _ = write_qwen(tmp_path, IMAGES)
+    del tensors["model.layers.1.self_attn.k_proj.bias"]
+    tensors["visual.blocks.3.norm1.weight"] = np.ones(24, np.float32)
+    tensors["visual.patch_embed.proj.weight"] = tensors["visual.patch_embed.proj.weight"][:, :, :1]
+    tensors["model.norm.weight"] = np.full(32, np.inf, np.float32)
+    tensors["lm_head.weight"] = np.ones((60, 32), np.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput) as caught:
+        load_qwen(str(tmp_path))
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path}: the tensors do not match the config: ")
+    assert "unexpected: visual.blocks.3.norm1.weight. missing: model.layers.1.self_attn.k_proj.bias" in message
+    assert "patch_embed.proj.weight has shape [24, 3, 1, 2, 2], expected [24, 3, 2, 2, 2]" in message
+    assert "model.norm.weight has values that are not finite" in message
+    assert "lm_head.weight has dtype int32" in message
+
+
+def test_a_mixture_of_old_and_new_names_is_refused(tmp_path):
+    tensors, _ = write_qwen(tmp_path, IMAGES, is_new=True)
+    tensors["visual.merger.ln_q.weight"] = tensors.pop("model.visual.merger.ln_q.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=r"unexpected: visual\.merger\.ln_q\.weight\. missing: model\.visual\.merger"):
+        load_qwen(str(tmp_path))
+
+
+def test_a_tied_head_may_repeat_the_embedding_only(tmp_path):
+    write_qwen(tmp_path, TEXT)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, tmp_path / "model.safetensors")
+    assert "head" not in load_qwen(str(tmp_path)).params["decoder"]
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=r"unexpected: lm_head\.weight"):
+        load_qwen(str(tmp_path))
+
+
+def test_older_and_newer_files_say_the_same(tmp_path):
+    old = read_qwen_config(write_config(tmp_path / "old", IMAGES))
+    text = {key: value for key, value in TEXT.items() if key not in ("rope_theta", "tie_word_embeddings")}
+    rotary = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 2, 1]}
+    new = {
+        "model_type": "qwen2_5_vl",
+        "image_token_id": IMAGES["image_token_id"],
+        "vision_config": IMAGES["vision_config"],
+        "text_config": text | {"rope_parameters": rotary, "model_type": "qwen2_5_vl_text"},
+        "tie_word_embeddings": False,
+    }
+    assert read_qwen_config(write_config(tmp_path / "new", new)) == old
+    assert old.sizes.sections == (1, 2, 1)
+    (tmp_path / "old" / "generation_config.json").write_text(json.dumps({"eos_token_id": [57, 58]}))
+    assert (old.stops, read_qwen_config(tmp_path / "old").stops) == ((57,), (57, 58))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "llama"}, "model_type: 'llama' is not one of 'qwen2', 'qwen2_5_vl'"),
+        ({"hidden_size": None}, r"hidden_size: None is not a whole number from 1 to 65536"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 is not a divisor of 4 heads"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 1}, r"hidden_size \(32\) is not a multiple of 6"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps: 'small' is not a number"),
+        ({"rope_theta": True}, "rope_theta: True is not a number"),
+        ({"rope_scaling": {"type": "yarn"}}, "type 'yarn' are not supported"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, r"mrope_section \[1, 1, 1\] does not add up"),
+        ({"rope_scaling": {"type": "mrope"}}, "mrope_section: None is not three whole numbers"),
+        ({"use_sliding_window": True}, "use_sliding_window: True is not one of False"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not one of 'silu'"),
+        ({"eos_token_id": 60}, "eos_token_id: 60 is not a token"),
+        ({"eos_token_id": None}, "eos_token_id is missing"),
+        ({"image_token_id": 60}, "image_token_id: 60 is not a whole number from 1 to 59"),
+        ({"vision_config": None}, "out_hidden_size: None is not one of 32"),
+        ({"vision_config": IMAGES["vision_config"] | {"num_heads": 5}}, r"hidden_size \(24\) is not a multiple of 20"),
+        ({"vision_config": IMAGES["vision_config"] | {"fullatt_block_indexes": [3]}}, "not a list of blocks below 3"),
+        ({"vision_config": IMAGES["vision_config"] | {"window_size": 10}}, "window_size: 10 px is not a multiple of 4"),
+    ],
+)
+def test_bad_configs(tmp_path, change, message):
+    with pytest.raises(BadInput, match=message):
+        read_qwen_config(write_config(tmp_path, IMAGES, **change))
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    with pytest.raises(BadInput, match=r"no config\.json"):
+        load_qwen(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BadInput, match=r"config\.json"):
+        load_qwen(str(tmp_path))
+    with pytest.raises(BadInput, match="is a file"):
+        load_qwen(str(tmp_path / "config.json"))

@@ -1,0 +1,230 @@
+"""Qwen2.5 and Qwen2.5-VL against transformers' PyTorch classes, with random weights in every tensor."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from encoders.torch_checkpoints import largest_difference
+from policies.qwen.tiny_qwen import IMAGE
+from policies.qwen.torch_qwen import make_text, make_vl, torch_inputs, transformers
+
+from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts, pack_images, rope_positions
+from stepcot_jax.policies.qwen.qwen_export import name_tensors, write_qwen
+from stepcot_jax.policies.qwen.qwen_images import QwenPreprocessing, cut_image, read_qwen_preprocessing
+from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+from stepcot_jax.policies.qwen.qwen_tuning import (
+    DECODER_AND_PROJECTOR,
+    Tuned,
+    join_params,
+    lay_out_replies,
+    split_params,
+    tuning_loss,
+)
+from stepcot_jax.policies.rollouts import Sampling, rollout_keys
+
+
+def picture(seed, height, width):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def words(seed, number):
+    return np.random.default_rng(seed).integers(1, IMAGE - 3, number).tolist()
+
+
+def logits(model, prompts, **sizes):
+    """Scores of prompts, and their lengths."""
+    config = model.config
+    images, laid, ends = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision, **sizes)
+    run = jax.jit(lambda params, *given: model.network.apply({"params": params}, *given, method="score_texts"))
+    return run(model.params, *jax.tree.map(jnp.asarray, (images, laid))), jax.tree.map(np.asarray, (laid, ends))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_of_text(tmp_path, tied):
+    model = make_text(tmp_path, tie_word_embeddings=tied, shards="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    prompts = [words(1, 12), words(2, 7)]
+    found, _ = logits(load_qwen(str(tmp_path), dtype=jnp.float32), [QwenPrompt(tokens) for tokens in prompts])
+    for row, tokens in zip(found, prompts, strict=True):
+        with torch.inference_mode():
+            expected = model(**torch_inputs(tokens)).logits[0]
+        assert expected.abs().mean() > 0.05
+        assert largest_difference(row[: len(tokens)], expected) <= 1e-4
+
+
+@pytest.fixture(scope="module")
+def vl(tmp_path_factory):
+    """transformers' model, ours, and its preprocessing."""
+    folder = tmp_path_factory.mktemp("vl")
+    model = make_vl(folder)
+    ours = load_qwen(str(folder), dtype=jnp.float32)
+    return model, ours, read_qwen_preprocessing(folder, ours.config.vision)
+
+
+SIZES = [(8, 8), (20, 12), (13, 30), (40, 9)]
+
+
+def test_logits_with_no_one_and_two_images(vl):
+    model, ours, preprocessing = vl
+    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
+    a, b, c = words(3, 4), words(4, 5), words(5, 3)
+    prompts = [
+        QwenPrompt(a + b),
+        QwenPrompt([*a, IMAGE, *b], cut[1:2]),
+        QwenPrompt([*a, IMAGE, *c, IMAGE, *b], cut[2:]),
+        QwenPrompt([IMAGE, *a], cut[:1]),
+    ]
+    found, (laid, ends) = logits(ours, prompts)
+    for row, prompt in enumerate(prompts):
+        tokens = laid.tokens[row, : ends.lengths[row]].tolist()
+        inputs = torch_inputs(tokens, prompt.images)
+        with torch.inference_mode():
+            expected = model(**inputs).logits[0]
+            if prompt.images:
+                places, delta = model.model.get_rope_index(
+                    inputs["input_ids"], inputs["mm_token_type_ids"], inputs["image_grid_thw"]
+                )
+                np.testing.assert_array_equal(laid.positions[:, row, : len(tokens)], places[:, 0])
+                assert ends.starts[row] == len(tokens) + int(delta)
+        assert expected.abs().mean() > 0.05
+        assert largest_difference(found[row, : len(tokens)], expected) <= 1e-4
+
+
+def test_positions_of_two_images():
+    tokens = [1, *[IMAGE] * 6, 2, 3, *[IMAGE] * 2, 4]
+    found, start = rope_positions(tokens, [(3, 2), (1, 2)], image_token=IMAGE)
+    assert found.tolist() == [
+        [0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 6, 8],
+        [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 8],
+        [0, 1, 2, 1, 2, 1, 2, 4, 5, 6, 7, 8],
+    ]
+    assert start == 9
+
+
+def test_vision_tower(vl):
+    model, ours, preprocessing = vl
+    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
+    inputs = torch_inputs([IMAGE], cut)
+    with torch.inference_mode():
+        expected = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"]).pooler_output
+    packed, units = pack_images(cut, ours.config.vision)
+    assert any(len(unit) % 4 for unit in units)  # a partial window
+    found = ours.network.apply(
+        {"params": ours.params}, jax.tree.map(jnp.asarray, packed), method=lambda net, images: net.tower(images)
+    )
+    found = np.asarray(found).reshape(-1, found.shape[-1])[np.concatenate(units)]
+    assert expected.abs().mean() > 0.05
+    assert largest_difference(found, expected) <= 1e-4
+
+
+def test_layers_at_published_width(tmp_path):
+    """A decoder layer as wide as Qwen2.5-0.5B's, a windowed and a full block as wide as all towers of Qwen2.5-VL."""
+    vision = {
+        "depth": 2, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 896,
+        "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    rotary = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+    model = make_vl(
+        tmp_path, vision=vision, hidden_size=896, num_hidden_layers=1, num_attention_heads=14, num_key_value_heads=2,
+        intermediate_size=4864, rope_parameters=rotary,
+    )  # fmt: skip
+    ours = load_qwen(str(tmp_path), dtype=jnp.float32)
+    preprocessing = read_qwen_preprocessing(tmp_path, ours.config.vision)
+    prompt = QwenPrompt([1, 2, IMAGE, 3, 4, 5], [cut_image(picture(7, 140, 90), preprocessing)])
+    found, (laid, ends) = logits(ours, [prompt])
+    with torch.inference_mode():
+        expected = model(**torch_inputs(laid.tokens[0, : ends.lengths[0]].tolist(), prompt.images)).logits[0]
+    assert expected.abs().mean() > 0.05
+    assert largest_difference(found[0, : ends.lengths[0]], expected) <= 1e-4
+
+
+def test_preprocessing_agrees_with_transformers():
+    for least, most in [(56 * 56, 28 * 28 * 16), (28 * 28 * 20, 28 * 28 * 1280)]:
+        processor = transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": least, "longest_edge": most})
+        preprocessing = QwenPreprocessing(min_pixels=least, max_pixels=most)
+        for seed, (height, width) in enumerate([(28, 28), (42, 70), (333, 97), (90, 400), (3, 500), (56, 84)]):
+            pixels = picture(seed, height, width)
+            expected = processor(pixels, return_tensors="np", input_data_format="channels_last")
+            found = cut_image(pixels, preprocessing)
+            assert [[1, 2 * found.num_rows, 2 * found.num_columns]] == expected["image_grid_thw"].tolist()
+            assert largest_difference(found.patches, expected["pixel_values"]) <= 1e-6
+
+
+def generated(model, prompts, *, longest, stops):
+    """Greedy replies of our network, as lists of tokens up to the stop token."""
+    config = model.config
+    images, laid, ends = lay_out_prompts(prompts, image_token=config.image_token, vision=config.vision)
+    sampling = Sampling(longest=longest, stop=stops[0], more_stops=stops[1:], greedy=True)
+    keys = rollout_keys(jax.random.key(0), first=0, number=len(prompts))
+    given = jax.tree.map(jnp.asarray, (images, laid, ends))
+    replies = generate(model.network, model.params, *given, sampling=sampling, keys=keys)
+    rows = zip(np.asarray(replies.tokens), np.asarray(replies.counted), strict=True)
+    return [tokens[counted].tolist() for tokens, counted in rows], (laid, ends)
+
+
+def test_greedy_replies_of_20_tokens(vl):
+    model, ours, preprocessing = vl
+    cut = [cut_image(picture(seed, *size), preprocessing) for seed, size in enumerate(SIZES)]
+    a, b = words(3, 4), words(4, 5)
+    prompts = [
+        QwenPrompt([*a, IMAGE, *b], cut[1:2]),
+        QwenPrompt([1, 2]),
+        QwenPrompt([*a, IMAGE, 3, IMAGE, *b], cut[2:]),
+        QwenPrompt(b + a + b),
+    ]
+    found, (laid, ends) = generated(ours, prompts, longest=20, stops=(57,))
+    stops = (found[0][7], found[3][12])
+    stopped, _ = generated(ours, prompts, longest=20, stops=stops)
+    for row, prompt in enumerate(prompts):
+        inputs = torch_inputs(laid.tokens[row, : ends.lengths[row]].tolist(), prompt.images)
+        for replies, ids in ((found, [57]), (stopped, list(stops))):
+            with torch.inference_mode():
+                expected = model.generate(**inputs, max_new_tokens=20, do_sample=False, eos_token_id=ids)
+            assert replies[row] == expected[0, len(inputs["input_ids"][0]) :].tolist()
+    assert max(map(len, found)) == 20
+    assert len(stopped[0]) <= 8
+    assert len({tuple(reply) for reply in found}) == 4
+
+
+def test_transformers_reads_what_we_write(vl, tmp_path):
+    model, ours, _ = vl
+    write_qwen(tmp_path / "out", ours.params, ours.network, source=ours.folder, dtype=np.float32, most_bytes=30_000)
+    again, report = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_loss_and_gradients_of_a_reply(vl):
+    model, ours, preprocessing = vl
+    prompt = QwenPrompt([1, IMAGE, 2, 3], [cut_image(picture(1, 20, 12), preprocessing)])
+    reply = [8, 9, 10, 57]
+    rows = lay_out_replies([prompt], [reply], image_token=IMAGE, vision=ours.config.vision)
+    texts = rows.texts.tokens[0]
+    inputs = torch_inputs(texts[: 3 + 15 + len(reply)].tolist(), prompt.images)
+    labels = inputs["input_ids"].clone()
+    labels[:, : -len(reply)] = -100
+    model.zero_grad()
+    expected = model(**inputs, labels=labels).loss
+    expected.backward()
+    chosen, frozen = split_params(ours.params, DECODER_AND_PROJECTOR)
+    run = jax.jit(jax.value_and_grad(functools.partial(tuning_loss, network=ours.network)))
+    loss, gradients = run(Tuned(chosen, {}), frozen, jax.tree.map(jnp.asarray, rows))
+    assert abs(float(loss) - expected.item()) <= 1e-4
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    found = name_tensors(join_params(gradients.params, frozen), ours.network, prefix="model.language_model.")
+    trained = [name for name in found if ".visual." not in name or ".merger." in name]
+    assert len(trained) == len(chosen)
+    for name in trained:
+        scale = wanted[name].abs().max()
+        assert largest_difference(found[name], wanted[name]) <= 1e-4 * max(1.0, float(scale)), name
+    assert wanted["model.visual.merger.mlp.2.weight"].abs().max() > 1e-2
