@@ -18,7 +18,7 @@ _NORMAL = fold("Normal")
 _SAME_FINDING = {"effusion": "pleural effusion", "pneumothorax": "pneumothorax", "cardiomegaly": "cardiomegaly"}
 """Diagnoses that are secondary effects too; a diagnosis is not its own effect."""
 
-_DENSE_DIAGNOSES = frozenset(fold(name) for name in URGENCY) - {"pneumothorax"}
+_DENSE_DIAGNOSES = frozenset(fold(name) for name in URGENCY) - {"pneumothorax", "cardiomegaly"}
 _LUCENT, _DENSE = fold("Decreased opacity"), fold("Increased opacity")
 
 _QUOTED = re.compile(r'"([^"]{1,2000})"')
@@ -44,7 +44,9 @@ def check_report(report: Report) -> None:
 
 
 def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) -> None:
-    """Require an annotation that is complete, consistent and supported by its report.
+    """Require an annotation with a diagnosis that is consistent and supported by its report.
+
+    Steps before the diagnosis may stay open; a step without an answer has no reasoning.
 
     Raises:
       CannotAnnotate: names the first failed check, in the order of `Reason`.
@@ -52,8 +54,9 @@ def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) ->
     labels = annotation.labels
     if len(labels) != chain.num_steps:
         raise CannotAnnotate(Reason.INVALID_STEP, f"{len(labels)} answers for {chain.num_steps} steps")
-    for step, label in zip(chain.steps, labels, strict=True):
-        if not 0 <= label < step.num_answers:
+    for step, label, reasoning in zip(chain.steps, labels, annotation.reasoning, strict=True):
+        is_open = label == NOT_ANNOTATED and step is not chain.steps[-1] and not reasoning
+        if not is_open and not 0 <= label < step.num_answers:
             raise CannotAnnotate(Reason.INVALID_STEP, f"step {step.name!r}: {label} is not a label")
     check_consistency(labels, chain=chain)
     words = _plain(report.text)

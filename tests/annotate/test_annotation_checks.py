@@ -63,6 +63,13 @@ def test_a_step_without_a_valid_answer(label):
     assert reason(with_label(1, label)) == Reason.INVALID_STEP
 
 
+def test_a_step_before_the_diagnosis_may_stay_open_without_a_reasoning():
+    assert reason(dataclasses.replace(with_label(1, NOT_ANNOTATED), reasoning=("", *GOOD.reasoning[1:]))) is None
+    assert reason(dataclasses.replace(with_label(7, NOT_ANNOTATED), reasoning=(*GOOD.reasoning[:6], ""))) == (
+        Reason.INVALID_STEP
+    )
+
+
 def test_a_chain_of_another_length():
     assert reason(Annotation((1,), ("",))) == Reason.INVALID_STEP
 
