@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.diagnosis import URGENCY, is_contradicted
+from stepcot_jax.annotate.rules.diagnosis import URGENCY, find_asserted, is_contradicted
 from stepcot_jax.annotate.rules.mentions import read_report
 from stepcot_jax.annotate.rules.sentences import split_sentences
 from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
@@ -112,9 +112,14 @@ def _find_foreign_words(reasoning: str, report: str) -> str:
 
 def _check_diagnosis(report: Report, diagnosis: str) -> None:
     finding = next((name for name in URGENCY if fold(name) == diagnosis), None)
-    if finding is None:
+    if finding is None and diagnosis != _NORMAL:
         return
     reading = read_report(report.text)
+    if finding is None:
+        asserted = find_asserted(reading, {mention.finding for mention in reading.mentions})
+        if asserted is not None:
+            raise CannotAnnotate(Reason.NOT_NORMAL, asserted.finding.lower())
+        return
     named = [mention for mention in reading.mentions if mention.finding == finding]
     if is_contradicted(reading, finding):
         raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"the report asserts and denies {diagnosis}")

@@ -9,7 +9,7 @@ reasoning): the density where only the heart is enlarged, the pattern of an atel
 from stepcot_jax.annotate.annotation import Annotation, Report
 from stepcot_jax.annotate.rules import descriptions, terms
 from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.diagnosis import find_diagnosis, find_shadow, is_incidental, rank_first
+from stepcot_jax.annotate.rules.diagnosis import find_asserted, find_diagnosis, is_incidental, rank_first
 from stepcot_jax.annotate.rules.lesions import Answer, Lesion
 from stepcot_jax.annotate.rules.mentions import Mention, Reading, read_report
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
@@ -106,8 +106,8 @@ def _detection(reading: Reading, chief: Mention, lesion: Lesion) -> Answer | Non
     described = lesion.density()
     if described:
         return described
-    lucent = chief if chief.finding in _LUCENT else find_shadow(reading, _LUCENT)
-    dense = chief if chief.finding in _DENSE else find_shadow(reading, _DENSE)
+    lucent = chief if chief.finding in _LUCENT else find_asserted(reading, _LUCENT)
+    dense = chief if chief.finding in _DENSE else find_asserted(reading, _DENSE)
     if lucent and dense:
         return Answer(descriptions.MIXED, " ".join(dict.fromkeys(item.sentence.text for item in (lucent, dense))))
     if lucent:

@@ -90,7 +90,7 @@ def find_diagnosis(reading: Reading) -> Mention | None:
     if chief is not None:
         if is_contradicted(reading, chief.finding):
             raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"{chief.finding.lower()} is asserted and denied")
-        shadow = find_shadow(reading, _ACTIVE) if _is_borderline(chief) else None
+        shadow = find_asserted(reading, _ACTIVE) if _is_borderline(chief) else None
         if shadow is not None:
             detail = f"{shadow.finding.lower()} beside a heart of borderline size"
             raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, detail)
@@ -118,7 +118,7 @@ def _rank(mention: Mention) -> tuple[int, bool, bool, bool, int, int]:
     return -status, is_companion, not leads, mention.alternative, urgency, mention.number
 
 
-def find_shadow(reading: Reading, findings: Collection[str]) -> Mention | None:
+def find_asserted(reading: Reading, findings: Collection[str]) -> Mention | None:
     """Return the first of these findings that is stated or likely, in the chest, and no artifact."""
     named = (mention for mention in reading.mentions if mention.finding in findings and mention.present)
     return next((mention for mention in named if not is_incidental(mention)), None)
