@@ -37,6 +37,7 @@ class Reason(enum.StrEnum):
     REASONING_NOT_IN_REPORT = "reasoning cites words not in the report"
     CONFLICTING_FINDINGS = "conflicting findings"
     """The report denies the diagnosis, whether or not it asserts it elsewhere."""
+    NOT_NORMAL = "normal although the report asserts a finding"
     NO_LESION = "no boxed lesion"
     NO_OTHER_CASE = "no other case of the domain"
     NOT_KNOWN = "facts that the offline version needs are missing"
@@ -94,11 +95,13 @@ class Annotation:
 
     Attributes:
       labels: label of each step; `chain.NOT_ANNOTATED` if the report does not say.
-      reasoning: for each step, the supporting sentences of the report, verbatim.
+      reasoning: for each step, the supporting sentences of the report, verbatim; of a language model its own words.
+      quotes: for each step, the words of the report that a language model cites; empty for the rules.
     """
 
     labels: tuple[int, ...]
     reasoning: tuple[str, ...]
+    quotes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stepcot_jax.annotate.annotation import Annotation, CannotAnnotate, Reason, Report
 from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.diagnosis import URGENCY, is_contradicted
+from stepcot_jax.annotate.rules.diagnosis import URGENCY, find_asserted, is_contradicted
 from stepcot_jax.annotate.rules.mentions import read_report
 from stepcot_jax.annotate.rules.sentences import split_sentences
 from stepcot_jax.chain import NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
@@ -18,7 +18,7 @@ _NORMAL = fold("Normal")
 _SAME_FINDING = {"effusion": "pleural effusion", "pneumothorax": "pneumothorax", "cardiomegaly": "cardiomegaly"}
 """Diagnoses that are secondary effects too; a diagnosis is not its own effect."""
 
-_DENSE_DIAGNOSES = frozenset(fold(name) for name in URGENCY) - {"pneumothorax"}
+_DENSE_DIAGNOSES = frozenset(fold(name) for name in URGENCY) - {"pneumothorax", "cardiomegaly"}
 _LUCENT, _DENSE = fold("Decreased opacity"), fold("Increased opacity")
 
 _QUOTED = re.compile(r'"([^"]{1,2000})"')
@@ -44,7 +44,9 @@ def check_report(report: Report) -> None:
 
 
 def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) -> None:
-    """Require an annotation that is complete, consistent and supported by its report.
+    """Require an annotation with a diagnosis that is consistent and supported by its report.
+
+    Steps before the diagnosis may stay open; a step without an answer has no reasoning.
 
     Raises:
       CannotAnnotate: names the first failed check, in the order of `Reason`.
@@ -52,8 +54,9 @@ def check_annotation(report: Report, annotation: Annotation, *, chain: Chain) ->
     labels = annotation.labels
     if len(labels) != chain.num_steps:
         raise CannotAnnotate(Reason.INVALID_STEP, f"{len(labels)} answers for {chain.num_steps} steps")
-    for step, label in zip(chain.steps, labels, strict=True):
-        if not 0 <= label < step.num_answers:
+    for step, label, reasoning in zip(chain.steps, labels, annotation.reasoning, strict=True):
+        is_open = label == NOT_ANNOTATED and step is not chain.steps[-1] and not reasoning
+        if not is_open and not 0 <= label < step.num_answers:
             raise CannotAnnotate(Reason.INVALID_STEP, f"step {step.name!r}: {label} is not a label")
     check_consistency(labels, chain=chain)
     words = _plain(report.text)
@@ -109,9 +112,14 @@ def _find_foreign_words(reasoning: str, report: str) -> str:
 
 def _check_diagnosis(report: Report, diagnosis: str) -> None:
     finding = next((name for name in URGENCY if fold(name) == diagnosis), None)
-    if finding is None:
+    if finding is None and diagnosis != _NORMAL:
         return
     reading = read_report(report.text)
+    if finding is None:
+        asserted = find_asserted(reading, {mention.finding for mention in reading.mentions})
+        if asserted is not None:
+            raise CannotAnnotate(Reason.NOT_NORMAL, asserted.finding.lower())
+        return
     named = [mention for mention in reading.mentions if mention.finding == finding]
     if is_contradicted(reading, finding):
         raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"the report asserts and denies {diagnosis}")

@@ -83,8 +83,11 @@ def _prepare(crew: Crew, plan: Plan, chain: Chain) -> Process[Report, Annotation
         data = {"report": report.text}
         if annotator is not None:
             messages = annotator.prompt.messages(data)
-            annotation, entry = await annotator.ask(report, messages, lambda text: read_chain_answer(text, chain=chain))
-            provenance = annotator.describe(entry)
+            annotation, entry = await annotator.ask(
+                report, messages, lambda text: read_chain_answer(text, chain=chain, report=report.text)
+            )
+            quotes = enumerate(annotation.quotes, start=1)
+            provenance = (*annotator.describe(entry), *((f"step {number} evidence", quote) for number, quote in quotes))
         else:
             annotation = annotate_report(report, chain=chain)
             provenance = (("annotator", "rules"), ("version", __version__), ("date", today))

@@ -6,6 +6,11 @@ split-conformal (Vovk et al. 2005; Sadinle et al. 2019): over cases exchangeable
 holds the true answer with probability `coverage` or more. The guarantee weakens because these cases also chose the
 checkpoint, share patients, and are not exchangeable with another hospital's: check the coverage on the test split.
 
+That probability is an average over validation splits too. Given one split of n cases, with the k-th smallest score as
+the threshold, the coverage over new cases is a draw from Beta(k, n + 1 - k) (Vovk 2012; Angelopoulos and Bates 2023);
+equal scores and sets that are never empty can only raise it. `Calibration.coverage_range` returns its 95 % range, which
+is too narrow where patients have several cases, and says nothing of cases from elsewhere.
+
 One threshold for a step guarantees the average over all cases only: a rare answer may be held far less often, since the
 frequent ones make up for it. Thresholds by answer guarantee each answer its coverage (Mondrian or class-conditional
 conformal prediction: Vovk 2012; Ding et al. 2023), with larger sets. An answer with too few validation cases for the
@@ -19,7 +24,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
+from scipy.special import betaincinv, softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.distributions import own_logits
@@ -49,6 +54,8 @@ class Calibration:
       notes: by model name, for each step what could not be fitted and why; "" if nothing.
       answer_thresholds: by model name, for each step one threshold for each answer, used in place of `thresholds`;
         empty with coverage by step.
+      num_cases: by model name, for each step the annotated validation cases of each true answer; empty in files that
+        do not have it.
     """
 
     coverage: float
@@ -56,6 +63,7 @@ class Calibration:
     thresholds: Mapping[str, tuple[float, ...]]
     notes: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     answer_thresholds: Mapping[str, tuple[tuple[float, ...], ...]] = dataclasses.field(default_factory=dict)
+    num_cases: Mapping[str, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def coverage_by(self) -> CoverageBy:
@@ -66,14 +74,40 @@ class Calibration:
         """Return the positions of steps whose temperature could not be fitted and is 1."""
         return tuple(step for step, note in enumerate(self.notes.get(model, ())) if _UNFITTED in note)
 
-    def describe_coverage(self) -> str:
-        """Return what the answer sets aim to hold, in words.
+    def coverage_range(self, model: str, step: int) -> tuple[float, float] | None:
+        """Return the range that holds a step's coverage over new cases in 95 % of validation splits of this size.
+
+        With coverage by answer it is the range of the answer with the fewest cases among those with a threshold. None
+        where every answer is in the set, or the number of cases is unknown.
+        """
+        num_cases = self._num_fitted(model, step)
+        return spread_of_coverage(num_cases, coverage=self.coverage) if num_cases else None
+
+    def describe_coverage(self, model: str = "") -> str:
+        """Return what the answer sets aim to hold, in words, with the widest range of a model's steps.
 
         >>> Calibration(0.9, {}, {}).describe_coverage()
         '90 % of all cases together, not of each answer'
+        >>> Calibration(0.9, {}, {}, num_cases={"teacher": ((300, 150),)}).describe_coverage("teacher")
+        '90 % of all cases together, not of each answer (95 % range with 450 validation cases: 87.1 to 92.6 %)'
         """
         whom = "the cases of each answer" if self.coverage_by == "answer" else "all cases together, not of each answer"
-        return f"{100 * self.coverage:g} % of {whom}"
+        text = f"{100 * self.coverage:g} % of {whom}"
+        steps = range(len(self.num_cases.get(model, ())))
+        fewest = min(filter(None, (self._num_fitted(model, step) for step in steps)), default=0)
+        spread = spread_of_coverage(fewest, coverage=self.coverage)
+        if spread is None:
+            return text
+        low, high = (100 * end for end in spread)
+        return f"{text} (95 % range with {fewest} validation cases: {low:.1f} to {high:.1f} %)"
+
+    def _num_fitted(self, model: str, step: int) -> int:
+        """Return the cases behind a step's threshold, the fewest of its thresholds by answer; 0 for none."""
+        if model not in self.num_cases:
+            return 0
+        counts = self.num_cases[model][step]
+        fitted = counts if self.coverage_by == "answer" else (sum(counts),)
+        return min((count for count in fitted if _rank(count, self.coverage) <= count), default=0)
 
 
 def fit_calibration(
@@ -93,6 +127,10 @@ def fit_calibration(
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be above 0 and below 1; got {coverage}")
     temperatures, thresholds, notes, answer_thresholds = {}, {}, {}, {}
+    counts = tuple(
+        tuple(int((labels == answer).sum()) for answer in range(step.num_answers))
+        for step, labels in zip(chain.steps, val.labels.T, strict=True)
+    )
     for model, logits in val.logits.items():
         own = own_logits(logits, chain=chain, model=model)
         fitted = [_fit_step(*each, coverage=coverage) for each in zip(own, val.labels.T, strict=True)]
@@ -101,7 +139,8 @@ def fit_calibration(
             steps = zip(chain.steps, own, val.labels.T, temperatures[model], notes[model], strict=True)
             by_answer = [_fit_answers(*each, coverage=coverage) for each in steps]
             answer_thresholds[model], notes[model] = zip(*by_answer, strict=True)
-    return Calibration(coverage, temperatures, thresholds, notes, answer_thresholds)
+    num_cases = dict.fromkeys(val.logits, counts)
+    return Calibration(coverage, temperatures, thresholds, notes, answer_thresholds, num_cases)
 
 
 def fit_temperature(logits: npt.NDArray[np.float64], labels: npt.NDArray[np.integer]) -> tuple[float, str]:
@@ -150,9 +189,28 @@ def conformal_threshold(scores: npt.NDArray[np.float64], *, coverage: float) -> 
     >>> conformal_threshold(np.arange(19) / 19, coverage=0.9) == 17 / 19
     True
     """
-    # Rounding must not ask for one case more than (n + 1) * coverage does.
-    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)
+    rank = _rank(len(scores), coverage)
     return float(np.sort(scores)[rank - 1]) if rank <= len(scores) else math.inf
+
+
+def spread_of_coverage(num_cases: int, *, coverage: float) -> tuple[float, float] | None:
+    """Return the 2.5th and 97.5th percentile of the coverage over new cases, given so many validation cases.
+
+    None where they are too few for a threshold, so that every set holds every answer.
+
+    >>> [round(end, 3) for end in spread_of_coverage(100, coverage=0.9)]
+    [0.836, 0.951]
+    """
+    rank = _rank(num_cases, coverage)
+    if rank > num_cases:
+        return None
+    low, high = betaincinv(rank, num_cases + 1 - rank, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _rank(num_cases: int, coverage: float) -> int:
+    # Rounding must not ask for one case more than (n + 1) * coverage does.
+    return math.ceil((num_cases + 1) * coverage - 1e-9)
 
 
 def calibrated_probabilities(

@@ -26,6 +26,7 @@ class _FileStep(msgspec.Struct, frozen=True):
     threshold: _Threshold
     note: str = ""
     answer_thresholds: list[_Threshold] | None = None
+    num_cases: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
 
     @property
     def limit(self) -> float:
@@ -52,6 +53,9 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration, ch
         if calibration.coverage_by == "answer":
             limits = calibration.answer_thresholds[model][position]
             described["answer_thresholds"] = [_finite_or_none(limit) for limit in limits]
+        if model in calibration.num_cases:
+            described["num_cases"] = list(calibration.num_cases[model][position])
+            described["coverage_range"] = calibration.coverage_range(model, position)
         return described
 
     steps = list(enumerate(chain.steps))
@@ -79,7 +83,21 @@ def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
         thresholds={model: tuple(step.limit for step in steps) for model, steps in found.models.items()},
         notes={model: tuple(step.note for step in steps) for model, steps in found.models.items()},
         answer_thresholds=by_answer,
+        num_cases=_read_num_cases(path, found),
     )
+
+
+def _read_num_cases(path: str | os.PathLike[str], found: _File) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the validation cases by answer of each model that has them for all steps; older files have none."""
+    counted = {model: steps for model, steps in found.models.items() if any(step.num_cases for step in steps)}
+    for model, steps in counted.items():
+        for step in steps:
+            if len(step.num_cases or ()) != len(step.options):
+                raise BadInput(
+                    f"{path}, {model}, {step.name!r}, 'num_cases': {len(step.num_cases or ())} numbers for "
+                    f"{len(step.options)} options"
+                )
+    return {model: tuple(tuple(step.num_cases or ()) for step in steps) for model, steps in counted.items()}
 
 
 def _read_answer_thresholds(path: str | os.PathLike[str], found: _File) -> dict[str, tuple[tuple[float, ...], ...]]:

@@ -31,6 +31,7 @@ class StepAnswer:
       probabilities: the network's, one for each option, also if an answer was given.
       given_shares: the person's probability of each option; () if no answer was given.
       answer_set: the options of the conformal set, most probable first; None without calibration.
+      coverage_range: 95 % range of the set's coverage (`Calibration.coverage_range`); None if unknown.
     """
 
     step: Step
@@ -38,6 +39,7 @@ class StepAnswer:
     probabilities: tuple[float, ...]
     given_shares: tuple[float, ...]
     answer_set: tuple[str, ...] | None
+    coverage_range: tuple[float, float] | None = None
 
     @property
     def given(self) -> bool:
@@ -149,6 +151,7 @@ class ChainReading:
                 entry["given_probabilities"] = dict(zip(each.step.options, each.given_shares, strict=True))
             if each.answer_set is not None:
                 entry["answer_set"] = list(each.answer_set)
+                entry["coverage_range"] = each.coverage_range and list(each.coverage_range)
             steps.append(entry)
         return {
             "image": self.source,
@@ -240,7 +243,7 @@ def make_readings(
     if calibration is not None:
         unfitted = calibration.steps_without_temperature(model)
         coverage = calibration.coverage
-        words = calibration.describe_coverage(), tuple(chain.steps[place].name for place in unfitted)
+        words = calibration.describe_coverage(model), tuple(chain.steps[place].name for place in unfitted)
     readings = []
     for case, source in enumerate(sources):
         sets = None if reading.answer_sets is None else reading.answer_sets[case]
@@ -248,6 +251,11 @@ def make_readings(
             _answer_step(step, reading.probabilities[case, place], given, place, sets)
             for place, step in enumerate(chain.steps)
         )
+        if calibration is not None:
+            spreads = (calibration.coverage_range(model, place) for place in range(chain.num_steps))
+            steps = tuple(
+                dataclasses.replace(each, coverage_range=spread) for each, spread in zip(steps, spreads, strict=True)
+            )
         changes = ((), ()) if uncorrected is None else _find_changes(steps, uncorrected.probabilities[case])
         picture = pictures[case] if len(pictures) else None
         labels = np.array([[each.label for each in steps]])

@@ -16,7 +16,9 @@ from stepcot_jax.annotate.llm.read_answers import write_chain_answer
 from stepcot_jax.chain import DEFAULT_CHAIN
 
 REPORT = "FINDINGS: The lungs are clear. The heart is of normal size. IMPRESSION: No acute disease. Number {}."
-NORMAL = Annotation((0, 3, 5, 6, 4, 6, 0), ('The report says "The lungs are clear".',) * 7)
+NORMAL = Annotation(
+    (0, 3, 5, 6, 4, 6, 0), ('The report says "The lungs are clear".',) * 7, ("The lungs are clear",) * 7
+)
 GOOD = json.dumps(write_chain_answer(NORMAL, chain=DEFAULT_CHAIN))
 NUM_TOKENS = (900, 300)
 

@@ -54,13 +54,20 @@ def test_a_report_needs_text_and_an_image():
 
 def test_good_annotations_pass():
     assert reason(GOOD) is None
-    assert reason(NORMAL) is None
+    assert reason(NORMAL, report=dataclasses.replace(REPORT, text="No effusion. Clear lungs.")) is None
     assert reason(annotate_report(REPORT)) is None
 
 
 @pytest.mark.parametrize("label", [NOT_ANNOTATED, -1, 4])
 def test_a_step_without_a_valid_answer(label):
     assert reason(with_label(1, label)) == Reason.INVALID_STEP
+
+
+def test_a_step_before_the_diagnosis_may_stay_open_without_a_reasoning():
+    assert reason(dataclasses.replace(with_label(1, NOT_ANNOTATED), reasoning=("", *GOOD.reasoning[1:]))) is None
+    assert reason(dataclasses.replace(with_label(7, NOT_ANNOTATED), reasoning=(*GOOD.reasoning[:6], ""))) == (
+        Reason.INVALID_STEP
+    )
 
 
 def test_a_chain_of_another_length():
@@ -134,6 +141,22 @@ def test_both_sides_are_each_side():
 def test_a_diagnosis_that_the_report_denies(text, expected):
     annotation = dataclasses.replace(GOOD, reasoning=("",) * 7)
     assert reason(annotation, report=dataclasses.replace(REPORT, text=text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FINDINGS: A mass. No effusion.", Reason.NOT_NORMAL),
+        ("FINDINGS: Probable mass. No effusion.", Reason.NOT_NORMAL),
+        ("FINDINGS: Diffuse edema. No effusion.", Reason.NOT_NORMAL),
+        ("FINDINGS: Possible mass. No effusion.", None),
+        ("FINDINGS: History of mass. No effusion.", None),
+        ("FINDINGS: Tortuous aorta, old rib fractures, pacemaker. No effusion.", None),
+        ("FINDINGS: Nodular density is the nipple. No effusion.", None),
+    ],
+)
+def test_a_normal_chest_in_which_the_report_asserts_a_finding(text, expected):
+    assert reason(NORMAL, report=dataclasses.replace(REPORT, text=text)) == expected
 
 
 def test_messages_hold_no_words_of_the_report():

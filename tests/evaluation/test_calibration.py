@@ -16,6 +16,7 @@ from stepcot_jax.evaluation.calibration import (
     conformal_threshold,
     fit_calibration,
     fit_temperature,
+    spread_of_coverage,
 )
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.host.errors import BadInput
@@ -208,6 +209,34 @@ def test_a_rare_answer_is_held_as_often_as_stated_by_answer_and_far_less_by_step
     assert rare_by_answer > 0.9 - 3.5 * deviation
     assert rare_by_step < 0.7
     assert min(all_by_step, all_by_answer) > 0.89
+
+
+@pytest.mark.parametrize(("num_cases", "coverage"), [(30, 0.9), (200, 0.9), (95, 0.8)])
+def test_the_range_holds_the_coverage_of_95_percent_of_validation_splits(num_cases, coverage):
+    # Scores are uniform in 0..1, so that the share of new cases below a threshold is the threshold itself.
+    scores = np.random.default_rng(0).random((4000, num_cases))
+    reached = np.array([conformal_threshold(own, coverage=coverage) for own in scores])
+    low, high = spread_of_coverage(num_cases, coverage=coverage)
+    assert np.mean(reached < low) == pytest.approx(0.025, abs=0.008)
+    assert np.mean(reached > high) == pytest.approx(0.025, abs=0.008)
+
+
+def test_the_range_of_a_step_counts_its_annotated_cases():
+    chain = Chain(tuple(Step(name, "What?", ("No", "Yes")) for name in ("A", "B")))
+    labels = np.array([[0, NOT_ANNOTATED]] * 30 + [[1, 0]] * 20 + [[1, 1]] * 2, dtype=np.int32)
+    logits = np.random.default_rng(0).normal(size=(len(labels), 2, 2)).astype(np.float32)
+    split = Predictions(np.arange(len(labels), dtype=np.int32), labels, {"model": logits})
+    calibration = fit_calibration(split, chain)
+    assert [sum(counts) for counts in calibration.num_cases["model"]] == [52, 22]
+    ranges = [calibration.coverage_range("model", step) for step in (0, 1)]
+    assert ranges == [spread_of_coverage(52, coverage=0.9), spread_of_coverage(22, coverage=0.9)]
+    assert "with 22 validation cases" in calibration.describe_coverage("model")
+    by_answer = fit_calibration(split, chain, coverage_by="answer")
+    # The second step's second answer has 2 cases, too few for a threshold: it is in every set.
+    assert by_answer.coverage_range("model", 0) == spread_of_coverage(22, coverage=0.9)
+    assert by_answer.coverage_range("model", 1) == spread_of_coverage(20, coverage=0.9)
+    assert spread_of_coverage(8, coverage=0.9) is None
+    assert calibration.coverage_range("other", 0) is None
 
 
 def test_an_unknown_model_or_coverage_is_refused():

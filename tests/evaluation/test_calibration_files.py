@@ -22,6 +22,21 @@ def test_what_is_written_comes_back(tmp_path):
             assert ("answer_thresholds" in path.read_text()) == (by == "answer")
 
 
+def test_a_file_without_the_numbers_of_cases_is_read_and_has_no_range(tmp_path):
+    path = tmp_path / "calibration.json"
+    write_calibration(path, fit_calibration(VAL, CHAIN), CHAIN)
+    found = json.loads(path.read_text())
+    assert all(
+        0 < low < 0.9 < high < 1 for low, high in (step["coverage_range"] for step in found["models"]["teacher"])
+    )
+    for step in (step for steps in found["models"].values() for step in steps):
+        del step["num_cases"], step["coverage_range"]
+    path.write_text(json.dumps(found))
+    calibration = read_calibration(path, CHAIN)
+    assert calibration.num_cases == {}
+    assert calibration.coverage_range("teacher", 0) is None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -34,6 +49,8 @@ def test_what_is_written_comes_back(tmp_path):
             r"teacher, 'Detection', 'answer_thresholds': None is not one number or null for each of the 2 options",
         ),
         (lambda found: found["models"]["teacher"][0].update(answer_thresholds=[2, None]), r"answer_thresholds\[0\]"),
+        (lambda found: found["models"]["teacher"][0].update(num_cases=[2]), "'num_cases': 1 numbers for 2 options"),
+        (lambda found: found["models"]["teacher"][0].update(num_cases=[2, -1]), r"num_cases\[1\]"),
         (lambda found: found["models"]["teacher"][0].update(name="Finding"), "teacher: calibration of another chain"),
         (lambda found: found["models"]["student"].pop(), "student: calibration of another chain: it has 2 steps"),
     ],

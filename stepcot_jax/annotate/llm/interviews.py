@@ -15,7 +15,7 @@ from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.client import Client
 from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.ledger import Ledger, digest_messages, digest_text
-from stepcot_jax.annotate.llm.prompt import PROMPT_VERSION, TRUST, VOTES, Message, Prompt, write_repair
+from stepcot_jax.annotate.llm.prompt import TRUST, VOTES, Message, Prompt, write_repair
 from stepcot_jax.annotate.llm.read_answers import BadAnswer, read_choice
 from stepcot_jax.annotate.llm.replies import Entry
 
@@ -36,7 +36,7 @@ class Interviewer:
         self._client, self._num_tries = Client(endpoint, budget, prompt.schema), num_repairs + 1
         identity = {
             "task": prompt.task,
-            "prompt_version": PROMPT_VERSION,
+            "prompt_version": prompt.version,
             "prompt_digest": prompt.digest,
             "model": endpoint.model,
             "decoding": dict(endpoint.decoding),
@@ -71,20 +71,20 @@ class Interviewer:
             try:
                 return read(entry.answer), entry
             except BadAnswer as error:
-                field, problem = error.field, str(error)
+                field, problem, reason = error.field, str(error), error.reason
             if entry.finish == "length":
                 problem = f"the answer was cut at {entry.answer_tokens} tokens, accepted is a shorter one; {problem}"
             conversation += [{"role": "assistant", "content": entry.answer}, write_repair(problem)]
         # The full problem quotes the answer, and so the item; the ledger has it.
         problem = f"{self._num_tries} unreadable answers, the last at {field}"
-        raise CannotAnnotate(Reason.NO_ANSWER, f"{self.endpoint.model}: {problem}")
+        raise CannotAnnotate(reason, f"{self.endpoint.model}: {problem}")
 
     def describe(self, entry: Entry) -> Provenance:
         """Return the provenance of what was made from an answer."""
         provenance = {
             "annotator": "llm",
             "model": self.endpoint.model,
-            "prompt": f"{PROMPT_VERSION} {self.prompt.digest[:12]}",
+            "prompt": f"{self.prompt.version} {self.prompt.digest[:12]}",
             "date": entry.time[:10],
         }
         if entry.served_model and entry.served_model != self.endpoint.model:

@@ -4,7 +4,9 @@ A ledger is a JSON Lines file: a header with task, prompt, model and decoding se
 request. One process at a time writes to it; opening it cuts off a last line that a kill left incomplete.
 """
 
+import glob
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -45,7 +47,8 @@ class Ledger:
         Each identity has its own file.
 
     Raises:
-      BadInput: another process has it open, or it is damaged before its last line.
+      BadInput: another process has it open, it is damaged before its last line, or the folder has answers of this
+        model to another version of the prompt.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -54,6 +57,7 @@ class Ledger:
         digest = digest_text(json.dumps(header, sort_keys=True))
         model = re.sub(r"[^A-Za-z0-9.-]+", "_", identity["model"]).strip("._")[:60]
         self.path = folder / f"{identity['task']}-{model}-{digest[:12]}{SUFFIX}"
+        _refuse_other_versions(folder, identity, self.path)
         self.num_tokens = 0
         self._places: dict[tuple[str, str], tuple[int, int]] = {}
         try:
@@ -128,6 +132,25 @@ class Ledger:
         self.num_tokens += entry.num_tokens
         if entry.is_final:
             self._places[entry.report, entry.request] = (position, length)
+
+
+def _refuse_other_versions(folder: Path, identity: Mapping[str, Any], own: Path) -> None:
+    """Refuse paid answers to another version of the prompt: they would be paid for again without a word."""
+    own_name = own.name.rpartition("-")[0]
+    for path in sorted(folder.glob(f"{glob.escape(own_name)}-*{SUFFIX}")):
+        if path == own or not path.is_file():
+            continue
+        with path.open("rb") as file:
+            (header, _, length), *_ = [*itertools.islice(_scan(file, path), 1), ({}, 0, 0)]
+            is_paid = file.seek(0, os.SEEK_END) > length
+        found = header.get("prompt_version") if isinstance(header, dict) else None
+        is_same = isinstance(header, dict) and all(header.get(name) == identity[name] for name in ("task", "model"))
+        if is_paid and is_same and found != identity["prompt_version"]:
+            raise BadInput(
+                f"{path} has answers to version {str(found)[:20]} of the prompt, expected version "
+                f"{identity['prompt_version']}, which asks anew; choose another folder, or move the file away to pay "
+                "for all answers again"
+            )
 
 
 def count_spent(path: Path) -> int:

@@ -10,13 +10,17 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stepcot_jax.chain import NOT_APPLICABLE, Chain, fold
 
-PROMPT_VERSION = "1"
-"""Incremented with every change of a text below; ledgers keep the answers of each version apart."""
+PROMPT_VERSION = "2"
+"""Version of the annotation and trust prompts, incremented with every change of their texts; a folder with answers to
+an older version is refused. Version 2 asks for a verbatim quote for each step."""
+
+FIRST_VERSION = "1"
+"""Version of the prompts that never changed, or that carry a version of their own in their text."""
 
 TRUST = ("yes", "no", "not sure")
 VOTES = ("correct", "incorrect", "uncertain")
@@ -41,6 +45,8 @@ a part of the history is absent today. One that it cannot exclude is not asserte
 - Every reasoning is one to three sentences. It quotes the words of the report that carry the answer, in double \
 quotes and exactly as they are written there, and it names the conclusions of earlier steps that it builds on. It \
 quotes nothing that the report does not have.
+- Every quote is copied from one place of the report, word for word and without an ellipsis: the words that carry the \
+answer or, where the question does not apply, the words that show it. A program looks it up in the report.
 
 Answer with one JSON object and nothing else, no text around it and no code fence:
 {example}"""
@@ -94,6 +100,7 @@ class Prompt:
       after: text after the data in the user message.
       follow_up: second user message, after an answer; "" for none.
       schema: JSON schema of the answer.
+      version: version of the texts.
     """
 
     task: str
@@ -102,11 +109,12 @@ class Prompt:
     after: str
     follow_up: str
     schema: Mapping[str, Any]
+    version: str = FIRST_VERSION
 
     @property
     def digest(self) -> str:
         """SHA-256 of version, texts and schema."""
-        fixed = [PROMPT_VERSION, self.task, self.system, self.before, self.after, self.follow_up, self.schema]
+        fixed = [self.version, self.task, self.system, self.before, self.after, self.follow_up, self.schema]
         return hashlib.sha256(json.dumps([*fixed, _REPAIR_BEFORE, _REPAIR_AFTER], sort_keys=True).encode()).hexdigest()
 
     def messages(self, data: Mapping[str, Any], *, picture: str = "") -> list[Message]:
@@ -143,7 +151,7 @@ def write_annotation_prompt(chain: Chain) -> Prompt:
     can_be_absent = any(fold(step.options[-1]) == fold(NOT_APPLICABLE) for step in chain.steps)
     absent = f', or "{NOT_APPLICABLE}" where it is offered and the question does not apply' if can_be_absent else ""
     steps = {f"step_{number}": step for number, step in enumerate(chain.steps, start=1)}
-    example = {name: {"reasoning": "...", "answer": step.written(0)} for name, step in steps.items()}
+    example = {name: {"quote": "...", "reasoning": "...", "answer": step.written(0)} for name, step in steps.items()}
     system = _ANNOTATE.format(
         count=chain.num_steps,
         questions=_list_questions(chain),
@@ -151,9 +159,10 @@ def write_annotation_prompt(chain: Chain) -> Prompt:
         example=json.dumps(example, ensure_ascii=False),
     )
     schemas = {
-        name: answer_schema("answer", map(step.written, range(step.num_answers))) for name, step in steps.items()
+        name: answer_schema("answer", map(step.written, range(step.num_answers)), first=("quote", "reasoning"))
+        for name, step in steps.items()
     }
-    return Prompt("annotate", system, _BEFORE, _AFTER, "", object_schema(schemas))
+    return Prompt("annotate", system, _BEFORE, _AFTER, "", object_schema(schemas), PROMPT_VERSION)
 
 
 def write_trust_prompt(chain: Chain) -> Prompt:
@@ -180,10 +189,11 @@ def _list_questions(chain: Chain) -> str:
     )
 
 
-def answer_schema(name: str, options: Iterable[str | None]) -> dict[str, Any]:
-    """Return the schema of reasoning and one of the options."""
-    # Reasoning comes first, so that the model writes it before the answer.
-    return object_schema({"reasoning": {"type": "string"}, name: {"type": "string", "enum": list(options)}})
+def answer_schema(name: str, options: Iterable[str | None], *, first: Sequence[str] = ("reasoning",)) -> dict[str, Any]:
+    """Return the schema of some texts and one of the options."""
+    # The texts come first, so that the model writes them before the answer.
+    texts = {text: {"type": "string"} for text in first}
+    return object_schema({**texts, name: {"type": "string", "enum": list(options)}})
 
 
 def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,38 +9,52 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stepcot_jax.annotate.annotation import Annotation
+from stepcot_jax.annotate.annotation import Annotation, Reason
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step, fold
 from stepcot_jax.host.errors import BadInput
 
 MAX_REASONING = 4000
 """Most characters of one text."""
 
+MIN_QUOTED_LETTERS = 3
+"""Fewest letters of a quote: "no" and "." are in every report."""
+
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _MAX_OBJECTS = 200
 
 
 class BadAnswer(ValueError):
-    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer."""
+    """An answer that violates the schema: the message tells the model what to correct, `field` quotes no answer.
 
-    def __init__(self, message: str, *, field: str = "") -> None:
+    Attributes:
+      field: name of the part that is wrong.
+      reason: why the item is set aside if no repair helps.
+    """
+
+    def __init__(self, message: str, *, field: str = "", reason: Reason = Reason.NO_ANSWER) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field or "the JSON object"
+        self.reason = reason
 
 
-def read_chain_answer(text: str, *, chain: Chain) -> Annotation:
+def read_chain_answer(text: str, *, chain: Chain, report: str) -> Annotation:
     """Read an answer to the annotation prompt; text around its single JSON object is ignored.
 
+    Args:
+      text: the answer.
+      chain: the steps.
+      report: the report's text, which has to contain every quote (case and white space folded).
+
     Raises:
-      BadAnswer: there is no such object, or it violates the schema.
+      BadAnswer: there is no such object, it violates the schema, or a quote is not in the report.
     """
     names = [f"step_{number}" for number in range(1, chain.num_steps + 1)]
     found = find_object(text, names)
-    labels, reasoning = [], []
+    labels, reasoning, quotes, searched = [], [], [], fold(report)
     for name, step in zip(names, chain.steps, strict=True):
         entry = found[name]
-        if not isinstance(entry, dict) or set(entry) != {"reasoning", "answer"}:
-            raise BadAnswer(f"found {entry!r:.80}, accepted is an object of reasoning and answer", field=name)
+        if not isinstance(entry, dict) or set(entry) != {"quote", "reasoning", "answer"}:
+            raise BadAnswer(f"found {entry!r:.80}, accepted is an object of quote, reasoning and answer", field=name)
         if not isinstance(entry["reasoning"], str) or not entry["reasoning"].strip():
             raise BadAnswer(f"found {entry['reasoning']!r:.80}, accepted is a text", field=f"{name}.reasoning")
         if len(entry["reasoning"]) > MAX_REASONING:
@@ -48,7 +62,8 @@ def read_chain_answer(text: str, *, chain: Chain) -> Annotation:
             raise BadAnswer(f"{found_length}, accepted are 1 to 3 sentences")
         labels.append(_read_label(entry["answer"], name=name, step=step))
         reasoning.append(entry["reasoning"].strip())
-    return Annotation(tuple(labels), tuple(reasoning))
+        quotes.append(_read_quote(entry["quote"], name=name, searched=searched))
+    return Annotation(tuple(labels), tuple(reasoning), tuple(quotes))
 
 
 def read_choice(text: str, *, field: str, accepted: Sequence[str]) -> str:
@@ -106,10 +121,25 @@ def read_scores(text: str, *, names: Sequence[str], least: int, greatest: int) -
 def write_chain_answer(annotation: Annotation, *, chain: Chain) -> dict[str, dict[str, str | None]]:
     """Write an annotation as the object that the annotation prompt asks for; `read_chain_answer` reads it back."""
     steps = zip(chain.steps, annotation.labels, annotation.reasoning, strict=True)
-    return {
+    answer = {
         f"step_{number}": {"reasoning": reasoning, "answer": step.written(label)}
         for number, (step, label, reasoning) in enumerate(steps, start=1)
     }
+    quoted = zip(answer, annotation.quotes, strict=True) if annotation.quotes else ()
+    return answer | {name: {"quote": quote, **answer[name]} for name, quote in quoted}
+
+
+def _read_quote(quote: Any, *, name: str, searched: str) -> str:
+    """Return a quote in one line; `searched` is the folded report."""
+    if not isinstance(quote, str) or sum(map(str.isalpha, quote)) < MIN_QUOTED_LETTERS:
+        raise BadAnswer(f"found {quote!r:.80}, accepted are words of the report", field=f"{name}.quote")
+    if fold(quote) not in searched:
+        raise BadAnswer(
+            f"found {quote!r:.80}, which the report does not have; accepted are words copied from one place of it",
+            field=f"{name}.quote",
+            reason=Reason.REASONING_NOT_IN_REPORT,
+        )
+    return " ".join(quote.split())
 
 
 def _read_label(answer: Any, *, name: str, step: Step) -> int:

@@ -2,13 +2,14 @@
 
 `terms` names findings, `diagnosis` picks one, `lesions` collects the words about it, `descriptions` maps them to
 answers. Every answer cites its sentence; an implied answer (a nodule's pattern is nodular, an effusion is in the
-pleura) cites the sentence of the diagnosis.
+pleura) cites the sentence of the diagnosis. A step that the report does not answer stays open (`NOT_ANNOTATED`, no
+reasoning): the density where only the heart is enlarged, the pattern of an atelectasis that is no line.
 """
 
 from stepcot_jax.annotate.annotation import Annotation, Report
 from stepcot_jax.annotate.rules import descriptions, terms
 from stepcot_jax.annotate.rules.assertions import Status
-from stepcot_jax.annotate.rules.diagnosis import find_diagnosis, is_incidental, rank_first
+from stepcot_jax.annotate.rules.diagnosis import find_asserted, find_diagnosis, is_incidental, rank_first
 from stepcot_jax.annotate.rules.lesions import Answer, Lesion
 from stepcot_jax.annotate.rules.mentions import Mention, Reading, read_report
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
@@ -24,6 +25,13 @@ SECONDARY = {
     terms.CARDIOMEGALY: "Cardiomegaly",
 }
 """Findings that answer step 6 beside another diagnosis, in order of precedence."""
+
+_LUCENT = frozenset({terms.PNEUMOTHORAX, terms.LUCENCY, terms.EMPHYSEMA})
+_DENSE = frozenset({*DIAGNOSIS_OPTIONS, *terms.LESIONS, terms.EDEMA}) - {
+    *_LUCENT,
+    *(terms.NORMAL, terms.CARDIOMEGALY, terms.CALCIFIED_NODE),
+}
+"""Findings denser than lung. A large heart says nothing of the lungs, nor does a calcified node."""
 
 _EXPLAINABLE = (terms.OPACITY, terms.LUCENCY)
 """Lesions that another finding may explain: "opacity, which may represent atelectasis"."""
@@ -93,16 +101,18 @@ def _normal_answers(reading: Reading) -> list[Answer | None]:
     return [Answer(descriptions.NO_ABNORMALITY, first), *[none] * 5, Answer(terms.NORMAL, last)]
 
 
-def _detection(reading: Reading, chief: Mention, lesion: Lesion) -> Answer:
+def _detection(reading: Reading, chief: Mention, lesion: Lesion) -> Answer | None:
+    """Return the answer of step 1; None if nothing is said to be denser or more lucent, as with a large heart alone."""
     described = lesion.density()
     if described:
         return described
-    present = [item for item in reading.mentions if item.present or item is chief]
-    lucent = [item for item in present if item.finding in (terms.PNEUMOTHORAX, terms.LUCENCY, terms.EMPHYSEMA)]
-    dense = [item for item in present if item.sort != "other" and item not in lucent]
+    lucent = chief if chief.finding in _LUCENT else find_asserted(reading, _LUCENT)
+    dense = chief if chief.finding in _DENSE else find_asserted(reading, _DENSE)
     if lucent and dense:
-        return Answer(descriptions.MIXED, " ".join(dict.fromkeys(item.sentence.text for item in (lucent[0], dense[0]))))
-    return Answer(descriptions.DECREASED if lucent else descriptions.INCREASED, chief.sentence.text)
+        return Answer(descriptions.MIXED, " ".join(dict.fromkeys(item.sentence.text for item in (lucent, dense))))
+    if lucent:
+        return Answer(descriptions.DECREASED, lucent.sentence.text)
+    return Answer(descriptions.INCREASED, dense.sentence.text) if dense else None
 
 
 def _secondary(reading: Reading, chief: Mention) -> Answer:

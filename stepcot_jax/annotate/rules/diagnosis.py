@@ -3,7 +3,7 @@
 Findings rank by status (stated, likely, possible); companions of another finding rank after it; findings of the
 impression, or after "most consistent with", before those of the findings section; the first of "atelectasis or
 infiltrate" before the second; then by `URGENCY`. A possible finding is the diagnosis only if nothing more certain is
-named.
+named. A heart of borderline size is no more than likely, and no diagnosis beside a shadow of the lungs.
 
 A chest is normal if the report denies or praises something and asserts no finding. `INCIDENTAL` findings, artifacts
 and anything outside the chest do not count, because no step of the chain can express them. Granulomas, scars,
@@ -11,7 +11,7 @@ emphysema, edema and acute fractures do count: alone, they are outside the taxon
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Reason
 from stepcot_jax.annotate.rules import terms
@@ -43,6 +43,12 @@ INCIDENTAL = frozenset(
 )
 """Findings outside lungs, pleura and heart: bone ageing and old fractures, devices, an elongated or calcified aorta,
 low lung volumes, a raised diaphragm."""
+
+_ACTIVE = frozenset({terms.OPACITY, terms.LUCENCY, terms.LESION})
+"""Shadows without one diagnosis, such as airspace disease, that a heart of borderline size does not explain."""
+
+_BORDERLINE = re.compile(r"\bborderline\b|\bupper limits?\b|\btop[- ]normal\b", re.IGNORECASE)
+_BESIDE_NAME = 25  # characters before and after a name: "borderline" and an adverb
 
 _NORMAL = re.compile(
     r"\b(?:normal\w*|unremarkable|(?:not|non)-? ?remarkable|clear\w*|negative|within (?:\w+ )?limits"
@@ -84,6 +90,10 @@ def find_diagnosis(reading: Reading) -> Mention | None:
     if chief is not None:
         if is_contradicted(reading, chief.finding):
             raise CannotAnnotate(Reason.CONFLICTING_FINDINGS, f"{chief.finding.lower()} is asserted and denied")
+        shadow = find_asserted(reading, _ACTIVE) if _is_borderline(chief) else None
+        if shadow is not None:
+            detail = f"{shadow.finding.lower()} beside a heart of borderline size"
+            raise CannotAnnotate(Reason.OUTSIDE_TAXONOMY, detail)
         return chief
     other = [mention for mention in reading.mentions if mention.status > Status.PAST and not is_incidental(mention)]
     if other:
@@ -104,7 +114,23 @@ def _rank(mention: Mention) -> tuple[int, bool, bool, bool, int, int]:
     urgency = _ORDER.index(mention.finding) if mention.finding in _ORDER else len(_ORDER)
     leads = mention.concluded or mention.sentence.role == "impression"
     is_companion = mention.associated and not mention.concluded
-    return -mention.status, is_companion, not leads, mention.alternative, urgency, mention.number
+    status = min(mention.status, Status.LIKELY) if _is_borderline(mention) else mention.status
+    return -status, is_companion, not leads, mention.alternative, urgency, mention.number
+
+
+def find_asserted(reading: Reading, findings: Collection[str]) -> Mention | None:
+    """Return the first of these findings that is stated or likely, in the chest, and no artifact."""
+    named = (mention for mention in reading.mentions if mention.finding in findings and mention.present)
+    return next((mention for mention in named if not is_incidental(mention)), None)
+
+
+def _is_borderline(mention: Mention) -> bool:
+    """Whether the report calls the heart borderline or at the upper limit of its size."""
+    if mention.finding != terms.CARDIOMEGALY:
+        return False
+    first, last = mention.clause
+    start, end = max(first, mention.start - _BESIDE_NAME), min(last, mention.end + _BESIDE_NAME)
+    return _BORDERLINE.search(mention.sentence.line, min(start, mention.start), max(end, mention.end)) is not None
 
 
 def is_incidental(mention: Mention) -> bool:

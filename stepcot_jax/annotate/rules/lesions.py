@@ -132,11 +132,19 @@ class Lesion:
         several = self._chief.finding in _DISCRETE and place.strongest(descriptions.PLURAL)
         return bool(several) and not place.strongest(descriptions.LOCATION)
 
-    def pattern(self) -> Answer:
-        """Return the answer of step 3."""
+    def pattern(self) -> Answer | None:
+        """Return the answer of step 3; None for an atelectasis that the report describes as no line ("patchy")."""
         # "Pulmonary nodule" names only the diagnosis; "nodular infiltrate" also names a pattern.
         named = self._named(descriptions.PATTERN, beside_name=self._chief.finding in (terms.NODULE, terms.MASS))
+        if named is None and self._chief.finding == terms.ATELECTASIS and self._is_no_line():
+            return None
         return named or self._implied(IMPLIED_PATTERN.get(self._chief.finding, NOT_APPLICABLE))
+
+    def _is_no_line(self) -> bool:
+        """Whether an atelectasis is a collapse, or its shadow is called patchy, hazy or the like."""
+        name = self._chief.sentence.line[self._chief.start : self._chief.end]
+        described = self._named(descriptions.MORPHOLOGY)
+        return "collaps" in name.lower() or (described is not None and described.text == descriptions.ILL_DEFINED)
 
     def location(self) -> Answer:
         """Return the answer of step 4."""

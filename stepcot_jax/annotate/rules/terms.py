@@ -16,6 +16,7 @@ OPACITY, LUCENCY, LESION, GRANULOMA, SCAR, CALCIFICATION, CALCIFIED_NODE = LESIO
 EMPHYSEMA, VOLUME_LOSS, SHIFT, NODES = "Emphysema", "Volume loss", "Mediastinal shift", "Lymphadenopathy"
 AGE_CHANGE, DEVICE, VESSEL = "Age change of bone", "Device", "Vessel"
 LOW_VOLUME, RAISED_DIAPHRAGM, EVENTRATION = "Low volume", "Raised diaphragm", "Eventration"
+EDEMA, CONGESTION, FREE_AIR = "Edema", "Congestion", "Free air"
 NO_FINDING = ""
 
 # Words between heart and size, as in "heart size is again noted to be mildly enlarged".
@@ -36,6 +37,12 @@ _EXPLAINED = (
     r"\b(?:represents?|representing|to represent|reflects?|reflecting|consistent with|compatible with|from|due to)"
     r"(?: [\w-]+){0,4}? (?:granulom\w+|histoplasm\w+|fractures?|artifacts?|nipples?|vessels?|vascular|shadows?"
     r"|callus|bone islands?|overlap\w*|overlying|superimpos\w+|confluence|summation|osteophytes?|costochondral)\b)"
+)
+# Air outside of the lungs: "lucency that appears to be beneath the right hemidiaphragm".
+_LUCENT = r"(?:hyper)?lucen(?:t|cy|cies)"
+_BELOW = (
+    r"(?= (?:(?!and\b|with\b|lung)[\w-]+ ){0,6}?(?:(?:hemi-?|sub-?)?diaphragm\w*|sub-?phrenic|(?:intra-?)?peritone\w+"
+    r"|abdom\w+|bowel|colon\w*|mediastin\w+|ribs?|clavicles?|humer\w+|vertebra\w*|scapula\w*)\b)"
 )
 
 TERMS: tuple[tuple[str, ...], ...] = (
@@ -108,7 +115,9 @@ TERMS: tuple[tuple[str, ...], ...] = (
     # Lesions outside the diagnoses.
     (OPACITY, r"opacit(?:y|ies)", r"opacifications?", r"opacified", r"densit(?:y|ies)", r"consolidat\w+"),
     (OPACITY, r"air-?\s?space (?:diseases?|process\w*|abnormalit\w+)", r"alveolar (?:disease|process)"),
-    (LUCENCY, r"(?:hyper)?lucen(?:t|cy|cies)", r"cavit(?:y|ies|ary|ations?)", r"bullae?|bullous|blebs?"),
+    (FREE_AIR, rf"{_LUCENT}{_BELOW}", rf"(?:sub-?(?:diaphragmatic|phrenic)|intra-?peritoneal) (?:\w+ )?{_LUCENT}"),
+    (FREE_AIR, r"pneumo-?(?:peritoneum|mediastinum)", r"free (?:(?:intra|sub)-?\w+ )?(?:air|gas)"),
+    (LUCENCY, _LUCENT, r"cavit(?:y|ies|ary|ations?)", r"bullae?|bullous|blebs?"),
     (SCAR, r"scar(?:s|ring|red)?", r"cicatri\w+", r"fibro(?:sis|tic)(?: \w+)?"),
     (LESION, r"lesions?", r"neoplas\w+", r"metasta\w+", r"malignan\w+", r"carcinoma", r"tumou?rs?"),
     # Other abnormalities.
@@ -118,7 +127,8 @@ TERMS: tuple[tuple[str, ...], ...] = (
     (EVENTRATION, r"eventrat\w+"),
     (SHIFT, r"mediastin(?:al|um)(?: is| structures are)? shift(?:ed)?", r"shift of the (?:trachea|mediastin\w+)"),
     (SHIFT, r"tracheal (?:shift|deviation)"),
-    ("Edema", r"o?edema", r"congest\w+", r"heart failure", r"chf", r"(?:volume|fluid) overload", r"kerley"),
+    (EDEMA, r"o?edema"),
+    (CONGESTION, r"congest\w+", r"heart failure", r"chf", r"(?:volume|fluid) overload", r"kerley"),
     (EMPHYSEMA, r"emphysem\w+"),
     ("Hyperinflation", r"copd", r"hyper-?(?:inflat|expan|aerat|disten)\w+", r"obstructive \w+ disease"),
     ("Hyperinflation", rf"flattened {_DIAPHRAGM}", rf"flattening of (?:the )?(?:\w+ )?{_DIAPHRAGM}"),
@@ -144,7 +154,7 @@ TERMS: tuple[tuple[str, ...], ...] = (
     (VESSEL, r"tortuo\w+|ecta(?:tic|sia)|athero\w+|arterio-?sclero\w+|unfold(?:ed|ing)|uncoil\w+"),
     ("Heart or great vessel", r"aneurysm\w*|(?:atrial|ventricular|aortic) (?:enlargement|dilat\w+)"),
     ("Heart or great vessel", r"pulmonary hypertension"),
-    ("Hernia", r"hernias?|pneumoperitoneum|pneumomediastinum|free (?:intraperitoneal )?air"),
+    ("Hernia", r"hernias?"),
     (AGE_CHANGE, r"(?:levo|dextro)?scolio\w+|kypho\w+|osteophyt\w+|spondyl\w+|spurring|dish"),
     (AGE_CHANGE, r"degenerat\w+|arthri\w+|arthro\w+|osteopen\w+|osteoporo\w+|sclero\w+"),
     (AGE_CHANGE, r"(?:old|remote|healed|healing|chronic|prior|previous) (?:[\w-]+,? ){0,3}fractures?"),

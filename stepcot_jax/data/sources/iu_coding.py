@@ -24,7 +24,8 @@ several lesions outside the taxonomy answer nothing; they were "multifocal" befo
   spiculated margin.
 - `SECONDARY`: findings beside the diagnosis; of none of them, N/A, since the coding is of all findings. An elevated
   diaphragm is how volume loss shows. Of several the step is not annotated.
-- Detection: pneumothorax is lucent, every other diagnosis dense, `LUCENT` headings beside a density make it mixed.
+- Detection: `LUCENT` headings and densities of lung and pleura (`LESIONS`, pulmonary edema); both make it mixed.
+  An enlarged heart is neither, as in `findings`; alone it leaves the step not annotated.
 """
 
 from collections.abc import Collection, Sequence
@@ -104,6 +105,8 @@ LUCENT = frozenset(
         *("blister", "pneumothorax", "hydropneumothorax"),
     }
 )
+DENSE = LESIONS | {"pulmonary edema"}
+"""Headings that make the lungs denser; those also in `LUCENT` do not."""
 
 _Heading = tuple[str, ...]
 
@@ -126,7 +129,7 @@ def read_coding(mesh: Sequence[str]) -> tuple[int, ...]:
     lesions = _described(headings, diagnosis)
     qualifiers = {qualifier for heading in lesions for qualifier in heading[1:]}
     return _labels(
-        _detection(headings, diagnosis),
+        _detection(headings),
         _distribution(lesions, qualifiers),
         _only({PATTERNS[word] for heading in lesions for word in heading if word in PATTERNS}),
         _only({LOCATIONS[word] for word in qualifiers if word in LOCATIONS}),
@@ -181,10 +184,10 @@ def _secondary(headings: Sequence[_Heading]) -> str | None:
     return _only(found) if found else NOT_APPLICABLE
 
 
-def _detection(headings: Sequence[_Heading], diagnosis: str | None) -> str | None:
-    names = {heading[0] for heading in headings}
-    lucent, dense = bool(names & LUCENT), bool(names & ((LESIONS | {"cardiomegaly"}) - LUCENT))
-    if not diagnosis and not lucent and not dense:
+def _detection(headings: Sequence[_Heading]) -> str | None:
+    names = {heading[0] for heading in headings if not OUTSIDE_LUNG.intersection(heading[1:])}
+    lucent, dense = bool(names & LUCENT), bool(names & (DENSE - LUCENT))
+    if not lucent and not dense:
         return None
     if lucent and dense:
         return "Mixed"

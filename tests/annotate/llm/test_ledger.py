@@ -102,7 +102,6 @@ def test_other_prompts_models_and_settings_are_kept_apart(tmp_path):
         IDENTITY | change
         for change in (
             {"task": "vote"},
-            {"prompt_version": "2"},
             {"prompt_digest": "abd"},
             {"model": "some_model:7b"},
             {"decoding": {"seed": 1, "temperature": 0.0}},
@@ -112,7 +111,24 @@ def test_other_prompts_models_and_settings_are_kept_apart(tmp_path):
         with contextlib.closing(Ledger(tmp_path, identity)) as ledger:
             assert len(ledger) == 0
             ledger.append(entry("a"))
-    assert len(list(tmp_path.iterdir())) == 6
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_paid_answers_to_another_version_of_the_prompt_are_refused_by_name(tmp_path):
+    newer = IDENTITY | {"prompt_version": "2", "prompt_digest": "abd"}
+    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+        path = ledger.path
+    Ledger(tmp_path, newer).close()  # nothing was paid for
+    with contextlib.closing(Ledger(tmp_path, IDENTITY)) as ledger:
+        ledger.append(entry("a"))
+    for changes in ({}, {"decoding": {"seed": 1}}):
+        with pytest.raises(BadInput, match=r"answers to version 1 of the prompt, expected version 2") as caught:
+            Ledger(tmp_path, newer | changes)
+        assert str(path) in str(caught.value)
+    for changes in ({"task": "vote"}, {"model": "other"}, {"model": "some_model:7b"}):
+        Ledger(tmp_path, newer | changes).close()
+    path.rename(tmp_path / "moved away")
+    Ledger(tmp_path, newer).close()
 
 
 def test_a_file_of_another_identity_under_this_name_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcot_jax.annotate.annotation import Annotation
+from stepcot_jax.annotate.annotation import Annotation, Reason
 from stepcot_jax.annotate.llm.read_answers import (
     MAX_REASONING,
     BadAnswer,
@@ -20,13 +20,14 @@ from stepcot_jax.annotate.llm.read_answers import (
 from stepcot_jax.chain import DEFAULT_CHAIN
 
 CHAIN = DEFAULT_CHAIN
-ANNOTATION = Annotation((1, 0, 0, 2, 1, 6, 5), tuple(f"because {number}" for number in range(7)))
+ANNOTATION = Annotation((1, 0, 0, 2, 1, 6, 5), tuple(f"because {number}" for number in range(7)), ("Opacity",) * 7)
+REPORT = "FINDINGS:\nHazy opacity  in the LEFT base, 2 cm."
 ANSWER = write_chain_answer(ANNOTATION, chain=CHAIN)
 TEXT = json.dumps(ANSWER)
 
 
 def read(text):
-    return read_chain_answer(text, chain=CHAIN)
+    return read_chain_answer(text, chain=CHAIN, report=REPORT)
 
 
 def change(**steps):
@@ -38,7 +39,7 @@ def change(**steps):
 
 @given(st.tuples(*(st.integers(0, step.num_answers - 1) for step in CHAIN.steps)))
 def test_what_is_written_reads_back(labels):
-    annotation = Annotation(labels, ("a",) * 7)
+    annotation = Annotation(labels, ("a",) * 7, ("hazy",) * 7)
     assert read(json.dumps(write_chain_answer(annotation, chain=CHAIN))) == annotation
 
 
@@ -49,8 +50,8 @@ def test_what_is_written_reads_back(labels):
         f'<think>Perhaps {{"step_1": 1}}? Or {TEXT.replace("because", "since")}</think>\n{TEXT}',
         f"{TEXT}\n{TEXT}",
         f"{{}} {{not json}} {TEXT}",
-        change(step_1={"reasoning": " because 0\n", "answer": "increased OPACITY"}),
-        change(step_1={"reasoning": "because 0", "answer": "B. Increased opacity"}),
+        change(step_1={"quote": "Opacity", "reasoning": " because 0\n", "answer": "increased OPACITY"}),
+        change(step_1={"quote": "Opacity", "reasoning": "because 0", "answer": "B. Increased opacity"}),
     ],
 )
 def test_text_around_and_other_spellings_make_no_difference(text):
@@ -68,18 +69,21 @@ def test_text_around_and_other_spellings_make_no_difference(text):
         (TEXT + TEXT.replace('"answer": "B"', '"answer": "A"', 1), "2 objects that differ"),
         (TEXT.replace('"step_2"', '"step_1"'), "a name twice"),
         (change(step_3="A"), "step_3: found 'A'"),
-        (change(step_3={"answer": "A"}), "step_3: found"),
-        (change(step_3={"answer": "A", "reasoning": "x", "confidence": 1}), "step_3: found"),
-        (change(step_3={"answer": "A", "reasoning": " "}), "step_3.reasoning"),
-        (change(step_3={"answer": "A", "reasoning": None}), "step_3.reasoning"),
-        (change(step_3={"answer": "A", "reasoning": "x" * (MAX_REASONING + 1)}), "4001 characters"),
-        (change(step_7={"answer": "Z", "reasoning": "x"}), "step_7.answer: found 'Z', accepted is one of A. Normal"),
-        (change(step_7={"answer": "N/A", "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"answer": "A. Mass", "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"answer": "", "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"answer": None, "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"answer": 0, "reasoning": "x"}), "step_7.answer"),
-        (change(step_7={"answer": ["A"], "reasoning": "x"}), "step_7.answer"),
+        (change(step_3={"quote": "opacity", "answer": "A"}), "step_3: found"),
+        (change(step_3={"quote": "opacity", "answer": "A", "reasoning": "x", "confidence": 1}), "step_3: found"),
+        (change(step_3={"quote": "opacity", "answer": "A", "reasoning": " "}), "step_3.reasoning"),
+        (change(step_3={"quote": "opacity", "answer": "A", "reasoning": None}), "step_3.reasoning"),
+        (change(step_3={"quote": "opacity", "answer": "A", "reasoning": "x" * (MAX_REASONING + 1)}), "4001 characters"),
+        (
+            change(step_7={"quote": "opacity", "answer": "Z", "reasoning": "x"}),
+            "step_7.answer: found 'Z', accepted is one of A. Normal",
+        ),
+        (change(step_7={"quote": "opacity", "answer": "N/A", "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"quote": "opacity", "answer": "A. Mass", "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"quote": "opacity", "answer": "", "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"quote": "opacity", "answer": None, "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"quote": "opacity", "answer": 0, "reasoning": "x"}), "step_7.answer"),
+        (change(step_7={"quote": "opacity", "answer": ["A"], "reasoning": "x"}), "step_7.answer"),
     ],
 )
 def test_what_does_not_follow_the_schema_is_refused_and_named(text, words):
@@ -99,6 +103,29 @@ def test_any_text_is_read_or_refused(text):
 def test_text_made_to_take_long_is_refused_at_once(text):
     with pytest.raises(BadAnswer):
         read(text)
+
+
+@pytest.mark.parametrize("quote", ["hazy", "Opacity in\n the left\tbase", " findings: HAZY ", "base, 2 cm."])
+def test_a_quote_differs_from_the_report_in_case_and_white_space_alone(quote):
+    found = read(change(step_2={"quote": quote, "reasoning": "x", "answer": "A"}))
+    assert found.quotes[:3] == ("Opacity", " ".join(quote.split()), "Opacity")
+
+
+@pytest.mark.parametrize(
+    ("quote", "reason"),
+    [
+        *((quote, Reason.NO_ANSWER) for quote in ("", " ", "in", "2 cm", "...", None, 3, ["hazy opacity"])),
+        ("hazy opacity in the right base", Reason.REASONING_NOT_IN_REPORT),
+        ("hazy ... base", Reason.REASONING_NOT_IN_REPORT),
+        ('"hazy opacity"', Reason.REASONING_NOT_IN_REPORT),
+        ("left-base", Reason.REASONING_NOT_IN_REPORT),
+        ("Stated in the report.", Reason.REASONING_NOT_IN_REPORT),
+    ],
+)
+def test_a_quote_that_is_not_in_the_report_is_refused(quote, reason):
+    with pytest.raises(BadAnswer, match=r"^step_2\.quote: found") as caught:
+        read(change(step_2={"quote": quote, "reasoning": "x", "answer": "A"}))
+    assert caught.value.reason == reason
 
 
 def test_choices():

@@ -67,6 +67,10 @@ def diagnosis(text):
             ["Increased opacity", "N/A", "N/A", "Cardiac", "N/A", "N/A", "Cardiomegaly"],
         ),
         (
+            "FINDINGS: The lungs are clear. IMPRESSION: Moderate cardiomegaly.",
+            [None, "N/A", "N/A", "Cardiac", "N/A", "N/A", "Cardiomegaly"],
+        ),
+        (
             "IMPRESSION: Large left effusion. Small right effusion.",
             ["Increased opacity", "Multifocal", "N/A", "Pleura/Chest wall", "N/A", "N/A", "Effusion"],
         ),
@@ -132,6 +136,75 @@ def test_which_finding_is_the_diagnosis(text, expected):
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FINDINGS: Lungs are clear. The heart is markedly enlarged.", None),
+        ("FINDINGS: Cardiomegaly. Calcified hilar lymph nodes. Degenerative spine.", None),
+        ("FINDINGS: Cardiomegaly. Density over the left lung is a nipple shadow.", None),
+        ("FINDINGS: Cardiomegaly with interstitial edema.", "Increased opacity"),
+        ("FINDINGS: Cardiomegaly. Hazy opacity of the right base.", "Increased opacity"),
+        ("FINDINGS: Cardiomegaly. The upper lobes are emphysematous.", "Decreased opacity"),
+        ("FINDINGS: Right basilar atelectasis. Lucent upper lobes.", "Mixed"),
+        ("FINDINGS: Right basilar atelectasis. Lucency under the left hemidiaphragm, free air.", "Increased opacity"),
+        ("FINDINGS: Left basal pneumonia. Subdiaphragmatic lucency.", "Increased opacity"),
+        ("FINDINGS: Left basal pneumonia. Large pneumoperitoneum.", "Increased opacity"),
+        ("FINDINGS: Small effusion. Lucent lesion of the left seventh rib.", "Increased opacity"),
+        ("FINDINGS: Left apical pneumothorax. Nipple shadows mimic nodular densities.", "Decreased opacity"),
+        ("FINDINGS: Pneumonia with a lucency in the right lung above the diaphragm.", "Mixed"),
+    ],
+)
+def test_the_density_of_the_lungs(text, expected):
+    assert answers(text)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FINDINGS: Hazy opacities in the right base may be atelectasis.", None),
+        ("FINDINGS: Ill-defined atelectasis in the left base.", None),
+        ("FINDINGS: Complete left lower lobe collapse.", None),
+        ("FINDINGS: Patchy airspace opacities in the left base, possibly atelectasis.", "Consolidation"),
+        ("FINDINGS: Patchy linear opacities in the left base, possibly atelectasis.", "Linear"),
+        ("FINDINGS: Atelectasis in the left base. Patchy vascular calcifications.", "Linear"),
+        ("FINDINGS: Minimal left basilar atelectasis.", "Linear"),
+        ("FINDINGS: Patchy infiltrate in the left base.", "Consolidation"),
+    ],
+)
+def test_the_pattern_that_a_diagnosis_implies(text, expected):
+    assert answers(text)[2] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FINDINGS: Heart size upper limits of normal to enlarged. Left basal atelectasis.", "Atelectasis"),
+        ("FINDINGS: Borderline cardiac enlargement. Probable right basal atelectasis.", "Atelectasis"),
+        ("FINDINGS: Borderline cardiac enlargement. Possible right basal atelectasis.", "Cardiomegaly"),
+        ("FINDINGS: The heart is borderline in size. Old granuloma in the left apex.", "Cardiomegaly"),
+        ("FINDINGS: The heart is borderline in size. Opacity at the left base is the nipple.", "Cardiomegaly"),
+        ("FINDINGS: Cardiomegaly. Extensive consolidation of the right lung.", "Cardiomegaly"),
+    ],
+)
+def test_a_borderline_heart_ranks_after_what_is_stated(text, expected):
+    assert diagnosis(text) == expected
+
+
+@pytest.mark.parametrize(
+    "heart", ["Borderline cardiomegaly", "The heart is borderline in size", "Top normal heart size to mildly enlarged"]
+)
+@pytest.mark.parametrize(
+    "shadow",
+    ["Airspace disease in the lingula", "Right lower lobe consolidation", "Ring-like lucency in the left apex"],
+)
+def test_a_borderline_heart_is_no_diagnosis_beside_a_shadow(heart, shadow):
+    for text in (f"FINDINGS: {shadow}. {heart}.", f"FINDINGS: {shadow}. IMPRESSION: {heart}."):
+        with pytest.raises(CannotAnnotate) as caught:
+            annotate_report(report(text))
+        assert caught.value.reason == Reason.OUTSIDE_TAXONOMY
+        assert caught.value.detail.endswith("beside a heart of borderline size")
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("", Reason.NO_REPORT),
@@ -192,11 +265,12 @@ def test_any_text_gives_an_annotation_that_quotes_it_or_a_reason(words):
     except CannotAnnotate:
         return
     assert annotation == annotate_report(report(text))
-    assert all(
-        0 <= label < step.num_answers for label, step in zip(annotation.labels, DEFAULT_CHAIN.steps, strict=True)
-    )
+    for step, label, reasoning in zip(DEFAULT_CHAIN.steps, annotation.labels, annotation.reasoning, strict=True):
+        assert label in (*range(step.num_answers), NOT_ANNOTATED)
+        assert (label == NOT_ANNOTATED) == (reasoning == "")
+    assert annotation.labels[-1] != NOT_ANNOTATED
     if annotation.labels[0] != 3:  # what makes a density mixed may stand in two sentences
-        assert all(reasoning and reasoning in text for reasoning in annotation.reasoning)
+        assert all(reasoning in text for reasoning in annotation.reasoning)
 
 
 @pytest.mark.parametrize(

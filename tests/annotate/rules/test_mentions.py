@@ -70,7 +70,7 @@ def statuses(report):
         ("There isn't any effusion.", "Effusion", ABSENT),
         ("Films fail to demonstrate a mass.", "Mass", ABSENT),
         ("A normal radiograph does not exclude pneumonia.", "Pneumonia", ASKED),
-        ("Limited for evaluation of pneumoperitoneum.", "Hernia", ASKED),
+        ("Limited for evaluation of pneumoperitoneum.", "Free air", ASKED),
         ("Pneumonia should be considered.", "Pneumonia", POSSIBLE),
         ("Pneumonia remains a possibility.", "Pneumonia", POSSIBLE),
         ("Atelectasis is likely.", "Atelectasis", LIKELY),
