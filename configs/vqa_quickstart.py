@@ -2,7 +2,8 @@
 
 python -m stepcot_jax.main --config=vqa_quickstart --workdir=runs/vqa
 
-Time and scores of the whole run are not measured yet (docs/policies.md).
+Scores are in docs/policies.md: A 40, V 39 % after fine-tuning (majority answer and constant box: 32 and 27 %), and no
+more after GRPO. 8.4 minutes of processor time on two cores.
 """
 
 from configs import base
