@@ -102,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             outcome = run_command(name, Path(folder), factor=options.factor)
-            last = next((line for line in reversed(outcome.output.splitlines()) if line.strip()), "").replace(folder, "")
+            last = next((line for line in reversed(outcome.output.splitlines()) if line.strip()), "").replace(
+                folder, ""
+            )
         num_bad += bool(outcome.problem)
         figures = f"{outcome.seconds:5.1f} s {outcome.megabytes:6.0f} MB"
         print(f"{'BAD' if outcome.problem else 'ok '} {figures}  {name}: {outcome.problem or last[:160]}", flush=True)

@@ -107,7 +107,11 @@ _STYLES = f"<styleSheet {_MAIN}><cellXfs>", '<xf numFmtId="0"/>', "</cellXfs></s
 
 def write_book(path: Path, *, large: str = "", piece: str = "", num_bytes: float = 0.0) -> None:
     """Write an .xlsx whose part `large` ("rows", "strings" or "styles") has a piece again and again."""
-    parts = {"rows": (_SHEET, _ROWS), "strings": ("xl/sharedStrings.xml", _STRINGS), "styles": ("xl/styles.xml", _STYLES)}
+    parts = {
+        "rows": (_SHEET, _ROWS),
+        "strings": ("xl/sharedStrings.xml", _STRINGS),
+        "styles": ("xl/styles.xml", _STYLES),
+    }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         small = {"[Content_Types].xml": _TYPES, "_rels/.rels": _ROOT_RELS, "xl/workbook.xml": _BOOK}
         for name, content in {**small, "xl/_rels/workbook.xml.rels": _RELS}.items():
@@ -290,7 +294,7 @@ def _pipe_split(root: Path, factor: float) -> Command:
 def _pipe_vindr(root: Path, factor: float) -> Command:
     del factor
     _fifo("train.csv", root)
-    return ["data", "vqa", str(root), "--source=vinbigdata", "--out", str(root / "out")]
+    return ["data", "vqa", str(root / "out"), f"--source={root}"]
 
 
 @_hostile("pipe: questions")
@@ -298,7 +302,7 @@ def _pipe_vqa(root: Path, factor: float) -> Command:
     del factor
     _fifo("a.jsonl", root)
     _fifo("b.json", root)
-    return ["data", "vqa", str(root), "--out", str(root / "out")]
+    return ["data", "vqa", str(root / "out"), f"--source={root}"]
 
 
 @_hostile("pipe: an image")
@@ -464,9 +468,7 @@ MAKERS["convert: 500,000 names"] = _tensors(lambda factor: (f"teacher/{n}" for n
 MAKERS["convert: 500,000 heads"] = _tensors(
     lambda factor: (f"teacher/heads/head_{n}/kernel" for n in range(round(5e5 * factor)))
 )
-MAKERS["convert: 500,000 foreign names"] = _tensors(
-    lambda factor: (f"other/{n}" for n in range(round(5e5 * factor)))
-)
+MAKERS["convert: 500,000 foreign names"] = _tensors(lambda factor: (f"other/{n}" for n in range(round(5e5 * factor))))
 MAKERS["convert: --to jax, 500,000 steps"] = _tensors(
     lambda factor: (f"teacher/step_models.{n}.a" for n in range(round(5e5 * factor))), to="jax"
 )

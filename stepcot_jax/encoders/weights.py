@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import install_extra, one_line
+from stepcot_jax.host.untrusted import require_file
 
 INDEX = "model.safetensors.index.json"
 PREFERRED = (
@@ -20,6 +22,8 @@ PREFERRED = (
 
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 ACCEPTED = f"expected one of {', '.join(PREFERRED)}, or a single *.safetensors, *.pt or *.pth"
+
+_MOST_INDEX_BYTES = 1 << 26
 
 _MOST_MAPPED_BYTES = 1 << 27
 """Bytes read before a file is reopened: pages read from a memory map count as resident memory."""
@@ -98,15 +102,23 @@ def find_weights(path: pathlib.Path) -> pathlib.Path:
 def _open(path: pathlib.Path) -> Any:
     import safetensors
 
+    _require(path)
     try:
         return safetensors.safe_open(path, framework="np")
     except Exception as error:  # safetensors raises several kinds for a broken header
         raise BadInput(f"{path}: not a complete safetensors file ({one_line(error)})") from None
 
 
+def _require(path: pathlib.Path) -> None:
+    try:
+        require_file(path, accepted="a file of weights")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def _read_shards(index: pathlib.Path) -> TensorFiles:
     try:
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = json.loads(read_file(index, max_bytes=_MOST_INDEX_BYTES, accepted="an index"))["weight_map"]
         pairs = [(str(name), str(shard)) for name, shard in shards.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(
@@ -160,6 +172,7 @@ def load_torch(path: pathlib.Path) -> Any:
       BadInput: the file is broken or has other objects than tensors, or torch is not installed.
     """
     torch = import_torch(path)
+    _require(path)
     try:
         # weights_only: the full unpickler would run code from the file.
         return torch.load(path, map_location="cpu", weights_only=True)

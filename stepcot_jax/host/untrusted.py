@@ -44,7 +44,7 @@ class Limits:
     blank_rows: int = 2**20
     columns: int = 2**14
     cells: int = 50_000_000
-    sheet_cells: int = 5_000_000
+    sheet_cells: int = 2_000_000
     text: int = 2**23
     name: int = 2**12
     unpacked_bytes: int = 500_000_000

@@ -14,6 +14,7 @@ from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import KINDS, Cue, VqaRecord
 
 FILE_NAME = "records.jsonl"
@@ -148,7 +149,7 @@ def read_lines(
     try:
         if not path.is_file():
             raise BadInput(f"{path}: {'is not a file' if path.exists() else 'does not exist'}; {expected}")
-        with path.open("rb") as file:
+        with open_untrusted(path, accepted="records, one a line") as file:
             for number, line in enumerate(iter(lambda: file.readline(most_bytes), b""), start=1):
                 if len(line) == most_bytes:
                     raise BadInput(f"{path}, line {number}: exceeds {most_bytes} bytes; {expected}")

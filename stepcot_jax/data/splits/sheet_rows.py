@@ -112,7 +112,7 @@ class _Listed(_Part):
             self.found.append((self._parents[-1] if self._parents else "", name, found))
         self._parents.append(name)
 
-    def end(self, name: str) -> None:
+    def end(self, name: str) -> None:  # noqa: ARG002
         self._parents.pop()
 
 
@@ -124,7 +124,7 @@ class _Strings(_Part):
         self.strings: list[str] = []
         self._meter, self._is_phonetic = Meter(path, sheet=True), False
 
-    def begin(self, name: str, found: Attributes) -> None:
+    def begin(self, name: str, found: Attributes) -> None:  # noqa: ARG002
         if name == "rPh":
             self._is_phonetic = True
         self.collects = name == "t" and not self._is_phonetic
@@ -222,7 +222,9 @@ class _Dates:
         listed = _Listed(path, "xf", "numFmt")
         listed.read_all(archive, member)
         own = {found.get("numFmtId"): found.get("formatCode", "") for _, name, found in listed.found if name != "xf"}
-        used = [found.get("numFmtId", "0") for parent, name, found in listed.found if (parent, name) == ("cellXfs", "xf")]
+        used = [
+            found.get("numFmtId", "0") for parent, name, found in listed.found if (parent, name) == ("cellXfs", "xf")
+        ]
         if set(used) <= {"0", "49"}:  # without any format; openpyxl is slow to import
             return
         from openpyxl.styles.numbers import BUILTIN_FORMATS, is_date_format
