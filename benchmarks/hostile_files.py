@@ -8,6 +8,7 @@ WORDs choose the files whose names contain one of them. `--factor` scales the fi
 import argparse
 import dataclasses
 import importlib
+import json
 import os
 import resource
 import signal
@@ -24,9 +25,6 @@ from stepcot_jax.host.errors import run_tool
 MOST_BYTES = 2 * 10**9
 MOST_SECONDS = 30
 LONGEST_LINE = 2000
-
-_COMMANDS = {"data": "stepcot_jax.data.__main__", "convert": "stepcot_jax.convert.__main__"}
-_COMMANDS["features"] = "stepcot_jax.features.__main__"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Outcome:
 def run_command(name: str, folder: Path, *, factor: float = 1.0) -> Outcome:
     """Write the hostile file `name` below a folder and run its command in a forked process."""
     command = MAKERS[name](folder, factor)
-    module = importlib.import_module(_COMMANDS[command[0]])
+    module = importlib.import_module(f"stepcot_jax.{command[0]}.__main__")
     log = folder / "printed.log"
     start = time.monotonic()
     child = os.fork()
@@ -96,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile_files", description="Try hostile files.")
     parser.add_argument("words", nargs="*", metavar="WORD", help="of the files' names; default: all")
     parser.add_argument("--factor", type=float, default=1.0, help="of the files' sizes; default 1")
+    parser.add_argument("--json", action="store_true", help="print a JSON line for each")
     options = parser.parse_args(arguments)
     names = [name for name in MAKERS if not options.words or any(word in name for word in options.words)]
     num_bad = 0
@@ -106,9 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 folder, ""
             )
         num_bad += bool(outcome.problem)
+        if options.json:
+            print(json.dumps({"name": name, "problem": outcome.problem, **dataclasses.asdict(outcome)}), flush=True)
+            continue
         figures = f"{outcome.seconds:5.1f} s {outcome.megabytes:6.0f} MB"
         print(f"{'BAD' if outcome.problem else 'ok '} {figures}  {name}: {outcome.problem or last[:160]}", flush=True)
-    print(f"{len(names)} hostile files, {num_bad} not refused as they should")
+    if not options.json:
+        print(f"{len(names)} hostile files, {num_bad} without an orderly end")
     return 1 if num_bad else 0
 
 

@@ -512,3 +512,50 @@ def _long_header(root: Path, factor: float) -> Command:
         file.write(entry.tobuf())
         file.truncate(entry.size + 10_240)
     return ["data", "check", str(path), "--images=none"]
+
+
+_READERS: dict[str, Callable[[Path], Command]] = {
+    "annotate": lambda path: ["annotate", str(path), f"--out={path.parent / 'out'}", "--annotator=rules"],
+    "evaluate_replies": lambda path: ["evaluate_replies", str(path), str(path), f"--out={path.parent / 'out'}"],
+    "conformance": lambda path: ["conformance", str(path)],
+    "readers sample": lambda path: [
+        "readers", "sample", str(path), "--readers=A,B", f"--out={path.parent / 'out'}"
+    ],
+    "data stats": lambda path: ["data", "stats", str(path), f"--out={path.parent / 'out'}"],
+}  # fmt: skip
+_SUFFIXES = {
+    "annotate": (".csv", ".jsonl"),
+    "evaluate_replies": (".jsonl",),
+    "conformance": (".npz",),
+    "readers sample": (".csv",),
+    "data stats": (".csv",),
+}
+_STARTS = {
+    ".csv": (b"id,report,image,label\n1,", b"a", b",1.png,Normal\n"),
+    ".jsonl": (b'{"id": "', b"a", b'"}\n'),
+    ".npz": (b"PK\3\4", b"\0", b""),
+}
+
+
+def _other(command: str, suffix: str, kind: str) -> Make:
+    def make(root: Path, factor: float) -> Command:
+        path = root / f"input{suffix}"
+        if kind == "pipe":
+            _fifo(path.name, root)
+        elif kind == "/dev/zero":
+            path.symlink_to(kind)
+        else:
+            start, piece, end = _STARTS[suffix]
+            with path.open("wb") as file:
+                file.write(start)
+                _repeat(file, piece, 100 * _MEGABYTE * factor)
+                file.write(end)
+        return _READERS[command](path)
+
+    return make
+
+
+for _command, _endings in _SUFFIXES.items():
+    for _ending in _endings:
+        for _kind in ("pipe", "/dev/zero", "100 MB in one text"):
+            MAKERS[f"{_command} {_ending}: {_kind}"] = _other(_command, _ending, _kind)

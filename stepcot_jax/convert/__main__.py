@@ -69,8 +69,8 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
     torch_reference.check_numbers(tensors)
     unknown = [shorten(name) for name in tensors if name.partition("/")[0] not in NETWORKS.values() or "/" not in name]
     if unknown:
-        found = torch_reference.list_problems(unknown, ", ")
-        raise BadInput(f"unknown tensors: {found}; names start with {', '.join(NETWORKS.values())} and '/'")
+        shown = torch_reference.list_problems(unknown, ", ")
+        raise BadInput(f"unknown tensors: {shown}; names start with {', '.join(NETWORKS.values())} and '/'")
     if not tensors:
         raise BadInput("the source holds no tensors")
     found = torch_reference.to_torch_networks(torch_reference.unflatten(tensors))

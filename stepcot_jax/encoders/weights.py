@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.host.text import install_extra, one_line
+from stepcot_jax.host.text import install_extra, list_texts, one_line
 from stepcot_jax.host.untrusted import require_file
 
 INDEX = "model.safetensors.index.json"
@@ -24,6 +24,7 @@ TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 ACCEPTED = f"expected one of {', '.join(PREFERRED)}, or a single *.safetensors, *.pt or *.pth"
 
 _MOST_INDEX_BYTES = 1 << 26
+_MOST_TENSORS = 100_000
 
 _MOST_MAPPED_BYTES = 1 << 27
 """Bytes read before a file is reopened: pages read from a memory map count as resident memory."""
@@ -74,7 +75,14 @@ def read_tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
         return _read_shards(file)
     if file.suffix in TORCH_SUFFIXES:
         return _read_torch(file)
-    return TensorFiles(dict.fromkeys(_open(file).keys(), file))
+    return TensorFiles(dict.fromkeys(_list_names(_open(file), file), file))
+
+
+def _list_names(opened: Any, path: pathlib.Path) -> list[str]:
+    names: list[str] = opened.keys()
+    if len(names) > _MOST_TENSORS:
+        raise BadInput(f"{path}: {len(names)} tensors; at most {_MOST_TENSORS} are accepted")
+    return names
 
 
 def find_weights(path: pathlib.Path) -> pathlib.Path:
@@ -94,7 +102,7 @@ def find_weights(path: pathlib.Path) -> pathlib.Path:
             return path / name
     found = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", *TORCH_SUFFIXES))
     if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
+        names = list_texts([file.name for file in found]) if found else "none"
         raise BadInput(f"{path}: no unambiguous file of weights (found {names}); {ACCEPTED}")
     return found[0]
 
@@ -131,11 +139,11 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
             raise BadInput(f"{index}: file {shard!r} is not a .safetensors file name in the same folder")
         if shard not in opened:
             opened[shard] = _open(index.with_name(shard))
-    held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118
+    held = {name: shard for shard, file in opened.items() for name in _list_names(file, index.with_name(shard))}
     strays = sorted(name for name, shard in pairs if held.get(name) != shard)
     strays += sorted(set(held) - {name for name, _ in pairs})
     if strays:
-        raise BadInput(f"{index}: index and files disagree on {', '.join(strays)} (expected each tensor once)")
+        raise BadInput(f"{index}: index and files disagree on {list_texts(strays)} (expected each tensor once)")
     return TensorFiles({name: index.with_name(shard) for name, shard in pairs})
 
 

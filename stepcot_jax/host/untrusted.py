@@ -6,6 +6,7 @@ Every file of a user is opened here or by `files`, which uses this module; a tes
 import contextlib
 import dataclasses
 import functools
+import io
 import os
 import stat
 import time
@@ -80,7 +81,7 @@ def exceeds(where: object, found: str, limit: str) -> BadInput:
 
 def open_untrusted(
     path: str | os.PathLike[str], *, accepted: str, max_bytes: int | None = None, follow: bool = True
-) -> BinaryIO:
+) -> io.BufferedReader:
     """Open a regular file for reading bytes; never wait for a pipe.
 
     Args:

@@ -94,10 +94,10 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
     Raises:
       BadInput: when reading reaches a fault: unreadable, not UTF-8, not JSON, not an array, empty, a record too large.
     """
-    expected = "expected a JSON array of records in UTF-8"
+    accepted = "a JSON array of records in UTF-8"
     num_records = 0
     try:
-        with open_untrusted(path, accepted="a data.json") as file:
+        with open_untrusted(path, accepted=accepted) as file:
             splitter = ArraySplitter(start=_skip_byte_order_mark(file))
             while chunk := file.read(_CHUNK_BYTES):
                 records = splitter.feed(chunk)
@@ -107,12 +107,13 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
                     visit(file.tell())
             splitter.close()
     except BadInput as error:
-        where = "" if str(error).startswith(f"{path}: ") else f"{path}: "
-        raise BadInput(f"{where}{error}; {expected}") from None
+        if str(error).startswith(f"{path}: "):
+            raise
+        raise BadInput(f"{path}: {error}; expected {accepted}") from None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from error
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected {accepted}") from error
     if not num_records:
-        raise BadInput(f"{path}: the array has no records; {expected}")
+        raise BadInput(f"{path}: the array has no records; expected {accepted}")
 
 
 def _skip_byte_order_mark(file: BinaryIO) -> int:
