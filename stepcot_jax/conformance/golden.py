@@ -4,6 +4,7 @@ The format is an .npz with the keys of `INPUTS` and `groups`, weights under `par
 """
 
 import json
+import pathlib
 import math
 import zipfile
 import zlib
