@@ -2,7 +2,7 @@
 
 Each command gets a process with 2 GB of address space beyond what Python's modules take, and 30 s. It must end by
 itself with an exit code of 0 to 2, without a traceback, and no line it prints may be longer than 2,000 characters.
-WORDs choose the files whose names contain one of them. `--factor` scales the files' sizes.
+WORDs choose the files whose names begin with one of them. `--factor` scales the files' sizes.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--factor", type=float, default=1.0, help="of the files' sizes; default 1")
     parser.add_argument("--json", action="store_true", help="print a JSON line for each")
     options = parser.parse_args(arguments)
-    names = [name for name in MAKERS if not options.words or any(word in name for word in options.words)]
+    names = [name for name in MAKERS if not options.words or name.startswith(tuple(options.words))]
     num_bad = 0
     for name in names:
         with tempfile.TemporaryDirectory() as folder:

@@ -4,8 +4,8 @@ The format is an .npz with the keys of `INPUTS` and `groups`, weights under `par
 """
 
 import json
-import pathlib
 import math
+import pathlib
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping

@@ -96,8 +96,8 @@ def find_weights(path: pathlib.Path) -> pathlib.Path:
             raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {ACCEPTED}")
         return path
     if not path.is_dir():
-        found = "not a regular file" if path.exists() else "no such file or folder"
-        raise BadInput(f"{path}: {found}; {ACCEPTED}")
+        problem = "not a regular file" if path.exists() else "no such file or folder"
+        raise BadInput(f"{path}: {problem}; {ACCEPTED}")
     for name in PREFERRED:
         if (path / name).is_file():
             return path / name

@@ -79,7 +79,7 @@ def test_pipes_devices_and_folders_are_refused_at_once(tmp_path):
 def test_a_file_that_becomes_a_pipe_after_the_check_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"12345")
-    regular = os.stat(path)
+    regular = path.stat()
     path.unlink()
     os.mkfifo(path)
     monkeypatch.setattr(untrusted.os, "stat", lambda *_, **__: regular)
@@ -114,6 +114,11 @@ def test_other_limits_are_refused_by_name(monkeypatch, written):
         read_limits()
 
 
+def count_rows(meter, number):
+    for row in range(number):
+        meter.add_row(4, blank=row > 0)
+
+
 @pytest.mark.parametrize(
     ("limits", "found"),
     [
@@ -127,8 +132,7 @@ def test_a_table_above_a_limit_is_refused_where_it_exceeds_it(monkeypatch, limit
     monkeypatch.setenv(VARIABLE, limits)
     meter = Meter("train.csv")
     with pytest.raises(BadInput, match=f"^train.csv: {found}"):
-        for row in range(3):
-            meter.add_row(4, blank=row > 0)
+        count_rows(meter, 3)
 
 
 def test_a_table_that_takes_too_long_is_refused(monkeypatch):
@@ -136,9 +140,8 @@ def test_a_table_that_takes_too_long_is_refused(monkeypatch):
     clock = iter(range(100))
     monkeypatch.setattr(untrusted.time, "monotonic", lambda: next(clock))
     meter = Meter("train.csv")
-    with pytest.raises(BadInput, match="train.csv: not read after 5 seconds"):
-        for _ in range(10 * 1024):
-            meter.add_row(1, blank=False)
+    with pytest.raises(BadInput, match=r"train\.csv: not read after 5 seconds"):
+        count_rows(meter, 10 * 1024)
 
 
 def test_archives_are_bounded_before_they_are_unpacked(tmp_path, monkeypatch):

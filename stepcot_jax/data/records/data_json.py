@@ -171,5 +171,5 @@ def identify(raw: bytes) -> tuple[str, str]:
     except (msgspec.DecodeError, RecursionError):
         return "", ""
     patient = str(found.patient_id) if isinstance(found.patient_id, str | int) else ""
-    most = read_limits().name
-    return patient[:most], found.image_path[:most] if isinstance(found.image_path, str) else ""
+    path, most = found.image_path if isinstance(found.image_path, str) else "", read_limits().name
+    return patient if len(patient) <= most else shorten(patient), path if len(path) <= most else shorten(path)

@@ -138,7 +138,7 @@ class _Lines:
         line = self._file.readline(self._most + 1)
         self.num_chars += len(line)
         if self.num_chars > self._most:
-            raise exceeds(self._path, "a row is longer, or a quotation is not closed", "text")
+            raise exceeds(self._path, f"a row of more than {self._most} characters, or a quotation without end", "text")
         if not line:
             raise StopIteration
         return line

@@ -56,7 +56,7 @@ class _Part:
                 parser.Parse(chunk, False)
                 num_read += len(chunk)
                 if num_read - parser.CurrentByteIndex > self.limits.text:
-                    raise exceeds(self.path, f"{member} has a longer attribute or comment", "text")
+                    raise exceeds(self.path, f"{member} has an attribute or comment of more characters", "text")
                 yield
             parser.Parse(b"", True)
         yield
@@ -86,7 +86,7 @@ class _Part:
         if self.collects:
             self._num_chars += len(text)
             if self._num_chars > self.limits.text:
-                raise exceeds(self.path, "a cell has more characters", "text")
+                raise exceeds(self.path, f"a cell of more than {self.limits.text} characters", "text")
             self._pieces.append(text)
 
     def clear(self) -> None:
