@@ -245,6 +245,15 @@ def _white(root: Path, factor: float) -> Command:
     return command
 
 
+@_hostile("records.jsonl: an unknown field of 4 MB")
+def _unknown_field(root: Path, factor: float) -> Command:
+    with (root / "records.jsonl").open("wb") as file:
+        file.write(b'{"')
+        _repeat(file, b"a", min(3.0, 150 * factor) * _MEGABYTE)
+        file.write(b'": 1}')
+    return ["data", "check", str(root / "records.jsonl"), "--images=none"]
+
+
 def _fifo(name: str, root: Path) -> Path:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(root / name)

@@ -16,6 +16,7 @@ from stepcot_jax.annotate.annotation import Aside, Reason, Report
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
 
 _TABLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
@@ -159,7 +160,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{where}: {error}; expected a JSON object of {', '.join(_COLUMNS)}") from None
+        raise BadInput(f"{where}: {one_line(error)}; expected a JSON object of {', '.join(_COLUMNS)}") from None
     if where == str(path):
         raise BadInput(f"{path} is empty; {_EXPECTED}")
 

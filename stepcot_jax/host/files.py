@@ -10,6 +10,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max
     except OSError as error:
         raise BadInput(f"{where}: cannot be read ({error.strerror}); {accepted}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{where}: {error}; {accepted}") from None
+        raise BadInput(f"{where}: {one_line(error)}; {accepted}") from None
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from stepcot_jax.reasoning.record import KINDS, Cue, VqaRecord
 FILE_NAME = "records.jsonl"
 
 _LONGEST_LINE = 2**22
+_LONGEST_MESSAGE = 200
 _EXPECTED = "expected one reasoning record per line, as JSON"
 _DECODER = msgspec.json.Decoder(VqaRecord)
 _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": ("", "train", "val", "test")}
@@ -106,7 +107,7 @@ def decode_record(line: bytes) -> VqaRecord:
         raise BadInput("not UTF-8 text") from None
     except (msgspec.MsgspecError, RecursionError) as error:
         message, _, place = str(error).partition(" - at `$")
-        field = place.rstrip("`").lstrip(".")
+        message, field = message[:_LONGEST_MESSAGE], place.rstrip("`").lstrip(".")[:_LONGEST_MESSAGE]
         if field in _ACCEPTED:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
         elif "unknown field" in message:

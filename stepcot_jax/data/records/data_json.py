@@ -22,6 +22,7 @@ FILE_NAME = "data.json"
 _CHUNK_BYTES = 2**18
 _MOST_OPTIONS = 1000
 _LARGE_RECORD = 2**16
+_LONGEST_MESSAGE = 200
 
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -136,7 +137,8 @@ def decode_record(raw: bytes) -> PublishedRecord:
     except (msgspec.DecodeError, RecursionError) as error:
         message, _, place = str(error).partition(" - at `$")
         field = place.rstrip("`").lstrip(".")
-        raise BadInput(f"{field}: {shorten(message)}" if field else shorten(message)) from error
+        message = message[:_LONGEST_MESSAGE]
+        raise BadInput(f"{field[:_LONGEST_MESSAGE]}: {message}" if field else message) from error
     if len(raw) > _LARGE_RECORD:  # comparing lengths takes as long as decoding
         _check_lengths(record, read_limits())
     return record

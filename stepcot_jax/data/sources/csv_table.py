@@ -20,6 +20,7 @@ from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import read_limits
 
 TABLE_NAME, CHAIN_NAME = "cases.csv", "chain.json"
@@ -241,7 +242,7 @@ def read_chain(path: str | Path) -> Chain:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); {_EXPECTED_CHAIN}") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: {error}; {_EXPECTED_CHAIN}") from error
+        raise BadInput(f"{path}: {one_line(error)}; {_EXPECTED_CHAIN}") from error
     try:
         chain = Chain(tuple(Step(entry.name, entry.question, read_options(entry.options)) for entry in entries))
     except BadInput as error:

@@ -16,6 +16,7 @@ from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.data.sources.setting_aside import Sorting
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import Kind, VqaRecord
 from stepcot_jax.reasoning.written_answers import read_answer
@@ -170,7 +171,7 @@ def _decode(raw: bytes) -> dict[str, Any] | BadInput:
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return BadInput(f"{error}; expected a JSON object")
+        return BadInput(f"{one_line(error)}; expected a JSON object")
 
 
 class NotARecord(BadInput):
