@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.host.text import install_extra, list_texts, one_line
+from stepcot_jax.host.text import install_extra, list_texts, one_line, shorten
 from stepcot_jax.host.untrusted import require_file
 
 INDEX = "model.safetensors.index.json"
@@ -25,6 +25,7 @@ ACCEPTED = f"expected one of {', '.join(PREFERRED)}, or a single *.safetensors, 
 
 _MOST_INDEX_BYTES = 1 << 26
 _MOST_TENSORS = 100_000
+_NUM_LISTED = 20
 
 _MOST_MAPPED_BYTES = 1 << 27
 """Bytes read before a file is reopened: pages read from a memory map count as resident memory."""
@@ -144,7 +145,9 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
     strays = sorted(name for name, shard in pairs if held.get(name) != shard)
     strays += sorted(set(held) - {name for name, _ in pairs})
     if strays:
-        raise BadInput(f"{index}: index and files disagree on {list_texts(strays)} (expected each tensor once)")
+        raise BadInput(
+            f"{index}: index and files disagree on {', '.join(map(shorten, strays[:_NUM_LISTED]))} (expected each tensor once)"
+        )
     return TensorFiles({name: index.with_name(shard) for name, shard in pairs})
 
 
