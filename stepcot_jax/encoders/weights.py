@@ -145,9 +145,8 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
     strays = sorted(name for name, shard in pairs if held.get(name) != shard)
     strays += sorted(set(held) - {name for name, _ in pairs})
     if strays:
-        raise BadInput(
-            f"{index}: index and files disagree on {', '.join(map(shorten, strays[:_NUM_LISTED]))} (expected each tensor once)"
-        )
+        shown = ", ".join(map(shorten, strays[:_NUM_LISTED]))
+        raise BadInput(f"{index}: index and files disagree on {shown} (expected each tensor once)")
     return TensorFiles({name: index.with_name(shard) for name, shard in pairs})
 
 
