@@ -10,6 +10,7 @@ import string
 from collections.abc import Sequence
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import list_texts, shorten
 
 NOT_ANNOTATED = -100
 """Label of a question that nobody answered; excluded from every loss and metric."""
@@ -43,20 +44,18 @@ class Step:
     options: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        folded = [fold(option) for option in self.options]
+        folded, where = [fold(option) for option in self.options], f"step {shorten(self.name)!r}"
         if len(folded) < 2 or len(folded) > len(string.ascii_uppercase):
-            raise BadInput(f"step {self.name!r}: {len(folded)} options; 2 to 26 are required")
+            raise BadInput(f"{where}: {len(folded)} options; 2 to 26 are required")
         if len(set(folded)) != len(folded) or "" in folded:
-            raise BadInput(f"step {self.name!r}: options {list(self.options)} must be distinct and not empty")
+            raise BadInput(f"{where}: options {list_texts(self.options)} must be distinct and not empty")
         if any(
             len(text) == 1 and text.isalpha() and string.ascii_lowercase.find(text) != k
             for k, text in enumerate(folded)
         ):
-            raise BadInput(
-                f"step {self.name!r}: in {list(self.options)} an option that is a letter is not its own letter"
-            )
+            raise BadInput(f"{where}: in {list_texts(self.options)} an option that is a letter is not its own letter")
         if fold(NOT_APPLICABLE) in folded[:-1]:
-            raise BadInput(f"step {self.name!r}: {NOT_APPLICABLE} must be the last option of {list(self.options)}")
+            raise BadInput(f"{where}: {NOT_APPLICABLE} must be the last option of {list_texts(self.options)}")
 
     @property
     def num_answers(self) -> int:
@@ -107,7 +106,7 @@ class Step:
             text = lettered[2]
             if label < self.num_answers and (text is None or by_text.get(fold(text)) == label):
                 return label
-        raise BadInput(f"{answer[:80]!r} is not one of {', '.join(self.lettered_options)} or null")  # type: ignore[index]
+        raise BadInput(f"{answer[:80]!r} is not one of {', '.join(map(shorten, self.lettered_options))} or null")  # type: ignore[index]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +158,7 @@ def read_options(options: Sequence[str]) -> tuple[str, ...]:
         raise BadInput(f"{NOT_APPLICABLE} occurs {len(absent)} times; once is allowed")
     matches = [match for option in present if (match := _LETTERED.fullmatch(option)) and match[2]]
     if matches and matches[0].string == present[0] and matches[0][1] in "Aa" and len(matches) < len(present):
-        raise BadInput(f"only some of the options {list(options)} have a letter; all or none must")
+        raise BadInput(f"only some of the options {list_texts(options)} have a letter; all or none must")
     if matches and len(matches) == len(present):
         by_letter = {match[1].upper(): match[2] for match in matches}
         expected = string.ascii_uppercase[: len(present)]

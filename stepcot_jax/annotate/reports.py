@@ -16,6 +16,8 @@ from stepcot_jax.annotate.annotation import Aside, Reason, Report
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
+from stepcot_jax.host.untrusted import open_untrusted
 
 _TABLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _COLUMNS = ("id", "report", "image", "patient_id", "origin")  # the last two are optional
@@ -145,7 +147,7 @@ def _read_csv(path: Path) -> Iterator[tuple[str, _Row]]:
 def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:
     where = str(path)
     try:
-        with path.open("rb") as file:
+        with open_untrusted(path, accepted="reports, one a line") as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_TEXT), b""), start=1):
                 where = f"{path}, line {number}"
                 if len(line) == _MAX_TEXT:
@@ -158,7 +160,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{where}: {error}; expected a JSON object of {', '.join(_COLUMNS)}") from None
+        raise BadInput(f"{where}: {one_line(error)}; expected a JSON object of {', '.join(_COLUMNS)}") from None
     if where == str(path):
         raise BadInput(f"{path} is empty; {_EXPECTED}")
 

@@ -5,6 +5,7 @@ The format is an .npz with the keys of `INPUTS` and `groups`, weights under `par
 
 import json
 import math
+import pathlib
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.convert.torch_reference import find_sizes, from_torch_networks
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
+from stepcot_jax.host.untrusted import open_archive, read_limits
 
 VARIANTS = ("reference", "paper", "paper_trace")
 """The authors' code, the paper's gradient, and the paper's gradient and normaliser."""
@@ -136,6 +138,8 @@ class Golden:
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     try:
+        with open_archive(pathlib.Path(path), accepted="an .npz", most_unpacked=read_limits().unpacked_bytes):
+            pass
         with np.load(path, allow_pickle=False) as archive:  # never pickle: such a file could run code
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise BadInput(f"{path} is a single array; expected an .npz of golden numbers")

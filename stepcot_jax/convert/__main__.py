@@ -23,6 +23,7 @@ from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.encoders import weights
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.text import shorten
 
 TORCH_SUFFIXES = (".pt", ".pth")
 SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
@@ -45,7 +46,7 @@ def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) ->
     for name, array in tensors.items():
         owner, rest = (network, name) if network else _split_torch_name(name)
         if rest in grouped.setdefault(owner, {}):
-            raise BadInput(f"{owner}/{rest} appears twice, once as {name}")
+            raise BadInput(f"{shorten(f'{owner}/{rest}')} appears twice, once as {shorten(name)}")
         grouped[owner][rest] = array
     if not grouped:
         raise BadInput("the source holds no tensors")
@@ -66,9 +67,10 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
       BadInput: a path belongs to no network, or the tensors do not match the networks; lists all of them.
     """
     torch_reference.check_numbers(tensors)
-    unknown = [name for name in tensors if name.partition("/")[0] not in NETWORKS.values()]
+    unknown = [shorten(name) for name in tensors if name.partition("/")[0] not in NETWORKS.values() or "/" not in name]
     if unknown:
-        raise BadInput(f"unknown tensors: {', '.join(unknown)}; names start with {', '.join(NETWORKS.values())}")
+        shown = torch_reference.list_problems(unknown, ", ")
+        raise BadInput(f"unknown tensors: {shown}; names start with {', '.join(NETWORKS.values())} and '/'")
     if not tensors:
         raise BadInput("the source holds no tensors")
     found = torch_reference.to_torch_networks(torch_reference.unflatten(tensors))
@@ -119,8 +121,8 @@ def _split_torch_name(name: str) -> tuple[str, str]:
         if found and network in NETWORKS:
             return network, rest
     raise BadInput(
-        f"{name} does not start with a network ({', '.join(NETWORKS)}) and '/' or '.'; pass --network for a bare "
-        "state_dict"
+        f"{shorten(name)} does not start with a network ({', '.join(NETWORKS)}) and '/' or '.'; pass --network for a "
+        "bare state_dict"
     )
 
 
@@ -137,7 +139,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, Any]:
       BadInput: the file is missing, broken, of another kind or needs unpickling, or torch is not installed.
     """
     _check_suffix(path)
-    if not path.is_file():
+    if not path.exists():
         raise BadInput(f"{path} does not exist")
     if path.suffix == ".safetensors":
         return dict(weights.read_tensors(path))

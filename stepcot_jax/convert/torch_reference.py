@@ -13,6 +13,15 @@ import numpy as np
 
 from stepcot_jax.convert.torch_names import NETWORKS, Axis, Entry, entries
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import shorten
+
+LONGEST_NAME = 1000
+MOST_PARTS = 32
+"""Most characters and most '/'-separated parts of a tensor's name; ours have at most 64 and 7."""
+
+_NUM_LISTED = 20
+_MOST_PARTS_OF_A_KIND = 1000
+_LONGEST_PROBLEM = 200
 
 Tensors = Mapping[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -103,38 +112,75 @@ def check_numbers(tensors: Mapping[str, Any]) -> None:
         elif not np.isfinite(np.asarray(found, np.float32)).all():
             refused.append(f"{name} (not finite)")
     if refused:
-        raise BadInput(f"{'; '.join(refused)}: expected arrays of finite floating-point numbers")
+        raise BadInput(f"{list_problems(refused)}: expected arrays of finite floating-point numbers")
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves of nested mappings by their '/'-joined paths.
+
+    Raises:
+      BadInput: mappings are nested too deeply, or a name is too long.
 
     >>> flatten({"a": {"b": 1}, "c": 2})
     {'a/b': 1, 'c': 2}
     """
     leaves: dict[str, Any] = {}
-    for name, leaf in tree.items():
-        if isinstance(leaf, Mapping):
-            leaves.update(flatten(leaf, f"{prefix}{name}/"))
-        else:
-            leaves[f"{prefix}{name}"] = leaf
+    _flatten(tree, "", 0, leaves)
     return leaves
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str, depth: int, leaves: dict[str, Any]) -> None:
+    for name, leaf in tree.items():
+        path = f"{prefix}{name}"
+        if depth == MOST_PARTS or len(path) > LONGEST_NAME:
+            raise _bad_name(path)
+        if isinstance(leaf, Mapping):
+            _flatten(leaf, f"{path}/", depth + 1, leaves)
+        else:
+            leaves[path] = leaf
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested mappings from '/'-joined paths; the inverse of `flatten`.
+
+    Raises:
+      BadInput: a path is too long or has too many parts, or lies inside another.
 
     >>> unflatten({"a/b": 1, "c": 2})
     {'a': {'b': 1}, 'c': 2}
     """
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
+        if len(path) > LONGEST_NAME or path.count("/") >= MOST_PARTS:
+            raise _bad_name(path)
         *parents, name = path.split("/")
-        node = tree
+        node: Any = tree
         for parent in parents:
             node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise BadInput(f"{shorten(path)}: {parent!r} is a tensor itself; expected names that nest")
+        if name in node:
+            raise BadInput(f"{shorten(path)} is a tensor and a group of tensors; expected names that nest")
         node[name] = leaf
     return tree
+
+
+def _bad_name(path: str) -> BadInput:
+    return BadInput(
+        f"{shorten(path)}: a name of {len(path)} characters and {path.count('/') + 1} parts; at most {LONGEST_NAME} "
+        f"and {MOST_PARTS} are accepted"
+    )
+
+
+def list_problems(problems: Iterable[str], separator: str = "; ") -> str:
+    """Join problems of a file for a message: the first twenty, and the number of the others.
+
+    >>> list_problems(["a", "b"])
+    'a; b'
+    """
+    found = list(problems)
+    more = [f"and {len(found) - _NUM_LISTED} more"] if len(found) > _NUM_LISTED else []
+    return separator.join([*(problem[:_LONGEST_PROBLEM] for problem in found[:_NUM_LISTED]), *more])
 
 
 def _match_torch(networks: Mapping[str, Iterable[str]]) -> dict[str, tuple[Entry, ...]]:
@@ -171,7 +217,9 @@ def _match_flax(network: str, leaves: Iterable[str]) -> tuple[Entry, ...]:
 
 
 def _compare_names(network: str, found: set[str], expected: set[str]) -> list[str]:
-    missing, unknown = ", ".join(sorted(expected - found)), ", ".join(sorted(found - expected))
+    missing, unknown = (
+        list_problems(map(shorten, sorted(names)), ", ") for names in (expected - found, found - expected)
+    )
     if not missing and not unknown:
         return []
     return [f"{network}: missing tensors: {missing or 'none'}; unknown tensors: {unknown or 'none'}"]
@@ -187,7 +235,10 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def _count(names: Iterable[str], pattern: str) -> int:
-    return len({match[1] for name in names if (match := re.match(pattern, name))})
+    found = len({match[1] for name in names if (match := re.match(pattern, name))})
+    if found > _MOST_PARTS_OF_A_KIND:
+        raise BadInput(f"names count {found} steps or layers; at most {_MOST_PARTS_OF_A_KIND} are accepted")
+    return found
 
 
 def _torch_shapes(networks: Mapping[str, Tensors], tables: Mapping[str, tuple[Entry, ...]]) -> tuple[Shapes, Axes]:
@@ -232,4 +283,4 @@ def _refuse_misshapen(shapes: Shapes, axes: Axes) -> None:
             words = ", ".join(map(str, axes[name]))
             problems.append(f"{name} has shape {list(shape)}; expected {expected} ({words})")
     if problems:
-        raise BadInput("; ".join(problems))
+        raise BadInput(list_problems(problems))

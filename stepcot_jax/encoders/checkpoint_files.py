@@ -10,6 +10,7 @@ from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD, Preproces
 from stepcot_jax.encoders.transformer import ACTIVATIONS, TransformerSizes
 from stepcot_jax.encoders.weights import PREFERRED, TORCH_SUFFIXES
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -18,6 +19,7 @@ BICUBIC = 3
 """Pillow's constant for bicubic resampling, the only one of `data.images`."""
 
 _ID = re.compile(r"(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
+_MOST_CONFIG_BYTES = 1 << 24
 _SMALL_FILES = (
     "config.json", "open_clip_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "generation_config.json",
@@ -57,7 +59,7 @@ def has_text_encoder(path: pathlib.Path) -> bool:
     if (path / "open_clip_config.json").is_file():
         return has_tokenizer
     try:
-        config = json.loads((path / "config.json").read_bytes())
+        config = json.loads(read_file(path / "config.json", max_bytes=_MOST_CONFIG_BYTES, accepted="a JSON file"))
     except (OSError, ValueError):  # a torchvision file, or a broken config that loading reports
         return False
     return has_tokenizer and isinstance(config, dict) and "text_config" in config
@@ -155,7 +157,9 @@ def read_config(path: pathlib.Path) -> ConfigFile | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        found = json.loads(
+            read_file(path, max_bytes=_MOST_CONFIG_BYTES, accepted="a JSON file").removeprefix(b"\xef\xbb\xbf")
+        )
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not JSON ({str(error)[:200]})") from None
     if not isinstance(found, dict):

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import install_extra, one_line
+from stepcot_jax.host.files import read_file
+from stepcot_jax.host.text import install_extra, list_texts, one_line, shorten
+from stepcot_jax.host.untrusted import require_file
 
 INDEX = "model.safetensors.index.json"
 PREFERRED = (
@@ -20,6 +22,10 @@ PREFERRED = (
 
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 ACCEPTED = f"expected one of {', '.join(PREFERRED)}, or a single *.safetensors, *.pt or *.pth"
+
+_MOST_INDEX_BYTES = 1 << 26
+_MOST_TENSORS = 100_000
+_NUM_LISTED = 20
 
 _MOST_MAPPED_BYTES = 1 << 27
 """Bytes read before a file is reopened: pages read from a memory map count as resident memory."""
@@ -70,7 +76,14 @@ def read_tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
         return _read_shards(file)
     if file.suffix in TORCH_SUFFIXES:
         return _read_torch(file)
-    return TensorFiles(dict.fromkeys(_open(file).keys(), file))
+    return TensorFiles(dict.fromkeys(_list_names(_open(file), file), file))
+
+
+def _list_names(opened: Any, path: pathlib.Path) -> list[str]:
+    names: list[str] = opened.keys()
+    if len(names) > _MOST_TENSORS:
+        raise BadInput(f"{path}: {len(names)} tensors; at most {_MOST_TENSORS} are accepted")
+    return names
 
 
 def find_weights(path: pathlib.Path) -> pathlib.Path:
@@ -84,13 +97,14 @@ def find_weights(path: pathlib.Path) -> pathlib.Path:
             raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {ACCEPTED}")
         return path
     if not path.is_dir():
-        raise BadInput(f"{path}: no such file or folder; {ACCEPTED}")
+        problem = "not a regular file" if path.exists() else "no such file or folder"
+        raise BadInput(f"{path}: {problem}; {ACCEPTED}")
     for name in PREFERRED:
         if (path / name).is_file():
             return path / name
     found = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", *TORCH_SUFFIXES))
     if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
+        names = list_texts([file.name for file in found]) if found else "none"
         raise BadInput(f"{path}: no unambiguous file of weights (found {names}); {ACCEPTED}")
     return found[0]
 
@@ -98,15 +112,23 @@ def find_weights(path: pathlib.Path) -> pathlib.Path:
 def _open(path: pathlib.Path) -> Any:
     import safetensors
 
+    _require(path)
     try:
         return safetensors.safe_open(path, framework="np")
     except Exception as error:  # safetensors raises several kinds for a broken header
         raise BadInput(f"{path}: not a complete safetensors file ({one_line(error)})") from None
 
 
+def _require(path: pathlib.Path) -> None:
+    try:
+        require_file(path, accepted="a file of weights")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def _read_shards(index: pathlib.Path) -> TensorFiles:
     try:
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = json.loads(read_file(index, max_bytes=_MOST_INDEX_BYTES, accepted="an index"))["weight_map"]
         pairs = [(str(name), str(shard)) for name, shard in shards.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(
@@ -119,11 +141,12 @@ def _read_shards(index: pathlib.Path) -> TensorFiles:
             raise BadInput(f"{index}: file {shard!r} is not a .safetensors file name in the same folder")
         if shard not in opened:
             opened[shard] = _open(index.with_name(shard))
-    held = {name: shard for shard, file in opened.items() for name in file.keys()}  # noqa: SIM118
+    held = {name: shard for shard, file in opened.items() for name in _list_names(file, index.with_name(shard))}
     strays = sorted(name for name, shard in pairs if held.get(name) != shard)
     strays += sorted(set(held) - {name for name, _ in pairs})
     if strays:
-        raise BadInput(f"{index}: index and files disagree on {', '.join(strays)} (expected each tensor once)")
+        shown = ", ".join(map(shorten, strays[:_NUM_LISTED]))
+        raise BadInput(f"{index}: index and files disagree on {shown} (expected each tensor once)")
     return TensorFiles({name: index.with_name(shard) for name, shard in pairs})
 
 
@@ -160,6 +183,7 @@ def load_torch(path: pathlib.Path) -> Any:
       BadInput: the file is broken or has other objects than tensors, or torch is not installed.
     """
     torch = import_torch(path)
+    _require(path)
     try:
         # weights_only: the full unpickler would run code from the file.
         return torch.load(path, map_location="cpu", weights_only=True)

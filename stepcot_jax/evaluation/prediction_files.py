@@ -22,6 +22,7 @@ from stepcot_jax.evaluation.distributions import describe_difference
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.untrusted import open_archive
 
 FACTS = ("case_id", "patient_id", "image_path", "origin", "view", "sex", "age")
 """Facts of each case, as text; "" where unknown."""
@@ -165,7 +166,7 @@ def _read_arrays(path: pathlib.Path) -> dict[str, npt.NDArray]:
     try:
         if not path.is_file():
             raise BadInput(f"{path}: no such file; {_EXPECTED}")
-        with zipfile.ZipFile(path) as archive:
+        with open_archive(path, accepted="predictions of a run") as archive:
             members = archive.infolist()
             # Together they are never larger than the file: a small file cannot fill the memory.
             if sum(member.file_size for member in members) > path.stat().st_size:

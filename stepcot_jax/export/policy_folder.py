@@ -17,6 +17,7 @@ from stepcot_jax.export.folder import copy_loader, describe_preprocessing, save_
 from stepcot_jax.export.policy_program import export_policy_programs, make_policy_programs
 from stepcot_jax.export.program import PLATFORMS
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
+from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.policies import merges
 from stepcot_jax.policies.decoder_policy import generate
@@ -30,6 +31,7 @@ from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.training.state import count_parameters
 
 _NUM_CHECKS = 2
+_MOST_REPORT_BYTES = 64 * 2**20
 _HERE = pathlib.Path(__file__).parent
 
 
@@ -164,7 +166,11 @@ def _describe(trained: TrainedPolicy) -> dict[str, Any]:
 def _describe_figures(trained: TrainedPolicy) -> str:
     """Return the run's figures of the test split, as its report has them."""
     path = trained.workdir / "report.json"
-    found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.is_file() else {}
+    found = (
+        msgspec.json.decode(read_file(path, max_bytes=_MOST_REPORT_BYTES), type=dict[str, Any])
+        if path.is_file()
+        else {}
+    )
     test = found.get("test") or {}
     figures = test.get(trained.phase) if isinstance(test, dict) else None
     if not figures:

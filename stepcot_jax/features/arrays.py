@@ -1,21 +1,23 @@
 """Read arrays and ids from untrusted files: no pickle, bounded headers, rows in blocks."""
 
+import codecs
 import contextlib
 import csv
 import dataclasses
 import io
-import json
 import math
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import numpy as np
 
+from stepcot_jax.data.sources.delimited import iterate_rows
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.host.text import one_line
+from stepcot_jax.host.text import list_texts, one_line
+from stepcot_jax.host.untrusted import exceeds, open_archive, open_untrusted, read_limits
 
 MAX_TEXT_BYTES = 256 * 2**20
 """Memory limit for the ids of a file."""
@@ -89,10 +91,10 @@ def _reading(where: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _open(path: Path, member: str | None) -> Iterator[IO[bytes]]:
     if member is None:
-        with path.open("rb") as file:
+        with open_untrusted(path, accepted="an .npy") as file:
             yield file
     else:
-        with zipfile.ZipFile(path) as archive, archive.open(member) as entry:
+        with open_archive(path, accepted="an .npz") as archive, archive.open(member) as entry:
             yield entry
 
 
@@ -102,7 +104,7 @@ def list_arrays(path: Path) -> list[str]:
     Raises:
       BadInput: the file is not an .npz.
     """
-    with _reading(str(path)), zipfile.ZipFile(path) as archive:
+    with _reading(str(path)), open_archive(path, accepted="an .npz") as archive:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
@@ -142,7 +144,7 @@ def open_array(path: Path, name: str | None = None) -> ArrayFile:
 def _num_bytes(path: Path, member: str | None) -> int:
     if member is None:
         return path.stat().st_size
-    with zipfile.ZipFile(path) as archive:
+    with open_archive(path, accepted="an .npz") as archive:
         return archive.getinfo(member).file_size
 
 
@@ -167,18 +169,26 @@ def read_features(array: ArrayFile, *, max_rows: int = 512) -> Iterator[tuple[in
             yield start, rows.astype(np.float32)
 
 
-def read_texts(array: ArrayFile) -> list[str]:
+def read_texts(array: ArrayFile, *, most: int) -> list[str]:
     """Return a one-dimensional array of strings or whole numbers as strings.
 
+    Args:
+      array: of an .npz.
+      most: largest accepted number of them.
+
     Raises:
-      BadInput: wrong axes or dtype, too large, or bytes that are not UTF-8.
+      BadInput: wrong axes or dtype, too large, too many, or bytes that are not UTF-8.
     """
-    where, megabytes, most = array.where, array.num_bytes / 1e6, MAX_TEXT_BYTES / 1e6
+    where, megabytes, limit = array.where, array.num_bytes / 1e6, MAX_TEXT_BYTES / 1e6
     if len(array.shape) != 1 or array.dtype.kind not in "USiu":
         found = f"{array.dtype} with shape {array.shape}"
         raise BadInput(f"{where}: expected a one-dimensional array of strings or whole numbers; got {found}")
-    if megabytes > most:
-        raise BadInput(f"{where}: ids take {megabytes:.0f} MB, more than {most:.0f} MB")
+    if array.shape[0] > most:
+        raise BadInput(f"{where}: {array.shape[0]} ids for {most} rows of features (expected one id per row)")
+    if megabytes > limit:
+        raise BadInput(f"{where}: ids take {megabytes:.0f} MB, more than {limit:.0f} MB")
+    if array.dtype.kind in "US" and array.dtype.itemsize > 4 * read_limits().name:
+        raise exceeds(where, f"ids of {array.dtype.itemsize} bytes", "name")
     values = [value for _, rows in array.blocks() for value in rows.tolist()]
     try:
         return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
@@ -186,37 +196,59 @@ def read_texts(array: ArrayFile) -> list[str]:
         raise BadInput(f"{array.where}: bytes that are not UTF-8 ({error})") from error
 
 
-def read_ids(path: Path) -> list[str]:
+def read_ids(path: Path, *, most: int) -> list[str]:
     """Return the ids of a file, in order.
 
     Args:
       path: .txt with one id per line, .csv with a header and one of `ID_COLUMNS`, or .json with a list of ids.
+      most: largest accepted number of them.
 
     Raises:
-      BadInput: the file cannot be read as its suffix says.
+      BadInput: the file cannot be read as its suffix says, or has more or longer ids.
     """
     expected = f"expected .txt (one id per line), .csv (column {' or '.join(ID_COLUMNS)}) or .json (a list of ids)"
-    readers: dict[str, Callable[[str], list[str]]] = {".txt": str.splitlines, ".csv": _read_column, ".json": _read_list}
+    readers: dict[str, Callable[[bytes, Path], Iterator[str]]] = {
+        ".txt": _read_lines,
+        ".csv": _read_column,
+        ".json": _read_list,
+    }
     if (read := readers.get(path.suffix.lower())) is None:
         raise BadInput(f"{path}: suffix {path.suffix!r} is not supported; {expected}")
+    longest, found = read_limits().name, list[str]()
     try:
-        return read(read_file(path, max_bytes=MAX_TEXT_BYTES, accepted="a file of ids").decode("utf-8-sig"))
+        content = read_file(path, max_bytes=MAX_TEXT_BYTES, accepted="a file of ids").removeprefix(codecs.BOM_UTF8)
+        for each in read(content, path):
+            if len(found) == most:
+                raise BadInput(f"{path}: more than {most} ids for {most} rows of features (expected one id per row)")
+            if len(each) > longest:
+                raise exceeds(path, f"id {len(found) + 1} has {len(each)} characters", "name")
+            found.append(each)
     except BadInput:
         raise
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise BadInput(f"{path}: cannot be read ({one_line(error)}); {expected}") from error
+    return found
 
 
-def _read_list(text: str) -> list[str]:
-    found = json.loads(text)
-    if not isinstance(found, list) or not all(type(value) in (str, int) for value in found):
-        raise ValueError("not a list of strings or whole numbers")
-    return [str(value) for value in found]
+def _read_lines(content: bytes, _: Path) -> Iterator[str]:
+    for line in io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"):
+        yield from line.splitlines()  # as str.splitlines of the whole file, which knows more ends of lines
 
 
-def _read_column(text: str) -> list[str]:
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    column = next((name for name in ID_COLUMNS if name in (rows.fieldnames or ())), None)
-    if column is None:
-        raise ValueError(f"its columns are {list(rows.fieldnames or ())[:20]}")
-    return [row[column] or "" for row in rows]
+def _read_list(content: bytes, _: Path) -> Iterator[str]:
+    try:
+        yield from map(str, msgspec.json.decode(content, type=list[str | int], strict=True))
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not a list of strings or whole numbers: {error}") from error
+
+
+def _read_column(content: bytes, path: Path) -> Iterator[str]:
+    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
+    rows = iterate_rows(text, delimiter=",", path=path)
+    _, header = next(rows, (0, []))
+    place = next((header.index(name) for name in ID_COLUMNS if name in header), None)
+    if place is None:
+        raise ValueError(f"its columns are {list_texts(header)}")
+    for _, cells in rows:
+        if any(cells):
+            yield cells[place] if place < len(cells) else ""

@@ -14,8 +14,10 @@ from stepcot_jax.features.keys import digest_fields, digest_file
 from stepcot_jax.features.spec import DESCRIPTION_FILE, Kind, StoreSpec
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import list_texts
 
 _IMAGES, _PROMPTS = "images", "prompts"
+_MOST_FURTHER_ROWS = 10_000
 _NUM_LISTED = 20
 _NUM_SHOWN = 80
 
@@ -44,8 +46,7 @@ def import_features(path: Path, ids: Path | None, cases: Sequence[Case], folder:
     path = Path(path)
     if not cases:
         raise BadInput(f"{path}: the data have no cases")
-    features, texts, prompts = _open_parts(path, ids)
-    arrays.check_features(features)
+    features, texts, prompts = _open_parts(path, ids, most=2 * len(cases) + _MOST_FURTHER_ROWS)
     where, num_rows = str(ids) if ids is not None else f"{path}: ids", features.shape[0]
     if len(texts) != num_rows:
         raise BadInput(f"{where}: {len(texts)} ids for {num_rows} rows of features in {path} (expected one id per row)")
@@ -105,7 +106,9 @@ def _open_store(folder: Path, kind: Kind) -> FeatureStore:
     return store
 
 
-def _open_parts(path: Path, ids: Path | None) -> tuple[arrays.ArrayFile, list[str], arrays.ArrayFile | None]:
+def _open_parts(
+    path: Path, ids: Path | None, *, most: int
+) -> tuple[arrays.ArrayFile, list[str], arrays.ArrayFile | None]:
     """Return the features, the ids, and the prompt features if any."""
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".npz"):
@@ -113,14 +116,28 @@ def _open_parts(path: Path, ids: Path | None) -> tuple[arrays.ArrayFile, list[st
     if suffix == ".npy":
         if ids is None:
             raise BadInput(f"{path}: --ids is required with an .npy file (a file of ids)")
-        return arrays.open_array(path), arrays.read_ids(ids), None
+        features = arrays.open_array(path)
+        return features, arrays.read_ids(ids, most=_count_rows(features, most)), None
     names = arrays.list_arrays(path)
     needed = ["features"] if ids is not None else ["features", "ids"]
     if any(names.count(name) != 1 for name in needed):
-        raise BadInput(f"{path}: the arrays are {names[:_NUM_LISTED]}; expected {' and '.join(needed)}, each once")
-    texts = arrays.read_ids(ids) if ids is not None else arrays.read_texts(arrays.open_array(path, "ids"))
+        raise BadInput(f"{path}: the arrays are {list_texts(names)}; expected {' and '.join(needed)}, each once")
+    features = arrays.open_array(path, "features")
+    num_rows = _count_rows(features, most)
+    if ids is not None:
+        texts = arrays.read_ids(ids, most=num_rows)
+    else:
+        texts = arrays.read_texts(arrays.open_array(path, "ids"), most=num_rows)
     prompts = arrays.open_array(path, "prompt_features") if "prompt_features" in names else None
-    return arrays.open_array(path, "features"), texts, prompts
+    return features, texts, prompts
+
+
+def _count_rows(features: arrays.ArrayFile, most: int) -> int:
+    """Return the number of ids that the features need; far more rows than cases are refused before ids are read."""
+    arrays.check_features(features)
+    if features.shape[0] > most:
+        raise BadInput(f"{features.where}: {features.shape[0]} rows; expected one for each case, at most {most}")
+    return features.shape[0]
 
 
 def _check_finite(features: arrays.ArrayFile, names: Sequence[str]) -> None:

@@ -7,6 +7,8 @@ import tempfile
 import traceback
 from collections.abc import Callable
 
+_LONGEST_MESSAGE = 4000
+
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 3
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
@@ -75,6 +77,11 @@ def end_process(code: int) -> None:
     sys.exit(code)
 
 
+def _cut(message: str) -> str:
+    """Return a message with at most 4,000 characters: libraries quote what a file holds in full."""
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
+
+
 def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys.exit) -> None:
     """Run a tool's main and exit with its code.
 
@@ -83,7 +90,7 @@ def run_tool(main: Callable[[], int | None], *, end: Callable[[int], None] = sys
     try:
         code = main()
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_cut(str(error))}", file=sys.stderr)
         code = EXIT_BAD_INPUT
     except RunStopped as error:
         print(f"stopped: {error}", file=sys.stderr)

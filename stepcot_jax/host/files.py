@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -11,6 +10,8 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
+from stepcot_jax.host.untrusted import open_untrusted
 
 T = TypeVar("T")
 
@@ -29,14 +30,9 @@ def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") ->
       BadInput: the path is not a regular file, or the file is too large.
       OSError: it cannot be read.
     """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise BadInput(f"{path}: not a regular file; expected {accepted}")
-    if status.st_size > max_bytes:
-        raise BadInput(f"{path}: {status.st_size} bytes, more than {max_bytes}")
-    with path.open("rb") as file:
+    with open_untrusted(path, accepted=accepted, max_bytes=max_bytes) as file:
         # At most one byte more than its size: the decoder notices a file that grows.
-        return file.read(status.st_size + 1)
+        return file.read(os.fstat(file.fileno()).st_size + 1)
 
 
 def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max_bytes: int = _MAX_JSON_BYTES) -> T:
@@ -59,7 +55,7 @@ def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max
     except OSError as error:
         raise BadInput(f"{where}: cannot be read ({error.strerror}); {accepted}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{where}: {error}; {accepted}") from None
+        raise BadInput(f"{where}: {one_line(error)}; {accepted}") from None
 
 
 @contextlib.contextmanager
@@ -104,9 +100,10 @@ def digest_file(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[in
       sync: flush it to the disk first.
 
     Raises:
+      BadInput: not a regular file.
       OSError: it cannot be read.
     """
-    with Path(path).open("rb") as file:
+    with open_untrusted(path, accepted="a file") as file:
         if sync:
             os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,13 +3,16 @@
 import contextlib
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # Characters that spreadsheets take for the start of a formula, their full-width forms included.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
 # Underscores within words, and brackets that no link follows, are themselves.
 _MARKDOWN = re.compile(r"[\\|*`~$]|(?<![^\W_])_|_(?![^\W_])|\](?=\()|^#")
+
+_NUM_SHOWN = 80
+_MOST_LISTED = 26
 
 _FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Noto Sans", "Arial Unicode MS")
 
@@ -82,3 +85,22 @@ def one_line(error: BaseException) -> str:
     ('a b', 'KeyError')
     """
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def shorten(text: str) -> str:
+    """Return at most 80 characters of a text that a file holds, for messages.
+
+    >>> shorten("a" * 100) == "a" * 80 + "…"
+    True
+    """
+    return text if len(text) <= _NUM_SHOWN else f"{text[:_NUM_SHOWN]}…"
+
+
+def list_texts(texts: Sequence[str]) -> str:
+    """Return the first 26 texts of a list as Python writes them, each shortened, for messages.
+
+    >>> list_texts(["Focal", "Diffuse"])
+    "['Focal', 'Diffuse']"
+    """
+    shown = str([shorten(text) for text in texts[:_MOST_LISTED]])
+    return shown if len(texts) <= _MOST_LISTED else f"{shown[:-1]}, and {len(texts) - _MOST_LISTED} more]"

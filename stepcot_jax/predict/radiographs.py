@@ -23,6 +23,7 @@ from stepcot_jax.data.images.preprocessing import (
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import make_printable, one_line
+from stepcot_jax.host.untrusted import open_untrusted
 
 _SIGNS = ((0, b"\x89PNG\r\n\x1a\n"), (0, b"\xff\xd8\xff"), (128, b"DICM"))
 _NUM_SIGN_BYTES = 132
@@ -98,9 +99,9 @@ def _is_image(path: pathlib.Path) -> bool:
         # macOS keeps its own hidden files with these suffixes, such as ._image.png.
         if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."):
             return True
-        with path.open("rb") as file:
+        with open_untrusted(path, accepted="an image") as file:
             start = file.read(_NUM_SIGN_BYTES)
-    except OSError:
+    except (OSError, BadInput):
         return False
     return any(start[place : place + len(sign)] == sign for place, sign in _SIGNS)
 

@@ -21,6 +21,7 @@ from stepcot_jax.settings.run_settings import Settings, read_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_REPORT_BYTES = 64 * 2**20
+_MOST_LOG_BYTES = 2**30
 
 Entry = Mapping[str, Any]
 """Numbers that a run logged at one update."""
@@ -121,7 +122,7 @@ def read_metrics(path: pathlib.Path) -> list[Entry]:
       BadInput: the file cannot be read, or a line is not an entry.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_file(path, max_bytes=_MOST_LOG_BYTES, accepted="a log").decode("utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read ({error}); expected the log that a run wrote") from None
     return [_read_entry(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]

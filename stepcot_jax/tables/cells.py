@@ -16,7 +16,7 @@ from typing import Any
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import digest_file, write_whole
+from stepcot_jax.host.files import digest_file, read_file, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import MAY_CHANGE, POLICY_JOBS, Settings, load_settings
@@ -25,6 +25,7 @@ UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE - {
 """Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""
 
 RECORDS_FILE = "records.sha256"
+_MOST_DIGEST_BYTES = 1000
 _OF_RECORDS = {".json", ".jsonl", ".csv"}
 
 
@@ -120,7 +121,10 @@ class Cells:
         """Refuse a cell whose records have changed since it started: its settings hold only their path."""
         path = self.folder(cell) / RECORDS_FILE
         root = _record_root(cell.settings)
-        if root and path.is_file() and path.read_text(encoding="utf-8").strip() != digest_records(pathlib.Path(root)):
+        if not root or not path.is_file():
+            return
+        written = read_file(path, max_bytes=_MOST_DIGEST_BYTES, accepted="a digest").decode("utf-8").strip()
+        if written != digest_records(pathlib.Path(root)):
             raise BadInput(
                 f"cell {cell.name!r} in {path.parent}: the records in {root} have changed since it ran; restore them "
                 "or use a new --workdir"

@@ -5,6 +5,7 @@ import pytest
 import safetensors.numpy
 
 from stepcot_jax.convert import __main__ as convert
+from stepcot_jax.convert import torch_reference
 from stepcot_jax.convert.torch_names import NETWORKS, entries
 from stepcot_jax.host.errors import BadInput
 
@@ -129,3 +130,15 @@ def test_the_best_weights_of_a_run_are_taken(tmp_path, capsys):
 
 def test_every_network_has_a_name_of_ours():
     assert set(NETWORKS) == {"teacher", "student", "proj_t", "proj_s"}
+
+
+def test_names_that_nest_too_deeply_or_in_one_another_are_refused():
+    deep = {"leaf": 1}
+    for _ in range(10_000):
+        deep = {"a": deep}
+    with pytest.raises(BadInput, match=r"33 parts; at most 1000 and 32 are accepted"):
+        torch_reference.flatten(deep)
+    for leaves in ({"a/b": 1, "a": 2}, {"a": 2, "a/b": 1}):
+        with pytest.raises(BadInput, match=r"a.*tensor.*expected names that nest"):
+            torch_reference.unflatten(leaves)
+    assert torch_reference.unflatten({"/".join("a" * 32): 1})

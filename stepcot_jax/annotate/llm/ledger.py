@@ -21,6 +21,7 @@ from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
 from stepcot_jax.host.files import sync_folder
 from stepcot_jax.host.locks import lock_file
+from stepcot_jax.host.untrusted import open_untrusted
 
 FORMAT = "stepcot_jax ledger 1"
 SUFFIX = ".jsonl"
@@ -160,7 +161,7 @@ def count_spent(path: Path) -> int:
       BadInput: the ledger cannot be read, or is damaged before its last line, so that its cost is unknown.
     """
     try:
-        with path.open("rb") as file:
+        with open_untrusted(path, accepted="a ledger") as file:
             return sum(found.num_tokens for found, _, _ in _scan(file, path) if isinstance(found, Entry))
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); --max-tokens needs an intact ledger") from None

@@ -18,10 +18,12 @@ from stepcot_jax.boxes import mean_iou
 from stepcot_jax.chain import fold
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.files import read_file, write_whole
 from stepcot_jax.reasoning.markup import BOX, corners_of, write_answer
 from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
 from stepcot_jax.rewards.answer_rewards import token_f1
+
+_MOST_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +110,9 @@ def _read_aside(path: Path) -> set[str]:
     if not file.is_file():
         return set()
     try:
-        return {line["id"] for line in msgspec.json.Decoder(dict[str, str]).decode_lines(file.read_bytes())}
+        return {
+            line["id"]
+            for line in msgspec.json.Decoder(dict[str, str]).decode_lines(read_file(file, max_bytes=_MOST_BYTES))
+        }
     except (msgspec.MsgspecError, KeyError, OSError) as error:
         raise BadInput(f"{file}: cannot be read ({str(error)[:80]}); expected items set aside, as JSON lines") from None

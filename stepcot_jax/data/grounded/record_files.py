@@ -14,11 +14,13 @@ from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
+from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import KINDS, Cue, VqaRecord
 
 FILE_NAME = "records.jsonl"
 
 _LONGEST_LINE = 2**22
+_LONGEST_MESSAGE = 200
 _EXPECTED = "expected one reasoning record per line, as JSON"
 _DECODER = msgspec.json.Decoder(VqaRecord)
 _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": ("", "train", "val", "test")}
@@ -105,7 +107,7 @@ def decode_record(line: bytes) -> VqaRecord:
         raise BadInput("not UTF-8 text") from None
     except (msgspec.MsgspecError, RecursionError) as error:
         message, _, place = str(error).partition(" - at `$")
-        field = place.rstrip("`").lstrip(".")
+        message, field = message[:_LONGEST_MESSAGE], place.rstrip("`").lstrip(".")[:_LONGEST_MESSAGE]
         if field in _ACCEPTED:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
         elif "unknown field" in message:
@@ -148,7 +150,7 @@ def read_lines(
     try:
         if not path.is_file():
             raise BadInput(f"{path}: {'is not a file' if path.exists() else 'does not exist'}; {expected}")
-        with path.open("rb") as file:
+        with open_untrusted(path, accepted="records, one a line") as file:
             for number, line in enumerate(iter(lambda: file.readline(most_bytes), b""), start=1):
                 if len(line) == most_bytes:
                     raise BadInput(f"{path}, line {number}: exceeds {most_bytes} bytes; {expected}")

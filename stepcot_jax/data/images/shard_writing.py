@@ -26,11 +26,12 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.split_resolver import TABLE_SUFFIXES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import digest_file, read_json, write_whole
+from stepcot_jax.host.files import digest_file, read_file, read_json, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.threads import map_in_threads
 
 _WRITER_OPTIONS = "group_size:1,uncompressed"  # one image a chunk, for random access; images are compressed already
+_MOST_RECORD_BYTES = 2**34
 _QUARANTINE_NAME = "quarantine.jsonl"
 
 
@@ -226,7 +227,11 @@ def make_shards(
     make_workdir(out)
     with only_writer(out):
         published, chain, cases = collection.layout == "published", collection.chain, collection.cases
-        content = collection.path.read_bytes() if published else records.encode_records(chain, cases)
+        content = (
+            read_file(collection.path, max_bytes=_MOST_RECORD_BYTES)
+            if published
+            else records.encode_records(chain, cases)
+        )
         source = hashlib.sha256(content).hexdigest()
         writer = _ShardWriter(collection, out, source, reading["on_bad_record"], max_pixels, shard_bytes, num_threads)
         index, num_found = writer.write(lambda left: terminal.watch(left, "writing shards"))
@@ -236,7 +241,7 @@ def make_shards(
             write_whole(out / FILE_NAME, content)
             for name in (name + suffix for name in SPLIT_NAMES for suffix in TABLE_SUFFIXES):
                 if (collection.root / name).is_file():
-                    write_whole(out / name, (collection.root / name).read_bytes())
+                    write_whole(out / name, read_file(collection.root / name, max_bytes=_MOST_RECORD_BYTES))
             if set_aside:
                 records.write_quarantine(out / _QUARANTINE_NAME, set_aside)
         writer.finish(index)

@@ -6,7 +6,6 @@ entry a step: step, question, options, answer, reasoning (authors' dataset card)
 """
 
 import codecs
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
@@ -15,10 +14,15 @@ import msgspec
 
 from stepcot_jax.data.records.array_splitter import ArraySplitter
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import shorten
+from stepcot_jax.host.untrusted import Limits, exceeds, open_untrusted, read_limits
 
 FILE_NAME = "data.json"
 
 _CHUNK_BYTES = 2**18
+_MOST_OPTIONS = 1000
+_LARGE_RECORD = 2**16
+_LONGEST_MESSAGE = 200
 
 _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -91,12 +95,10 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
     Raises:
       BadInput: when reading reaches a fault: unreadable, not UTF-8, not JSON, not an array, empty, a record too large.
     """
-    expected = "expected a JSON array of records in UTF-8"
+    accepted = "a JSON array of records in UTF-8"
     num_records = 0
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BadInput("not a regular file")  # opening a pipe would block
-        with path.open("rb") as file:
+        with open_untrusted(path, accepted=accepted) as file:
             splitter = ArraySplitter(start=_skip_byte_order_mark(file))
             while chunk := file.read(_CHUNK_BYTES):
                 records = splitter.feed(chunk)
@@ -106,11 +108,13 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
                     visit(file.tell())
             splitter.close()
     except BadInput as error:
-        raise BadInput(f"{path}: {error}; {expected}") from None
+        if str(error).startswith(f"{path}: "):
+            raise
+        raise BadInput(f"{path}: {error}; expected {accepted}") from None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from error
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); expected {accepted}") from error
     if not num_records:
-        raise BadInput(f"{path}: the array has no records; {expected}")
+        raise BadInput(f"{path}: the array has no records; expected {accepted}")
 
 
 def _skip_byte_order_mark(file: BinaryIO) -> int:
@@ -123,13 +127,43 @@ def _skip_byte_order_mark(file: BinaryIO) -> int:
 
 
 def decode_record(raw: bytes) -> PublishedRecord:
-    """Decode one record; `BadInput`, which begins with the field's JSON path, if one is missing or of another type."""
+    """Decode one record.
+
+    Raises:
+      BadInput: a field is missing, of another type or too long; the message begins with its JSON path.
+    """
     try:
-        return _DECODER.decode(raw)
+        record = _DECODER.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         message, _, place = str(error).partition(" - at `$")
         field = place.rstrip("`").lstrip(".")
-        raise BadInput(f"{field}: {message}" if field else message) from error
+        message = message[:_LONGEST_MESSAGE]
+        raise BadInput(f"{field[:_LONGEST_MESSAGE]}: {message}" if field else message) from error
+    if len(raw) > _LARGE_RECORD:  # comparing lengths takes as long as decoding
+        _check_lengths(record, read_limits())
+    return record
+
+
+def _check_lengths(record: PublishedRecord, limits: Limits) -> None:
+    added = record.stepcot_jax or NOTHING_ADDED
+    names = [("patient_id", str(record.patient_id)), ("image_path", record.image_path), ("origin", record.origin)]
+    texts = [("report", record.report)]
+    for place, entry in enumerate(record.vqa_chain):
+        where = f"vqa_chain[{place}]"
+        if len(entry.options) > _MOST_OPTIONS:
+            raise BadInput(f"{where}.options: {len(entry.options)} options; at most {_MOST_OPTIONS} are accepted")
+        names += [(f"{where}.step", entry.step), (f"{where}.answer", entry.answer)]
+        names += [(f"{where}.options", option) for option in entry.options]
+        texts += [(f"{where}.question", entry.question), (f"{where}.reasoning", entry.reasoning)]
+    for box in added.boxes:
+        names.append(("stepcot_jax.boxes.label", box.label))
+        texts.append(("stepcot_jax.boxes.sentence", box.sentence))
+    names.append(("stepcot_jax.view", added.view))
+    names += [("stepcot_jax.provenance", part) for pair in added.provenance.items() for part in pair]
+    for found, limit, most in ((names, "name", limits.name), (texts, "text", limits.text)):
+        for field, text in found:
+            if text is not None and len(text) > most:
+                raise exceeds(field, f"{shorten(text)!r} has {len(text)} characters", limit)
 
 
 def identify(raw: bytes) -> tuple[str, str]:
@@ -139,4 +173,5 @@ def identify(raw: bytes) -> tuple[str, str]:
     except (msgspec.DecodeError, RecursionError):
         return "", ""
     patient = str(found.patient_id) if isinstance(found.patient_id, str | int) else ""
-    return patient, found.image_path if isinstance(found.image_path, str) else ""
+    path, most = found.image_path if isinstance(found.image_path, str) else "", read_limits().name
+    return patient if len(patient) <= most else shorten(patient), path if len(path) <= most else shorten(path)

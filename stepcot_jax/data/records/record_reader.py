@@ -13,6 +13,7 @@ from stepcot_jax.chain import Step, read_options
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.data_json import NOTHING_ADDED, PublishedRecord, PublishedStep
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import read_limits
 
 _STEP_LABEL = re.compile(r"step\s*([0-9]{1,4})(?:\s*[:.-].*)?", re.IGNORECASE | re.DOTALL)
 # Nearly every image path: already normal, and without a part that begins with a dot it cannot leave the root.
@@ -67,6 +68,8 @@ class ImageLocator:
           BadInput: the path is absolute, invalid, has "..", leaves the root through a link, or there is no such file.
         """
         found = repr(image_path[:_NUM_SHOWN])
+        if len(image_path) > (most := read_limits().name):
+            raise BadInput(f"{found} … has {len(image_path)} characters; at most {most} are accepted")
         if not _PLAIN_PATH.fullmatch(image_path):
             windows = PureWindowsPath(image_path)
             if windows.drive or windows.root or ".." in windows.parts or not windows.parts:
@@ -120,7 +123,7 @@ class RecordReader:
         """
         patient_id = str(record.patient_id)
         if not patient_id.strip():
-            raise BadInput(f"patient_id: {patient_id!r} is blank; a patient's identifier is required")
+            raise BadInput(f"patient_id: {patient_id[:_NUM_SHOWN]!r} is blank; a patient's identifier is required")
         try:
             real_path = self._locator.locate(record.image_path)
         except BadInput as error:

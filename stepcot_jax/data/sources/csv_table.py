@@ -20,6 +20,8 @@ from stepcot_jax.data.sources.findings import DIAGNOSES, NORMAL, Answers, answer
 from stepcot_jax.data.sources.intake import Intake
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.text import one_line
+from stepcot_jax.host.untrusted import read_limits
 
 TABLE_NAME, CHAIN_NAME = "cases.csv", "chain.json"
 
@@ -128,6 +130,9 @@ class _RowReader:
         except BadInput as error:
             raise BadInput(f"column image: {error}") from error
         texts = {name: row.cells[place] for name, place in self._columns.texts.items()}
+        for name in (PATIENT_COLUMN, "origin", "view"):
+            if len(texts.get(name, "")) > (most := read_limits().name):
+                raise BadInput(f"column {name}: has {len(texts[name])} characters; at most {most} are accepted")
         # Messages end up in logs: they must not quote a patient's cells.
         if not texts.get(PATIENT_COLUMN, image):
             raise BadInput("column patient_id: is empty; expected a patient's identifier")
@@ -237,7 +242,7 @@ def read_chain(path: str | Path) -> Chain:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); {_EXPECTED_CHAIN}") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: {error}; {_EXPECTED_CHAIN}") from error
+        raise BadInput(f"{path}: {one_line(error)}; {_EXPECTED_CHAIN}") from error
     try:
         chain = Chain(tuple(Step(entry.name, entry.question, read_options(entry.options)) for entry in entries))
     except BadInput as error:

@@ -6,15 +6,13 @@ Not pandas: `read_csv` pads short rows silently, knows no row numbers and needs 
 import codecs
 import csv
 import dataclasses
-import stat
+import io
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from stepcot_jax.host.errors import BadInput
-
-MAX_CELL = 50_000_000
-"""Longest accepted cell in characters; bounds a quotation that is never closed."""
+from stepcot_jax.host.untrusted import Meter, exceeds, open_untrusted, read_limits
 
 _DELIMITERS = ",;\t"
 _EXPECTED = "expected a UTF-8 table with a header, separated by comma, semicolon or tab"
@@ -74,23 +72,16 @@ def read_table(path: Path, *, known_columns: Collection[str]) -> tuple[tuple[str
 
 def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str = _EXPECTED) -> Iterator[Row]:
     """Yield the header and the rows that are not empty, as `read_table`; `expected` ends the messages."""
-    # The limit is global: never lower it under another reader.
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
     number, line = 0, 0
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BadInput(f"{path}: is not an ordinary file; {expected}")  # opening a pipe would block
-        with path.open("rb") as file:
-            if file.read(4).startswith(_OTHER_ENCODINGS):
-                raise BadInput(f"{path}: is UTF-16 or UTF-32 text; {expected}")
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            delimiter, num_skipped = _find_delimiter(file, known_columns=known_columns)
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            for number, cells in enumerate(reader, start=1 + num_skipped):
-                line = reader.line_num + num_skipped
-                texts = tuple(cell.strip() for cell in cells)
+        with open_text(path, accepted="a table") as file:
+            delimiter, num_skipped = _find_delimiter(file, known_columns=known_columns, path=path)
+            for number, (last_line, texts) in enumerate(
+                iterate_rows(file, delimiter=delimiter, path=path), start=1 + num_skipped
+            ):
+                line = last_line + num_skipped
                 if any(texts):
-                    yield Row(number, texts)
+                    yield Row(number, tuple(texts))
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: is not UTF-8 after row {number}; {expected}") from error
     except csv.Error as error:
@@ -99,16 +90,70 @@ def read_rows(path: Path, *, known_columns: Collection[str] = (), expected: str 
         raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from error
 
 
-def _find_delimiter(file: TextIO, *, known_columns: Collection[str]) -> tuple[str, int]:
+def open_text(path: Path, *, accepted: str) -> TextIO:
+    """Open a text file in UTF-8, with or without a byte order mark.
+
+    Raises:
+      BadInput: it is not a regular file, or UTF-16 or UTF-32 text.
+      OSError: it cannot be opened.
+    """
+    file = open_untrusted(path, accepted=accepted)
+    if file.read(4).startswith(_OTHER_ENCODINGS):
+        file.close()
+        raise BadInput(f"{path}: is UTF-16 or UTF-32 text; {_EXPECTED}")
+    file.seek(0)
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+
+
+def iterate_rows(file: TextIO, *, delimiter: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the last line, from 1, and the texts of each row, without surrounding spaces, within `Limits`.
+
+    Raises:
+      BadInput: the table is above a limit.
+      csv.Error: a row is malformed.
+    """
+    most = read_limits().text
+    # The limit is global: never lower it under another reader.
+    csv.field_size_limit(max(csv.field_size_limit(), most))
+    lines, meter = _Lines(file, path=path, most=most), Meter(path)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    for cells in reader:
+        lines.num_chars = 0
+        texts = [cell.strip() for cell in cells]
+        meter.add_row(len(texts), blank=not any(texts))
+        yield reader.line_num, texts
+
+
+class _Lines:
+    """The lines of a file, for the csv module, which would read a row of any length; `num_chars` are those of a row."""
+
+    def __init__(self, file: TextIO, *, path: Path, most: int) -> None:
+        self._file, self._path, self._most = file, path, most
+        self.num_chars = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(self._most + 1)
+        self.num_chars += len(line)
+        if self.num_chars > self._most:
+            raise exceeds(self._path, f"a row of more than {self._most} characters, or a quotation without end", "text")
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _find_delimiter(file: TextIO, *, known_columns: Collection[str], path: Path) -> tuple[str, int]:
     """Return the separator and the number of lines before the header; leave the file at the header."""
-    first = file.readline(MAX_CELL).rstrip("\r\n")
+    first = file.readline(len("sep=;\r\n")).rstrip("\r\n")
     if first.startswith("sep=") and len(first) == 5 and first[4] in _DELIMITERS:
         return first[4], 1
     num_known = {}
     for delimiter in _DELIMITERS:
         file.seek(0)
         try:
-            header = next(csv.reader(file, delimiter=delimiter, strict=True), [])
+            _, header = next(iterate_rows(file, delimiter=delimiter, path=path), (0, []))
         except csv.Error:
             header = []
         num_known[delimiter] = (sum(fold_column(name) in known_columns for name in header), len(header))

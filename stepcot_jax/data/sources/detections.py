@@ -17,6 +17,7 @@ from stepcot_jax.data.sources.chestxray8 import IMAGE_FOLDERS, ORIGIN, ImageReco
 from stepcot_jax.data.sources.named_images import ImageFinder, find_file
 from stepcot_jax.data.sources.setting_aside import Listing, Readers, Sorting
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import VqaBox
 
 AUTO = "auto"
@@ -114,7 +115,7 @@ def detect_detection_layout(root: Path) -> str:
 
 
 def _names_readers(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_untrusted(path, accepted="a table") as file:
         return b"rad_id" in file.readline(4096)
 
 

@@ -7,7 +7,6 @@ import gzip
 import io
 import itertools
 import os
-import stat
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import open_untrusted
 
 MAX_REPORT_BYTES = 1_000_000
 """Largest report file that is read; the released ones have at most 9 thousand bytes."""
@@ -61,20 +61,18 @@ def iterate_files(source: Path) -> Iterator[ReportFile]:
 
 
 def _read_file(path: Path) -> bytes | str:
-    # O_NOFOLLOW and O_NONBLOCK: neither follow a link out of the folder nor block on a pipe.
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return "is not an ordinary file; expected an XML file"
+        with open_untrusted(path, accepted="an XML file", follow=False) as file:
             content = file.read(MAX_REPORT_BYTES + 1)
+    except BadInput:
+        return "is a link or not an ordinary file; expected an XML file"
     except OSError as error:
         return f"is a link or cannot be read ({error.strerror}); expected an XML file"
     return content if len(content) <= MAX_REPORT_BYTES else f"has more than {MAX_REPORT_BYTES} bytes"
 
 
 def _iterate_archive(source: Path) -> Iterator[ReportFile]:
-    with source.open("rb") as file:
+    with open_untrusted(source, accepted="an archive") as file:
         start = file.read(2)
         file.seek(0)
         unpacked = cast(BinaryIO, gzip.GzipFile(fileobj=file) if start == b"\x1f\x8b" else file)

@@ -18,6 +18,7 @@ from stepcot_jax.data.sources.iu_projections import LIST_NAME, read_projection_l
 from stepcot_jax.data.sources.iu_report import IuImage, IuReport, read_report
 from stepcot_jax.data.sources.named_images import ImageFinder
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import open_untrusted
 
 ORIGIN = "IU X-Ray"
 
@@ -41,7 +42,7 @@ def is_iu_xray(root: Path) -> bool:
     first = min(root.glob("*.xml"), default=None)
     if first is None or not first.is_file():
         return False
-    with first.open("rb") as file:
+    with open_untrusted(first, accepted="an XML file") as file:
         return b"<eCitation" in file.read(1000)
 
 

@@ -9,6 +9,7 @@ from PIL import JpegImagePlugin, PngImagePlugin
 
 from stepcot_jax.data.records.record_reader import ImageLocator
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import open_untrusted
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 """Lower-case image suffixes: copies of a collection often store JPEG under the same names."""
@@ -92,7 +93,7 @@ def read_image_size(path: Path) -> tuple[int, int]:
       BadInput: the file cannot be read or its header is not that of a PNG or JPEG file.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_untrusted(path, accepted="a PNG or JPEG image") as file:
             start = file.read(2)
             file.seek(0)
             if start not in _OPENERS:

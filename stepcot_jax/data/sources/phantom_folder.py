@@ -21,6 +21,7 @@ from stepcot_jax.data.sources.delimited import Row, read_table
 from stepcot_jax.data.sources.named_images import read_image_size
 from stepcot_jax.data.sources.setting_aside import Listing, Readers
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import VqaBox
 
 _NUM_PLAIN = 6
@@ -129,7 +130,7 @@ def _read_binary(path: Path) -> np.ndarray:
     if max(width, height) > _LARGEST_MASK:
         raise BadInput(f"{path}: mask of {width} by {height} pixels; expected at most {_LARGEST_MASK} a side")
     try:
-        with Image.open(path) as mask:
+        with open_untrusted(path, accepted="a PNG mask") as file, Image.open(file, formats=("PNG",)) as mask:
             return np.asarray(mask.convert("L")) > 127
     except OSError as error:
         raise BadInput(f"{path}: cannot be decoded ({str(error)[:200]}); expected a PNG mask") from None

@@ -16,6 +16,8 @@ from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.data.sources.delimited import read_table
 from stepcot_jax.data.sources.setting_aside import Sorting
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import one_line
+from stepcot_jax.host.untrusted import open_untrusted
 from stepcot_jax.reasoning.record import Kind, VqaRecord
 from stepcot_jax.reasoning.written_answers import read_answer
 
@@ -159,7 +161,7 @@ def make_record(written: str, *, kind: Kind, field: str = "answer", **fields: An
 
 def _is_array(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_untrusted(path, accepted="a JSON file") as file:
             return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
@@ -169,7 +171,7 @@ def _decode(raw: bytes) -> dict[str, Any] | BadInput:
     try:
         return msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return BadInput(f"{error}; expected a JSON object")
+        return BadInput(f"{one_line(error)}; expected a JSON object")
 
 
 class NotARecord(BadInput):

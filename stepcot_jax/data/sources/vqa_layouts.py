@@ -17,6 +17,7 @@ from stepcot_jax.data.sources.medsage import is_medsage, read_medsage
 from stepcot_jax.data.sources.setting_aside import Readers
 from stepcot_jax.data.sources.vqa_fields import SUFFIXES, read_objects
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
 from stepcot_jax.reasoning.record import VqaRecord
 
 AUTO = "auto"
@@ -172,7 +173,7 @@ def _is_object(path: Path) -> bool:
     if path.suffix.lower() != ".json" or path.stat().st_size > _LARGEST_OBJECT:
         return False
     try:
-        return isinstance(msgspec.json.decode(path.read_bytes()), dict)
+        return isinstance(msgspec.json.decode(read_file(path, max_bytes=_LARGEST_OBJECT, accepted="a JSON file")), dict)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
 

@@ -214,7 +214,7 @@ def test_refuses_tables_that_are_none(tmp_path, rows, found):
         ("val.xlsx", b"PK\x05\x06" + bytes(18), "val.xlsx: cannot be read"),
         ("val.csv", "image_path\nimages/ä.png".encode("latin-1"), "val.csv: not UTF-8"),
         ("val.csv", b'image_path\n"images/c.png', "val.csv: cannot be read"),
-        ("val.csv", b"image_path\n" + b"x" * 200_000, "val.csv: cannot be read"),
+        ("val.csv", b"image_path\n" + b"x" * 200_000, "val.csv: row 2 has a name of 200000 characters"),
     ],
 )
 def test_refuses_unreadable_tables(tmp_path, name, content, found):

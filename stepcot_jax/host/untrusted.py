@@ -1,0 +1,191 @@
+"""Open untrusted files: regular files only, with limits on size, unpacked size, rows, cells, text and time.
+
+Every file of a user is opened here or by `files`, which uses this module; a test walks the sources for other ways.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import os
+import stat
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+from stepcot_jax.host.errors import BadInput
+
+VARIABLE = "STEPCOT_JAX_LIMITS"
+"""Environment variable with other limits, such as "rows=50000000,seconds=3600"."""
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
+_LONGEST_DIRECTORY = 2**22  # bytes of the list of an archive's files: up to 90 thousand files
+_BETWEEN_CLOCKS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The largest accepted files.
+
+    Attributes:
+      rows: of a table.
+      blank_rows: rows of a table without text; spreadsheets save up to a million.
+      columns: cells of a row.
+      cells: of a table, blank ones included.
+      sheet_cells: of an .xlsx, whose cells take longer to read; also its shared strings.
+      text: characters of a text, such as a report.
+      name: characters of a name: an image path, a patient, an option, an answer, an id.
+      unpacked_bytes: of the files in an archive.
+      seconds: that reading a table may take.
+    """
+
+    rows: int = 20_000_000
+    blank_rows: int = 2**20
+    columns: int = 2**14
+    cells: int = 50_000_000
+    sheet_cells: int = 2_000_000
+    text: int = 2**23
+    name: int = 2**12
+    unpacked_bytes: int = 500_000_000
+    seconds: int = 600
+
+
+def read_limits() -> Limits:
+    """Return the limits, with those of the environment variable `STEPCOT_JAX_LIMITS` in place of the defaults.
+
+    Raises:
+      BadInput: the variable does not hold names of limits with whole numbers.
+    """
+    return _parse_limits(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _parse_limits(written: str) -> Limits:
+    known, changed = {field.name for field in dataclasses.fields(Limits)}, {}
+    for part in filter(None, map(str.strip, written.split(","))):
+        name, _, number = (side.strip() for side in part.partition("="))
+        if name not in known or not (number.isascii() and number.isdigit() and 0 < len(number) < 16 and int(number)):
+            accepted = f"limits such as rows=1000, separated by commas: {', '.join(sorted(known))}"
+            raise BadInput(f"{VARIABLE}: {part[:80]!r} is not one of the {accepted}")
+        changed[name] = int(number)
+    return Limits(**changed)
+
+
+def exceeds(where: object, found: str, limit: str) -> BadInput:
+    """Return the error for a file above a limit, which names the limit and how to raise it."""
+    most = getattr(read_limits(), limit)
+    return BadInput(f"{where}: {found}; at most {most} are accepted (raise it by {VARIABLE}={limit}=NUMBER)")
+
+
+def open_untrusted(
+    path: str | os.PathLike[str], *, accepted: str, max_bytes: int | None = None, follow: bool = True
+) -> io.BufferedReader:
+    """Open a regular file for reading bytes; never wait for a pipe.
+
+    Args:
+      path: the file.
+      accepted: expected kind of file, for messages.
+      max_bytes: larger files are refused before they are read.
+      follow: whether the path may be a link.
+
+    Raises:
+      BadInput: the path is a folder, pipe, socket or device, or the file is too large.
+      OSError: it cannot be opened.
+    """
+    _require_regular(os.stat(path, follow_symlinks=follow), path, accepted)  # noqa: PTH116
+    descriptor = os.open(path, _FLAGS | (0 if follow else getattr(os, "O_NOFOLLOW", 0)))
+    try:
+        status = os.fstat(descriptor)  # the path may have changed since
+        _require_regular(status, path, accepted)
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise BadInput(f"{path}: {status.st_size} bytes, more than {max_bytes}")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def require_file(path: str | os.PathLike[str], *, accepted: str, max_bytes: int | None = None) -> None:
+    """Check a file that a library opens by its name; errors as for `open_untrusted`."""
+    open_untrusted(path, accepted=accepted, max_bytes=max_bytes).close()
+
+
+def _require_regular(status: os.stat_result, path: object, accepted: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise BadInput(f"{path}: not a regular file; expected {accepted}")
+
+
+@contextlib.contextmanager
+def open_archive(path: Path, *, accepted: str, most_unpacked: int | None = None) -> Iterator[zipfile.ZipFile]:
+    """Open a zip archive whose files together are at most `most_unpacked` bytes; a read gives no more than it states.
+
+    Raises:
+      BadInput: not a regular file, too many files, or too many bytes unpacked.
+      OSError, zipfile.BadZipFile: it cannot be read.
+    """
+    with open_untrusted(path, accepted=accepted) as file:
+        limited = _ShortReads(file, path=path)
+        with zipfile.ZipFile(cast(IO[bytes], limited)) as archive:
+            limited.largest = None
+            unpacked = sum(member.file_size for member in archive.infolist())
+            if most_unpacked is not None and unpacked > most_unpacked:
+                raise exceeds(path, f"{unpacked} bytes when unpacked", "unpacked_bytes")
+            yield archive
+
+
+class _ShortReads:
+    """A file that refuses long reads until `largest` is None: zipfile reads an archive's directory at once."""
+
+    def __init__(self, file: BinaryIO, *, path: Path) -> None:
+        self._file, self._path = file, path
+        self.largest: int | None = _LONGEST_DIRECTORY
+        self.seek, self.tell = file.seek, file.tell
+        self.seekable = file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        if self.largest is not None and size > self.largest:
+            raise BadInput(f"{self._path}: its list of files has {size} bytes; at most {self.largest} are accepted")
+        return self._file.read(size)
+
+
+class Meter:
+    """Counts the rows and cells of a table while it is read, and refuses it above `Limits`.
+
+    Args:
+      path: of the table, for messages.
+      sheet: whether it is an .xlsx.
+    """
+
+    def __init__(self, path: object, *, sheet: bool = False) -> None:
+        self._path, self._limits = path, read_limits()
+        self._cells_name = "sheet_cells" if sheet else "cells"
+        self._most_cells: int = getattr(self._limits, self._cells_name)
+        self._num_rows = self._num_blank = self._num_cells = self._num_ticks = 0
+        self._start = time.monotonic()
+
+    def add_row(self, num_cells: int, *, blank: bool) -> None:
+        """Count a row."""
+        self._num_rows += 1
+        self._num_blank += blank
+        if self._num_rows > self._limits.rows:
+            raise exceeds(self._path, f"more than {self._limits.rows} rows", "rows")
+        if self._num_blank > self._limits.blank_rows:
+            raise exceeds(self._path, f"more than {self._limits.blank_rows} blank rows", "blank_rows")
+        if num_cells > self._limits.columns:
+            raise exceeds(self._path, f"row {self._num_rows} has {num_cells} cells", "columns")
+        self.add_cells(num_cells)
+
+    def add_cells(self, number: int) -> None:
+        """Count cells."""
+        self._num_cells += number
+        if self._num_cells > self._most_cells:
+            raise exceeds(self._path, f"more than {self._most_cells} cells", self._cells_name)
+        self.tick()
+
+    def tick(self) -> None:
+        """Look at the clock now and then."""
+        self._num_ticks += 1
+        if self._num_ticks % _BETWEEN_CLOCKS == 0 and time.monotonic() - self._start > self._limits.seconds:
+            raise exceeds(self._path, f"not read after {self._limits.seconds} seconds", "seconds")

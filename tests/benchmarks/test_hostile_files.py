@@ -1,0 +1,151 @@
+"""Commands end orderly on hostile files, within 30 s and 2 GB, with one line that names the file and the limit.
+
+`python -m benchmarks.hostile_files` does the same with files of full size and the default limits.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import hostile_files
+from benchmarks.hostile_inputs import MAKERS
+from stepcot_jax.host.untrusted import VARIABLE
+
+LIMITS = "text=200000,name=1000,blank_rows=20000,sheet_cells=20000"
+FACTOR = 0.02
+
+TOO_LONG = "a row of more than 200000 characters, or a quotation without end; at most 200000"
+NOT_REGULAR = "not a regular file"
+FIELD = "has 1048576 characters; at most"
+
+# Start of the file's name: words that its command prints.
+WORDS = {
+    "split .csv: one": TOO_LONG,
+    "split .csv: 200 MB of blank rows": "train.csv: more than 20000 blank rows",
+    "split .csv: 10^7": "train.csv: more than 20000 blank rows",
+    "split .xlsx: a row numbered": "train.xlsx: a row is numbered '10000",
+    "split .xlsx: rows with": "row 2 has a cell in column 18278; at most 16384",
+    "split .xlsx: one row": "row 1 has a cell in column 16385; at most 16384",
+    "split .xlsx: 400 MB of cells": "more than 20000 cells; at most 20000 are accepted",
+    "split .xlsx: 400 MB of empty": "more than 20000 blank rows",
+    "split .xlsx: 400 MB of shared": "more than 20000 cells; at most 20000 are accepted",
+    "split .xlsx: a shared": "a cell of more than 200000 characters",
+    "split .xlsx: 400 MB of styles": "more than 65536 sheets, relations or styles",
+    "split .xlsx: elements": "elements are nested more than 64 deep",
+    "split .xlsx: 400 MB of white": "splits have no case",
+    "split .xlsx: a million": "train.xlsx: cannot be read",
+    "split .xlsx: entities": "has a document type declaration",
+    "source .csv: 200 MB of blank": "cases.csv: more than 20000 blank rows",
+    "source .csv": TOO_LONG,
+    "data.json: image_path": f"image_path: … {FIELD} 1000",
+    "data.json: patient_id": f"patient_id: … {FIELD} 1000",
+    "data.json: origin": f"origin: … {FIELD} 1000",
+    "data.json: report": f"report: … {FIELD} 200000",
+    "data.json: step": f"vqa_chain[3].step: … {FIELD} 1000",
+    "data.json: question": f"vqa_chain[3].question: … {FIELD} 200000",
+    "data.json: options": f"vqa_chain[3].options: … {FIELD} 1000",
+    "data.json: answer": f"vqa_chain[3].answer: … {FIELD} 1000",
+    "data.json: reasoning": f"vqa_chain[3].reasoning: … {FIELD} 200000",
+    "data.json: 60 MB of options": "vqa_chain[3].options: 262147 options; at most 1000",
+    "data.json: unknown": "a run can use it",
+    "data.json: 200 MB": "the file is empty",
+    "records.jsonl": "unknown field",
+    "pipe: IU X-Ray report": "is a link or not an ordinary file",
+    "pipe: loose": "has no known layout",
+    "pipe: IU X-Ray archive": "has no known layout",
+    "pipe: records.jsonl": "is not a file",
+    "pipe: ChestX-ray8": "has no Data_Entry_2017*.csv",
+    "pipe: Data_Entry": "has no Data_Entry_2017*.csv",
+    "pipe: IU X-Ray projections": "1.xml: uId: ''",
+    "pipe: train.csv of splits": "exactly one of train.xlsx and train.csv is required",
+    "pipe: questions": "has no known detection list",
+    "pipe: an image": "is not a file; an image below the data root is required",
+    "pipe": NOT_REGULAR,
+    "/dev/zero: NLMCXR": "has no known layout",
+    "/dev/zero: 1.xml": "has no known layout",
+    "/dev/zero": NOT_REGULAR,
+    "features: pipe": NOT_REGULAR,
+    "features: /dev/zero": NOT_REGULAR,
+    "features: an id": "id 1 has 5242880 characters; at most 1000",
+    "features: nested": "not a list of strings or whole numbers",
+    "features: a row": TOO_LONG,
+    "features: 250 MB": "more than 6 ids for 6 rows",
+    "features: zip bomb of one id": "ids of 4000000 bytes; at most 1000",
+    "features: zip bomb of features": "15000000 rows; expected one for each case",
+    "features: zip bomb": "5000000 ids for 6 rows",
+    "features: a million": "and 19974 more]; expected features and ids",
+    "convert: a name inside": "teacher/a/b: 'a' is a tensor itself",
+    "convert: a network": "unknown tensors: teacher; names start with",
+    "convert: a name of 20,000": "40007 characters and 20001 parts; at most 1000 and 32",
+    "convert: a name of 20 MB": "400008 characters and 2 parts",
+    "convert: 500,000 names": "unknown tensors: 0, 1, 10,",
+    "convert: 500,000 heads": "and 9980 more",
+    "convert: 500,000 foreign": "unknown tensors: other/0,",
+    "convert: --to jax, 500,000": "names count 10000 steps or layers; at most 1000",
+    "convert: --to jax, a name": "unknown tensors: " + "a" * 80 + "…",
+    "convert": NOT_REGULAR,
+    "IU X-Ray: gzip": "cannot be read as report files (unexpected end of data)",
+    "IU X-Ray: a header": "has a header of 20000256 bytes",
+    "annotate .jsonl: 100 MB": "missing required field",
+    "evaluate_replies .jsonl: 100 MB": "missing required field",
+    "conformance .npz: 100 MB": "is not a readable .npz",
+    "annotate .csv: 100 MB": TOO_LONG,
+    "readers sample .csv: 100 MB": TOO_LONG,
+    "data stats .csv: 100 MB": TOO_LONG,
+    "annotate": "has no known layout",
+    "evaluate_replies": "is not a file",
+    "conformance": NOT_REGULAR,
+    "readers sample": NOT_REGULAR,
+    "data stats": NOT_REGULAR,
+}
+
+GROUPS = (
+    "split .csv",
+    "split .xlsx",
+    "source .csv",
+    "data.json",
+    "records.jsonl",
+    "pipe",
+    "/dev/zero",
+    "features",
+    "convert",
+    "IU X-Ray:",
+)
+REST = "annotate", "evaluate_replies", "conformance", "readers", "data stats"
+
+
+def words_of(name):
+    return WORDS[max((start for start in WORDS if name.startswith(start)), key=len)]
+
+
+def test_every_hostile_file_is_in_a_group_and_has_words():
+    assert all(name.startswith((*GROUPS, *REST)) and words_of(name) for name in MAKERS)
+    assert all(any(name.startswith(start) for name in MAKERS) for start in WORDS)
+
+
+@pytest.mark.parametrize("words", [*((group,) for group in GROUPS), REST], ids=lambda words: words[0].strip(":"))
+def test_hostile_files_are_refused(words):
+    command = [sys.executable, "-m", "benchmarks.hostile_files", "--json", f"--factor={FACTOR}", *words]
+    environment = {**os.environ, VARIABLE: LIMITS, "OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    chosen = [outcome for outcome in outcomes if outcome["name"].startswith(words)]
+    assert len(chosen) == sum(name.startswith(words) for name in MAKERS), done.stderr
+    for outcome in chosen:
+        assert not outcome["problem"], outcome
+        assert words_of(outcome["name"]) in " ".join(outcome["output"].split()), outcome
+        assert outcome["megabytes"] < hostile_files.MOST_BYTES / 1e6
+    assert done.returncode == any(outcome["problem"] for outcome in outcomes)
+
+
+def test_disorderly_ends_are_found():
+    def outcome(code=2, output="error: a"):
+        return hostile_files.Outcome(code, 0.1, 1.0, output).problem
+
+    assert not outcome()
+    assert "-14" in outcome(code=-14)
+    assert outcome(output="Traceback (most recent call last):\n") == "a traceback"
+    assert "5000 characters" in outcome(output="a" * 5000)

@@ -1,0 +1,98 @@
+"""Rows of spreadsheets: as openpyxl reads them, and as other programs write them."""
+
+import datetime
+import zipfile
+
+import numpy as np
+import openpyxl
+import pytest
+
+from benchmarks.hostile_inputs import write_book
+from stepcot_jax.data.splits.sheet_rows import iterate_sheet
+from stepcot_jax.host.errors import BadInput
+
+VALUES = [
+    "p1", " p 2 ", "ünal <&> 胸", "", None, "1e5",
+    7, -7, 0, 1613, 1613.0, 0.5, 1e20, 12345678901, True, False, "00012", "=1+1",
+    datetime.datetime(2020, 1, 31, 12, 30), datetime.date(1999, 12, 31), datetime.time(8, 15),
+]  # fmt: skip
+
+
+def read_with_openpyxl(path):
+    book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    rows = []
+    for number, cells in enumerate(book.worksheets[0].iter_rows(values_only=True), start=1):
+        texts = [str(int(x)) if isinstance(x, float) and x.is_integer() else "" if x is None else str(x) for x in cells]
+        rows.append((number, [text.strip() for text in texts]))
+    book.close()
+    return rows
+
+
+def shorten(rows):
+    """Rows with text, without empty cells at the end."""
+    kept = []
+    for number, cells in rows:
+        while cells and not cells[-1]:
+            cells = cells[:-1]
+        if cells:
+            kept.append((number, cells))
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_those_of_openpyxl(tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    book = openpyxl.Workbook()
+    if seed == 2:
+        book.epoch = openpyxl.utils.datetime.CALENDAR_MAC_1904
+    sheet = book.worksheets[0]
+    for row in draw.permutation(400)[:60].tolist():
+        for column in draw.permutation(60)[:4].tolist():
+            sheet.cell(row + 1, column + 1, VALUES[draw.integers(len(VALUES))])
+    sheet.cell(2, 1, 45000.25).number_format = "dd/mm/yy"
+    sheet.cell(3, 1, 45000.25).number_format = "0.00"
+    sheet.merge_cells("A5:C9")
+    book.create_sheet("second").append(["other"])
+    book.save(tmp_path / "a.xlsx")
+    found = list(iterate_sheet(tmp_path / "a.xlsx"))
+    expected = read_with_openpyxl(tmp_path / "a.xlsx")
+    assert shorten(found) == shorten(expected)
+    assert len(shorten(found)) > 30
+
+
+def rewrite(path, **parts):
+    with zipfile.ZipFile(path) as archive:
+        kept = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in kept.items():
+            archive.writestr(name, parts.get(name.rpartition("/")[2].partition(".")[0], content))
+
+
+def test_prefixes_rich_text_phonetic_text_and_missing_places_are_read(tmp_path):
+    path = tmp_path / "a.xlsx"
+    write_book(path)
+    rewrite(
+        path,
+        sharedStrings='<x:sst xmlns:x="m"><x:si><x:r><x:t>pat</x:t></x:r><x:r><x:t>ient_id</x:t></x:r><x:rPh>'
+        "<x:t>no</x:t></x:rPh></x:si></x:sst>",
+        sheet1='<x:worksheet xmlns:x="m"><x:sheetData><x:row><x:c t="s"><x:v>0</x:v></x:c></x:row><x:row r="4"><x:c/>'
+        '<x:c t="str"><x:f>A&amp;B</x:f><x:v>p1</x:v></x:c><x:c t="e"><x:v>#N/A</x:v></x:c></x:row></x:sheetData>'
+        "</x:worksheet>",
+    )
+    assert list(iterate_sheet(path)) == [(1, ["patient_id"]), (4, ["", "p1", "#N/A"])]
+
+
+@pytest.mark.parametrize(
+    ("cell", "found"),
+    [
+        ('<c t="s"><v>1</v></c>', "row 1 names shared string 1 of 1"),
+        ('<c t="s"><v>-1</v></c>', "row 1 names shared string -1 of 1"),
+        ('<c r="1A"><v>1</v></c>', "'1A' is not the place of a cell"),
+    ],
+)
+def test_cells_that_name_nothing_are_refused(tmp_path, cell, found):
+    path = tmp_path / "a.xlsx"
+    write_book(path)
+    rewrite(path, sheet1=f"<worksheet><sheetData><row>{cell}</row></sheetData></worksheet>")
+    with pytest.raises(BadInput, match=found):
+        list(iterate_sheet(path))

@@ -1,0 +1,160 @@
+"""Untrusted files: regular files only, limits from the environment, archives, tables; no other way to open a file."""
+
+import ast
+import os
+import pathlib
+import time
+import zipfile
+
+import pytest
+
+import stepcot_jax
+from stepcot_jax.host import untrusted
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import VARIABLE, Limits, Meter, open_archive, open_untrusted, read_limits
+
+PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
+
+OPENERS = {"open", "read_text", "read_bytes", "ZipFile", "memmap", "safe_open", "fdopen"}
+"""Names of functions that open files for reading."""
+
+OTHERS = {
+    "host/untrusted.py": "the one place",
+    "__main__.py": "own sources",
+    "annotate/agreement.py": "own style",
+    "annotate/llm/ledger.py": "opened for writing",
+    "conformance/golden.py": "numpy, after open_archive",
+    "constrain/level_page.py": "own style",
+    "data/images/shard_writing.py": "a lock",
+    "data/phantom/phantom.py": "writes",
+    "data/sources/iu_archive.py": "a tar archive around an untrusted file",
+    "data/sources/phantom_folder.py": "a picture in an untrusted file",
+    "demo/__main__.py": "own style",
+    "encoders/weights.py": "safetensors, after require_file",
+    "export/exported_files.py": "part of exports; needs no stepcot_jax",
+    "export/model_card.py": "own template",
+    "export/policy_folder.py": "own template",
+    "features/arrays.py": "an entry of an untrusted archive",
+    "features/shards.py": "own shards, whose digest is compared",
+    "evaluation/prediction_files.py": "an entry of an untrusted archive",
+    "data/splits/sheet_rows.py": "an entry of an untrusted archive",
+    "host/compilation_cache.py": "/proc/cpuinfo",
+    "host/files.py": "writes; locks folders",
+    "host/locks.py": "a lock",
+    "readers/sampling.py": "own style",
+    "report/page.py": "own style",
+    "report/reply_page.py": "own style",
+    "run/stored_reading.py": "bytes in memory",
+    "tables/cost_measuring.py": "/proc",
+    "training/log.py": "the run's own log",
+}
+
+
+def calls_of(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            owner = getattr(getattr(node.func, "value", None), "id", "")
+            if name in OPENERS or (name == "load" and owner in ("np", "torch")):
+                yield name, node.lineno
+
+
+def test_only_the_listed_modules_open_files_by_themselves():
+    """A module with untrusted files uses `open_untrusted`, `open_archive`, `read_file` or `read_json`."""
+    found = {str(path.relative_to(PACKAGE)): list(calls_of(path)) for path in PACKAGE.rglob("*.py")}
+    openers = {name: calls for name, calls in found.items() if calls}
+    assert {name: calls for name, calls in openers.items() if name not in OTHERS} == {}
+    assert set(OTHERS) - set(openers) == set()
+
+
+def test_pipes_devices_and_folders_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path):
+        with pytest.raises(BadInput, match="not a regular file; expected a table"):
+            open_untrusted(path, accepted="a table")
+
+
+def test_a_file_that_becomes_a_pipe_after_the_check_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    regular = path.stat()
+    path.unlink()
+    os.mkfifo(path)
+    monkeypatch.setattr(untrusted.os, "stat", lambda *_, **__: regular)
+    start = time.monotonic()
+    with pytest.raises(BadInput, match="not a regular file"):
+        open_untrusted(path, accepted="a table")
+    assert time.monotonic() - start < 5
+
+
+def test_sizes_and_links(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    with open_untrusted(tmp_path / "link", accepted="a file", max_bytes=5) as file:
+        assert file.read() == b"12345"
+    with pytest.raises(BadInput, match="5 bytes, more than 4"):
+        open_untrusted(tmp_path / "file", accepted="a file", max_bytes=4)
+    with pytest.raises(BadInput, match="not a regular file"):
+        open_untrusted(tmp_path / "link", accepted="a file", follow=False)
+
+
+def test_limits_come_from_the_environment(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert read_limits() == Limits()
+    monkeypatch.setenv(VARIABLE, " rows=7, seconds = 3 ,")
+    assert read_limits() == Limits(rows=7, seconds=3)
+
+
+@pytest.mark.parametrize("written", ["row=7", "rows", "rows=", "rows=0", "rows=-1", "rows=1e3", "rows=٣", "=7"])
+def test_other_limits_are_refused_by_name(monkeypatch, written):
+    monkeypatch.setenv(VARIABLE, f"cells=9,{written}")
+    with pytest.raises(BadInput, match=f"{VARIABLE}: '{written}' is not one of the limits .*blank_rows"):
+        read_limits()
+
+
+def count_rows(meter, number):
+    for row in range(number):
+        meter.add_row(4, blank=row > 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ("rows=2", "more than 2 rows; at most 2 are accepted .*LIMITS=rows=NUMBER"),
+        ("blank_rows=1", "more than 1 blank rows"),
+        ("columns=3", "row 1 has 4 cells"),
+        ("cells=7", "more than 7 cells"),
+    ],
+)
+def test_a_table_above_a_limit_is_refused_where_it_exceeds_it(monkeypatch, limits, found):
+    monkeypatch.setenv(VARIABLE, limits)
+    meter = Meter("train.csv")
+    with pytest.raises(BadInput, match=f"^train.csv: {found}"):
+        count_rows(meter, 3)
+
+
+def test_a_table_that_takes_too_long_is_refused(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "seconds=5")
+    clock = iter(range(100))
+    monkeypatch.setattr(untrusted.time, "monotonic", lambda: next(clock))
+    meter = Meter("train.csv")
+    with pytest.raises(BadInput, match=r"train\.csv: not read after 5 seconds"):
+        count_rows(meter, 10 * 1024)
+
+
+def test_archives_are_bounded_before_they_are_unpacked(tmp_path, monkeypatch):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", bytes(10_000))
+    with open_archive(path, accepted="a zip", most_unpacked=10_000) as archive:
+        assert archive.read("a") == bytes(10_000)
+    with (
+        pytest.raises(BadInput, match="10000 bytes when unpacked"),
+        open_archive(path, accepted="a zip", most_unpacked=9999),
+    ):
+        pass
+    monkeypatch.setattr(untrusted, "_LONGEST_DIRECTORY", 40)
+    with pytest.raises(BadInput, match="its list of files has"), open_archive(path, accepted="a zip"):
+        pass
