@@ -108,7 +108,7 @@ def measure_qwen(
         try:
             theirs = TorchReplies(ours)
         except ImportError:
-            print("qwen: no ratios, because they need torch; pip install 'stepcot-jax[torch]'")
+            print("qwen: no ratios, because they need torch; pip install -e '.[torch]'")
         else:
             all_threads = theirs.torch.get_num_threads()
             for number in sorted({1, all_threads}):

@@ -87,7 +87,7 @@ def test_without_torch_a_pt_is_refused_with_the_ways_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", no_torch)
     for action in (lambda: read_tensors(path), lambda: write_tensors(path, TENSORS, overwrite=True)):
-        with pytest.raises(BadInput, match=r"need torch.*stepcot-jax\[torch\].*safetensors"):
+        with pytest.raises(BadInput, match=r"need torch.*\[torch\].*safetensors"):
             action()
 
 
