@@ -2,6 +2,7 @@
 
 python -m stepcot_jax.constrain --out DIR                        a simulated model reads phantoms, offline
 python -m stepcot_jax.constrain DATA --endpoint URL --model NAME --out DIR
+python -m stepcot_jax.constrain DATA --local FOLDER --out DIR    a Qwen2.5-VL on this machine
 python -m stepcot_jax.constrain --workdir RUN --split test --endpoint URL --model NAME --out DIR
 
 Pictures are sent to the endpoint that --endpoint names, and nowhere else. For research; not a medical device.
@@ -80,10 +81,12 @@ def main(arguments: list[str] | None = None) -> None:
 def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
     if bool(options.endpoint) != bool(options.model):
         raise BadInput("--endpoint URL and --model NAME are required together")
-    if options.model and options.simulated:
-        raise BadInput("--simulated and --endpoint exclude each other; leave one of them out")
+    chosen_models = [name for name in ("simulated", "local", "endpoint") if getattr(options, name)]
+    if len(chosen_models) > 1:
+        raise BadInput(f"--{' and --'.join(chosen_models)} exclude each other; leave one of them out")
     if not options.model:
-        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None]
+        own = ("max_answer_tokens",) if options.local else ()
+        given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None and name not in own]
         if given or options.omit:
             raise BadInput(f"--{(*given, 'omit')[0].replace('_', '-')} requires --endpoint URL and --model NAME")
         return None
@@ -169,10 +172,15 @@ def _model_opener(
     from stepcot_jax.constrain.simulated_model import SimulatedModel
 
     def open_model() -> "tuple[Model, Budget]":
+        prompt = write_prompt(chain, lists_diagnoses=not options.open_diagnosis)
+        if options.local:
+            from stepcot_jax.constrain.local_model import LONGEST_REPLY, LocalModel
+
+            longest = options.max_answer_tokens or LONGEST_REPLY
+            return LocalModel(options.local, prompt, folder=options.out / LEDGER_FOLDER, longest=longest), Budget(None)
         if endpoint is None:
             truth = {case.id: case.truth for case in cases}
             return SimulatedModel(truth, chain, seed=options.seed), Budget(None)
-        prompt = write_prompt(chain, lists_diagnoses=not options.open_diagnosis)
         model = EndpointModel(endpoint, prompt, folder=options.out / LEDGER_FOLDER, cap=options.max_tokens)
         return model, model.budget
 
@@ -210,6 +218,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
     model = parser.add_argument_group("model", "Any OpenAI-compatible endpoint with vision (extra: annotate).")
     model.add_argument("--simulated", action="store_true", help="a model of known accuracy, offline (default)")
+    local = "a Qwen2.5-VL: folder or Hugging Face id; runs on this machine, pictures do not leave it"
+    model.add_argument("--local", metavar="FOLDER", help=local)
     model.add_argument("--endpoint", "--base-url", metavar="URL", help="address with version, pictures go only there")
     model.add_argument("--model", metavar="NAME", help="name at the endpoint")
     model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")

@@ -40,6 +40,22 @@ class Turn(NamedTuple):
     images: Sequence[UInt8[np.ndarray, "height width 3"]] = ()
 
 
+class ChatReply(NamedTuple):
+    """A reply.
+
+    Attributes:
+      text: without control tokens.
+      num_prompt: tokens of the prompt, of images included.
+      num_tokens: tokens of the reply, a stop token included.
+      is_cut: whether it reached the longest length without a stop token.
+    """
+
+    text: str
+    num_prompt: int
+    num_tokens: int
+    is_cut: bool
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QwenReader:
     """A model with its tokenizer and its preprocessing; made by `load_qwen_reader`.
@@ -57,6 +73,12 @@ class QwenReader:
     def reply(
         self, chats: Sequence[Sequence[Turn]], *, longest: int = 512, temperature: float = 0.0, seed: int = 0
     ) -> list[str]:
+        """Return the text of the reply to each chat; see `answer`."""
+        return [each.text for each in self.answer(chats, longest=longest, temperature=temperature, seed=seed)]
+
+    def answer(
+        self, chats: Sequence[Sequence[Turn]], *, longest: int = 512, temperature: float = 0.0, seed: int = 0
+    ) -> list[ChatReply]:
         """Return the reply to each chat.
 
         Args:
@@ -81,8 +103,14 @@ class QwenReader:
         keys = rollout_keys(jax.random.key(seed), first=0, number=len(prompts))
         given = jax.tree.map(jnp.asarray, batch)
         replies = generate(self.model.network, self.model.params, *given, sampling=sampling, keys=keys)
-        rows = zip(np.asarray(replies.tokens), np.asarray(replies.counted), strict=True)
-        return [self.tokenizer.decode(row[real].tolist(), skip_special_tokens=True) for row, real in rows]
+        found = []
+        for row, real, length in zip(
+            *map(np.asarray, (replies.tokens, replies.counted, batch[2].lengths)), strict=True
+        ):
+            tokens = row[real].tolist()
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            found.append(ChatReply(text, int(length), len(tokens), tokens[-1] not in config.stops))
+        return found
 
     def write_prompt(self, chat: Sequence[Turn]) -> QwenPrompt:
         """Return a chat as tokens, in the format of the published chat template, up to where the reply starts.

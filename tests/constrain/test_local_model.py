@@ -1,0 +1,76 @@
+"""A tiny Qwen2.5-VL with random weights answers dialogues from its folder, and a second run answers from the ledger."""
+
+import json
+
+import numpy as np
+import pytest
+from policies.qwen.tiny_qwen import write_reader
+
+from stepcot_jax.constrain import local_model
+from stepcot_jax.constrain.__main__ import main
+from stepcot_jax.constrain.local_model import write_turns
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.qwen.qwen_chat import QwenReader
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("models") / "tiny"
+    write_reader(made)
+    return made
+
+
+def run(folder, out):
+    main([
+        "--local", str(folder), "--out", str(out), "--num-cases=2", "--levels=0,1", "--variants=constraints",
+        "--image-size=32", "--max-answer-tokens=6", "--num-resamples=20",
+    ])  # fmt: skip
+    return [json.loads(line) for line in (out / "replies.jsonl").read_text().splitlines()]
+
+
+def test_a_second_run_answers_from_the_ledger(folder, tmp_path, monkeypatch, capsys):
+    asked = []
+    answer = QwenReader.answer
+
+    def count(self, chats, **more):
+        asked.append(chats)
+        return answer(self, chats, **more)
+
+    monkeypatch.setattr(QwenReader, "answer", count)
+    replies = run(folder, tmp_path / "out")
+    assert len(asked) == len(replies) == 4
+    assert all(np.asarray(chat[0][-1].images[0]).shape == (32, 32, 3) for chat in asked)
+    assert all(isinstance(reply["reply"], str) for reply in replies)
+    assert run(folder, tmp_path / "out") == replies
+    assert len(asked) == 4
+    ledger = next((tmp_path / "out").rglob("*.jsonl*"))
+    assert ledger.exists()
+    assert "tiny" in capsys.readouterr().out
+
+
+def test_other_weights_have_another_ledger(folder, tmp_path):
+    other = tmp_path / "tiny"
+    write_reader(other)
+    before = local_model._digest_weights(other)
+    path = other / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    assert local_model._digest_weights(other) != before
+
+
+def test_a_text_model_and_two_models_are_refused(tmp_path):
+    write_reader(tmp_path / "text", images=False)
+    with pytest.raises(BadInput, match=r"--local: .*text is a text model"):
+        run(tmp_path / "text", tmp_path / "out")
+    with pytest.raises(BadInput, match="--simulated and --local exclude each other"):
+        main(["--local", "x", "--simulated", "--out", str(tmp_path / "out")])
+    with pytest.raises(BadInput, match="--temperature requires --endpoint"):
+        main(["--local", "x", "--temperature=1", "--out", str(tmp_path / "out")])
+
+
+def test_the_picture_is_in_the_last_turn():
+    turns = write_turns(
+        [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], [np.zeros((2, 2, 3), np.uint8)]
+    )
+    assert [(turn.role, turn.text, len(turn.images)) for turn in turns] == [("system", "a", 0), ("user", "b", 1)]
