@@ -125,7 +125,7 @@ def _mean_column(model: ModelMetrics, column: str) -> float:
 
 def _notes(step: StepMetrics) -> list[str]:
     if not step.num_cases:
-        return [f"{step.name}: no annotated case, left out of every average"]
+        return [f"{step.name}: no case has a label here, left out of every average"]
     notes = []
     if step.left_out:
         notes.append(

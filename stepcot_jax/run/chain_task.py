@@ -49,7 +49,10 @@ class ChainTask(Task):
         self.inputs = load_inputs(settings, workdir, terminal, processes=processes)
         self.dataset: Dataset = self.inputs.dataset
         check_step_costs(settings, self.dataset.chain)
-        for note in check_annotated(self.dataset):
+        notes = check_annotated(self.dataset)
+        if settings.job == "baseline" and settings.baseline.steps == "last":  # hidden on purpose
+            notes = ["config.baseline.steps='last': trained and scored on the last step alone"]
+        for note in notes:
             terminal.say(note)
         self.batches_per_epoch = batches_per_epoch(self.dataset, self.batch_size)
         self.system = make_system(

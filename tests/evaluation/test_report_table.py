@@ -56,7 +56,7 @@ all annotated steps of a case correct: 25.0
 Detection: left out of the macro averages because no case has them: Mixed
 Distribution: left out of the macro averages because no case has them: Diffuse
 Distribution: every case has the same answer, AUC and specificity are undefined
-Side: no annotated case, left out of every average"""
+Side: no case has a label here, left out of every average"""
 
 
 def test_table_reads_as_intended():

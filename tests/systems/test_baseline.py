@@ -180,7 +180,9 @@ def test_without_the_intermediate_steps_nothing_else_is_learned_or_measured(tmp_
     accuracies = [step["accuracy"] for step in report["steps"]]
     assert accuracies[:-1] == [None] * 6
     assert accuracies[-1] == report["mean_accuracy"]
-    assert "note: 'Detection' has no annotated answer in the train split" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "config.baseline.steps='last': trained and scored on the last step alone" in told
+    assert "no annotated answer" not in told
     assert (run.task.dataset.labels[:, -1] >= 0).all()
 
 
