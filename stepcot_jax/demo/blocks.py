@@ -1,6 +1,7 @@
 """The demo's page in Gradio: its parts and their events."""
 
 import functools
+import html
 from collections.abc import Callable
 from typing import Any
 
@@ -89,18 +90,20 @@ def _choose(show: Callable[[Any], list[Any]], step: str, session: Session | None
 
 
 def _show(explainer: Explainer, gradio: Any, can_correct: bool, change: Callable[[], Session | None]) -> list[Any]:
-    """Return session, view, button and answers after a change; a failed change is reported and undone."""
+    """Return session, view, button and answers after a change; after one that failed the reason alone is shown."""
+    said = _NOTHING_YET
     try:
         session = change()
-        if session is None:
-            empty = [
-                gradio.update(value=None, choices=list(step.options), label=step.name, interactive=False)
-                for step in explainer.trained.chain.steps
-            ]
-            return [None, _NOTHING_YET, gradio.update(interactive=False), *empty]
-        view, steps = read_session(session, explainer)
-    except BadInput as error:
-        raise gradio.Error(str(error), print_exception=False) from None
+        if session is not None:
+            view, steps = read_session(session, explainer)
+    except BadInput as error:  # as an error of Gradio's it would be repeated over every part of the page
+        session, said = None, f'<p class="problem" role="alert">{html.escape(str(error))}</p>'
+    if session is None:
+        empty = [
+            gradio.update(value=None, choices=list(step.options), label=step.name, interactive=False)
+            for step in explainer.trained.chain.steps
+        ]
+        return [None, said, gradio.update(interactive=False), *empty]
     answers = [
         gradio.update(value=step.answer, choices=list(step.choices), label=step.label, interactive=can_correct)
         for step in steps

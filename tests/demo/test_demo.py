@@ -152,8 +152,10 @@ def test_a_file_that_is_no_image_is_refused_and_deleted(page, served, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"<script>no image</script>")
     drop(page, bad)
-    page.tab.get_by_text("expected a PNG").first.wait_for()
+    page.tab.wait_for_selector("#view .problem")
+    assert page.tab.get_by_text("expected a PNG").count() == 1  # one sentence, not one on each part of the page
     assert page.tab.locator("#view .panels").count() == 0
+    assert page.tab.locator("#view script").count() == 0
     assert served.kept() == []
 
 
