@@ -209,6 +209,6 @@ def test_without_gradio_the_extra_is_named(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "gradio", None)
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "")
-    with pytest.raises(BadInput, match=r"stepcot-jax\[demo\]"):
+    with pytest.raises(BadInput, match=r'pip install -e "\.\[demo\]"'):
         import_gradio()
     assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
