@@ -14,7 +14,7 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_r
 from stepcot_jax.evaluate_replies.__main__ import main as evaluate_replies
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.run import policy_task
+from stepcot_jax.run import policy_task, policy_tokens
 from stepcot_jax.run.training_run import Run
 
 BRIEF = {"job": "sft", "sft__epochs": 1, "vqa__num_validated": 1}
@@ -47,7 +47,7 @@ def test_a_limit_that_cuts_every_reply_is_refused(tmp_path):
 def test_a_limit_that_cuts_some_replies_is_said(tmp_path):
     whole = Run(small_settings(**BRIEF), tmp_path / "whole").task
     assert "cuts" not in whole.describe_data()
-    lengths = sorted(len(record.target) for record in whole.encoded.values())
+    lengths = sorted(len(record.target) for record in whole.tokens.encoded.values())
     middle = lengths[len(lengths) // 2]
     cut = Run(small_settings(policy__longest_reply=middle, **BRIEF), tmp_path / "cut").task
     number = sum(length > middle for length in lengths)
@@ -181,7 +181,7 @@ class Letters(Lossy):
 
 def test_a_tokenizer_that_changes_replies_is_refused(tmp_path, monkeypatch):
     for kind, changes in ((Letters, False), (Lossy, True)):
-        monkeypatch.setattr(policy_task, "load_pretrained", lambda name, kind=kind: kind())
+        monkeypatch.setattr(policy_tokens, "load_pretrained", lambda name, kind=kind: kind())
         settings = small_settings(policy__tokenizer="letters", **BRIEF)
         if not changes:
             task = Run(settings, tmp_path / kind.__name__).task
