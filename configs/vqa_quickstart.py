@@ -3,7 +3,7 @@
 python -m stepcot_jax.main --config=vqa_quickstart --workdir=runs/vqa
 
 Scores are in docs/policies.md: A 40, V 39 % after fine-tuning (majority answer and constant box: 32 and 27 %), and no
-more after GRPO. 8.4 minutes of processor time on two cores.
+more after GRPO. Seven minutes on two cores.
 """
 
 from configs import base
