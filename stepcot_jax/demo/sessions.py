@@ -12,7 +12,8 @@ from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.pages import make_environment
-from stepcot_jax.predict.answers import ChainReading, describe_shifts
+from stepcot_jax.predict.answer_changes import describe_shifts
+from stepcot_jax.predict.answers import ChainReading
 from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import follows_corrections, give_answers, takes_answers
 from stepcot_jax.predict.radiographs import read_picture, to_input

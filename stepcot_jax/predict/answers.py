@@ -11,14 +11,12 @@ from jaxtyping import Float
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.consistency import Rules, count_broken
 from stepcot_jax.host.text import make_printable
+from stepcot_jax.predict.answer_changes import Flip, Shift, describe_shifts
 from stepcot_jax.predict.paragraph import percent, write_paragraph
 from stepcot_jax.predict.reader import Reading
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
-
-_LEAST_SHIFT = 0.001
-"""Smaller changes of a probability are below the precision that readings are shown with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +61,6 @@ class StepAnswer:
             return f"given{'' if share == 1 else f' at {percent(share)}'} (network: {percent(self.probability)})"
         others = [option for option in self.answer_set or () if option != self.answer]
         return " or ".join([percent(self.probability), *([", ".join(others)] if others else [])])
-
-
-@dataclasses.dataclass(frozen=True)
-class Flip:
-    """A later answer that a given answer changed."""
-
-    step: str
-    before: str
-    after: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Shift:
-    """Largest change of a probability in a later step, 0 to 1, that the given answers caused."""
-
-    step: str
-    change: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,13 +274,3 @@ def _find_changes(
             flips.append(Flip(answer.step.name, without, answer.answer))
         shifts.append(Shift(answer.step.name, float(np.abs(np.asarray(answer.probabilities) - own).max())))
     return tuple(flips), tuple(shifts)
-
-
-def describe_shifts(shifts: Sequence[Shift]) -> str:
-    """Return the largest change of a later probability in words; "" if no step is later."""
-    if not shifts:
-        return ""
-    most = max(shifts, key=lambda shift: shift.change)
-    if most.change < _LEAST_SHIFT:
-        return "no later probability moved by 0.1 points"
-    return f"largest change of a later probability: {100 * most.change:.1f} points ({most.step})"

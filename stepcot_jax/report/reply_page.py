@@ -89,10 +89,7 @@ def write_page(
     as_files = sum(len(picture or "") for picture in pictures) > _MOST_EMBEDDED
     data = {
         "records": [_describe_record(record, places) for record in shown],
-        "models": [
-            {"name": name_unseen(name), "replies": [_describe_score(score) for score in scores[:num_shown]]}
-            for name, scores in models.items()
-        ],
+        "models": _describe_models(models, num_shown),
         "pictures": [
             _write_file(folder, place, picture) if as_files and picture else picture
             for place, picture in enumerate(pictures)
@@ -118,6 +115,13 @@ def write_page(
     ).encode()
     write_whole(folder / file_name, page)
     return len(page), sum(picture is None for picture in pictures)
+
+
+def _describe_models(models: Mapping[str, Sequence[ReplyScore]], num_shown: int) -> list[dict[str, Any]]:
+    return [
+        {"name": name_unseen(name), "replies": [_describe_score(score) for score in scores[:num_shown]]}
+        for name, scores in models.items()
+    ]
 
 
 def _read_pictures(

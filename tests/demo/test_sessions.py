@@ -2,7 +2,8 @@ import numpy as np
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.demo.sessions import write_reading_view
-from stepcot_jax.predict.answers import ChainReading, Flip, Shift, StepAnswer
+from stepcot_jax.predict.answer_changes import Flip, Shift
+from stepcot_jax.predict.answers import ChainReading, StepAnswer
 
 PICTURE = np.full((32, 32, 3), 128, np.uint8)
 

@@ -21,8 +21,9 @@ from stepcot_jax.evaluation.consistency_files import write_pairs
 from stepcot_jax.evaluation.pair_ratios import make_ratios
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
+from stepcot_jax.predict.answer_changes import Shift, describe_shifts
 from stepcot_jax.predict.answer_sheet import column_names
-from stepcot_jax.predict.answers import Shift, describe_shifts, make_readings
+from stepcot_jax.predict.answers import make_readings
 from stepcot_jax.predict.corrections import check_given, give_answers, read_corrections
 from stepcot_jax.predict.paragraph import write_paragraph
 from stepcot_jax.predict.radiographs import find_images, read_picture
