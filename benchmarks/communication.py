@@ -133,6 +133,9 @@ def _group_size(line: str, program: str) -> int:
         return int(iota[1])
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return len(listed[1].split(","))
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):  # since JAX 0.12
+        axes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        return math.prod(axes[axis] for axis in re.findall(r"'(\w+)'", named[2]))
     header = program.partition("\n")[0]
     sizes = [int(size) for size in re.findall(r"(?:num_partitions|replica_count)=(\d+)", header)]
     return math.prod(sizes)

@@ -79,10 +79,10 @@ def measure_start(root: pathlib.Path, rounds: int) -> dict[str, float]:
     return numbers | {f"{name}_spread": timing.spread for name, timing in timings.items()}
 
 
-def write_radiographs(root: pathlib.Path) -> None:
-    """Write a data root of 200 radiographs: phantoms, each shifted within its image, as 8-bit grey PNG."""
+def write_radiographs(root: pathlib.Path, *, num_drawn: int = _NUM_DRAWN) -> None:
+    """Write a data root of radiographs, five a phantom, each shifted within its image, as 8-bit grey PNG."""
     cases = []
-    for index in range(_NUM_DRAWN):
+    for index in range(num_drawn):
         drawn = draw_case(index, seed=0, size=RADIOGRAPH_SIZE, prevalence="flat")
         for roll in range(_NUM_ROLLED):
             name = f"images/{index}_{roll}.png"

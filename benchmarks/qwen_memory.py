@@ -12,33 +12,7 @@ import os
 import time
 from typing import Any
 
-from stepcot_jax.models.decoder_blocks import DecoderSizes
-from stepcot_jax.models.qwen_vision import VisionSizes
-
-M_ROPE = (16, 24, 24)
-
-
-def published_sizes(name: str) -> tuple[DecoderSizes, VisionSizes]:
-    """Return the sizes of "VL-3B" or "VL-7B"."""
-    width, num_layers, num_heads, num_kv_heads, mlp_width, num_words, is_tied = {
-        "VL-3B": (2048, 36, 16, 2, 11_008, 151_936, True),
-        "VL-7B": (3584, 28, 28, 4, 18_944, 152_064, False),
-    }[name]
-    decoder = DecoderSizes(
-        width=width,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_width=128,
-        mlp_width=mlp_width,
-        num_words=num_words,
-        is_tied=is_tied,
-        sections=M_ROPE,
-    )
-    vision = VisionSizes(
-        width=1280, num_layers=32, num_heads=16, mlp_width=3420, out_width=width, full_layers=(7, 15, 23, 31)
-    )
-    return decoder, vision
+NAMES = {"VL-3B": "Qwen/Qwen2.5-VL-3B-Instruct", "VL-7B": "Qwen/Qwen2.5-VL-7B-Instruct"}
 
 
 def compile_update(name: str, *, data: int, model: int, tokens: int, windows: int, low_rank: bool) -> dict[str, float]:
@@ -61,8 +35,11 @@ def compile_update(name: str, *, data: int, model: int, tokens: int, windows: in
     from stepcot_jax.models.qwen_vl import QwenPrompts, QwenVl
     from stepcot_jax.policies.qwen import qwen_sharding, qwen_tuning
     from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+    from stepcot_jax.policies.qwen.qwen_published import published_config
 
-    decoder, vision = published_sizes(name)
+    config = published_config(NAMES[name])
+    decoder, vision = config.sizes, config.vision
+    assert vision is not None  # noqa: S101 - for the type checker
     network, mesh = QwenVl(decoder, vision, jnp.bfloat16, remat=True), qwen_sharding.make_mesh(data=data, model=model)
     settings, shapes = LowRankSettings(), qwen_shapes(decoder, vision)
     trained = qwen_tuning.PROJECTOR if low_rank else qwen_tuning.DECODER_AND_PROJECTOR
@@ -120,7 +97,7 @@ def _blank(dtype: Any) -> Any:
 def main() -> None:
     """Print the numbers of one model and mesh as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.qwen_memory", description="Memory a device.")
-    parser.add_argument("name", choices=("VL-3B", "VL-7B"))
+    parser.add_argument("name", choices=tuple(NAMES))
     parser.add_argument("--data", type=int, default=8, help="devices along data, one case each (default 8)")
     parser.add_argument("--model", type=int, default=1, help="devices along model (default 1)")
     parser.add_argument("--tokens", type=int, default=1024, help="of a case, image included (default 1024)")
@@ -128,8 +105,10 @@ def main() -> None:
     parser.add_argument("--low-rank", action="store_true", help="LoRA instead of training the whole decoder")
     options = vars(parser.parse_args())
     flags = f"--xla_force_host_platform_device_count={options['data'] * options['model']}"
-    # Machine code is not needed, only the plan of its memory.
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags} --xla_backend_optimization_level=0"
+    # Machine code is not needed, only the plan of its memory, in an order that keeps few arrays at a time: the default
+    # on CPUs starts as much as possible at once, and so collects the parameters of all layers first.
+    flags += " --xla_backend_optimization_level=0 --xla_cpu_enable_concurrency_optimized_scheduler=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     print(json.dumps(options | compile_update(**options)))
 

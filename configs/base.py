@@ -21,6 +21,7 @@ def get_config():
 
     config.data = config_dict.ConfigDict()
     config.data.source = "phantom"  # "phantom": drawn in memory; "folder": files in `root`; "tfds": prepared in `root`
+    # Every setting that names a folder may also name one on a store, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
     config.data.root = ""  # data folder of "folder" (docs/data.md), or the data_dir of "tfds"
     config.data.layout = "auto"  # detected; or "published", "chestxray8", "padchest_gr", "iu_xray", "csv"
     config.data.single_label = True  # in layouts with lists of findings: skip images with several findings
@@ -43,6 +44,10 @@ def get_config():
     # the mean over the annotated steps (authors' code)
     config.data.sampling = "uniform"
     config.data.augment = "none"  # or "light": small rotations, shifts, scalings and exposure changes; no flips
+    # what training makes of answers marked uncertain: "ignore" (no loss), the step's "negative" option, "positive" (the
+    # answer itself), or "soft": the answer with probability uncertain_weight, else the negative option; docs/data.md
+    config.data.uncertain = "ignore"
+    config.data.uncertain_weight = 0.5  # above 0 and below 1, with "soft"
 
     config.phantom = config_dict.ConfigDict()
     config.phantom.num_cases = 2000  # cases, all splits together
@@ -120,6 +125,17 @@ def get_config():
 
     config.policy = config_dict.ConfigDict()  # a decoder over the cells of an image's feature map
     config.policy.start = ""  # workdir of a finished run whose weights it starts from; "": random weights
+    # A Qwen2.5-VL in place of the small decoder (docs/qwen.md): folder or Hugging Face id. It brings network and
+    # tokenizer: tokenizer, grid, encoder_widths and the sizes below then have no effect and must be left out
+    config.policy.weights = ""
+    config.policy.random = (
+        False  # True: random weights at the sizes of `weights`, whose tensors are not read (a dry run)
+    )
+    config.policy.shrink = 1  # or 2, 4, 8: widths and layers of a random one are divided by it
+    config.policy.low_rank = 0  # rank of LoRA on the decoder, which is frozen then; 0: the whole decoder trains
+    config.policy.low_rank_alpha = 32.0  # LoRA's product is scaled by low_rank_alpha / low_rank
+    # the decoder's layers with LoRA, as a regular expression of whole paths
+    config.policy.low_rank_targets = r"decoder/layer_\d+/(attention/(query|key|value|out)|gate|up|down)"
     config.policy.tokenizer = ""  # folder or Hugging Face id; "": a closed vocabulary counted on the training records
     config.policy.num_merges = 1000  # most phrases of the closed vocabulary that become one token
     config.policy.grid = 8  # cells on a side of the image
@@ -162,7 +178,7 @@ def get_config():
     config.grpo.clip_low = 0.2  # eps: ratios are clipped below at 1 - clip_low
     config.grpo.clip_high = 0.2  # and above at 1 + clip_high
     config.grpo.dual_clip = 0.0  # least multiple of a negative advantage; 0: none
-    config.grpo.beta = 1e-3  # weight of the KL divergence from the start of GRPO
+    config.grpo.beta = 1e-3  # weight of the KL divergence from the start of GRPO; 0: no copy of the start is kept
     config.grpo.kl = "k3"  # its estimator; or "k1", "k2"
     config.grpo.clamp_log_ratio = 0.0  # largest magnitude of the estimator's log-ratio; 0: none
     config.grpo.clamp_kl = 0.0  # largest magnitude of the estimate; 0: none
@@ -219,6 +235,11 @@ def get_config():
     config.curriculum.most_hard = 0.3
     config.curriculum.hard_factor = 0.9
 
+    config.start = config_dict.ConfigDict()
+    # jobs "teacher" and "distill": workdir of a finished run whose weights are the start, steps and answers matched by
+    # name, other steps' heads fresh; "": random weights
+    config.start.checkpoint = ""
+
     config.training = config_dict.ConfigDict()
     config.training.batch_size = 32  # cases, over all devices; the job "baseline" uses baseline.batch_size
     config.training.teacher_epochs = 2  # job "distill": epochs of the teacher only, before the joint ones
@@ -244,9 +265,17 @@ def get_config():
     config.training.given_noise = 0.0  # share of the given answers that are wrong, as people's are
     config.training.given_to = "both"  # networks that are given answers: "both", or only the "teacher"
 
+    config.loggers = config_dict.ConfigDict()
+    config.loggers.names = ()  # beside metrics.jsonl and TensorBoard: "wandb", "mlflow"; each needs its extra
+    config.loggers.mode = "offline"  # below the workdir; "online": sent to the service that its own variables name
+    config.loggers.project = "stepcot-jax"  # project of Weights & Biases, experiment of MLflow
+    config.loggers.run = ""  # name of the run there; "": that of the workdir
+
     config.parallel = config_dict.ConfigDict()
-    config.parallel.transform = "shard_map"  # or "pmap", which JAX only maintains; unused on one device
+    # or "pmap", which JAX only maintains; unused on one device. "mesh" also divides the parameters of policy.weights
+    config.parallel.transform = "shard_map"
     config.parallel.num_devices = 0  # devices to use, a divisor of the batch size; 0: all devices
+    config.parallel.model_devices = 1  # "mesh": devices that divide each layer; the others divide the batch
     config.parallel.num_passes = 1  # passes per batch (gradient accumulation); more passes need less memory
     config.parallel.remat = False  # True: recompute activations in the backward pass
 
@@ -256,8 +285,17 @@ def get_config():
     config.evaluation.num_resamples = 1000  # resamples of the bootstrap by patient; 0: no intervals
     config.evaluation.coverage = 0.9  # target share of cases whose answer sets contain the true answer
     config.evaluation.coverage_by = "step"  # of all cases of a step together, or of each true "answer": larger sets
+    config.evaluation.coverage_confidence = 0.95  # share of validation splits that reach it; 0: on average over them
     # "consistent": also report the most probable chains without contradictions; see docs/tables.md
     config.evaluation.decoding = "independent"
+    # threshold of each answer, chosen on validation: highest sensitivity + specificity ("youden"), a fixed
+    # "sensitivity" or "specificity", or lowest "cost"
+    config.evaluation.operating_point = "youden"
+    config.evaluation.operating_target = 0.9  # sensitivity or specificity to reach
+    config.evaluation.miss_cost = 1.0  # cost of a missed case, in false alarms
     config.evaluation.step_costs = ()  # cost of checking each step, when the next one is chosen; (): all the same
+    config.evaluation.gate_false_alarms = (
+        0.05  # share of validation images that the gate flags; 0: no gate, docs/gate.md
+    )
 
     return config

@@ -1,9 +1,19 @@
 """GEMeX-RMCoT: fine-tuning with thinking, then GRPO with rewards of answer and boxes, at the published hyperparameters.
 
-The paper trains Qwen2.5-VL-7B-Instruct on 8 H100. Weights of that size cannot be loaded yet: this config trains the
-small decoder of `policy`, its image encoder too, on any folder of records (docs/policies.md). Nothing is measured.
+The paper trains Qwen2.5-VL-7B-Instruct on 8 H100, and so does this config, on any folder of records (docs/policies.md):
+projector and decoder train, the vision tower is frozen. It never ran on an accelerator; nothing is measured.
 
-python -m stepcot_jax.main --config=gemex --config.vqa.root=FOLDER --workdir=runs/gemex
+python -m stepcot_jax.main --config=gemex --config.vqa.root=FOLDER --workdir=runs/gemex \
+    --config.parallel.model_devices=4
+
+Dry run of the same program at an eighth of the widths with random weights, on phantoms and on a CPU (docs/qwen.md):
+
+python -m stepcot_jax.main --config=gemex --workdir=runs/gemex_dry \
+    --config.policy.random=True --config.policy.shrink=8 \
+    --config.vqa.source=phantom --config.vqa.root= --config.phantom.num_cases=40 --config.image_encoder.image_size=112 \
+    --config.parallel.num_passes=2 --config.sft.epochs=1 --config.sft.batch_size=16 --config.grpo.epochs=1 \
+    --config.grpo.batch_size=4 --config.grpo.group_size=2 --config.grpo.updates_per_epoch=2 \
+    --config.policy.longest_reply=32 --config.vqa.num_validated=4 --config.evaluation.batch_size=8
 
 The paper lets a model judge open answers; without an endpoint their text is compared. With one, add
     --config.rewards.open_answer=judge --config.rewards.judge_url=URL --config.rewards.judge_model=MODEL
@@ -23,9 +33,14 @@ def get_config():
     config.vqa.source = "folder"
     config.vqa.dialect = "gemex"  # [P] Figure 3
 
-    config.image_encoder.image_size = 224  # ours, and so is the size of the decoder
-    config.policy.encoder_widths = (24, 48, 64)
-    config.policy.grid = 14
+    config.policy.weights = "Qwen/Qwen2.5-VL-7B-Instruct"  # [P]; a folder, or an id that is downloaded
+    config.image_encoder.image_size = 448  # ours: 16 x 16 tokens; a multiple of 28
+    config.training.compute_dtype = "bfloat16"  # ours; what trains and its moments stay float32
+    config.parallel.transform = "mesh"  # ours; with config.parallel.model_devices=4 on 8 x 80 GB
+    config.parallel.remat = True  # ours
+    # ours: a pass of each of the 2 groups of 8 devices is 4 questions of SFT, 2 prompts x 8 replies of GRPO;
+    # groups x num_passes must divide both batch sizes
+    config.parallel.num_passes = 32
 
     config.sft.epochs = 2  # [P]
     config.sft.batch_size = 256  # [P] questions

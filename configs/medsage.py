@@ -1,10 +1,20 @@
 """MEDSAGE: fine-tuning on staged reasoning, then GRPO in which a wrong first attempt is checked and tried again.
 
-The paper trains Qwen2.5-VL-7B with a frozen vision encoder on 4 A100. Weights of that size cannot be loaded yet: this
-config trains the small decoder of `policy`, its image encoder too, on any folder of records whose stages are written
-(docs/policies.md). Nothing is measured.
+The paper trains Qwen2.5-VL-7B with a frozen vision encoder on 4 A100, and so does this config, on any folder of records
+whose stages are written (docs/policies.md): projector and decoder train. It never ran on an accelerator; nothing is
+measured.
 
-python -m stepcot_jax.main --config=medsage --config.vqa.root=FOLDER --workdir=runs/medsage
+python -m stepcot_jax.main --config=medsage --config.vqa.root=FOLDER --workdir=runs/medsage \
+    --config.parallel.model_devices=4
+
+Dry run of the same program at an eighth of the widths with random weights, on phantoms and on a CPU (docs/qwen.md):
+
+python -m stepcot_jax.main --config=medsage --workdir=runs/medsage_dry \
+    --config.policy.random=True --config.policy.shrink=8 \
+    --config.vqa.source=phantom --config.vqa.root= --config.phantom.num_cases=40 --config.image_encoder.image_size=112 \
+    --config.parallel.num_passes=2 --config.sft.epochs=1 --config.sft.batch_size=16 --config.grpo.epochs=1 \
+    --config.grpo.batch_size=4 --config.grpo.group_size=2 --config.grpo.updates_per_epoch=2 \
+    --config.policy.longest_reply=64 --config.vqa.num_validated=4 --config.evaluation.batch_size=8
 
 [P]: published. [C]: the paper does not say; the value is that of its public code, or of EasyR1, which both build on.
 Everything else is ours. The code's algorithm is another one: medsage_released.
@@ -22,9 +32,14 @@ def get_config():
     config.vqa.source = "folder"
     config.vqa.dialect = "lvkc"  # [P] Figure 12
 
-    config.image_encoder.image_size = 224  # ours, and so is the size of the decoder
-    config.policy.encoder_widths = (24, 48, 64)
-    config.policy.grid = 14
+    config.policy.weights = "Qwen/Qwen2.5-VL-7B-Instruct"  # [P]; a folder, or an id that is downloaded
+    config.image_encoder.image_size = 448  # ours: 16 x 16 tokens; a multiple of 28
+    config.training.compute_dtype = "bfloat16"  # ours; what trains and its moments stay float32
+    config.parallel.transform = "mesh"  # ours; with config.parallel.model_devices=4 on 8 x 80 GB
+    config.parallel.remat = True  # ours
+    # ours: a pass of each of the 2 groups of 8 devices is 4 questions of SFT, 1 prompt x 6 replies of GRPO;
+    # groups x num_passes must divide both batch sizes
+    config.parallel.num_passes = 32
     config.policy.longest_reply = 1024  # [P] tokens generated
 
     config.sft.epochs = 4  # [P]

@@ -1,11 +1,12 @@
 """The public code of MEDSAGE (4c8030a): rewards of answer, boxes and format, all or nothing; no self-check, no retry.
 
 The code trains Qwen2.5-VL-7B-Instruct with a frozen vision encoder on four GPUs, and weighs tokens by how much the
-stages of a group disagree, which the paper does not mention and this config leaves out. It trains the small decoder of
-`policy`, its image encoder too, on any folder of records whose stages are written (docs/policies.md). Nothing is
-measured.
+stages of a group disagree, which the paper does not mention and this config leaves out. It trains projector and
+decoder, on any folder of records whose stages are written (docs/policies.md). It never ran on an accelerator; nothing
+is measured. Dry run: as in medsage.
 
-python -m stepcot_jax.main --config=medsage_released --config.vqa.root=FOLDER --workdir=runs/medsage_released
+python -m stepcot_jax.main --config=medsage_released --config.vqa.root=FOLDER --workdir=runs/medsage_released \
+    --config.parallel.model_devices=4
 
 [C]: value of the code. Everything else is ours; nothing here is published in the paper.
 """
@@ -22,9 +23,14 @@ def get_config():
     config.vqa.source = "folder"
     config.vqa.dialect = "lvkc_released"  # [C]
 
-    config.image_encoder.image_size = 224  # ours, and so is the size of the decoder; [C] up to 262,144 pixels
-    config.policy.encoder_widths = (24, 48, 64)
-    config.policy.grid = 14
+    config.policy.weights = "Qwen/Qwen2.5-VL-7B-Instruct"  # [C]; a folder, or an id that is downloaded
+    config.image_encoder.image_size = 448  # ours: 16 x 16 tokens; [C] up to 262,144 pixels
+    config.training.compute_dtype = "bfloat16"  # ours; what trains and its moments stay float32
+    config.parallel.transform = "mesh"  # ours; with config.parallel.model_devices=4 on 8 x 80 GB
+    config.parallel.remat = True  # ours
+    # ours: a pass of each of the 2 groups of 8 devices is 1 question of SFT, 1 prompt x 6 replies of GRPO;
+    # groups x num_passes must divide both batch sizes
+    config.parallel.num_passes = 32
     config.policy.longest_reply = 1024  # [C] tokens generated
 
     config.sft.epochs = 3  # [C]

@@ -14,8 +14,9 @@
 #   GPUS_PER_PROCESS     GPUs of each process, counted from GPU 0, instead of CPU devices; default none
 #   PORT                 port of process 0, the coordinator; default a free one
 #   GRACE_SECONDS        seconds to save after TERM, before a process is killed; default 120
+#   LOGS                 folder of the logs; default WORKDIR/logs; required if WORKDIR is gs:// or s3://
 #
-# Process I logs to WORKDIR/logs/process_I.log; the output of process 0 is also printed. If a process fails, the others
+# Process I logs to LOGS/process_I.log; the output of process 0 is also printed. If a process fails, the others
 # get TERM. The script forwards TERM, INT (Ctrl-C) and HUP to all processes as TERM: the run saves and ends.
 #
 # Exit code: 0 if all processes finished; 75 if the run was preempted and saved (the same command resumes it); otherwise
@@ -44,7 +45,8 @@ done
 
 python=${PYTHON:-python3}
 port=${PORT:-$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
-logs=$WORKDIR/logs
+[[ $WORKDIR != *://* || -n ${LOGS:-} ]] || fail "LOGS is required with WORKDIR=$WORKDIR (a folder of this machine)"
+logs=${LOGS:-$WORKDIR/logs}
 
 make_command() { # set `command` to that of process $1
   local first

@@ -21,7 +21,8 @@
 #   RUNTIME_VERSION   such as v2-alpha-tpuv5-lite, v2-alpha-tpuv6e, tpu-ubuntu2204-base (v4)
 #   run, watch:
 #   CONFIG            name of a shipped config, or a config file (relative to the repository)
-#   WORKDIR           folder of the run on a file system that all workers share and that outlives the slice (see NFS)
+#   WORKDIR           gs://BUCKET/FOLDER, or a folder on a file system that all workers share and that outlives the slice
+#                     (see NFS)
 #   NUM_WORKERS       hosts of the slice; the run refuses to start with fewer or more
 # Optional variables:
 #   PROJECT           Google Cloud project; default that of gcloud's settings
@@ -61,8 +62,11 @@ for number in "$poll_seconds" "$max_restarts" "$grace_seconds" "${NUM_WORKERS:-1
     fail "'$number' is not a whole number (POLL_SECONDS, MAX_RESTARTS, GRACE_SECONDS, NUM_WORKERS)"
 done
 
-[[ $action != run && $action != watch || $WORKDIR == /* ]] ||
-  fail "WORKDIR: '$WORKDIR' is not an absolute path (the same on all workers)"
+[[ $action != run && $action != watch || $WORKDIR =~ ^(/|gs://|s3://) ]] ||
+  fail "WORKDIR: '$WORKDIR' is neither gs://, s3:// nor an absolute path (the same on all workers)"
+extras=tpu
+[[ ${WORKDIR:-} != gs://* ]] || extras=tpu,gcs
+[[ ${WORKDIR:-} != s3://* ]] || extras=tpu,s3
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tpu=(gcloud compute tpus tpu-vm)
@@ -104,12 +108,12 @@ install() {
     steps+="sudo mount -t nfs $(printf %q "$NFS") /mnt/stepcot; fi; "
     steps+="test -w /mnt/stepcot || sudo chown \"\$(id -un)\" /mnt/stepcot; "
   fi
-  steps+="if test \"\$(cat stepcot/.installed 2>/dev/null)\" = $revision; then exit 0; fi; "
+  steps+="if test \"\$(cat stepcot/.installed 2>/dev/null)\" = $revision${extras#tpu}; then exit 0; fi; "
   steps+="rm -rf stepcot; mkdir stepcot; tar -xzf $archive -C stepcot; "
   # The images have Python 3.10; uv installs 3.11, which the package needs.
   steps+="python3 -m pip install -q --user uv; \$HOME/.local/bin/uv venv -q --python 3.11 stepcot/.venv; "
-  steps+="\$HOME/.local/bin/uv pip install -q --python stepcot/.venv/bin/python './stepcot[tpu]'; "
-  steps+="echo $revision >stepcot/.installed"
+  steps+="\$HOME/.local/bin/uv pip install -q --python stepcot/.venv/bin/python './stepcot[$extras]'; "
+  steps+="echo $revision${extras#tpu} >stepcot/.installed"
   remote all "$steps"
 }
 

@@ -9,6 +9,9 @@ import re
 import string
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import list_texts, shorten
 
@@ -16,6 +19,9 @@ NOT_ANNOTATED = -100
 """Label of a question that nobody answered; excluded from every loss and metric."""
 
 NOT_APPLICABLE = "N/A"
+
+NEGATIVE_OPTIONS = ("No abnormality", "Normal", "No finding", "None", "Absent", "No", NOT_APPLICABLE)
+"""Options that deny a finding, in order of precedence: a step's negative option is the first that it offers."""
 
 _LETTERED = re.compile(r"\(?([A-Za-z])(?:[.):]*|[.):]+\s*(\S.*))", re.DOTALL)
 
@@ -27,6 +33,25 @@ def fold(text: str) -> str:
     'ill-defined margin'
     """
     return " ".join(text.split()).casefold()
+
+
+def find_one_answer(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    """Return for each step whether its annotated cases all have the same answer.
+
+    Such a step measures nothing: a constant answer is right in all cases. Means over steps leave it out.
+
+    Args:
+      labels: [case, step], negative where unannotated.
+
+    Returns:
+      bool [step]; False for a step without annotated cases.
+
+    >>> find_one_answer(np.array([[0, 2, -100], [1, 2, -100], [1, -100, -100]])).tolist()
+    [False, True, False]
+    """
+    highest = np.max(labels, axis=0, initial=-1)
+    lowest = np.min(labels, axis=0, initial=np.iinfo(labels.dtype).max, where=labels >= 0)
+    return (highest >= 0) & (lowest == highest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +94,16 @@ class Step:
             option if fold(option) == fold(NOT_APPLICABLE) else f"{letter}. {option}"
             for letter, option in zip(string.ascii_uppercase, self.options, strict=False)
         )
+
+    @property
+    def negative(self) -> int | None:
+        """Label of the step's option among `NEGATIVE_OPTIONS`; None if it offers none of them.
+
+        >>> [step.options[step.negative] for step in Chain.published().steps[::3]]
+        ['No abnormality', 'N/A', 'Normal']
+        """
+        folded = [fold(option) for option in self.options]
+        return next((folded.index(fold(name)) for name in NEGATIVE_OPTIONS if fold(name) in folded), None)
 
     def written(self, label: int) -> str | None:
         """Return a label's answer as the published files write it: a letter, "N/A", or None if not annotated."""

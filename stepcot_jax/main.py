@@ -1,12 +1,10 @@
 """Train, distil and evaluate.
 
-python -m stepcot_jax.main --config=NAME --workdir=DIR [--config.a.b=value ...]
+python -m stepcot_jax.main --config=NAME --workdir=DIR|gs://BUCKET/FOLDER|s3://BUCKET/FOLDER [--config.a.b=value ...]
 
 NAME is a shipped config such as quickstart, or the path of a config file. One process uses all devices of its machine;
 docs/launch.md tells how to start several processes.
 """
-
-import pathlib
 
 from absl import app, flags, logging
 
@@ -25,7 +23,7 @@ def main(arguments: list[str]) -> None:
             raise BadInput("--workdir is required (a writable folder)")
         settings = make_settings(flags.FLAGS.config)
         # Imported here: jax takes seconds, too long for `--help` and a wrong flag.
-        from stepcot_jax.training.processes import join_processes
+        from stepcot_jax.training.processes import is_first, join_processes
 
         join_processes(
             coordinator=flags.FLAGS.coordinator,
@@ -35,11 +33,16 @@ def main(arguments: list[str]) -> None:
         from stepcot_jax.run.training_run import Run
 
         logging.set_verbosity(logging.WARNING)  # Orbax and Grain log every file they touch
-        run = Run(settings, pathlib.Path(flags.FLAGS.workdir))
+        run = Run(settings, flags.FLAGS.workdir)
         try:
             run.execute()
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("the same command goes on from the last checkpoint, if one was saved") from None
+            raise KeyboardInterrupt(run.describe_resume()) from None
+        if is_first():
+            from stepcot_jax.predict.first_answer import prepare_first_answer
+
+            run.terminal.say("compiling what a first answer needs")
+            prepare_first_answer(run.workdir, settings)
         run.say_next()
 
     run_tool(run, end=end_process)

@@ -2,9 +2,13 @@
 
 import os
 import pathlib
+import signal
 import tempfile
 
 import fast_compile
+
+# A shell starts background jobs with Ctrl-C ignored, and the programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 fast_compile.set_flags("--xla_force_host_platform_device_count=8")
@@ -30,6 +34,7 @@ hypothesis.settings.load_profile("suite")
 
 LONGEST = (
     "tests/test_notebooks.py",
+    "tests/run/test_qwen_mesh.py",
     "tests/run/test_training_run.py",
     "tests/training/test_parallel.py",
     "tests/run/test_two_process_run.py",
@@ -47,6 +52,18 @@ def pytest_collection_modifyitems(items):
     """Start the longest files first; a worker that got one last would run on while the others are idle."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+_MOST_MAPS = 25_000
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Drop compiled programs between files once they are many: each takes memory maps, and a process has 65,530."""
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
+        jax.clear_caches()
 
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"

@@ -1,12 +1,11 @@
 """XLA flags for programs that run for milliseconds: they cut compile time to about a third."""
 
+import importlib.metadata
 import os
 
-FLAGS = (
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false",
-)
+FLAGS = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    FLAGS = (*FLAGS, "--xla_cpu_use_fusion_emitters=false")  # later ones do not know it, and end the process
 
 
 def set_flags(*more: str) -> None:

@@ -4,6 +4,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -27,11 +28,14 @@ def test_the_navigation_names_every_document_once():
         "results/README.md"
     }
     there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    assert set(named) == there - generated
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert set(named) == (there - generated) | notebooks
 
 
 def test_links_to_files_outside_of_the_site_become_text(pages):
-    assert pages.on_page_markdown("see [a](../b/c.py) and [d](e.md)") == "see a (`b/c.py`) and [d](e.md)"
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="runs.md"))
+    text = "see [a](../b/c.py), [d](e.md) and [n](../notebooks/anatomy.ipynb)"
+    assert pages.on_page_markdown(text, page=page) == "see a (`b/c.py`), [d](e.md) and [n](notebooks/anatomy.md)"
 
 
 def test_docstrings_become_markdown(pages):
@@ -49,13 +53,19 @@ def test_docstrings_become_markdown(pages):
 def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     pytest.importorskip("mkdocstrings")
     pytest.importorskip("material")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
+    pytest.importorskip("nbconvert")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     site = tmp_path / "site"
     api = (site / "api" / "index.html").read_text(encoding="utf-8")
     assert "sc.StepCoT" in api
     assert "One compiled update" in api
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        page = site / "notebooks" / notebook.stem / "index.html"
+        pictures = re.findall(r'<img alt="output" src="([^"]+)"', page.read_text(encoding="utf-8"))
+        assert len(pictures) == notebook.read_text(encoding="utf-8").count('"image/png"')
+        assert all((page.parent / picture).resolve().is_file() for picture in pictures)
     loaded = re.compile(
         r"<(?:script|img|iframe)[^>]+src=\"(?:https?:)?//|<link[^>]+href=\"(?:https?:)?//[^>]*stylesheet"
     )

@@ -43,7 +43,7 @@ SETTINGS = [code for code in CODE if code.startswith("config.")]
 UNCALLED = "no table calls it"
 WITHOUT_CODE = "none: no computation"
 NOT_BUILT = "none: not built yet"
-NOT_AT_HAND = "none: not in the text at hand"
+NOT_AT_HAND = "none: missing from our copy of the text"
 UNCODED = (WITHOUT_CODE, NOT_BUILT, NOT_AT_HAND)
 
 

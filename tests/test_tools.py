@@ -67,6 +67,13 @@ def test_help_of_main_needs_no_jax():
     assert run("-c", "import stepcot_jax.main, sys; assert 'jax' not in sys.modules").returncode == 0
 
 
+def test_a_reader_of_steps_imports_no_optimizer_and_no_policy():
+    script = "import sys, stepcot_jax.predict.loading, stepcot_jax.predict.answer_sheet; print(*sys.modules)"
+    loaded = run("-c", script).stdout.split()
+    assert "stepcot_jax.predict.trained_model" in loaded
+    assert not [name for name in loaded if name == "optax" or name.startswith("stepcot_jax.policies")]
+
+
 CONFIG = "--config=quickstart"
 
 

@@ -16,10 +16,17 @@ from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.calibration_files import write_calibration
+from stepcot_jax.evaluation.gate import fit_gate, write_gates
+from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.operating_point_files import OperatingPoints, describe_points
+from stepcot_jax.evaluation.operating_points import OperatingPoint, Rule
+from stepcot_jax.evaluation.report_table import write_report
+from stepcot_jax.evaluation.summary import without_nan
 from stepcot_jax.predict import trained_model
 from stepcot_jax.run.stored_reading import write_reading
-from stepcot_jax.settings.run_settings import make_settings, write_settings
-from stepcot_jax.systems.networks import init_params, make_networks
+from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.settings.stored_settings import write_settings
+from stepcot_jax.systems.networks import init_params, make_networks, read_moments
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.state import TrainState
 
@@ -70,6 +77,15 @@ def make_text(settings):
     return hash_prompts(write_prompts(DEFAULT_CHAIN, settings.prompts.template), settings.prompts.width)
 
 
+def write_gate(folder: pathlib.Path):
+    """Give the run of `make_trained_workdir` a gate of its student, fitted on noise."""
+    trained = trained_model.load_trained(folder, names=("student",))
+    images = np.random.default_rng(0).normal(size=(60, SIDE, SIDE, 3)).astype(np.float32)
+    params = {"image_encoder": trained.params["student"]["image_encoder"]}
+    features = np.asarray(read_moments(params, {"images": images}, networks=trained.networks))
+    write_gates(folder / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.1)})
+
+
 _BUILT = tempfile.TemporaryDirectory(prefix="stepcot-jax-workdir-")
 
 
@@ -101,3 +117,17 @@ def _build():
     checkpoints.wait()
     checkpoints.close()
     return settings, params
+
+
+def write_operating_points(folder: pathlib.Path, *, chain=DEFAULT_CHAIN, threshold: float = 0.3):
+    """Write a statistics.json with a point for every answer but the first of each step, and return the points."""
+    points = {}
+    for model in ("teacher", "student"):
+        for place, step in enumerate(chain.steps):
+            for answer, option in enumerate(step.options[1:], start=1):
+                shares = [Interval(share, share - 0.05, share + 0.05) for share in (0.8, 0.7, 0.4, 0.9)]
+                at = Interval(threshold + 0.01 * place + 0.001 * answer, 0.2, 0.5)
+                points[model, step.name, option] = OperatingPoint(at, (9, 41), (8, 42), *shares)
+    found = OperatingPoints(Rule("sensitivity", target=0.8), points)
+    write_report(folder / "statistics.json", {"operating_points": without_nan(describe_points(found))})
+    return found

@@ -1,7 +1,10 @@
 """Make chains from radiology reports and reasoning from boxes, compare annotators, and review the records.
 
-python -m stepcot_jax.annotate REPORTS --out DIR [--annotator=rules|llm --model NAME --base-url URL]
+python -m stepcot_jax.annotate REPORTS --out DIR [--annotator=rules|llm --model NAME --base-url URL] [--shard I/N]
+python -m stepcot_jax.annotate merge SHARD ... --out DIR
 python -m stepcot_jax.annotate vqa SOURCE --task=rmcot|lvkc|medclm --out DIR [--annotator=rules|llm ...]
+python -m stepcot_jax.annotate requests REPORTS --out DIR --model NAME [...]    (also: requests vqa SOURCE ...)
+python -m stepcot_jax.annotate replies DIR FILE ...
 python -m stepcot_jax.annotate agree A B ... [--out DIR]
 python -m stepcot_jax.annotate review-out A [B ...] --out FORM.csv
 python -m stepcot_jax.annotate review-in FORM.csv A [B ...] --reviewer NAME --out DIR
@@ -10,15 +13,27 @@ python -m stepcot_jax.annotate review-in FORM.csv A [B ...] --reviewer NAME --ou
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.endpoint import Endpoint
-from stepcot_jax.annotate.parsers import TASK_FLAGS, VOTER_FIELDS, annotate_parser, comparison_parser, vqa_parser
+from stepcot_jax.annotate.parsers import (
+    TASK_FLAGS,
+    VOTER_FIELDS,
+    add_batch_flags,
+    annotate_parser,
+    comparison_parser,
+    merge_parser,
+    replies_parser,
+    vqa_parser,
+)
 from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.alignment import Aligned
+    from stepcot_jax.annotate.llm.outbox import BatchLimits
     from stepcot_jax.annotate.runs import Plan
+    from stepcot_jax.host.ray_blocks import Cluster
 
 
 def annotate(options: argparse.Namespace) -> None:
@@ -27,13 +42,25 @@ def annotate(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.alignment import read_annotator
     from stepcot_jax.annotate.output import as_markdown
     from stepcot_jax.annotate.pipeline import annotate_source
+    from stepcot_jax.annotate.sharding import read_shard
     from stepcot_jax.chain import DEFAULT_CHAIN
     from stepcot_jax.host.terminal import Terminal
 
+    shard = None if options.shard is None else read_shard(options.shard)
     chain = read_annotator(options.chain).chain if options.chain else DEFAULT_CHAIN
-    result = annotate_source(options.reports, options.out, _make_plan(options), Terminal(), chain=chain)
+    result = annotate_source(options.reports, options.out, _make_plan(options), Terminal(), chain=chain, shard=shard)
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records in {options.out}")
+    print(f"{len(result.records)} records in {options.out}" + (f", shard {shard}" if shard else ""))
+
+
+def merge(options: argparse.Namespace) -> None:
+    """Merge the folders of all shards."""
+    from stepcot_jax.annotate.merging import merge_shards
+    from stepcot_jax.annotate.output import as_markdown
+
+    result = merge_shards(options.shards, options.out, overwrite=options.overwrite)
+    print(as_markdown(result.funnel()), end="")
+    print(f"{len(result.records)} records of {len(options.shards)} shards in {options.out}")
 
 
 def annotate_vqa(options: argparse.Namespace) -> None:
@@ -67,6 +94,29 @@ def annotate_vqa(options: argparse.Namespace) -> None:
     )
     print(as_markdown(result.funnel()), end="")
     print(f"{len(result.records)} records in {options.out}")
+
+
+def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespace], None]) -> None:
+    """Write the requests of the next round to files, or the result if all answers are there."""
+    from stepcot_jax.annotate.runs import RoundWritten
+
+    try:
+        run(options)
+    except RoundWritten as written:
+        print(written)
+        again = "this command again for the next round"
+        print(f"next: send the files, python -m stepcot_jax.annotate replies {options.out} FILE ..., then {again}")
+
+
+def take_replies(options: argparse.Namespace) -> None:
+    """Take the replies of a batch into the ledgers."""
+    from stepcot_jax.annotate.llm.batch_replies import describe_replies, take_from_files
+
+    taken = take_from_files(options.files, options.out)
+    print("\n".join(describe_replies(taken)))
+    if taken.unreadable:
+        more = f" and {len(taken.unreadable) - 1} more lines" if len(taken.unreadable) > 1 else ""
+        raise BadInput(f"{taken.unreadable[0]}{more}: not a reply of a batch; the other lines are taken")
 
 
 def agree(options: argparse.Namespace, aligned: "Aligned") -> None:
@@ -146,8 +196,16 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     commands = {"agree": agree, "review-out": write_form, "review-in": read_form}
     # `annotate REPORTS` has no subcommand name; pass a file called "agree" as "./agree".
-    if arguments and arguments[0] == "vqa":
+    if arguments[:1] == ["requests"]:
+        is_vqa = arguments[1:2] == ["vqa"]
+        parser = add_batch_flags(*((vqa_parser(), "requests vqa") if is_vqa else (annotate_parser(), "requests")))
+        write_requests(parser.parse_args(arguments[1 + is_vqa :]), annotate_vqa if is_vqa else annotate)
+    elif arguments[:1] == ["replies"]:
+        take_replies(replies_parser().parse_args(arguments[1:]))
+    elif arguments[:1] == ["vqa"]:
         annotate_vqa(vqa_parser().parse_args(arguments[1:]))
+    elif arguments[:1] == ["merge"]:
+        merge(merge_parser().parse_args(arguments[1:]))
     elif arguments and arguments[0] in commands:
         options = comparison_parser(arguments[0]).parse_args(arguments[1:])
         if _handle_records(options, arguments[0]):
@@ -179,7 +237,26 @@ def _make_plan(options: argparse.Namespace) -> "Plan":
         on_failure=options.on_failure,
         images=options.images,
         overwrite=options.overwrite,
+        batch=_read_limits(options),
+        cluster=_read_cluster(options),
     )
+
+
+def _read_cluster(options: argparse.Namespace) -> "Cluster | None":
+    from stepcot_jax.host.ray_blocks import Cluster
+
+    is_ray = getattr(options, "engine", "local") == "ray"
+    return Cluster(options.ray_address, options.ray_workers) if is_ray else None
+
+
+def _read_limits(options: argparse.Namespace) -> "BatchLimits | None":
+    from stepcot_jax.annotate.llm.outbox import BatchLimits
+
+    if not hasattr(options, "max_requests"):
+        return None
+    if options.annotator == "rules" and not options.voter:
+        raise BadInput("requests needs a language model: --model, or --voter with --annotator=rules")
+    return BatchLimits(options.max_requests, options.max_megabytes * 1_000_000, options.again)
 
 
 def _make_endpoint(options: argparse.Namespace, model: str, base_url: str, key_variable: str) -> Endpoint:

@@ -1,7 +1,7 @@
 """Inter-annotator agreement per step: share of equal answers, Cohen's kappa of pairs, Fleiss' kappa of all.
 
 Cohen, Educ. Psychol. Meas. 20 (1960); Fleiss, Psychol. Bull. 76 (1971). Kappa is 1 for full agreement, 0 for chance
-agreement, and undefined if only one answer occurs.
+agreement, and undefined if only one answer occurs. An uncertain answer counts as the answer that it is.
 """
 
 import dataclasses
@@ -17,8 +17,9 @@ from jaxtyping import Float64, Int, Real
 
 from stepcot_jax.annotate.alignment import Aligned, Unit
 from stepcot_jax.chain import NOT_ANNOTATED, Step
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.data.records.cases import Case
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.pages import make_environment, render_page
 from stepcot_jax.host.text import escape_markdown
 
@@ -64,7 +65,7 @@ def compare(aligned: Aligned) -> tuple[StepComparison, ...]:
     """
     if len(aligned.names) < 2:
         raise BadInput(f"agree requires two or more annotators; got only {aligned.names[0]}")
-    labels = np.array([[case.labels for case in unit.cases] for unit in aligned.units])
+    labels = np.array([[case.stated for case in unit.cases] for unit in aligned.units])
     return tuple(
         _compare_step(step.name, labels[:, :, place], step.num_answers, aligned.names)
         for place, step in enumerate(aligned.chain.steps)
@@ -196,9 +197,11 @@ def write_agreement(folder: Path, aligned: Aligned, comparison: Sequence[StepCom
 
 def find_disagreements(aligned: Aligned) -> list[Unit]:
     """Return the reports on which annotators differ in at least one step."""
-    return [unit for unit in aligned.units if len({case.labels for case in unit.cases}) > 1]
+    return [unit for unit in aligned.units if len({case.stated for case in unit.cases}) > 1]
 
 
-def show_answer(step: Step, label: int) -> str:
-    """Return an answer as shown to people."""
-    return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label]
+def show_answer(step: Step, case: Case, place: int) -> str:
+    """Return a case's answer to the step at `place` as shown to people."""
+    label = case.stated[place]
+    doubt = "" if label == case.labels[place] else " (uncertain)"
+    return "not answered" if label == NOT_ANNOTATED else step.lettered_options[label] + doubt

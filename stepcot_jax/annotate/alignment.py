@@ -86,7 +86,8 @@ def _join(matched: Sequence[tuple[Case, ...]]) -> tuple[Unit, ...]:
     for cases in matched:
         case = cases[0]
         name = dict(case.provenance).get("report", "") or case.report
-        key = (case.patient_id, name, tuple(each.labels for each in cases)) if case.report else case.image_path
+        answers = tuple((each.labels, each.uncertain) for each in cases)
+        key = (case.patient_id, name, answers) if case.report else case.image_path
         groups.setdefault(key, []).append(cases)
     return tuple(Unit(group[0], tuple(cases[0].image_path for cases in group)) for group in groups.values())
 

@@ -97,11 +97,13 @@ class Annotation:
       labels: label of each step; `chain.NOT_ANNOTATED` if the report does not say.
       reasoning: for each step, the supporting sentences of the report, verbatim; of a language model its own words.
       quotes: for each step, the words of the report that a language model cites; empty for the rules.
+      uncertain: for each step, whether the report calls its answer no more than possible; () if it calls none so.
     """
 
     labels: tuple[int, ...]
     reasoning: tuple[str, ...]
     quotes: tuple[str, ...] = ()
+    uncertain: tuple[bool, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Aside:
 class Outcome(Generic[ItemT, Made]):
     """The outcome of an item: what was made of it, or why it is set aside.
 
-    With `has_failed` a request was given up, so that another run may succeed.
+    With `has_failed` a request was given up, so that another run may succeed. With `is_waiting` a request is in a batch
+    file, and there is no outcome yet.
     """
 
     item: ItemT
@@ -125,6 +128,7 @@ class Outcome(Generic[ItemT, Made]):
     provenance: Provenance = ()
     aside: Aside | None = None
     has_failed: bool = False
+    is_waiting: bool = False
 
 
 class CannotAnnotate(Exception):

@@ -30,6 +30,7 @@ from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Step
 from stepcot_jax.data.records.records import SetAside
 from stepcot_jax.data.sources.iu_coding import read_coding
 from stepcot_jax.data.sources.iu_xray import ORIGIN, read_reports
+from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import run_tool
 
 Coded = tuple[Report, tuple[str, ...]]
@@ -120,7 +121,7 @@ def format_confusion(agreement: StepAgreement) -> str:
 def main() -> None:
     """Print the agreement on both halves."""
     parser = argparse.ArgumentParser(description="Agreement of the rules annotator with the coding of IU X-Ray.")
-    parser.add_argument("source", type=Path, help="NLMCXR_reports.tgz or a folder with its XML files")
+    parser.add_argument("source", type=local_path, help="NLMCXR_reports.tgz or a folder with its XML files")
     coded = list(read_coded_reports(parser.parse_args().source))
     for half in get_args(Half):
         _print_half(half, [(report, mesh) for report, mesh in coded if half_of(report.id) == half])

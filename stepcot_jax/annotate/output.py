@@ -24,12 +24,19 @@ SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
 LEDGER_FOLDER = "ledger"
 
+REPORTS = "reports"
+WRITTEN = "records, one a frontal image"
+"""Units of a run over reports, in its funnel."""
+
 _TAKEN = (
     data_json.FILE_NAME,
     record_files.FILE_NAME,
     SET_ASIDE_NAME,
     FUNNEL_NAME,
     "funnel.md",
+    "shard.json",
+    "batch",
+    "blocks",
     LEDGER_FOLDER,
     LOCK_NAME,
 )
@@ -59,6 +66,8 @@ class Result(Generic[Record]):
       records: all records.
       set_aside: items without records.
       failed: those of them with a request given up.
+      counts: number of records of each item taken, in order.
+      num_waiting: items whose requests are in batch files; they are not collected.
     """
 
     def __init__(self, make: Callable[[Outcome[Any, Any]], list[Record]], *, units: str, written: str) -> None:
@@ -67,6 +76,8 @@ class Result(Generic[Record]):
         self.records: list[Record] = []
         self.set_aside: list[Aside] = []
         self.failed: list[Aside] = []
+        self.counts: list[int] = []
+        self.num_waiting = 0
 
     @property
     def num_collected(self) -> int:
@@ -75,9 +86,13 @@ class Result(Generic[Record]):
 
     def take(self, outcome: Outcome[Any, Any]) -> None:
         """Add one item."""
-        if outcome.made is not None:
-            self.num_kept += 1
-            self.records += self._make(outcome)
+        if outcome.is_waiting:
+            self.num_waiting += 1
+            return
+        made = self._make(outcome) if outcome.made is not None else []
+        self.num_kept += outcome.made is not None
+        self.records += made
+        self.counts.append(len(made))
         if outcome.aside is not None:
             self.set_aside.append(outcome.aside)
             self.failed += [outcome.aside] if outcome.has_failed else []
@@ -89,8 +104,8 @@ class Result(Generic[Record]):
         ends = [("kept", self.units, self.num_kept), ("written", self._written, len(self.records))]
         return [("collected", self.units, self.num_collected), *filtered, *ends]
 
-    def write(self, folder: Path) -> None:
-        """Write funnel and items set aside.
+    def write(self, folder: Path, *, is_part: bool = False) -> None:
+        """Write funnel and items set aside; a part of a run may have kept nothing.
 
         Raises:
           BadInput: no item was kept; the files say why.
@@ -102,7 +117,7 @@ class Result(Generic[Record]):
         csv.writer(table, lineterminator="\n").writerows([("stage", "what", "number"), *funnel])
         write_whole(folder / FUNNEL_NAME, table.getvalue().encode())
         write_whole((folder / FUNNEL_NAME).with_suffix(".md"), as_markdown(funnel).encode())
-        if not self.records:
+        if not self.records and not is_part:
             reasons = ", ".join(f"{reason}: {number}" for stage, reason, number in funnel if stage == "set aside")
             where, number = folder / SET_ASIDE_NAME, self.num_collected
             raise BadInput(f"{where}: all {number} {self.units} were set aside ({reasons})")

@@ -1,9 +1,9 @@
 """Flags of the annotator's commands."""
 
 import argparse
-import pathlib
 
 from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
+from stepcot_jax.host.addresses import local_path, output_path
 
 VOTER_FIELDS = ("base-url", "key-variable")
 TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ", "masks")}
@@ -13,12 +13,55 @@ TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ",
 def annotate_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate REPORTS`."""
     prog = "python -m stepcot_jax.annotate"
-    also = "Also: vqa SOURCE, agree A B ..., review-out A [B ...], review-in FORM A [B ...]; each has a --help."
+    others = "vqa, requests, replies, merge, agree, review-out, review-in"
+    also = f"Also the commands {others}; each has a --help."
     parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
-    path = pathlib.Path
+    path = local_path
     parser.add_argument("reports", type=path, metavar="REPORTS", help="IU X-Ray, published layout, .csv or .jsonl")
     parser.add_argument("--chain", type=path, metavar="DATA", help="folder whose data.json has the chain to answer")
+    shard = "annotate only part I of N of the reports (I from 0), by a hash of the id; see merge"
+    parser.add_argument("--shard", metavar="I/N", help=shard)
+    ray = parser.add_argument_group("Ray", "The rules on several processes or machines (extra: ray).")
+    engine = "what annotates: this process, or a Ray cluster; default local"
+    ray.add_argument("--engine", choices=("local", "ray"), default="local", help=engine)
+    address = "of the cluster; default RAY_ADDRESS, or else one on this machine"
+    ray.add_argument("--ray-address", default="", metavar="ADDRESS", help=address)
+    ray.add_argument("--ray-workers", type=int, default=2, metavar="N", help="processes, default 2")
     _add_run_flags(parser)
+    return parser
+
+
+def merge_parser() -> argparse.ArgumentParser:
+    """Return the parser of `annotate merge`."""
+    prog = "python -m stepcot_jax.annotate merge"
+    parser = argparse.ArgumentParser(prog=prog, description="Merge the folders of all shards into one result.")
+    path = local_path
+    parser.add_argument("shards", type=path, nargs="+", metavar="SHARD", help="folder of a run with --shard")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder of result and ledgers")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
+    return parser
+
+
+def add_batch_flags(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentParser:
+    """Return the parser of an annotating command as that of `annotate requests`, with the flags of batch files."""
+    parser.prog = f"python -m stepcot_jax.annotate {command}"
+    parser.description = "Write the requests of one round to batch files (JSON Lines) instead of sending them."
+    parser.set_defaults(annotator="llm")
+    batch = parser.add_argument_group("batch files", "In DIR/batch; take the replies back with `annotate replies`.")
+    batch.add_argument("--max-requests", type=int, default=50_000, metavar="N", help="of a file, default 50000")
+    batch.add_argument("--max-megabytes", type=int, default=200, metavar="N", help="of a file, default 200")
+    again = "write requests without an answer again: outstanding, given up or refused"
+    batch.add_argument("--again", action="store_true", help=again)
+    return parser
+
+
+def replies_parser() -> argparse.ArgumentParser:
+    """Return the parser of `annotate replies`."""
+    prog = "python -m stepcot_jax.annotate replies"
+    parser = argparse.ArgumentParser(prog=prog, description="Take the replies of a batch into the ledgers.")
+    path = local_path
+    parser.add_argument("out", type=output_path, metavar="DIR", help="folder that `requests` was given as --out")
+    parser.add_argument("files", type=path, nargs="+", metavar="FILE", help="output or error file of a batch")
     return parser
 
 
@@ -26,7 +69,7 @@ def vqa_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate vqa SOURCE`."""
     prog = "python -m stepcot_jax.annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
-    path = pathlib.Path
+    path = local_path
     source = "reasoning records, GEMeX, MEDSAGE, ChestX-ray8 boxes, PadChest-GR, VinBigData, or a phantom folder"
     parser.add_argument("source", type=path, metavar="SOURCE", help=source)
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
@@ -51,8 +94,7 @@ def vqa_parser() -> argparse.ArgumentParser:
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    path = pathlib.Path
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the result and the ledgers")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder of result and ledgers")
     parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
     parser.add_argument("--images", choices=("link", "none"), default="link", help="whether to link images into DIR")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
@@ -97,7 +139,7 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
         ),
     }[command]
     holder = "folder with data.json (chains) or records.jsonl (reasoning), or such a file"
-    path, is_review = pathlib.Path, command != "agree"
+    path, is_review = local_path, command != "agree"
     parser = argparse.ArgumentParser(prog=f"python -m stepcot_jax.annotate {command}", description=description)
     if command == "review-in":
         parser.add_argument("form", type=path, metavar="FORM.csv")
@@ -109,5 +151,5 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
         sample = "reasoning records: most of each kind, default 200"
         parser.add_argument("--sample", type=int, default=200, metavar="N", help=sample)
         parser.add_argument("--seed", type=int, default=0, help="reasoning records: of the sample, default 0")
-    parser.add_argument("--out", type=path, required=is_review, metavar=metavar, help=written)
+    parser.add_argument("--out", type=output_path, required=is_review, metavar=metavar, help=written)
     return parser

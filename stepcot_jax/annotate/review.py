@@ -1,7 +1,8 @@
 """Review forms: a CSV to fill in any spreadsheet, and the corrected records made from it.
 
 A form has one row per step and case. The reviewer writes "ok" or the right answer under `review`, and a reason for each
-change under `comment`. All other cells must come back unchanged, except for white space.
+change under `comment`. All other cells must come back unchanged, except for white space. "ok" leaves an uncertain
+answer uncertain; the same answer written out makes it certain.
 """
 
 import dataclasses
@@ -20,8 +21,8 @@ from stepcot_jax.chain import NOT_ANNOTATED, Step
 from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.records import write_records
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_workdir, write_whole
 
 CONFIRMED = "ok"
 
@@ -30,8 +31,13 @@ _REVIEW = re.compile(r"review (\d{1,6}) by")
 _NUM_SHOWN = 60
 
 
-_Verdict = tuple[int, str]
-"""The right label of one answer, and the comment."""
+@dataclasses.dataclass(frozen=True)
+class _Verdict:
+    """The right label of one answer, whether it stays uncertain, and the comment."""
+
+    label: int
+    is_uncertain: bool
+    comment: str
 
 
 def write_review(path: Path, aligned: Aligned, *, every: bool) -> int:
@@ -79,7 +85,7 @@ def apply_review(form: Path, aligned: Aligned, *, every: bool, reviewer: str, fo
     bring_images(cases, source=first.root, folder=folder)
     write_records(folder, chain=first.chain, cases=cases)
     changed = [
-        sum(label != now for (label, _), now in zip(said, unit.cases[0].labels, strict=True))
+        sum(_differs(verdict, unit.cases[0], place) for place, verdict in enumerate(said))
         for unit, said in zip(units, verdicts, strict=True)
     ]
     return len(units), sum(changed), sum(map(bool, changed))
@@ -109,7 +115,7 @@ def _fixed_rows(aligned: Aligned, units: Sequence[Unit]) -> Iterator[list[list[s
                 "; ".join(step.lettered_options),
                 unit.cases[0].report if place == 0 else "",  # shown once per case
                 unit.cases[0].reasoning[place],
-                *(show_answer(step, case.labels[place]) for case in unit.cases),
+                *(show_answer(step, case, place) for case in unit.cases),
             ]
             for place, step in enumerate(aligned.chain.steps)
         ]
@@ -125,9 +131,9 @@ def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list
     verdicts: list[list[_Verdict]] = []
     for unit, fixed in zip(units, _fixed_rows(aligned, units), strict=True):
         verdicts.append([])
-        before = unit.cases[0].labels
+        before = unit.cases[0]
         case = f"{path}, case {len(verdicts)} ({unit.image_paths[0][:_NUM_SHOWN]})"
-        for step, current, expected in zip(aligned.chain.steps, before, fixed, strict=True):
+        for place, (step, expected) in enumerate(zip(aligned.chain.steps, fixed, strict=True)):
             row, where = next(rows, None), f"{case}, {expected[2]}"
             if row is None:
                 raise BadInput(f"{where}: the row is missing; expected all rows of the form in order")
@@ -136,10 +142,10 @@ def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list
             for name, found, cell in zip(names, row, expected, strict=False):
                 if not is_same_cell(found, cell):
                     raise BadInput(f"{where}, column {name!r} was altered; restore it")
-            verdicts[-1].append(_read_verdict(row[-2], row[-1], step=step, current=current, where=where))
-        labels = tuple(label for label, _ in verdicts[-1])
+            verdicts[-1].append(_read_verdict(row[-2], row[-1], step=step, case=before, place=place, where=where))
+        labels = tuple(verdict.label for verdict in verdicts[-1])
         try:
-            if labels != before:
+            if labels != before.stated:
                 check_consistency(labels, chain=aligned.chain)
         except CannotAnnotate as error:
             raise BadInput(f"{case}: {error.detail}; expected consistent answers") from None
@@ -148,10 +154,10 @@ def _read_form(path: Path, aligned: Aligned, units: Sequence[Unit]) -> list[list
     return verdicts
 
 
-def _read_verdict(review: str, comment: str, *, step: Step, current: int, where: str) -> _Verdict:
-    review, comment = review.strip(), " ".join(comment.split())
+def _read_verdict(review: str, comment: str, *, step: Step, case: Case, place: int, where: str) -> _Verdict:
+    review, comment, current = review.strip(), " ".join(comment.split()), case.stated[place]
     if review.casefold() == CONFIRMED:
-        return current, comment
+        return _Verdict(current, current != case.labels[place], comment)
     try:
         label = step.read_answer(review)
     except BadInput:
@@ -163,7 +169,12 @@ def _read_verdict(review: str, comment: str, *, step: Step, current: int, where:
         raise BadInput(f"{where}, column 'review': {review[:_NUM_SHOWN]!r} is not one of {accepted}")
     if label != current and not comment:
         raise BadInput(f"{where}, column 'comment' is required (why the answer changes)")
-    return label, comment
+    return _Verdict(label, False, comment)
+
+
+def _differs(verdict: _Verdict, case: Case, place: int) -> bool:
+    """Whether a verdict changes the answer of a case at a step, or makes it certain."""
+    return (verdict.label, verdict.is_uncertain) != (case.stated[place], case.stated[place] != case.labels[place])
 
 
 def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], reviewer: str) -> Case:
@@ -173,12 +184,19 @@ def _correct(case: Case, verdicts: Sequence[_Verdict], steps: Sequence[Step], re
     review = f"review {max(numbers, default=0) + 1}"
     added = {f"{review} by": reviewer, f"{review} date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     reasoning = list(case.reasoning)
-    for place, (step, now, (label, comment)) in enumerate(zip(steps, case.labels, verdicts, strict=True)):
-        name = f"{review} step {place + 1}"
-        if label != now:
-            added |= {name: f"{step.written(now)} -> {step.written(label)}", f"{name} was": reasoning[place]}
-            reasoning[place] = comment
-        elif comment:
-            added[f"{name} comment"] = comment
-    labels, provenance = tuple(label for label, _ in verdicts), tuple(sorted({**said, **added}.items()))
-    return dataclasses.replace(case, labels=labels, reasoning=tuple(reasoning), provenance=provenance)
+    for place, (step, now, verdict) in enumerate(zip(steps, case.stated, verdicts, strict=True)):
+        name, doubt = f"{review} step {place + 1}", "" if now == case.labels[place] else " (uncertain)"
+        if verdict.label != now:
+            change = f"{step.written(now)}{doubt} -> {step.written(verdict.label)}"
+            added |= {name: change, f"{name} was": reasoning[place]}
+            reasoning[place] = verdict.comment
+            continue
+        if _differs(verdict, case, place):
+            added[name] = f"{step.written(now)}{doubt} -> {step.written(now)}"
+        if verdict.comment:
+            added[f"{name} comment"] = verdict.comment
+    reviewed = dataclasses.replace(
+        case, reasoning=tuple(reasoning), provenance=tuple(sorted({**said, **added}.items()))
+    )
+    stated, doubts = zip(*((verdict.label, verdict.is_uncertain) for verdict in verdicts), strict=True)
+    return reviewed.with_stated(stated, doubts)

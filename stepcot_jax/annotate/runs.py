@@ -7,19 +7,22 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from stepcot_jax.annotate.annotation import Aside, CannotAnnotate, ItemT, Made, Outcome, Provenance, Reason
 from stepcot_jax.annotate.llm.budget import Budget
-from stepcot_jax.annotate.llm.client import RequestFailed, RequestRefused
+from stepcot_jax.annotate.llm.client import AwaitsReply, RequestFailed, RequestRefused
 from stepcot_jax.annotate.llm.endpoint import Endpoint
-from stepcot_jax.annotate.llm.interviews import Interviewer
+from stepcot_jax.annotate.llm.interviews import Connect, Interviewer, connect_live
 from stepcot_jax.annotate.llm.ledger import SUFFIX, count_spent
+from stepcot_jax.annotate.llm.outbox import BatchLimits, Outbox
 from stepcot_jax.annotate.llm.prompt import Prompt
 from stepcot_jax.annotate.output import LEDGER_FOLDER, Result
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.ray_blocks import Cluster
 from stepcot_jax.host.terminal import Terminal
 
 Process: TypeAlias = Callable[[ItemT], Awaitable[tuple[Made, Provenance]]]
@@ -45,6 +48,8 @@ class Plan:
       on_failure: "stop" ends a run with failed requests with an error; "set-aside" sets their items aside.
       images: "link" links the records' images into the folder, "none" leaves them.
       overwrite: whether to replace an earlier result in the folder.
+      batch: writes requests to files instead of sending them; None to send them.
+      cluster: annotates by rules in the workers of a Ray cluster; None to annotate in this process.
     """
 
     annotator: Endpoint | None
@@ -56,6 +61,8 @@ class Plan:
     on_failure: Literal["stop", "set-aside"]
     images: Literal["link", "none"]
     overwrite: bool
+    batch: BatchLimits | None = None
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         for flag, found, least in (
@@ -67,6 +74,8 @@ class Plan:
                 raise BadInput(f"{flag}: {found} must be at least {least}")
         if self.asks_trust and self.annotator is None:
             raise BadInput("--trust requires --annotator=llm")
+        if self.cluster is not None and (self.annotator is not None or self.voters):
+            raise BadInput("--engine=ray is for --annotator=rules without --voter; see `requests` for language models")
         models = [voter.model for voter in self.voters]
         again = [model for model in models if models.count(model) > 1]
         if again:
@@ -76,8 +85,8 @@ class Plan:
 class Crew:
     """The interviewers of a run, with one budget; a context that closes them."""
 
-    def __init__(self, folder: Path, *, cap: int | None, num_repairs: int) -> None:
-        self.budget, self._num_repairs = Budget(cap), num_repairs
+    def __init__(self, folder: Path, *, cap: int | None, num_repairs: int, connect: Connect = connect_live) -> None:
+        self.budget, self._num_repairs, self._connect = Budget(cap), num_repairs, connect
         self._ledgers, self._open = folder, list[Interviewer]()
 
     def interview(self, endpoint: Endpoint, prompt: Prompt) -> Interviewer:
@@ -89,7 +98,14 @@ class Crew:
         for each in self._open:
             if (each.endpoint, each.prompt.digest) == (endpoint, prompt.digest):
                 return each
-        made = Interviewer(endpoint, prompt, folder=self._ledgers, budget=self.budget, num_repairs=self._num_repairs)
+        made = Interviewer(
+            endpoint,
+            prompt,
+            folder=self._ledgers,
+            budget=self.budget,
+            num_repairs=self._num_repairs,
+            connect=self._connect,
+        )
         self._open.append(made)
         return made
 
@@ -127,9 +143,14 @@ def run_items(
     Raises:
       RunStopped: the run is not complete; the same command resumes it.
       BadInput: no request can succeed with this key, address or model.
+      RoundWritten: requests are in batch files, and some items wait for their replies.
     """
+    collect = functools.partial(_collect, items, prepare, plan=plan, total=total, result=result, terminal=terminal)
     try:
-        asyncio.run(_collect(items, prepare, folder=folder, plan=plan, total=total, result=result, terminal=terminal))
+        if plan.batch is None:
+            asyncio.run(collect(Crew(folder / LEDGER_FOLDER, cap=plan.cap, num_repairs=plan.num_repairs)))
+        else:
+            _write_round(folder, plan, collect, result)
     except (KeyboardInterrupt, RunStopped) as error:
         why = str(error) if isinstance(error, RunStopped) else "interrupted; rerun the command to resume"
         num_done = result.num_collected - len(result.failed)
@@ -142,18 +163,49 @@ def run_items(
         )
 
 
+class RoundWritten(Exception):
+    """Some items wait for replies to requests in batch files; the message names the files."""
+
+
+def _write_round(
+    folder: Path, plan: Plan, collect: Callable[[Crew], Coroutine[Any, Any, None]], result: Result
+) -> None:
+    """Annotate the items that the ledgers have all answers for, and write the requests of the others to files.
+
+    Raises:
+      RoundWritten: there are others.
+      RunStopped: the spending cap allows no further request.
+    """
+    with Outbox(folder, plan.batch or BatchLimits()) as outbox:
+        crew = Crew(folder / LEDGER_FOLDER, cap=plan.cap, num_repairs=plan.num_repairs, connect=outbox.connect)
+        asyncio.run(collect(crew))
+    if not result.num_waiting:
+        return
+    waiting, unaffordable = len(outbox.outstanding), outbox.num_unaffordable
+    if unaffordable and not outbox.files and not waiting:
+        raise RunStopped(
+            f"--max-tokens: {crew.budget.num_spent} of {plan.cap} tokens are spent and up to {outbox.num_reserved} may "
+            "be charged for requests without a reply, which is too much for the next request; every answer is in the "
+            "ledger, rerun with a larger --max-tokens to go on"
+        )
+    lines = [f"{path}: {number} requests for {model}" for path, (number, model) in outbox.files.items()]
+    lines += [f"{waiting} requests of earlier rounds have no reply yet; --again writes them anew"] if waiting else []
+    lines += [f"{unaffordable} requests have to wait for tokens under --max-tokens"] if unaffordable else []
+    lines += [f"{result.num_waiting} of {result.num_waiting + result.num_collected} {result.units} wait for replies"]
+    raise RoundWritten("\n".join(lines))
+
+
 async def _collect(
     items: Iterable[ItemT],
     prepare: Prepare,
+    crew: Crew,
     *,
-    folder: Path,
     plan: Plan,
     total: int,
     result: Result,
     terminal: Terminal,
 ) -> None:
     asks_models = plan.annotator is not None or bool(plan.voters)
-    crew = Crew(folder / LEDGER_FOLDER, cap=plan.cap, num_repairs=plan.num_repairs)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(crew.close)
         process = prepare(crew)
@@ -186,6 +238,8 @@ async def process_items(
         async with slots:
             try:
                 made, provenance = await process(item)
+            except AwaitsReply:
+                return Outcome(item, is_waiting=True)
             except CannotAnnotate as error:
                 streak = 0
                 return Outcome(item, aside=Aside(item.id, error.reason, error.detail))

@@ -13,8 +13,8 @@ For research; not a medical device.
 
 import argparse
 import json
-import pathlib
 
+from stepcot_jax.host.addresses import local_path, output_path
 from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
@@ -32,11 +32,12 @@ def main(arguments: list[str] | None = None) -> None:
     from absl import logging
 
     from stepcot_jax.data.images.boxed_pictures import write_png
+    from stepcot_jax.predict.loading import find_folder
     from stepcot_jax.predict.policy_reader import load_reader
 
     use_compilation_cache()
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
-    reader = load_reader(options.checkpoint, phase=options.phase)
+    reader = load_reader(find_folder(options.checkpoint), phase=options.phase)
     answered = reader.answer(
         options.image,
         options.question,
@@ -63,17 +64,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Ask a trained policy about a radiograph. For research; not a medical device.",
         epilog="Exit code 0: answered, even if the reply is not well formed; 2: wrong input.",
     )
-    parser.add_argument("image", type=pathlib.Path, metavar="IMAGE", help="a PNG, JPEG or DICOM file")
+    parser.add_argument("image", type=local_path, metavar="IMAGE", help="a PNG, JPEG or DICOM file")
     parser.add_argument("question", metavar="QUESTION", help="in the words of the training records")
     parser.add_argument(
-        "--checkpoint", type=pathlib.Path, required=True, metavar="WORKDIR", help="of a run of the job sft or grpo"
+        "--checkpoint", required=True, metavar="WORKDIR", help="of a run of the job sft or grpo; or gs://, s3://, hf://"
     )
     parser.add_argument(
         "--choice", action="append", default=[], metavar="TEXT", help="an option to choose from; twice or more"
     )
     kinds = ("open", "closed", "single", "multi")
     parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
-    parser.add_argument("--out", type=pathlib.Path, metavar="FILE.png", help="write the picture with the boxes there")
+    parser.add_argument("--out", type=output_path, metavar="FILE.png", help="write the picture with the boxes there")
     parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
     parser.add_argument("--seed", type=int, help="of --sample, default 0")
     parser.add_argument("--temperature", type=float, help="of --sample, default 1")

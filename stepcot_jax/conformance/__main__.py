@@ -18,6 +18,7 @@ import numpy as np
 from stepcot_jax.conformance.golden import Golden, groups
 from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.convert.torch_reference import to_torch_networks
+from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m stepcot_jax.conformance",
         description="Check this machine's numbers against golden numbers of the authors' code.",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE.npz")
+    parser.add_argument("files", nargs="+", type=local_path, metavar="FILE.npz")
     all_ok = True
     for path in parser.parse_args(arguments).files:
-        for result in check(path):
+        for result in check(str(path)):
             print(json.dumps(result), flush=True)
             all_ok = all_ok and result["ok"]
     return 0 if all_ok else 1

@@ -9,12 +9,13 @@ Pictures are sent to the endpoint that --endpoint names, and nowhere else. For r
 """
 
 import argparse
-import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.endpoint import DEFAULT_KEY_VARIABLE, Endpoint
-from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.addresses import output_path
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
 
 if TYPE_CHECKING:
     from stepcot_jax.annotate.llm.budget import Budget
@@ -52,7 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
     cases, chain = _choose_cases(source, options), source.chain
     levels = choose_levels(options.levels, chain.num_steps)
     variants = [name for name in _VARIANTS if name in options.variants.split(",")]
-    asking = Asking(chain, tuple(list_keys(variants, levels)), not options.open_diagnosis, options.concurrency)  # type: ignore[arg-type]
+    num_at_once = 4 if options.concurrency is None else options.concurrency
+    asking = Asking(chain, tuple(list_keys(variants, levels)), not options.open_diagnosis, num_at_once)  # type: ignore[arg-type]
     make_workdir(options.out)
     with lock_folder(options.out):
         open_model = _model_opener(options, endpoint, cases, chain)
@@ -84,6 +86,10 @@ def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
     chosen_models = [name for name in ("simulated", "local", "endpoint") if getattr(options, name)]
     if len(chosen_models) > 1:
         raise BadInput(f"--{' and --'.join(chosen_models)} exclude each other; leave one of them out")
+    if options.local and options.concurrency is not None:
+        raise BadInput(
+            f"--concurrency: {options.concurrency} has no effect with --local, which asks one case at a time"
+        )
     if not options.model:
         own = ("max_answer_tokens",) if options.local else ()
         given = [name for name in _OF_ENDPOINT if getattr(options, name) is not None and name not in own]
@@ -102,7 +108,8 @@ def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
 def _check(options: argparse.Namespace) -> None:
     from stepcot_jax.constrain.asked_models import check_side
 
-    for name, least in (("num_cases", 1), ("num_resamples", 1), ("num_shown", 0), ("seed", 0), ("max_tokens", 1)):
+    for name in ("num_cases", "num_resamples", "num_shown", "seed", "max_tokens", "max_answer_tokens"):
+        least = 0 if name in ("num_shown", "seed") else 1
         value = getattr(options, name)
         if value is not None and value < least:
             raise BadInput(f"--{name.replace('_', '-')}: {value} must be at least {least}")
@@ -118,13 +125,16 @@ def _check(options: argparse.Namespace) -> None:
 
 def _open_cases(options: argparse.Namespace) -> "CaseSource":
     from stepcot_jax.chain import DEFAULT_CHAIN
+    from stepcot_jax.host.store_cache import find_files, find_workdir
     from stepcot_jax.readers.reader_cases import CaseSource, open_data, open_run
 
+    data = None if options.data is None else find_files(options.data, "DATA", holds="a folder of cases")
     if options.workdir is not None:
-        return open_run(options.workdir, options.split or "test", root=options.data)
-    if options.data is not None:
+        workdir = find_workdir(options.workdir, "--workdir")
+        return open_run(workdir, options.split or "test", root=data)
+    if data is not None:
         layout = {"layout": options.layout} if options.layout else {}
-        return open_data(options.data, max_pixels=int(_MAX_MEGAPIXELS * 1e6), **layout)
+        return open_data(data, max_pixels=int(_MAX_MEGAPIXELS * 1e6), **layout)
     from PIL import Image
 
     from stepcot_jax.data.phantom.phantom import draw_case, plan_case
@@ -193,12 +203,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Ask a large vision-language model for diagnoses, with the first 0 to 7 steps as constraints.",
         epilog="Without --endpoint a simulated model is measured, offline. For research; not a medical device.",
     )
-    path = pathlib.Path
-    root = "a data root in any layout; default phantoms"
-    parser.add_argument("data", type=path, nargs="?", metavar="DATA", help=root)
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the results and the ledger")
+    root = "a data root in any layout, also of gs:// or s3://; default phantoms"
+    parser.add_argument("data", nargs="?", metavar="DATA", help=root)
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder of results and ledger")
     run = "cases that a finished run has predicted, to compare with its networks; DATA overrides its data root"
-    parser.add_argument("--workdir", type=path, metavar="RUN", help=run)
+    parser.add_argument("--workdir", metavar="RUN", help=run)
     parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")
     parser.add_argument("--layout", help="of DATA; default: recognised by the files")
     number = f"draw N cases; default all of DATA, or {_NUM_PHANTOMS} phantoms"
@@ -225,7 +234,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     model.add_argument("--key-variable", metavar="NAME", help=f"environment variable, default {DEFAULT_KEY_VARIABLE}")
     model.add_argument("--max-tokens", type=int, metavar="N", help="spending cap of all ledgers in DIR together")
     model.add_argument("--max-answer-tokens", type=int, metavar="N", help="of one reply, default 2048")
-    model.add_argument("--concurrency", type=int, default=4, metavar="N", help="cases at once, default 4")
+    model.add_argument("--concurrency", type=int, metavar="N", help="cases at once, default 4; --local: one, always")
     model.add_argument("--timeout", type=float, metavar="SECONDS", help="of a request, default 120")
     model.add_argument("--attempts", type=int, metavar="N", help="until a request is given up, default 8")
     model.add_argument("--temperature", type=float, help="default 0")

@@ -17,8 +17,9 @@ from stepcot_jax.constrain.levels import DIAGNOSIS, Key
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
 from stepcot_jax.host.pages import make_environment, render_page
-from stepcot_jax.report import figures, page
+from stepcot_jax.report import figures
 from stepcot_jax.report.embedded_pictures import write_picture
+from stepcot_jax.report.page import read_part
 from stepcot_jax.tables.constrained_models import Constrained
 from stepcot_jax.tables.writing import Table
 
@@ -60,10 +61,11 @@ def write_level_page(
       with_pictures: whether to embed the cases' pictures.
     """
     chosen = choose_shown(cases, replies, num_shown)
-    style = (Path(page.__file__).parent / "page.css").read_text("utf-8") + (_HERE / "levels.css").read_text("utf-8")
+    style = read_part("page.css") + (_HERE / "levels.css").read_text("utf-8")
     content = render_page(
         _TEMPLATES.get_template("levels.html.j2"),
         style=style,
+        script=read_part("shared.js") + "printWhole();\n",
         title=f"{found.model} put through the steps",
         about=(f"{found.num_cases} cases of {found.num_patients} patients: {found.source}.", f"{found.about}."),
         curve=_draw_charts(found),

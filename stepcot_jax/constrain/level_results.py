@@ -59,13 +59,17 @@ def summarise_levels(
     values = compute(count_once(len(cases)))
     resampled = resample(compute, patients, num_resamples=num_resamples, seed=seed)
     known = truth[:, -1] != NOT_ANNOTATED
+    # Equal dialogues of several variants, such as those of level 1, were asked once and share their reply.
+    asked = [
+        reply for of_case in replies for reply in {id(each.reply): each.reply for each in of_case.values()}.values()
+    ]
     return Constrained(
         **about,
         steps=[(step.name, list(step.options)) for step in chain.steps],
         num_cases=len(cases),
         num_patients=count_patients(patients[known]),
-        num_missing=sum(each.reply.text is None for column in columns.values() for each in column),
-        num_cut=sum(each.reply.is_cut for column in columns.values() for each in column),
+        num_missing=sum(reply.text is None for reply in asked),
+        num_cut=sum(reply.is_cut for reply in asked),
         cases=digest_cases([case.id for case in cases]),
         levels=[
             _describe(key, columns, truth, chain, values, resampled, None if expected is None else expected(key, truth))

@@ -16,6 +16,7 @@ from stepcot_jax.constrain.asked_models import Reply, Request, attach
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file
 from stepcot_jax.policies.qwen.qwen_chat import QwenReader, Turn, load_qwen_reader
+from stepcot_jax.policies.qwen.qwen_export import COPIED
 
 LONGEST_REPLY = 2048
 
@@ -46,7 +47,7 @@ class LocalModel:
             "prompt_version": prompt.version,
             "prompt_digest": prompt.digest,
             "model": self.name,
-            "decoding": {"max_answer_tokens": longest, "weights": _digest_weights(self._reader.model.folder)},
+            "decoding": {"max_answer_tokens": longest, "weights": _digest_checkpoint(self._reader.model.folder)},
         }
         self._ledger = Ledger(folder, identity)
 
@@ -87,6 +88,11 @@ def write_turns(messages: Sequence[Message], pictures: Sequence[UInt8[np.ndarray
     return [*turns[:-1], turns[-1]._replace(images=pictures)]
 
 
-def _digest_weights(folder: Path) -> str:
-    """Return a digest of all weights, so that a fine-tuned model never answers from another one's ledger."""
-    return digest_text(" ".join(f"{path.name} {digest_file(path)}" for path in sorted(folder.glob("*.safetensors"))))
+def _digest_checkpoint(folder: Path) -> str:
+    """Return a digest of weights, config, preprocessing, tokenizer and chat template.
+
+    Another checkpoint, or the same one with another of these files, never answers from this one's ledger.
+    """
+    small = [folder / name for name in COPIED if (folder / name).is_file()]
+    paths = sorted([*folder.glob("*.safetensors"), *small])
+    return digest_text(" ".join(f"{path.name} {digest_file(path)}" for path in paths))

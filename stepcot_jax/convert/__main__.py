@@ -1,32 +1,39 @@
 """Convert parameters between the authors' PyTorch names and layouts and ours, either way.
 
     python -m stepcot_jax.convert SOURCE DEST --to {jax,torch}
+    python -m stepcot_jax.convert SOURCE FOLDER --to jax --chain DATA --image-encoder WEIGHTS --text-encoder WEIGHTS
 
 The authors' side is a .safetensors or, with torch installed, a .pt or .pth: tensors named NETWORK/NAME or
 NETWORK.NAME (NETWORK: teacher, student, proj_t or proj_s), nested mappings of them, or with --network the bare
 state_dict of one network. Ours is a .safetensors of '/'-joined Flax paths such as
 teacher/heads/fusion_0/linear/kernel. With --to torch, SOURCE may be the workdir of a run: the best weights of each
 network are converted.
+
+With --to jax, a DEST without a suffix becomes a workdir, which predict, demo, explain, export and
+config.start.checkpoint read like that of a run. The authors' file holds neither the questions nor the frozen encoders,
+so these are named: --chain is the data folder, or a chain.json with name, question and options of each step.
 """
 
 import argparse
 import json
 import pathlib
+import shlex
 import sys
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepcot_jax.convert import torch_reference
+from stepcot_jax.convert.tensor_files import check_destination, read_tensors, write_tensors
 from stepcot_jax.convert.torch_names import NETWORKS
-from stepcot_jax.encoders import weights
+from stepcot_jax.host.addresses import local_path, output_path
 from stepcot_jax.host.errors import BadInput, run_tool
-from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.text import shorten
+from stepcot_jax.training.parameter_paths import flatten, unflatten
 
-TORCH_SUFFIXES = (".pt", ".pth")
-SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
+if TYPE_CHECKING:
+    from stepcot_jax.convert.converted_workdir import Recipe
 
 
 def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
@@ -42,6 +49,19 @@ def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) ->
     Raises:
       BadInput: a name belongs to no network, or the tensors do not match the networks; lists all of them.
     """
+    return flatten(torch_reference.from_torch_networks(group_by_network(tensors, network=network)))
+
+
+def group_by_network(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return the authors' tensors by network and name.
+
+    Args:
+      tensors: see `to_jax_tensors`.
+      network: of all tensors, if the names do not include it.
+
+    Raises:
+      BadInput: there is no tensor, or a name belongs to no network or appears twice.
+    """
     grouped: dict[str, dict[str, Any]] = {}
     for name, array in tensors.items():
         owner, rest = (network, name) if network else _split_torch_name(name)
@@ -50,7 +70,7 @@ def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) ->
         grouped[owner][rest] = array
     if not grouped:
         raise BadInput("the source holds no tensors")
-    return torch_reference.flatten(torch_reference.from_torch_networks(grouped))
+    return grouped
 
 
 def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
@@ -73,9 +93,9 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
         raise BadInput(f"unknown tensors: {shown}; names start with {', '.join(NETWORKS.values())} and '/'")
     if not tensors:
         raise BadInput("the source holds no tensors")
-    found = torch_reference.to_torch_networks(torch_reference.unflatten(tensors))
+    found = torch_reference.to_torch_networks(unflatten(tensors))
     if network is None:
-        return torch_reference.flatten(found)
+        return flatten(found)
     if set(found) != {network}:
         raise BadInput(f"--network {network}: the source holds {', '.join(found)}")
     return found[network]
@@ -111,7 +131,7 @@ def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
         if step not in params:
             params[step] = restore_params(folder, step)
         print(f"{name}: from the checkpoint of step {step}", file=sys.stderr)
-        tensors |= torch_reference.flatten({name: params[step][name]})
+        tensors |= flatten({name: params[step][name]})
     return tensors
 
 
@@ -126,110 +146,20 @@ def _split_torch_name(name: str) -> tuple[str, str]:
     )
 
 
-def read_tensors(path: pathlib.Path) -> dict[str, Any]:
-    """Read tensors by name; names of nested mappings are joined with '/'.
-
-    Args:
-      path: a .safetensors, or a .pt or .pth of tensors in nested mappings.
-
-    Returns:
-      NumPy arrays; other values of a .pt are returned unchanged.
-
-    Raises:
-      BadInput: the file is missing, broken, of another kind or needs unpickling, or torch is not installed.
-    """
-    _check_suffix(path)
-    if not path.exists():
-        raise BadInput(f"{path} does not exist")
-    if path.suffix == ".safetensors":
-        return dict(weights.read_tensors(path))
-    found = weights.load_torch(path)
-    if not isinstance(found, Mapping):
-        raise BadInput(f"{path} holds a {type(found).__name__}; expected a state_dict or a dict of them")
-    return {name: weights.to_numpy(leaf) for name, leaf in torch_reference.flatten(found).items()}
-
-
-def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], *, overwrite: bool = False) -> None:
-    """Write named tensors atomically.
-
-    Args:
-      path: a .safetensors, or a .pt or .pth, which maps each network to its state_dict.
-      tensors: NETWORK/NAME or NAME -> arrays.
-      overwrite: replace an existing file.
-
-    Raises:
-      BadInput: the file exists without `overwrite`, its folder does not exist, or the suffix is unknown.
-    """
-    check_destination(path, overwrite=overwrite)
-    with writing_whole(path) as file:
-        if path.suffix in TORCH_SUFFIXES:
-            _write_torch(path, file, tensors)
-        else:
-            import safetensors.numpy
-
-            # safetensors ignores strides and writes the underlying memory.
-            whole = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-            safetensors.numpy.save_file(whole, file.name)  # by name: a file object would need twice the memory
-
-
-def check_destination(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Check a destination of `write_tensors` before long work.
-
-    Raises:
-      BadInput: as `write_tensors`.
-    """
-    _check_suffix(path)
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise BadInput(f"{path} exists; choose another name, or pass --force to replace a file")
-    if not path.parent.is_dir():
-        raise BadInput(f"{path}: the folder {path.parent} does not exist")
-    if path.suffix in TORCH_SUFFIXES:
-        weights.import_torch(path)
-
-
-def _check_suffix(path: pathlib.Path) -> None:
-    if path.suffix not in SUFFIXES:
-        raise BadInput(f"{path}: the suffix {path.suffix!r} is not one of {', '.join(SUFFIXES)}")
-
-
-def _write_torch(path: pathlib.Path, file: BinaryIO, tensors: Mapping[str, np.ndarray]) -> None:
-    torch = weights.import_torch(path)
-    tree: dict[str, Any] = {}
-    for name, array in tensors.items():
-        network, _, rest = name.rpartition("/")
-        # Arrays from JAX are read-only, torch tensors cannot be.
-        tensor = torch.from_numpy(np.array(array))
-        (tree.setdefault(network, {}) if network else tree)[rest] = tensor
-    torch.save(tree, file)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Convert a file and print one JSON line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m stepcot_jax.convert",
-        description="Convert parameters between the authors' PyTorch names and layouts and ours.",
-    )
-    parser.add_argument("source", type=pathlib.Path, help="file to read; with --to torch also a run's workdir")
-    parser.add_argument("dest", type=pathlib.Path, help="file to write")
-    parser.add_argument("--to", choices=("jax", "torch"), required=True, help="names and layouts to write")
-    parser.add_argument(
-        "--network", choices=tuple(NETWORKS), help="the authors' side is the bare state_dict of this network"
-    )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="PREFIX",
-        help="skip tensors with this prefix, such as frozen encoders; may be repeated",
-    )
-    parser.add_argument("--force", action="store_true", help="replace DEST")
-    flags = parser.parse_args(arguments)
-    check_destination(flags.dest, overwrite=flags.force)
-    if flags.to == "jax" and flags.dest.suffix != ".safetensors":
-        raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax")
+    """Convert a file; print one JSON line, or of a workdir what it holds and which commands read it."""
+    flags = _parse(arguments)
+    to_workdir = flags.to == "jax" and not flags.dest.suffix
+    recipe = _read_recipe(flags, to_workdir=to_workdir)
+    if not to_workdir:
+        check_destination(flags.dest, overwrite=flags.force)
+        if flags.to == "jax" and flags.dest.suffix != ".safetensors":
+            raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax, or none for a workdir")
     from_run = flags.to == "torch" and flags.source.is_dir()
     tensors = _read_run(flags.source) if from_run else read_tensors(flags.source)
     tensors, ignored = drop_ignored(tensors, flags.ignore)
+    if recipe is not None:
+        return _make_workdir(flags, tensors, recipe)
     convert = to_jax_tensors if flags.to == "jax" else to_torch_tensors
     try:
         converted = convert(tensors, network=flags.network)
@@ -244,6 +174,72 @@ def main(arguments: list[str] | None = None) -> int:
         "ignored": ignored,
     }
     print(json.dumps(report))
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stepcot_jax.convert",
+        description="Convert parameters between the authors' PyTorch names and layouts and ours.",
+    )
+    parser.add_argument("source", type=local_path, help="file to read; with --to torch also a run's workdir")
+    parser.add_argument("dest", type=output_path, help="file to write; with --to jax also a new folder, a workdir")
+    parser.add_argument("--to", choices=("jax", "torch"), required=True, help="names and layouts to write")
+    parser.add_argument(
+        "--network", choices=tuple(NETWORKS), help="the authors' side is the bare state_dict of this network"
+    )
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="skip tensors with this prefix, such as frozen encoders; may be repeated",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file DEST")
+    workdir = parser.add_argument_group("a workdir (--to jax, DEST a new folder)")
+    workdir.add_argument("--chain", type=local_path, metavar="DATA", help="data folder or chain.json: the steps")
+    workdir.add_argument("--config", metavar="NAME", help="config of the training (default: paper)")
+    workdir.add_argument("--image-encoder", metavar="WEIGHTS", help="frozen image encoder, if the config names none")
+    workdir.add_argument("--text-encoder", metavar="WEIGHTS", help="frozen text encoder, if the config names none")
+    return parser.parse_args(arguments)
+
+
+def _read_recipe(flags: argparse.Namespace, *, to_workdir: bool) -> "Recipe | None":
+    """Return what a workdir needs beside the tensors; None for a file."""
+    if not to_workdir:
+        for name in ("chain", "config", "image_encoder", "text_encoder"):
+            if getattr(flags, name) is not None:
+                raise BadInput(f"--{name.replace('_', '-')} is for a workdir (--to jax, DEST a new folder)")
+        return None
+    if flags.chain is None:
+        raise BadInput(
+            f"--chain is required to write the workdir {flags.dest} (the data folder, or a chain.json with name, "
+            "question and options of each step); DEST.safetensors writes a file"
+        )
+    if not flags.chain.exists():
+        raise BadInput(f"--chain: {flags.chain} does not exist")
+    # Imported here: files do not need jax, which takes seconds.
+    from stepcot_jax.convert.converted_workdir import Recipe
+
+    return Recipe(flags.config or "paper", flags.chain, flags.image_encoder or "", flags.text_encoder or "")
+
+
+def _make_workdir(flags: argparse.Namespace, tensors: Mapping[str, Any], recipe: "Recipe") -> int:
+    from stepcot_jax.convert.converted_workdir import write_workdir
+
+    try:
+        networks = group_by_network(tensors, network=flags.network)
+        content = write_workdir(flags.dest, networks, recipe, source=flags.source)
+    except BadInput as error:
+        raise BadInput(f"{flags.source}: {error}") from None
+    numbers = sum(int(np.size(array)) for own in networks.values() for array in own.values())
+    print(f"{flags.dest}: {len(tensors)} tensors, {numbers:,} numbers: {', '.join(networks)}")
+    if content["fresh"]:
+        print(f"not in the file, random: {', '.join(content['fresh'])}")
+    folder = shlex.quote(str(flags.dest))
+    for command in (f"predict IMAGE --checkpoint={folder}", f"export --checkpoint={folder} --out=FOLDER"):
+        print(f"next: python -m stepcot_jax.{command}")
+    print(f"next: python -m stepcot_jax.main --config=NAME --workdir=FOLDER --config.start.checkpoint={folder}")
     return 0
 
 

@@ -9,11 +9,13 @@ import pathlib
 import sys
 from typing import Any
 
+from stepcot_jax.data.fetching import add_fetch
 from stepcot_jax.data.grounded.vqa_command import add_vqa
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
-from stepcot_jax.host.errors import BadInput, make_new_folder, make_workdir, run_tool
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.host.terminal import Terminal
 
 EXIT_WOULD_STOP = 1
@@ -28,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int | None:
     """Run a command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.data", description="Work with folders of cases.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_check, _add_stats, _add_shards, _add_phantom, add_vqa):
+    for add in (_add_check, _add_stats, _add_shards, _add_phantom, add_vqa, add_fetch):
         add(commands)
     options = parser.parse_args(arguments)
     for name in ("max_megapixels", "shard_megabytes", "num_threads"):
@@ -54,7 +56,13 @@ def _add_check(commands: Any) -> None:
         help="decode each image, test only that it exists, or skip images (imported features); default decode",
     )
     _add_image_options(parser)
-    parser.add_argument("--split-seed", type=int, default=0, help="for making splits without tables, default 0")
+    parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
+    parser.add_argument(
+        "--uncertain",
+        choices=("ignore", "negative", "positive", "soft"),
+        default="ignore",
+        help="config.data.uncertain of the run: what training makes of uncertain answers; default ignore",
+    )
     parser.set_defaults(run=_check)
 
 
@@ -70,6 +78,7 @@ def _check(options: argparse.Namespace) -> int:
         max_pixels=int(options.max_megapixels * 1e6),
         split_seed=options.split_seed,
         num_threads=options.num_threads,
+        uncertain=options.uncertain,
     )
     tables = None
     if holds_records(options.root):
@@ -98,8 +107,8 @@ def _add_stats(commands: Any) -> None:
         f"boxes, stages, lengths, the majority answer of each topic, and examples with their boxes. {_RECORDS}",
     )
     _add_reading_options(parser)
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder for tables and pictures")
-    parser.add_argument("--split-seed", type=int, default=0, help="for making splits without tables, default 0")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder for tables and pictures")
+    parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
     parser.set_defaults(run=_write_statistics)
 
 
@@ -153,7 +162,7 @@ def _write_vqa_statistics(options: argparse.Namespace) -> None:
 def _add_shards(commands: Any) -> None:
     parser = commands.add_parser("shards", help="write a folder's images into ArrayRecord shards to train from")
     _add_reading_options(parser)
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="new folder, or one to resume")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="new folder, or one to resume")
     parser.add_argument("--shard-megabytes", type=float, default=256.0, help="size of a shard, default 256")
     _add_image_options(parser)
     parser.set_defaults(run=_make_shards)
@@ -175,7 +184,7 @@ def _make_shards(options: argparse.Namespace) -> None:
 
 def _add_phantom(commands: Any) -> None:
     parser = commands.add_parser("phantom", help="draw chest phantoms with all seven answers, boxes and masks")
-    parser.add_argument("folder", type=pathlib.Path, metavar="DIR")
+    parser.add_argument("folder", type=local_path, metavar="DIR")
     parser.add_argument("--num-cases", type=int, default=1000, help="default 1000")
     parser.add_argument("--size", type=int, default=256, help="height and width in pixels, default 256")
     parser.add_argument("--prevalence", choices=("published", "flat"), default="published", help="of the diagnoses")
@@ -201,17 +210,19 @@ def _draw_phantom(options: argparse.Namespace) -> None:
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add ROOT and the options that `config.data` has for reading it."""
-    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder or file in any layout")
+    parser.add_argument("root", type=local_path, metavar="ROOT", help="folder or file in any layout")
     parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: detected from the files")
-    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help="as in a run")
-    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="as in a run, default stop")
+    names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
+    parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names)
+    bad = "stop at a bad record, or set it aside with its reason (config.data.on_bad_record); default stop"
+    parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help=bad)
     parser.add_argument(
         "--several-labels",
         dest="single_label",
         action="store_false",
         help="keep images with several findings (a run's data.single_label=False), in layouts with lists of findings",
     )
-    table = "as in a run: the table that ChestX-ray8's labels come from"
+    table = "table that ChestX-ray8's labels come from (config.data.labels_from); default auto"
     parser.add_argument("--labels-from", choices=("auto", "boxes", "entries"), default="auto", help=table)
 
 

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import grain
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float32, Int
 
 from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.pixels import PixelCache, augment_image
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, normalise_grey, repeat_grey
 from stepcot_jax.data.reading_ahead import ReadAhead
+from stepcot_jax.data.uncertain import Targets
 from stepcot_jax.host.errors import BadInput
 
 Batch = dict[str, Any]
@@ -66,12 +67,15 @@ class _Finish:
     preprocessing: Preprocessing
     labels: Int[np.ndarray, "position step"]
     num_rows: int
+    distributions: Float32[np.ndarray, "position step answer"] | None = None
 
     def __call__(self, read: Batch) -> Batch:
         batch = dict(read)
         num_cases = int(batch.pop("num_cases"))
         batch["index"] = np.array(batch["index"])
         batch["labels"] = self.labels[batch["index"]]
+        if self.distributions is not None:
+            batch["targets"] = self.distributions[batch["index"]]
         if (pixels := batch.pop("pixels", None)) is not None:
             batch["images"] = (normalise_grey if pixels.ndim == 3 else normalise)(pixels, self.preprocessing)
         num_missing = self.num_rows - len(batch["index"])
@@ -138,26 +142,28 @@ def training_batches(
 
     Returns:
       Batches with "images" float32 [case, height, width, 3] or "image_features" float32 [case, width], "labels" int32
-      [case, step], "index" int32 [case] (position in the split) and "present" bool [case].
+      [case, step], "index" int32 [case] (position in the split) and "present" bool [case]; if uncertain answers are
+      soft targets also "targets" float32 [case, step, answer]. Labels and targets are `dataset.training_targets`.
 
     Raises:
-      BadInput: the batch size is no multiple of the processes, or features are to be augmented.
+      BadInput: the batch size is no multiple of the processes, features are to be augmented, or a step with uncertain
+        answers lacks the negative option that `dataset.uncertain` needs.
     """
     if augment and dataset.features is not None:
         raise BadInput("augment requires images; these features were encoded ahead")
     rows = _rows(batch_size, process_index, process_count)
-    indices = dataset.splits.train
+    indices, targets = dataset.splits.train, dataset.training_targets
     if sampling == "uniform":
         order = grain.MapDataset.range(len(indices)).seed(seed).shuffle().repeat()
         positions = order.batch(batch_size, drop_remainder=True)
     else:
-        labels = dataset.labels[list(indices)]
+        labels = targets.labels
         of_steps = sampling == "inverse_frequency_of_steps"
         cumulative = np.cumsum(_mean_inverse_frequencies(labels) if of_steps else _inverse_frequencies(labels[:, -1]))
         cumulative[-1] = 1.0  # no draw may fall beyond it by rounding
         draw = functools.partial(_draw_rows, cumulative=cumulative, batch_size=batch_size, seed=seed)
         positions = grain.MapDataset.range(_ENDLESS).map(draw)
-    return _make_batches(dataset, indices, positions, rows, augment_seed=seed if augment else None)
+    return _make_batches(dataset, indices, positions, rows, targets, augment_seed=seed if augment else None)
 
 
 def evaluation_batches(
@@ -180,7 +186,8 @@ def evaluation_batches(
       multiple_of: round the batch size up to a multiple of this, such as the number of devices.
 
     Returns:
-      Batches as from `training_batches`, without sampling or augmentation; every case once over all processes.
+      Batches as from `training_batches`, without sampling or augmentation; every case once over all processes. Labels
+      are the certain ones: an uncertain answer counts as not annotated.
 
     Raises:
       BadInput: the batch size is no multiple of the processes.
@@ -190,7 +197,8 @@ def evaluation_batches(
     batch_size = -(-min(batch_size, len(indices)) // multiple_of) * multiple_of
     rows = _rows(batch_size, process_index, process_count)
     positions = grain.MapDataset.range(len(indices)).batch(batch_size, drop_remainder=False)
-    return _make_batches(dataset, indices, positions, rows, augment_seed=None)
+    labels = Targets(dataset.labels[np.asarray(indices, int)])
+    return _make_batches(dataset, indices, positions, rows, labels, augment_seed=None)
 
 
 def _rows(batch_size: int, process_index: int, process_count: int) -> slice:
@@ -216,11 +224,17 @@ def _mean_inverse_frequencies(labels: Int[np.ndarray, "case step"]) -> np.ndarra
 
 
 def _make_batches(
-    dataset: Dataset, indices: Sequence[int], positions: grain.MapDataset, rows: slice, *, augment_seed: int | None
+    dataset: Dataset,
+    indices: Sequence[int],
+    positions: grain.MapDataset,
+    rows: slice,
+    targets: Targets,
+    *,
+    augment_seed: int | None,
 ) -> Batches:
     read = _ReadBatch(indices, dataset.pixels, dataset.features, rows, augment_seed)
-    labels = dataset.labels[np.asarray(indices, int)]
-    return Batches(positions.map_with_index(read), _Finish(dataset.preprocessing, labels, rows.stop - rows.start))
+    finish = _Finish(dataset.preprocessing, targets.labels, rows.stop - rows.start, targets.distributions)
+    return Batches(positions.map_with_index(read), finish)
 
 
 def iterate(batches: Batches, *, num_threads: int, num_workers: int = 0) -> ReadAhead:

@@ -1,6 +1,7 @@
 """The data of a run: chain, cases, splits, and pixels at the encoder's size."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -18,6 +19,7 @@ from stepcot_jax.data.records.cases import CaseTable, as_table
 from stepcot_jax.data.records.records import SetAside, write_quarantine
 from stepcot_jax.data.splits.split_manifest import write_manifest
 from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
 from stepcot_jax.host.errors import BadInput
 
 
@@ -37,6 +39,7 @@ class Dataset:
       splits_source: where the splits come from, in words.
       images: the cases' encoded images; None for the phantom, which has none.
       digests: SHA-256 of image contents that loading has computed, by case index.
+      uncertain: what training makes of uncertain answers.
     """
 
     chain: Chain
@@ -49,14 +52,26 @@ class Dataset:
     splits_source: str = ""
     images: ImageFiles | None = None
     digests: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    uncertain: UncertainAnswers = IGNORED
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cases", as_table(self.cases))
 
     @property
     def labels(self) -> Int32[np.ndarray, "case step"]:
-        """Labels of all cases, NOT_ANNOTATED where nobody answered."""
+        """Certain labels of all cases, NOT_ANNOTATED where nobody answered or the answer is uncertain."""
         return self.cases.labels.astype(np.int32)
+
+    @functools.cached_property
+    def training_targets(self) -> Targets:
+        """Targets of the training split's cases, in its order; uncertain answers are treated as `uncertain` says.
+
+        Raises:
+          BadInput: a step with uncertain answers lacks the negative option that this needs.
+        """
+        chosen = np.asarray(self.splits.train, int)
+        labels, uncertain = self.cases.labels[chosen], self.cases.uncertain[chosen]
+        return make_targets(labels=labels, uncertain=uncertain, chain=self.chain, rule=self.uncertain)
 
     @property
     def digest(self) -> str:
@@ -64,11 +79,14 @@ class Dataset:
         paths, labels = self.cases.image_paths, self.labels.tolist()
         members = self.splits.by_name()
         splits = {name: [(paths[index], labels[index]) for index in indices] for name, indices in members.items()}
-        text = json.dumps([[(step.name, step.options) for step in self.chain.steps], splits])
-        return hashlib.sha256(text.encode()).hexdigest()
+        facts: list[Any] = [[(step.name, step.options) for step in self.chain.steps], splits]
+        uncertain = self.cases.uncertain
+        if (uncertain >= 0).any():  # data without them keep the digest that earlier versions wrote
+            facts.append({name: uncertain[list(indices)].tolist() for name, indices in members.items()})
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def batch(self, indices: Iterable[int]) -> dict[str, np.ndarray]:
-        """Return cases, such as `dataset.splits.train[:32]`, as a batch for a system.
+        """Return cases, such as `dataset.splits.train[:32]`, as a batch for a system; its labels are the certain ones.
 
         Returns:
           "labels" int32 [case, step], and normalised "images" float32 [case, size, size, 3] or "image_features"
@@ -83,9 +101,9 @@ class Dataset:
 
     def with_last_step_alone(self) -> "Dataset":
         """Return the same cases with the last step's answers only."""
-        labels = self.labels
-        labels[:, :-1] = NOT_ANNOTATED
-        return dataclasses.replace(self, cases=self.cases.with_labels(labels))
+        labels, uncertain = self.labels, self.cases.uncertain.copy()
+        labels[:, :-1] = uncertain[:, :-1] = NOT_ANNOTATED
+        return dataclasses.replace(self, cases=self.cases.with_labels(labels, uncertain))
 
     def with_origins(self, origins: Sequence[str]) -> "Dataset":
         """Return the same splits with the cases of some origins alone; `BadInput` if that leaves a split empty."""

@@ -23,7 +23,10 @@ from stepcot_jax.data.splits.folds import make_fold
 from stepcot_jax.data.splits.split_making import make_splits
 from stepcot_jax.data.splits.split_resolver import read_splits
 from stepcot_jax.data.splits.splits import Splits
+from stepcot_jax.data.uncertain import UncertainAnswers
+from stepcot_jax.host.addresses import is_address
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.settings.run_settings import Settings
 
 # Wraps an iterable with a known length and a description, as progress bars do.
@@ -60,7 +63,7 @@ def load_dataset(
         return _load_phantom(settings, preprocessing, watch)
     if settings.data.source == "tfds":
         return _load_prepared(settings, preprocessing, watch)
-    data, root = settings.data, pathlib.Path(settings.data.root)
+    data, root = settings.data, _find_root(settings)
     sharded = has_shards(root)
     collection = read_source(
         root,
@@ -82,6 +85,10 @@ def load_dataset(
         is_known=is_known,
         progress=watch,
     )
+
+
+def _find_root(settings: Settings) -> pathlib.Path:
+    return find_files(settings.data.root, "config.data.root", holds="a folder of cases")
 
 
 def _watch_silently(items: Iterable[Any], _: str) -> Iterable[Any]:
@@ -134,7 +141,12 @@ def make_dataset(
         splits_source=source,
         images=images,
         digests={index: digests[path] for index, path in enumerate(collection.cases.image_paths) if path in digests},
+        uncertain=_read_rule(settings),
     )
+
+
+def _read_rule(settings: Settings) -> UncertainAnswers:
+    return UncertainAnswers(settings.data.uncertain, settings.data.uncertain_weight)
 
 
 def _decode_ahead(
@@ -190,14 +202,15 @@ def _load_phantom(settings: Settings, preprocessing: Preprocessing, progress: Pr
         return draw_case(index, seed=phantom.seed, size=phantom.image_size, prevalence=phantom.prevalence).image
 
     splits, source = _make_splits(settings, cases, "the phantom", draw_whole, progress)
-    return Dataset(DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source)
+    rule = _read_rule(settings)  # the phantom has no uncertain answers; who marks some can
+    return Dataset(DEFAULT_CHAIN, cases, splits, pixels, preprocessing, splits_source=source, uncertain=rule)
 
 
 def _load_prepared(settings: Settings, preprocessing: Preprocessing, progress: Progress) -> Dataset:
     """Load what `data.tfds` prepared; every image was decoded then."""
     from stepcot_jax.data.tfds.source import open_prepared
 
-    prepared = open_prepared(pathlib.Path(settings.data.root), max_pixels=_max_pixels(settings))
+    prepared = open_prepared(_find_root(settings), max_pixels=_max_pixels(settings))
     names = tuple(step.name for step in prepared.collection.chain.steps)
     if names != settings.data.step_names:
         raise BadInput(
@@ -219,15 +232,16 @@ def _find_splits(
 ) -> tuple[Splits, str]:
     """Return the splits of the data's tables, else, or for a fold, new ones, and where they come from, in words."""
     root = collection.root  # a folder even if `data.root` names a file in it
+    where = settings.data.root if is_address(settings.data.root) else str(root)
     if not settings.data.fold:
         splits = read_splits(root, collection.cases, set_aside=collection.set_aside)
         if splits is not None:
-            return splits, str(root)
+            return splits, where
 
     def decode_whole(index: int) -> np.ndarray:
         return decode_image_bytes(images.read(index), name=images.name(index), max_pixels=_max_pixels(settings))
 
-    return _make_splits(settings, collection.cases, str(root), decode_whole, progress)
+    return _make_splits(settings, collection.cases, where, decode_whole, progress)
 
 
 def _make_splits(

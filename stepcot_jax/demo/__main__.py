@@ -1,6 +1,6 @@
 """Serve a page that reads a dropped radiograph step by step, with a map and a correctable answer for each step.
 
-    python -m stepcot_jax.demo --checkpoint=WORKDIR [--model teacher] [--host 127.0.0.1] [--port 7860]
+    python -m stepcot_jax.demo --checkpoint=WORKDIR [--model teacher] [--examples FOLDER] [--port 7860]
 
 A run that trained a policy answers questions instead; `--policy=WORKDIR` adds a tab for one. The page listens on this
 machine only, unless `--host` says otherwise, sends nothing to other hosts and keeps nothing: an upload is deleted as
@@ -16,10 +16,12 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
 
 if TYPE_CHECKING:
+    from stepcot_jax.demo.examples import Example
     from stepcot_jax.explain.saliency import Explainer
     from stepcot_jax.predict.policy_reader import PolicyReader
 
@@ -44,34 +46,49 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.demo", description="Serve a page that reads radiographs step by step."
     )
-    parser.add_argument("--checkpoint", metavar="WORKDIR", type=pathlib.Path, required=True, help="of a trained run")
-    parser.add_argument("--policy", metavar="WORKDIR", type=pathlib.Path, help="of a policy's run, for a second tab")
+    parser.add_argument("--checkpoint", metavar="WORKDIR", required=True, help="of a trained run; or gs://, s3://")
+    parser.add_argument("--policy", metavar="WORKDIR", help="of a policy's run, for a second tab; or gs://, s3://")
     parser.add_argument(
         "--model", choices=("teacher", "student"), default="teacher", help="network that reads (default: teacher)"
     )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
+    parser.add_argument(
+        "--examples",
+        metavar="FOLDER",
+        type=local_path,
+        help="offer its images to try, to everyone who reaches the page (default: phantoms for a run on phantoms)",
+    )
     parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 picks a free one (default: 7860)")
     options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be 0 (any free port) to 65535; got {options.port}")
+    if options.examples is not None and not options.examples.is_dir():
+        raise BadInput(f"--examples: {options.examples} is not a folder; expected one with PNG, JPEG or DICOM files")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+    from stepcot_jax.demo.examples import find_examples
     from stepcot_jax.explain.saliency import Explainer
+    from stepcot_jax.host.store_cache import find_workdir
     from stepcot_jax.predict.policy_reader import load_reader
     from stepcot_jax.predict.trained_model import load_trained
-    from stepcot_jax.predict.trained_policy import is_policy_run
+    from stepcot_jax.settings.stored_settings import is_policy_run
 
     gradio = import_gradio()
-    policy, explainer = options.policy, None
-    if policy is None and is_policy_run(options.checkpoint):
-        policy = options.checkpoint
+    checkpoint = find_workdir(options.checkpoint, "--checkpoint")
+    policy = None if options.policy is None else find_workdir(options.policy, "--policy")
+    explainer = None
+    if policy is None and is_policy_run(checkpoint):
+        policy = checkpoint
+        if options.examples is not None:
+            raise BadInput("--examples applies to a run that reads steps; this checkpoint is a policy's")
     else:
-        explainer = Explainer(load_trained(options.checkpoint, names=(options.model,)), model=options.model)
+        explainer = Explainer(load_trained(checkpoint, names=(options.model,)), model=options.model)
+    examples = () if explainer is None else find_examples(options.examples, explainer.trained)
     reader = None if policy is None else load_reader(policy)
     if options.host not in _LOCAL:
         print(f"note: other machines can reach this page on {options.host}, without a password", file=sys.stderr)
-    serve(explainer, gradio, reader=reader, host=options.host, port=options.port)
+    serve(explainer, gradio, reader=reader, examples=examples, host=options.host, port=options.port)
     return 0
 
 
@@ -90,7 +107,13 @@ def import_gradio() -> Any:
 
 
 def serve(
-    explainer: "Explainer | None", gradio: Any, *, reader: "PolicyReader | None" = None, host: str, port: int
+    explainer: "Explainer | None",
+    gradio: Any,
+    *,
+    reader: "PolicyReader | None" = None,
+    examples: "tuple[Example, ...]" = (),
+    host: str,
+    port: int,
 ) -> None:
     """Serve the page until a signal comes; uploads go to a temporary folder, deleted when the server ends.
 
@@ -98,6 +121,7 @@ def serve(
       explainer: of the network that reads steps; None for none.
       gradio: the library.
       reader: of the policy that answers questions; None for none.
+      examples: radiographs to try.
       host: address to listen on.
       port: to listen on; 0 takes a free one.
 
@@ -106,6 +130,7 @@ def serve(
     """
     import uvicorn
 
+    from stepcot_jax.demo.blocks import make_blocks
     from stepcot_jax.demo.sessions import warm_up
 
     with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="stepcot-demo-") as folder:
@@ -116,7 +141,8 @@ def serve(
         if reader is not None:
             reader.warm_up()
         found_host, found_port = listening.getsockname()[:2]
-        app = _make_app(explainer, gradio, reader=reader, host=found_host, port=found_port)
+        blocks = make_blocks(explainer, gradio, reader=reader, examples=examples)
+        app = _make_app(blocks, gradio, host=found_host, port=found_port)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_FINISH)
         shown = f"[{found_host}]" if ":" in found_host else found_host
         print(f"http://{shown}:{found_port} (Ctrl-C stops it)", flush=True)
@@ -142,12 +168,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _make_app(
-    explainer: "Explainer | None", gradio: Any, *, reader: "PolicyReader | None", host: str, port: int
-) -> Any:
+def _make_app(blocks: Any, gradio: Any, *, host: str, port: int) -> Any:
     import fastapi
 
-    from stepcot_jax.demo.blocks import make_blocks
     from stepcot_jax.demo.sessions import MAX_MEGABYTES
 
     no_docs: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
@@ -160,10 +183,9 @@ def _make_app(
             response.headers[name] = value
         return response
 
-    fonts = ("system-ui", "sans-serif")  # Gradio's default theme loads fonts from Google
     return gradio.mount_gradio_app(
         app,
-        make_blocks(explainer, gradio, reader=reader),
+        blocks,
         path="/",
         server_name=host,
         server_port=port,
@@ -176,9 +198,21 @@ def _make_app(
         mcp_server=False,
         enable_monitoring=False,
         show_error=False,
-        theme=gradio.themes.Default(font=fonts, font_mono=("ui-monospace", "monospace")),
+        theme=_make_theme(gradio),
         css=(pathlib.Path(__file__).parent / "demo.css").read_text(encoding="utf-8"),
     )
+
+
+def _make_theme(gradio: Any) -> Any:
+    """Gradio's default theme with fonts of the reader's own, not Google's, and colours that can be read (WCAG AA)."""
+    theme = gradio.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace"))
+    greys = ("block_info_text_color", "block_label_text_color", "block_title_text_color", "body_text_color_subdued")
+    light = dict.fromkeys(greys, "*neutral_600")
+    dark = dict.fromkeys(greys, "*neutral_300")
+    button = "button_primary_background_fill"
+    for colours in (light, dark):
+        colours |= {button: "*primary_700", f"{button}_hover": "*primary_800"}
+    return theme.set(**light, **{f"{name}_dark": colour for name, colour in dark.items()})
 
 
 if __name__ == "__main__":

@@ -2,26 +2,32 @@
 
 import functools
 import html
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 from stepcot_jax.demo.answering import add_answering
+from stepcot_jax.demo.examples import CLICKED, Example, write_examples
 from stepcot_jax.demo.sessions import (
     MAX_MEGABYTES,
     SECONDS_KEPT,
     SUFFIXES,
     Session,
     read_session,
+    start_session,
     take_upload,
     takes_corrections,
 )
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import escape_markdown
 from stepcot_jax.predict.corrections import follows_corrections
 from stepcot_jax.predict.policy_reader import PolicyReader
 
 _INTRODUCTION = """# A radiograph, read step by step
 Drop in a frontal chest radiograph. {correcting}
+
+The network was trained on: {trained_on}.
 
 For research; **not a medical device**. Nothing is kept: a file is deleted as soon as it is read."""
 _CORRECTING = (
@@ -33,41 +39,51 @@ _IGNORING = (
     "so expect none to change (docs/corrections.md)."
 )
 _NOTHING_YET = "<p>Drop in a radiograph to see it read.</p>"
+_ZOOM = (pathlib.Path(__file__).parent / "zoom.js").read_text(encoding="utf-8")
 
 
-def make_blocks(explainer: Explainer | None, gradio: Any, *, reader: PolicyReader | None = None) -> Any:
+def make_blocks(
+    explainer: Explainer | None,
+    gradio: Any,
+    *,
+    reader: PolicyReader | None = None,
+    examples: tuple[Example, ...] = (),
+) -> Any:
     """Return the page as Gradio blocks, with a tab for each of the two if both are given.
 
     Args:
       explainer: of the network that reads steps, with batch size 1; None for none.
       gradio: the library, an optional dependency.
       reader: of the policy that answers questions; None for none.
+      examples: radiographs to try.
     """
     # An upload that is never read, such as one replaced before its turn, is deleted within two minutes.
     with gradio.Blocks(title="Step-CoT", analytics_enabled=False, delete_cache=(60, 60)) as blocks:
         if explainer is not None and reader is not None:
             with gradio.Tab("Steps"):
-                _add_reading(explainer, gradio)
+                _add_reading(explainer, gradio, examples)
             with gradio.Tab("Questions"):
                 add_answering(reader, gradio)
         elif explainer is not None:
-            _add_reading(explainer, gradio)
+            _add_reading(explainer, gradio, examples)
         elif reader is not None:
             add_answering(reader, gradio)
     return blocks
 
 
-def _add_reading(explainer: Explainer, gradio: Any) -> None:
+def _add_reading(explainer: Explainer, gradio: Any, examples: tuple[Example, ...]) -> None:
     can_correct = takes_corrections(explainer)
     steps = explainer.trained.chain.steps
     promise = _CORRECTING if follows_corrections(explainer.trained, model=explainer.model) else _IGNORING
-    gradio.Markdown(_INTRODUCTION.format(correcting=promise if can_correct else ""))
+    trained_on = escape_markdown(explainer.trained.trained_on)
+    gradio.Markdown(_INTRODUCTION.format(correcting=promise if can_correct else "", trained_on=trained_on))
     session = gradio.State(None, time_to_live=SECONDS_KEPT)
     label = f"Radiograph: PNG, JPEG or DICOM, at most {MAX_MEGABYTES} MB"
     file = gradio.File(label=label, file_types=SUFFIXES, height=150, elem_id="radiograph")
+    gallery = gradio.HTML(write_examples(examples), elem_id="examples", js_on_load=CLICKED, visible=bool(examples))
     with gradio.Row():
         with gradio.Column(scale=3, min_width=320):
-            view = gradio.HTML(_NOTHING_YET, elem_id="view")
+            view = gradio.HTML(_NOTHING_YET, elem_id="view", js_on_load=_ZOOM)
         with gradio.Column(scale=2, min_width=320):
             undo = gradio.Button("Undo corrections", interactive=False, visible=can_correct, elem_id="undo")
             radios = [
@@ -79,6 +95,11 @@ def _add_reading(explainer: Explainer, gradio: Any) -> None:
     how = {"outputs": outputs, "api_visibility": "private", "show_progress": "minimal"}
     file.upload(lambda path: show(lambda: path and take_upload(path, explainer)), file, **how)
     file.clear(lambda: show(lambda: None), None, **how)
+
+    def take_example(event: gradio.EventData) -> list[Any]:
+        return show(lambda: start_session(examples[event.index].image, explainer))
+
+    gallery.select(take_example, None, **how)
     undo.click(lambda session: show(lambda: session and session.undo()), session, **how)
     for step, radio in zip(steps, radios, strict=True):
         radio.input(functools.partial(_choose, show, step.name), [session, radio], **how)

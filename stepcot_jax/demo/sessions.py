@@ -1,12 +1,17 @@
 """A visitor's radiograph in the demo: an upload that is read and deleted, and corrections of its reading."""
 
+import base64
 import dataclasses
+import json
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from stepcot_jax.data.images.dicom_projection import Projection
+from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.explain.drawing import explain_pictures
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
@@ -16,8 +21,8 @@ from stepcot_jax.predict.answer_changes import describe_shifts
 from stepcot_jax.predict.answers import ChainReading
 from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import follows_corrections, give_answers, takes_answers
-from stepcot_jax.predict.radiographs import read_picture, to_input
-from stepcot_jax.report.embedded_pictures import write_overlay, write_picture
+from stepcot_jax.predict.radiographs import read_unresized, to_input
+from stepcot_jax.report.embedded_pictures import write_map_layer, write_overlay, write_picture
 
 MAX_MEGABYTES = 64
 """Largest upload: the largest detectors write about 50 MB without compression."""
@@ -28,6 +33,12 @@ SUFFIXES = [".png", ".jpg", ".jpeg", ".dcm", ".dicom"]
 SECONDS_KEPT = 1800
 """How long a radiograph stays in memory after the last click."""
 
+MAX_DETAIL = 1024
+"""Side in pixels of the picture that can be zoomed into."""
+
+SAVED_NAME = "reading.json"
+"""File name of a saved reading."""
+
 _TEMPLATES = make_environment(pathlib.Path(__file__).parent)
 
 
@@ -37,11 +48,15 @@ class Session:
 
     Attributes:
       picture: at the encoder's size.
+      detail: the same part of the radiograph with more pixels, at most `MAX_DETAIL` a side, for people to look at.
       given: corrected answers by step.
+      projection: by the DICOM header; "" if it does not say.
     """
 
     picture: UInt8[np.ndarray, "size size 3"]
+    detail: UInt8[np.ndarray, "side side 3"]
     given: dict[str, str] = dataclasses.field(default_factory=dict)
+    projection: Projection = ""
 
     def correct(self, step: str, answer: str) -> "Session":
         """Return the same radiograph with a given answer in place of the network's."""
@@ -79,9 +94,22 @@ def take_upload(path: str | os.PathLike[str], explainer: Explainer) -> Session:
     Raises:
       BadInput: it is too large, or not a readable image.
     """
-    content = read_upload(path)
-    trained = explainer.trained
-    return Session(read_picture(content, trained.preprocessing, max_pixels=trained.max_pixels))
+    return start_session(read_upload(path), explainer)
+
+
+def start_session(image: Any, explainer: Explainer) -> Session:
+    """Return a radiograph, as `read_radiograph` takes it, at the encoder's size and with the detail for people.
+
+    Raises:
+      BadInput: it is not a readable image.
+    """
+    trained, preprocessing = explainer.trained, explainer.trained.preprocessing
+    pixels, projection = read_unresized(image, max_pixels=trained.max_pixels)  # decoded once, for both sizes
+    pixels = repeat_grey(pixels) if pixels.ndim == 2 else pixels
+    shortest, longest = sorted(pixels.shape[:2])
+    side = longest if preprocessing.fit == "pad" else shortest
+    larger = dataclasses.replace(preprocessing, size=min(MAX_DETAIL, max(side, preprocessing.size)))
+    return Session(resize_image(pixels, preprocessing), resize_image(pixels, larger), projection=projection)
 
 
 def read_upload(path: str | os.PathLike[str]) -> bytes:
@@ -107,7 +135,13 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
     """
     chain = explainer.trained.chain
     given = give_answers(session.given, chain)
-    explained, (reading,) = explain_pictures(explainer, names=["radiograph"], pictures=[session.picture], given=given)
+    explained, (reading,) = explain_pictures(
+        explainer,
+        names=["radiograph"],
+        pictures=[session.picture],
+        given=given,
+        projections=[session.projection],
+    )
     asked = None
     if takes_corrections(explainer) and follows_corrections(explainer.trained, model=explainer.model):
         read = explainer.reader.given_reader(to_input([session.picture], explainer.trained.preprocessing))
@@ -127,12 +161,16 @@ def read_session(session: Session, explainer: Explainer) -> tuple[str, tuple[Sho
         )
         for answer in reading.steps
     )
-    return write_reading_view(session.picture, maps=explained.maps[0], reading=reading, asked=asked), steps
+    view = write_reading_view(
+        session.picture, detail=session.detail, maps=explained.maps[0], reading=reading, asked=asked
+    )
+    return view, steps
 
 
 def write_reading_view(
     picture: UInt8[np.ndarray, "size size 3"],
     *,
+    detail: UInt8[np.ndarray, "side side 3"] | None = None,
     maps: Float[np.ndarray, "step row column"],
     reading: ChainReading,
     asked: NextStep | None = None,
@@ -141,6 +179,7 @@ def write_reading_view(
 
     Args:
       picture: as the network saw it.
+      detail: the same with more pixels, to zoom into; None for `picture`.
       maps: for each step, not negative.
       reading: the answers.
       asked: the step worth checking; None for none.
@@ -150,9 +189,22 @@ def write_reading_view(
         changes=_describe_changes(reading),
         asked=asked,
         picture=write_picture(picture),
+        detail=write_picture(picture if detail is None else detail, max_side=MAX_DETAIL),
         overlays=[write_overlay(picture, values) for values in maps],
+        layers=[write_map_layer(values) for values in maps],
+        has_sets=any(answer.answer_set is not None for answer in reading.steps),
+        saved=_save(reading),
+        saved_name=SAVED_NAME,
         flipped={flip.step: flip.before for flip in reading.flipped},
     )
+
+
+def _save(reading: ChainReading) -> str:
+    """Return a corrected reading as a data URI of the file that `predict --given` takes; "" without corrections."""
+    if not reading.has_given:
+        return ""
+    content = json.dumps(reading.as_dict(), indent=1, ensure_ascii=False)
+    return "data:application/json;base64," + base64.b64encode(content.encode()).decode()
 
 
 def _describe_changes(reading: ChainReading) -> str:
@@ -168,7 +220,7 @@ def _describe_changes(reading: ChainReading) -> str:
 def warm_up(explainer: Explainer) -> None:
     """Compile a reading and a correction, so that the first visitor does not wait."""
     size = explainer.trained.preprocessing.size
-    session = Session(np.zeros((size, size, 3), np.uint8))
+    session = start_session(np.zeros((size, size, 3), np.uint8), explainer)
     _, steps = read_session(session, explainer)
     if takes_corrections(explainer):
         read_session(session.correct(explainer.trained.chain.steps[0].name, steps[0].answer), explainer)

@@ -1,6 +1,7 @@
 """Assign the named tensors of a PyTorch checkpoint to Flax parameters, each exactly once."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -88,7 +89,7 @@ def assign(
     unused: Collection[str] = (),
     only: str | None = "",
     source: str = "weights",
-    dtype: DTypeLike = np.float32,
+    dtype: DTypeLike | None = np.float32,
 ) -> dict[str, Any]:
     """Return parameters made from tensors, each used exactly once.
 
@@ -99,7 +100,8 @@ def assign(
       unused: names of tensors that may be present but are no parameters.
       only: prefix of the parameters to return, None for none; the other tensors are checked and dropped.
       source: file or folder for error messages.
-      dtype: of the parameters.
+      dtype: of the parameters; None for that of each tensor, where several are concatenated for the narrowest that
+        holds the values of all.
 
     Returns:
       The parameter tree, or its part below `only`, as NumPy arrays.
@@ -114,11 +116,58 @@ def assign(
         raise ValueError(f"table and network differ in {sorted(given ^ set(targets))}")
     leftover = sorted(set(tensors) - set(table) - set(unused))
     missing = sorted(set(table) - set(tensors))
-    flat, wrong = _fill(table, tensors, targets, only, np.dtype(dtype))
+    flat, wrong = _fill(table, tensors, targets, only, None if dtype is None else np.dtype(dtype))
     found = {"unexpected": ", ".join(leftover), "missing": ", ".join(missing), "wrong": "; ".join(wrong)}
     if problems := [f"{kind}: {names}" for kind, names in found.items() if names]:
         raise BadInput(f"{source}: the tensors do not match the config: {'. '.join(problems)}")
     return flax.traverse_util.unflatten_dict(flat, sep="/")
+
+
+class Deferred:
+    """A parameter that `numpy.asarray` reads from its tensors, again each time: nothing is held in between.
+
+    Attributes:
+      shape: of the parameter.
+    """
+
+    def __init__(self, shape: Shape, read: Callable[[], np.ndarray]) -> None:
+        """`read` returns the values."""
+        self.shape, self._read = shape, read
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """Read the values; NumPy's protocol."""
+        return np.array(self._read(), dtype, copy=copy)
+
+
+def assign_later(
+    table: Mapping[str, Place],
+    tensors: Mapping[str, np.ndarray],
+    *,
+    shapes: Mapping[str, Any],
+    unused: Collection[str] = (),
+    source: str = "weights",
+) -> dict[str, Any]:
+    """Return parameters as stored, each of which is read when its values are asked for; otherwise as `assign`.
+
+    All tensors are read once before, so that those that do not fit are known and listed at the start.
+
+    Returns:
+      The parameter tree, with `Deferred` as leaves. Reading one whose tensors have changed since raises `BadInput`.
+    """
+    assign(table, tensors, shapes=shapes, unused=unused, only=None, source=source, dtype=None)
+    targets = {path: tuple(leaf.shape) for path, leaf in flax.traverse_util.flatten_dict(shapes, sep="/").items()}
+    tables: dict[str, dict[str, Place]] = {path: {} for path in targets}
+    for name, place in table.items():
+        tables[place.path][name] = place
+
+    def read(path: str) -> np.ndarray:
+        flat, wrong = _fill(tables[path], tensors, targets, "", None)
+        if wrong:
+            raise BadInput(f"{source}: the tensors have changed since they were checked: {'; '.join(wrong)}")
+        return flat[path]
+
+    later = {path: Deferred(shape, functools.partial(read, path)) for path, shape in targets.items()}
+    return flax.traverse_util.unflatten_dict(later, sep="/")
 
 
 def _fill(
@@ -126,7 +175,7 @@ def _fill(
     tensors: Mapping[str, np.ndarray],
     targets: Mapping[str, Shape],
     only: str | None,
-    dtype: np.dtype,
+    dtype: np.dtype | None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return flat parameters, and a message for each wrong tensor."""
     flat: dict[str, np.ndarray] = {}
@@ -141,10 +190,24 @@ def _fill(
             wrong.append(f"{name} has shape {list(tensor.shape)}, expected {list(expected)}")
         elif tensor.dtype.kind not in "fV":  # bfloat16 is of kind V
             wrong.append(f"{name} has dtype {tensor.dtype}, expected a floating-point type")
-        elif not np.all(np.isfinite(tensor := tensor.astype(dtype, copy=False))):
+        elif not np.all(np.isfinite(tensor := tensor.astype(dtype or tensor.dtype, copy=False))):
             wrong.append(f"{name} has values that are not finite")
         elif only is not None and place.path.startswith(only):
-            values = flat.setdefault(place.path, np.empty(target, dtype))
+            # Zeros, because casting to a wider dtype reads the places of parts that are still to come.
+            values = flat.setdefault(place.path, np.zeros(target, tensor.dtype))
+            flat[place.path] = values = values.astype(_widest(values.dtype, tensor.dtype), copy=False)
             part = slice(place.part * width, (place.part + 1) * width)
             values[(..., part) if target else ()] = layout.turn(tensor).reshape((*target[:-1], width) if target else ())
     return flat, wrong
+
+
+def _widest(one: np.dtype, other: np.dtype) -> np.dtype:
+    """Return the dtype that holds the values of both.
+
+    >>> _widest(np.dtype(np.float16), np.dtype(np.float64))
+    dtype('float64')
+    """
+    try:
+        return np.promote_types(one, other)
+    except TypeError:  # NumPy knows none for bfloat16 and float16, or for those of 8 bits
+        return np.dtype(np.float32)

@@ -11,6 +11,9 @@ from stepcot_jax.encoders.transformer import ACTIVATIONS, TransformerSizes
 from stepcot_jax.encoders.weights import PREFERRED, TORCH_SUFFIXES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.hub import fetch
+from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.host.stores import is_store_address
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -21,8 +24,9 @@ BICUBIC = 3
 _ID = re.compile(r"(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 _MOST_CONFIG_BYTES = 1 << 24
 _SMALL_FILES = (
-    "config.json", "open_clip_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "generation_config.json",
+    "config.json", "open_clip_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+    "generation_config.json", "video_preprocessor_config.json", "chat_template.json", "chat_template.jinja",
 )  # fmt: skip
 _SAFETENSORS = (
     "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "open_clip_model.safetensors",
@@ -31,16 +35,18 @@ _TORCH = tuple(name for name in PREFERRED if name.endswith(TORCH_SUFFIXES))
 
 
 def resolve(source: str) -> pathlib.Path:
-    """Return the local folder or file of a source, downloading a Hugging Face id.
+    """Return the local folder or file of a source, downloading a folder on a store or a Hugging Face id.
 
     Args:
-      source: a folder or file, or a Hugging Face id such as "openai/clip-vit-base-patch32", optionally with
-        "@revision". Only config, weights and tokenizer are downloaded, into huggingface_hub's cache; PyTorch's .bin
-        only if there is no safetensors file.
+      source: a folder or file, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or a Hugging Face id such as
+        "openai/clip-vit-base-patch32", optionally with "@revision". Of an id only config, weights and tokenizer are
+        downloaded, into huggingface_hub's cache; PyTorch's .bin only if there is no safetensors file.
 
     Raises:
       BadInput: there is no such folder and no such id, or the network is unreachable.
     """
+    if is_store_address(source):
+        return find_files(source, holds="a folder of weights")
     path = pathlib.Path(source).expanduser()
     if path.exists():
         return path
@@ -66,22 +72,12 @@ def has_text_encoder(path: pathlib.Path) -> bool:
 
 
 def _download(source: str, repository: str, revision: str | None, patterns: tuple[str, ...]) -> pathlib.Path:
-    # Imported here: most runs read stored features and download nothing.
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    allowed: Any = list(patterns)
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=allowed))
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        return fetch(source, repository, revision, allow=patterns)
+    except BadInput as error:
         raise BadInput(
-            f"{source}: no such folder, and no such id on Hugging Face ({type(error).__name__}); expected a folder, a "
-            "file or owner/name[@revision] (gated models need hf auth login)"
-        ) from None
-    except Exception as error:  # the hub, its HTTP library and the system raise a dozen kinds
-        raise BadInput(
-            f"{source}: no such folder, and the download failed ({type(error).__name__}); download it elsewhere (hf "
-            f"download {repository} --local-dir FOLDER) and name the folder, or import features made elsewhere"
+            f"{error}; expected a folder, a file or owner/name[@revision]; or download it elsewhere (hf download "
+            f"{repository} --local-dir FOLDER) and name the folder, or import features made elsewhere"
         ) from None
 
 
@@ -167,8 +163,19 @@ def read_config(path: pathlib.Path) -> ConfigFile | None:
     return ConfigFile(str(path), found)
 
 
+def read_image_processor(folder: pathlib.Path) -> ConfigFile | None:
+    """Return the settings of a checkpoint's image processor, or None if no file has them.
+
+    transformers since 5 writes them inside processor_config.json, where they go before preprocessor_config.json.
+    """
+    whole = read_config(folder / "processor_config.json")
+    if whole is not None and whole.found.get("image_processor"):
+        return whole.group("image_processor")
+    return read_config(folder / "preprocessor_config.json")
+
+
 def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
-    """Return the preprocessing of preprocessor_config.json, or CLIP's if the file does not exist.
+    """Return the preprocessing of a checkpoint's image processor, or CLIP's if no file has one.
 
     Args:
       folder: of the checkpoint.
@@ -177,7 +184,7 @@ def read_preprocessing(folder: pathlib.Path, *, size: int) -> Preprocessing:
     Raises:
       BadInput: `Preprocessing` cannot express the file's settings, or the size differs.
     """
-    config = read_config(folder / "preprocessor_config.json")
+    config = read_image_processor(folder)
     if config is None:
         return Preprocessing(size=size)
     crop = config.found.get("do_center_crop", True)

@@ -64,7 +64,11 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case feature"]:
-        """Return features float32 [case, grid * grid * widths[-1]] of normalised `images` [case, height, width, 3]."""
+        """Return features float32 [case, grid * grid * widths[-1]] of normalised `images` [case, height, width, 3].
+
+        After each stage the mean and the standard deviation of every channel over the positions are sown into the
+        collection "moments", for the gate (`evaluation.gate`).
+        """
         size = (self.stem_kernel, self.stem_kernel)
         stem = nn.Conv(self.widths[0], size, (2, 2), padding=self.stem_kernel // 2, use_bias=False, dtype=self.dtype)
         hidden = nn.relu(_norm(self.widths[0], self.dtype, "stem_norm")(stem(images.astype(self.dtype))))
@@ -73,6 +77,10 @@ class ResNet(nn.Module):
             for block in range(self.blocks_per_stage):
                 stride = 2 if stage and not block else 1
                 hidden = ResidualBlock(width, stride, self.dtype, name=f"stage_{stage}_block_{block}")(hidden)
+            if self.is_mutable_collection("moments"):
+                maps = hidden.astype(jnp.float32)
+                found = jnp.concatenate([maps.mean(axis=(1, 2)), maps.std(axis=(1, 2))], axis=-1)
+                self.sow("moments", f"stage_{stage}", found)
         return average_cells(hidden, self.grid).astype(jnp.float32)
 
 

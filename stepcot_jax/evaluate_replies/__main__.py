@@ -8,10 +8,11 @@ REPLIES are JSON lines with `id` (of a record) and `reply` (what the model wrote
 """
 
 import argparse
-import pathlib
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
 
 if TYPE_CHECKING:
     from stepcot_jax.data.grounded.record_files import VqaCollection
@@ -95,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    path = pathlib.Path
+    path = local_path
     parser.add_argument("records", type=path, metavar="RECORDS", help="records.jsonl, or a folder that holds it")
     parser.add_argument("--dialect", choices=_DIALECTS, default="gemex", help="form of the replies, default gemex")
     without = "replies of gemex need no <think> part, and prompts do not ask for one"
@@ -110,10 +111,10 @@ def _score_parser() -> argparse.ArgumentParser:
         description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
         epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer.",
     )
-    path = pathlib.Path
+    path = local_path
     _add_common(parser)
     parser.add_argument("replies", type=path, nargs="+", metavar="REPLIES", help="JSON lines with id and reply")
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder of the results")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder of the results")
     parser.add_argument("--reading", choices=("strict", "parts"), default="strict", help="default strict")
     parser.add_argument("--missing", choices=("wrong", "stop", "skip"), default="wrong", help="replies, default wrong")
     scores = ("relative", "within_two", "exact", "token_f1")
@@ -144,7 +145,7 @@ def _score_parser() -> argparse.ArgumentParser:
 def _prompts_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{_PROGRAM} prompts", description="Write the prompts of a split.")
     _add_common(parser)
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="FILE", help="JSON lines to write")
+    parser.add_argument("--out", type=output_path, required=True, metavar="FILE", help="JSON lines to write")
     parser.set_defaults(run=prompts)
     return parser
 
@@ -154,7 +155,7 @@ def _perturb_parser() -> argparse.ArgumentParser:
         prog=f"{_PROGRAM} perturb", description="Write perturbed closed and single-choice questions, and their prompts."
     )
     _add_common(parser)
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--seed", type=int, default=0, help="of the draws, default 0")
     negated = 'whether "isn\'t" turns the answer, default flip'

@@ -84,12 +84,16 @@ def read_source(folder: Path) -> str:
 def write_prompts(
     path: Path, records: Sequence[VqaRecord], *, root: Path, dialect: str, with_thinking: bool = True
 ) -> None:
-    """Write what a model needs to answer: JSON lines with `id`, `image` (a path) and `prompt`."""
+    """Write what a model needs to answer: JSON lines with `id`, `image` (a path), `image_size` and `prompt`.
+
+    `image_size` is that of the record: boxes in pixels refer to it, and the file may have another size.
+    """
     with writing_whole(path) as file:
         for record in records:
             line = {
                 "id": record.id,
                 "image": os.path.abspath(root / record.image_path),  # noqa: PTH100 - links are kept
+                "image_size": record.image_size,
                 "prompt": write_question(record, dialect, with_thinking=with_thinking),
             }
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -121,7 +125,7 @@ def tabulate_rounds(
     heads = (
         *columns("text", "task"),
         *columns("percent", "original", *(f"per. {number}" for number in range(1, len(rounds) + 1))),
-        Column("std", "percent"),
+        Column("std", "percent", digits=3),
     )
     rows: list[tuple[Entry, ...]] = []
     for kind in PERTURBED_KINDS:

@@ -26,8 +26,8 @@ from stepcot_jax.evaluation.perturbations import PERTURBED_KINDS
 from stepcot_jax.evaluation.reply_results import BASELINE, Results, encode, summarise, to_json
 from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_all
 from stepcot_jax.evaluation.vqa_metrics import JUDGED, OpenScore
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import digest_file, write_whole, writing_whole
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import digest_file, make_workdir, write_whole, writing_whole
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.report.reply_page import picture_reader, write_page
 from stepcot_jax.run.scored_baseline import score_baseline

@@ -16,7 +16,8 @@ from stepcot_jax.host.files import read_json
 _LAYOUT = "stepcot_jax calibration 1"
 _MAX_BYTES = 2**24
 
-_Threshold = Annotated[float, msgspec.Meta(ge=0, le=1)] | None
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Threshold = _Share | None
 
 
 class _FileStep(msgspec.Struct, frozen=True):
@@ -27,6 +28,7 @@ class _FileStep(msgspec.Struct, frozen=True):
     note: str = ""
     answer_thresholds: list[_Threshold] | None = None
     num_cases: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
+    coverage_range: tuple[_Share, _Share] | None = None
 
     @property
     def limit(self) -> float:
@@ -37,6 +39,7 @@ class _File(msgspec.Struct, frozen=True):
     layout: str
     coverage: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     models: dict[str, list[_FileStep]]
+    confidence: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
 
 
 def write_calibration(path: str | os.PathLike[str], calibration: Calibration, chain: Chain) -> None:
@@ -60,7 +63,8 @@ def write_calibration(path: str | os.PathLike[str], calibration: Calibration, ch
 
     steps = list(enumerate(chain.steps))
     models = {model: [describe(model, *each) for each in steps] for model in calibration.temperatures}
-    write_report(path, {"layout": _LAYOUT, "coverage": calibration.coverage, "models": models})
+    aims = {"coverage": calibration.coverage, "confidence": calibration.confidence}
+    write_report(path, {"layout": _LAYOUT, **aims, "models": models})
 
 
 def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
@@ -84,6 +88,8 @@ def read_calibration(path: str | os.PathLike[str], chain: Chain) -> Calibration:
         notes={model: tuple(step.note for step in steps) for model, steps in found.models.items()},
         answer_thresholds=by_answer,
         num_cases=_read_num_cases(path, found),
+        confidence=found.confidence,
+        coverage_ranges={model: tuple(step.coverage_range for step in steps) for model, steps in found.models.items()},
     )
 
 

@@ -14,6 +14,7 @@ independence. This is evidence, not proof: a pair that is a quarter as frequent 
 one collection of 150 (e^-5). The share of held-out true chains that break the rules measures the rules' error.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator
@@ -206,13 +207,25 @@ def count_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -
       rules: the rules.
       chain: the steps.
     """
-    counts: dict[str, int] = {}
+    counts = collections.Counter(words for _, words in _describe_broken(answers, rules, chain))
+    return dict(counts.most_common())
+
+
+def list_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -> list[tuple[str, ...]]:
+    """Return the forbidden pairs of each chain, described in words; arguments as for `count_broken`."""
+    found: list[list[str]] = [[] for _ in answers]
+    for case, words in _describe_broken(answers, rules, chain):
+        found[case].append(words)
+    return [tuple(words) for words in found]
+
+
+def _describe_broken(answers: npt.NDArray[np.integer], rules: Rules, chain: Chain) -> Iterator[tuple[int, str]]:
+    """Yield the case and the words of each forbidden pair, pair by pair."""
     for (earlier, later), wrong in _broken_pairs(answers, rules):
-        for first, second in answers[wrong][:, [earlier, later]].tolist():
-            one, other = chain.steps[earlier], chain.steps[later]
-            words = f"{one.name} {one.options[first]!r} with {other.name} {other.options[second]!r}"
-            counts[words] = counts.get(words, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+        one, other = chain.steps[earlier], chain.steps[later]
+        for case in np.flatnonzero(wrong).tolist():
+            first, second = answers[case, [earlier, later]].tolist()
+            yield case, f"{one.name} {one.options[first]!r} with {other.name} {other.options[second]!r}"
 
 
 def _broken_pairs(answers: npt.NDArray[np.integer], rules: Rules) -> Iterator[tuple[Pair, npt.NDArray[np.bool_]]]:

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_softmax
 
-from stepcot_jax.chain import Chain
+from stepcot_jax.chain import Chain, find_one_answer
 from stepcot_jax.evaluation.consistency import Rules, inconsistent
 from stepcot_jax.evaluation.distributions import own_logits
 from stepcot_jax.evaluation.evaluator import Predictions
-from stepcot_jax.evaluation.metrics import answer_accuracy
-from stepcot_jax.evaluation.resamples import Weights, count_once, mean_defined, weighted_mean
+from stepcot_jax.evaluation.metrics import answer_accuracy, mean_over_steps
+from stepcot_jax.evaluation.resamples import Weights, count_once, weighted_mean
 from stepcot_jax.host.errors import BadInput
 
 _LEAST_LOG_PROBABILITY = -1e6  # an answer of probability 0 is still better than a contradiction
@@ -119,8 +119,9 @@ def decoding_figures(
     Returns:
       Shares in 0..1 [resample], NaN where undefined: `share_inconsistent` of the chains have a contradiction before,
       `share_changed` are changed by decoding (without a `transition_weight` the same ones); `accuracy` of each step
-      [resample, step], `mean_accuracy` over the steps and `chain_accuracy` (all annotated steps correct), each with
-      the suffixes `_before`, `_after` and `_difference` (after less before, in the same resample).
+      [resample, step], `mean_accuracy` over the steps with two or more answers (`metrics.mean_over_steps`) and
+      `chain_accuracy` (all annotated steps correct), each with the suffixes `_before`, `_after` and `_difference`
+      (after less before, in the same resample).
 
     Raises:
       ValueError: the shapes do not fit, or an answer is not one of the step's.
@@ -136,7 +137,7 @@ def decoding_figures(
     for when, answers in (("before", before), ("after", after)):
         steps, whole = answer_accuracy(weights, answers=answers, labels=labels)
         found[f"accuracy_{when}"], found[f"chain_accuracy_{when}"] = steps, whole
-        found[f"mean_accuracy_{when}"] = mean_defined(steps)
+        found[f"mean_accuracy_{when}"] = mean_over_steps(steps, left_out=find_one_answer(labels))
     for kind in ("accuracy", "mean_accuracy", "chain_accuracy"):
         found[f"{kind}_difference"] = found[f"{kind}_after"] - found[f"{kind}_before"]
     return found

@@ -1,10 +1,24 @@
 """Each step's own logits and probabilities, without the padding of the answer axis."""
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
 
 from stepcot_jax.chain import Chain
+
+_Float = TypeVar("_Float", bound=np.floating)
+
+
+def softmax(logits: npt.NDArray[_Float], axis: int = -1) -> npt.NDArray[_Float]:
+    """Return the softmax along an axis; importing SciPy's would take a tenth of the time to a first answer.
+
+    >>> softmax(np.log([[1.0, 3.0]])).round(6).tolist()
+    [[0.25, 0.75]]
+    """
+    weights: npt.NDArray[_Float] = np.exp(logits - logits.max(axis=axis, keepdims=True))
+    weights /= weights.sum(axis=axis, keepdims=True)
+    return weights
 
 
 def own_logits(

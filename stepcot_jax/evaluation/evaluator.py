@@ -11,10 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import Chain
+from stepcot_jax.chain import Chain, find_one_answer
 from stepcot_jax.evaluation.distributions import own_probabilities
-from stepcot_jax.evaluation.metrics import StepMetrics, answer_accuracy, step_metrics
-from stepcot_jax.evaluation.resamples import count_once, mean_defined
+from stepcot_jax.evaluation.metrics import (
+    StepMetrics,
+    answer_accuracy,
+    majority_chain_accuracy,
+    mean_over_steps,
+    step_metrics,
+)
+from stepcot_jax.evaluation.resamples import count_once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +43,17 @@ class ModelMetrics:
     """Metrics of one model on a split, each in 0..1, NaN where undefined.
 
     Attributes:
-      mean_accuracy: mean of the steps' accuracy, over the steps that have annotated cases.
+      mean_accuracy: mean of the steps' accuracy, over the steps whose annotated cases have two or more answers.
       mean_majority_accuracy: mean of the steps' majority accuracy, over the same steps.
       chain_accuracy: share of the cases whose annotated steps are all answered correctly.
+      majority_chain_accuracy: the same share of a constant chain (`metrics.majority_chain_accuracy`).
       steps: metrics of each step, in the chain's order.
     """
 
     mean_accuracy: float
     mean_majority_accuracy: float
     chain_accuracy: float
+    majority_chain_accuracy: float
     steps: tuple[StepMetrics, ...]
 
 
@@ -99,6 +107,7 @@ def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
       FloatingPointError: a logit of a step's own answers is not finite.
     """
     labels, found = predictions.labels, {}
+    left_out = find_one_answer(labels)
     for model, logits in predictions.logits.items():
         probabilities = own_probabilities(logits, chain=chain, model=model)
         steps = tuple(
@@ -107,10 +116,12 @@ def evaluate(predictions: Predictions, chain: Chain) -> dict[str, ModelMetrics]:
         )
         answers = np.stack([own.argmax(axis=1) for own in probabilities], axis=1)
         accuracies, whole = answer_accuracy(count_once(len(labels)), answers=answers, labels=labels)
+        majorities = np.array([[step.majority_accuracy for step in steps]])
         found[model] = ModelMetrics(
-            mean_accuracy=float(mean_defined(accuracies)[0]),
-            mean_majority_accuracy=float(mean_defined(np.array([step.majority_accuracy for step in steps]))),
+            mean_accuracy=float(mean_over_steps(accuracies, left_out=left_out)[0]),
+            mean_majority_accuracy=float(mean_over_steps(majorities, left_out=left_out)[0]),
             chain_accuracy=float(whole[0]),
+            majority_chain_accuracy=majority_chain_accuracy(labels),
             steps=steps,
         )
     return found

@@ -14,11 +14,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
 from stepcot_jax.evaluation.distributions import own_probabilities
-from stepcot_jax.evaluation.metrics import FIGURES, answer_accuracy, step_figures
+from stepcot_jax.evaluation.metrics import FIGURES, answer_accuracy, mean_over_steps, step_figures
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
-from stepcot_jax.evaluation.resamples import Weights, count_once, mean_defined, resample
+from stepcot_jax.evaluation.resamples import Weights, count_once, resample
 from stepcot_jax.host.errors import BadInput
 
 Figures = dict[tuple[str, str], npt.NDArray[np.float64]]
@@ -78,7 +78,7 @@ class ModelIntervals:
     """Intervals of one model's figures, or of the differences between two models.
 
     Attributes:
-      mean_accuracy: mean of the steps' accuracy, over the steps that have annotated cases.
+      mean_accuracy: mean of the steps' accuracy, over the steps whose annotated cases have two or more answers.
       chain_accuracy: share of the cases whose annotated steps are all answered correctly.
       steps: figures of each step, in the chain's order.
     """
@@ -89,7 +89,13 @@ class ModelIntervals:
 
 
 def bootstrap(
-    split: SplitPredictions, chain: Chain, *, num_resamples: int = 1000, level: float = 0.95, seed: int = 0
+    split: SplitPredictions,
+    chain: Chain,
+    *,
+    num_resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    left_out: npt.NDArray[np.bool_] | None = None,
 ) -> dict[str, ModelIntervals]:
     """Compute percentile intervals of every figure of every model, in the same resamples.
 
@@ -99,6 +105,7 @@ def bootstrap(
       num_resamples: number of resamples, from 1.
       level: share of the resampled figures inside an interval, above 0 and below 1.
       seed: seed of the draws.
+      left_out: [step], steps that means over steps leave out; by default those with one answer (`find_one_answer`).
 
     Returns:
       The intervals by model name.
@@ -106,7 +113,7 @@ def bootstrap(
     Raises:
       ValueError: the level or the number is out of range, or the logits do not fit the chain.
     """
-    found = _resample_models(split, chain, num_resamples=num_resamples, level=level, seed=seed)
+    found = _resample_models(split, chain, num_resamples=num_resamples, level=level, seed=seed, left_out=left_out)
     return {model: _summarise(*found, (model,), split, chain, level=level) for model in split.predictions.logits}
 
 
@@ -158,17 +165,21 @@ def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: floa
     return Interval(value, float(low), float(high), undefined)
 
 
-def prepare_metrics(split: SplitPredictions, chain: Chain) -> Callable[[Weights], Figures]:
+def prepare_metrics(
+    split: SplitPredictions, chain: Chain, *, left_out: npt.NDArray[np.bool_] | None = None
+) -> Callable[[Weights], Figures]:
     """Return a function from weights [resample, case] to every model's figures in each resample.
 
     Args:
       split: labels and logits.
       chain: the steps.
+      left_out: as in `bootstrap`.
 
     Raises:
       ValueError: the logits do not fit the chain.
     """
     labels = split.predictions.labels
+    left_out = find_one_answer(labels) if left_out is None else left_out
     probabilities = {
         model: own_probabilities(logits, chain=chain, model=model) for model, logits in split.predictions.logits.items()
     }
@@ -181,7 +192,7 @@ def prepare_metrics(split: SplitPredictions, chain: Chain) -> Callable[[Weights]
         for model, steps in probabilities.items():
             answers = np.stack([own.argmax(axis=1) for own in steps], axis=1)
             accuracies, found[model, "chain_accuracy"] = answer_accuracy(weights, answers=answers, labels=labels)
-            found[model, "mean_accuracy"] = mean_defined(accuracies)
+            found[model, "mean_accuracy"] = mean_over_steps(accuracies, left_out=left_out)
             figures = [
                 step_figures(weights, probabilities=own, labels=truth)
                 for own, truth in zip(steps, labels.T, strict=True)
@@ -193,12 +204,18 @@ def prepare_metrics(split: SplitPredictions, chain: Chain) -> Callable[[Weights]
 
 
 def _resample_models(
-    split: SplitPredictions, chain: Chain, *, num_resamples: int, level: float, seed: int
+    split: SplitPredictions,
+    chain: Chain,
+    *,
+    num_resamples: int,
+    level: float,
+    seed: int,
+    left_out: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[Figures, Figures]:
     """Figures of the split itself, and in each resample."""
     if not 0 < level < 1:
         raise ValueError(f"level must be above 0 and below 1; got {level}")
-    compute = prepare_metrics(split, chain)
+    compute = prepare_metrics(split, chain, left_out=left_out)
     resampled = resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=seed)
     return compute(count_once(len(split.predictions.labels))), resampled
 

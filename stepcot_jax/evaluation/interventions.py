@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.evaluation.distributions import softmax
 from stepcot_jax.evaluation.resamples import mean_where
 
 Probabilities = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Step
-from stepcot_jax.evaluation.resamples import Weights, count_once, divide, mean_where, weighted_mean
+from stepcot_jax.evaluation.resamples import Weights, count_once, divide, mean_defined, mean_where, weighted_mean
 
 FIGURES = ("accuracy", "auc", "sensitivity", "specificity", "f1", "precision")
 """Names of a step's figures in the order of `step_figures`, as in `StepMetrics`."""
@@ -50,6 +50,11 @@ class StepMetrics:
     precision: float
     confusion: tuple[tuple[int, ...], ...]
     left_out: tuple[str, ...]
+
+    @property
+    def has_one_answer(self) -> bool:
+        """Whether all annotated cases have the same answer, so that means over steps leave this one out."""
+        return len(self.answers) - len(self.left_out) == 1
 
 
 def step_metrics(*, step: Step, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> StepMetrics:
@@ -184,6 +189,42 @@ def answer_accuracy(
         counted=np.concatenate([annotated, annotated.any(axis=1, keepdims=True)], axis=1),
     )
     return means[:, :-1], means[:, -1]
+
+
+def mean_over_steps(accuracies: npt.NDArray[np.float64], *, left_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Return the mean over the steps that measure something.
+
+    Args:
+      accuracies: [resample, step]; those that are NaN do not count.
+      left_out: [step], those of one answer (`chain.find_one_answer`) in the evaluated split.
+
+    Returns:
+      [resample]; NaN where no step counts.
+    """
+    return mean_defined(np.where(left_out, np.nan, accuracies))
+
+
+def majority_chain_accuracy(labels: npt.NDArray[np.integer]) -> float:
+    """Return the share of cases whose annotated steps are all right in the best of two constant chains.
+
+    They are the most frequent answer of each step, and the most frequent chain of answers among the cases, completed by
+    the former where it has none. NaN without annotated cases.
+
+    Args:
+      labels: [case, step], `NOT_ANNOTATED` where unannotated.
+
+    >>> majority_chain_accuracy(np.array([[0, 0], [0, 1], [1, 0], [1, 1], [1, 1]]))
+    0.4
+    """
+    annotated = labels != NOT_ANNOTATED
+    known = labels[annotated.any(axis=1)]
+    if not len(known):
+        return float("nan")
+    frequent = [np.bincount(own[own != NOT_ANNOTATED], minlength=1).argmax() for own in known.T]
+    chains, counts = np.unique(known, axis=0, return_counts=True)
+    repeated = np.where(chains[counts.argmax()] == NOT_ANNOTATED, frequent, chains[counts.argmax()])
+    answers = (np.broadcast_to(chain, known.shape) for chain in (frequent, repeated))
+    return max(float(answer_accuracy(count_once(len(known)), answers=own, labels=known)[1][0]) for own in answers)
 
 
 def _weighted_auc(

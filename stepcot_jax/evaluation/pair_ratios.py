@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.consistency import Pair
@@ -92,6 +90,9 @@ def fit_pair_ratios(
       temperatures: of each step, that the network's logits are divided by.
       chain: the steps.
     """
+    from scipy.optimize import minimize_scalar  # takes half a second to import, and only fitting needs it
+    from scipy.special import log_softmax
+
     ratios, weights = make_ratios(counts, chain), [0.0]
     said = PairRatios(ratios, (1.0,) * chain.num_steps).of(give_prefixes(labels, chain))
     for later in range(1, chain.num_steps):

@@ -5,12 +5,9 @@ be recomputed from it alone, without the data or the checkpoint.
 """
 
 import dataclasses
-import io
 import json
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,27 +17,15 @@ import numpy.typing as npt
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.distributions import describe_difference
 from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.host.array_files import read_arrays
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
-from stepcot_jax.host.untrusted import open_archive
 
 FACTS = ("case_id", "patient_id", "image_path", "origin", "view", "sex", "age")
 """Facts of each case, as text; "" where unknown."""
 
 _FORMAT = "stepcot_jax predictions 1"
 _EXPECTED = "expected a predictions file of a run"
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    EOFError,
-    TypeError,
-    KeyError,
-    MemoryError,
-    OverflowError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +78,7 @@ def read_predictions(path: str | os.PathLike[str], chain: Chain) -> SplitPredict
     Raises:
       BadInput: the file is missing, damaged, of another layout or of another chain.
     """
-    arrays = _read_arrays(pathlib.Path(path))
+    arrays = read_arrays(pathlib.Path(path), accepted="predictions of a run", expected=_EXPECTED)
     _check_about(path, arrays, chain)
     missing = [name for name in ("index", "labels", *(f"facts/{fact}" for fact in FACTS)) if name not in arrays]
     if missing:
@@ -159,34 +144,6 @@ def _check_about(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray]
     difference = describe_difference(steps, chain)
     if difference:
         raise BadInput(f"{path}: predictions of another chain: {difference}")
-
-
-def _read_arrays(path: pathlib.Path) -> dict[str, npt.NDArray]:
-    arrays = {}
-    try:
-        if not path.is_file():
-            raise BadInput(f"{path}: no such file; {_EXPECTED}")
-        with open_archive(path, accepted="predictions of a run") as archive:
-            members = archive.infolist()
-            # Together they are never larger than the file: a small file cannot fill the memory.
-            if sum(member.file_size for member in members) > path.stat().st_size:
-                raise BadInput(f"{path}: its arrays are compressed; {_EXPECTED}")
-            for member in members:
-                with archive.open(member) as file:
-                    arrays[member.filename.removesuffix(".npy")] = _read_array(file.read())
-    except BadInput:
-        raise
-    except _UNREADABLE as error:
-        reason = " ".join(str(error).split())
-        raise BadInput(f"{path}: cannot be read ({reason}); {_EXPECTED}") from None
-    return arrays
-
-
-def _read_array(content: bytes) -> npt.NDArray:
-    array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    if array.dtype.kind not in "iufU":
-        raise ValueError(f"a member holds {array.dtype}")
-    return array
 
 
 def _find_problem(split: SplitPredictions, chain: Chain) -> str | None:

@@ -27,7 +27,7 @@ _SPLITS = ("train", "val", "test")
 def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
     """Format a text table for each model, in percent, followed by notes on what the averages leave out.
 
-    The mean line averages each column over the steps where it is defined.
+    The mean line averages each column over the steps with two or more answers where it is defined.
 
     Args:
       metrics: by model name; the table puts the teacher first.
@@ -107,7 +107,8 @@ def _format_model(name: str, model: ModelMetrics) -> str:
             *rows,
             rule,
             line("mean", ["", *(_percent(_mean_column(model, column)) for column in _COLUMNS)]),
-            f"all annotated steps of a case correct: {_percent(model.chain_accuracy)}",
+            f"all annotated steps of a case correct: {_percent(model.chain_accuracy)} "
+            f"(most frequent answers: {_percent(model.majority_chain_accuracy)})",
         ]
     )
 
@@ -119,7 +120,9 @@ def _shorten(text: str, width: int) -> str:
 def _mean_column(model: ModelMetrics, column: str) -> float:
     if column in ("accuracy", "majority_accuracy"):
         return float(getattr(model, f"mean_{column}"))
-    defined = [value for step in model.steps if not math.isnan(value := getattr(step, column))]
+    defined = [
+        value for step in model.steps if not step.has_one_answer and not math.isnan(value := getattr(step, column))
+    ]
     return math.fsum(defined) / len(defined) if defined else math.nan
 
 
@@ -131,8 +134,8 @@ def _notes(step: StepMetrics) -> list[str]:
         notes.append(
             f"{step.name}: left out of the macro averages because no case has them: {'; '.join(step.left_out)}"
         )
-    if math.isnan(step.auc):
-        notes.append(f"{step.name}: every case has the same answer, AUC and specificity are undefined")
+    if step.has_one_answer:
+        notes.append(f"{step.name}: every case has the same answer, left out of the mean line")
     return notes
 
 
@@ -145,6 +148,7 @@ def _report_model(model: ModelMetrics) -> dict[str, Any]:
         "mean_accuracy": _null_if_nan(model.mean_accuracy),
         "mean_majority_accuracy": _null_if_nan(model.mean_majority_accuracy),
         "chain_accuracy": _null_if_nan(model.chain_accuracy),
+        "majority_chain_accuracy": _null_if_nan(model.majority_chain_accuracy),
         "steps": [_report_step(step) for step in model.steps],
     }
 

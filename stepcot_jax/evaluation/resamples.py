@@ -25,6 +25,11 @@ def count_once(num_cases: int) -> Weights:
     return np.ones((1, num_cases))
 
 
+def name_patients(patients: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+    """Return a name for the patient of each case; a case without one ("") is a patient of its own."""
+    return np.array([patient or f"\n{case}" for case, patient in enumerate(patients.tolist())], dtype=np.str_)
+
+
 def draw_weights(
     patients: npt.NDArray[np.str_], *, num_resamples: int, seed: int, num_at_once: int = _WEIGHTS_AT_ONCE
 ) -> Iterator[Weights]:
@@ -39,10 +44,9 @@ def draw_weights(
     Yields:
       Weights in blocks of resamples.
     """
-    own = np.array([patient or f"\n{case}" for case, patient in enumerate(patients.tolist())], dtype=np.str_)
-    names, member = np.unique(own, return_inverse=True)
+    names, member = np.unique(name_patients(patients), return_inverse=True)
     rng = np.random.default_rng(seed)
-    size = max(1, num_at_once // len(own))
+    size = max(1, num_at_once // len(member))
     for start in range(0, num_resamples, size):
         block = min(size, num_resamples - start)
         counts = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=block)

@@ -1,12 +1,13 @@
 """Figures of subgroups by origin, view, sex and age, with intervals."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import Chain
+from stepcot_jax.chain import Chain, find_one_answer
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.intervals import ModelIntervals, bootstrap
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
@@ -51,7 +52,8 @@ def score_subgroups(
 ) -> tuple[Subgroup, ...]:
     """Compute the figures of every group, each with its own bootstrap by patient.
 
-    The groups are many and small: one that stands out may do so by chance, and the answers of one group may be easier
+    Means over steps are over the same steps in every group: those with two or more answers in the whole split. The
+    groups are many and small: one that stands out may do so by chance, and the answers of one group may be easier
     than those of another. The cases whose fact is unknown are a group too.
 
     Args:
@@ -72,14 +74,15 @@ def score_subgroups(
     wrong = [grouping for grouping in groupings if grouping not in GROUPINGS]
     if wrong:
         raise BadInput(f"subgroups: {wrong[0]!r} is not one of {', '.join(GROUPINGS)}")
-    found = []
+    left_out, found = find_one_answer(split.predictions.labels), []
     for grouping in groupings:
         names = _name_groups(grouping, split.facts[grouping])
         for name in sorted(set(names.tolist()), key=lambda name: (name == UNKNOWN, _age_order(name), name)):
             part = _choose(split, names == name)
             num_patients = count_patients(part.facts["patient_id"])
             scored = num_patients >= min_patients
-            models = bootstrap(part, chain, num_resamples=num_resamples, level=level, seed=seed) if scored else None
+            measure = functools.partial(bootstrap, num_resamples=num_resamples, level=level, seed=seed)
+            models = measure(part, chain, left_out=left_out) if scored else None
             found.append(Subgroup(grouping, name, len(part.predictions.index), num_patients, models))
     return tuple(found)
 

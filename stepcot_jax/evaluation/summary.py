@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
 from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.consistency import Rules, inconsistent
 from stepcot_jax.evaluation.decoding import answer_and_decode, decoding_figures
+from stepcot_jax.evaluation.evaluator import evaluate
 from stepcot_jax.evaluation.intervals import bootstrap, percentiles
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
 from stepcot_jax.evaluation.resamples import Weights, count_once, resample, weighted_mean
@@ -31,9 +32,12 @@ _DECODING = (
     "share_changed",
     "accuracy_before",
     "accuracy_after",
+    "mean_accuracy_before",
+    "mean_accuracy_after",
     "chain_accuracy_before",
     "chain_accuracy_after",
 )
+_MAJORITIES = ("mean_majority_accuracy", "majority_chain_accuracy")
 _LEVEL = 0.95
 _SEED = 0  # one for all intervals, so that they share their resamples
 
@@ -78,17 +82,14 @@ def summarise(
         }
         return {**found, "intervals": ends}
 
-    labels = split.predictions.labels
+    metrics = evaluate(split.predictions, chain)
     found = {
-        "num_cases": len(labels),
-        "num_cases_by_answer": {
-            step.name: {option: int((own == answer).sum()) for answer, option in enumerate(step.options)}
-            for step, own in zip(chain.steps, labels.T, strict=True)
-        },
+        **_count_answers(split.predictions.labels, chain),
         "num_resamples": num_resamples,
         **describe_figures("", ""),
         "models": {
             model: {
+                **{name: getattr(metrics[model], name) for name in _MAJORITIES},
                 "intervals": dataclasses.asdict(intervals[model]) if model in intervals else None,
                 "steps": {step.name: describe_figures(model, step.name) for step in chain.steps},
                 "consistent_decoding": describe_figures(model, "", _DECODING),
@@ -101,6 +102,20 @@ def summarise(
         groups = score_subgroups(split, chain, num_resamples=num_resamples, level=_LEVEL, seed=_SEED)
         found["subgroups"] = [_describe_subgroup(group) for group in groups]
     return without_nan(found)
+
+
+def _count_answers(labels: npt.NDArray[np.integer], chain: Chain) -> dict[str, Any]:
+    """Return the number of cases, also by answer of each step, and the steps with one answer."""
+    return {
+        "num_cases": len(labels),
+        "num_cases_by_answer": {
+            step.name: {option: int((own == answer).sum()) for answer, option in enumerate(step.options)}
+            for step, own in zip(chain.steps, labels.T, strict=True)
+        },
+        "steps_with_one_answer": [
+            step.name for step, has_one in zip(chain.steps, find_one_answer(labels), strict=True) if has_one
+        ],
+    }
 
 
 def prepare_statistics(
@@ -141,16 +156,23 @@ def prepare_statistics(
 def describe(summary: Mapping[str, Any], *, decoded: bool) -> list[str]:
     """Describe each model's mean accuracy with its interval and, if `decoded`, the effect of consistent decoding."""
     lines = []
+    left_out = summary["steps_with_one_answer"]
+    if left_out:
+        lines.append(f"every test case has the same answer at {', '.join(left_out)}: not in the mean over the steps")
     for model, found in summary["models"].items():
         if found["intervals"] is not None:
             mean = found["intervals"]["mean_accuracy"]
             value, low, high = (_percent(mean[name]) for name in ("value", "low", "high"))
-            lines.append(f"{model}: mean step accuracy {value} %, 95 % interval by patient {low} to {high}")
+            majority = _percent(found["mean_majority_accuracy"])
+            lines.append(
+                f"{model}: mean step accuracy {value} %, 95 % interval by patient {low} to {high}; "
+                f"most frequent answers {majority} %"
+            )
         if decoded:
             effect = found["consistent_decoding"]
             shares = (effect["share_inconsistent"], effect["chain_accuracy_before"], effect["chain_accuracy_after"])
             contradictory, whole_before, whole_after = map(_percent, shares)
-            before, after = (_percent(_mean(effect[f"accuracy_{when}"])) for when in ("before", "after"))
+            before, after = (_percent(effect[f"mean_accuracy_{when}"]) for when in ("before", "after"))
             lines.append(
                 f"{model}: {contradictory} % of the chains contradict themselves; decoded to the most probable "
                 f"consistent chains, mean step accuracy goes from {before} to {after} %, whole chains correct from "
@@ -205,8 +227,3 @@ def without_nan(tree: Any) -> Any:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
-
-
-def _mean(shares: list[float | None]) -> float | None:
-    known = [share for share in shares if share is not None]
-    return sum(known) / len(known) if known else None

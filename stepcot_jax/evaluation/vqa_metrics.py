@@ -53,7 +53,8 @@ def prepare_figures(
     averaged = find_scored_kinds(scored) if mean_kinds is None else mean_kinds
     judged = ~np.isnan(scored.judged_reply + scored.judged_reference) & ~np.isnan(answers)
     if open_score == "within_two":
-        near = np.abs(scored.judged_reply - scored.judged_reference) < _CLOSE
+        # Rounded like `answer_rewards.Judged.difference`: 4.1 and 2.1 differ by 2, not by less.
+        near = np.abs(np.round(scored.judged_reply - scored.judged_reference, 9)) < _CLOSE
         answers = np.where((scored.kinds == "open") & judged, near, answers)
     of_kinds: list[tuple[Key, npt.NDArray, npt.NDArray[np.bool_]]] = [
         ((A_SCORE, kind), answers, groups[kind]) for kind in kinds

@@ -10,11 +10,12 @@ nothing.
 """
 
 import argparse
-import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
 
 if TYPE_CHECKING:
     from stepcot_jax.predict.trained_model import Trained
@@ -23,7 +24,7 @@ EXIT_UNREADABLE = 1
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", type=pathlib.Path, required=True, metavar="WORKDIR", help="of a run of main")
+    parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a run of main; or gs://, s3://")
     parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
 
 
@@ -42,9 +43,9 @@ def explain(arguments: list[str]) -> int:
         description="Map which parts of a radiograph support each answer. For research; not a medical device.",
         epilog="For scores see: python -m stepcot_jax.explain score --help",
     )
-    parser.add_argument("images", nargs="+", type=pathlib.Path, metavar="IMAGE", help="files, or folders of them")
+    parser.add_argument("images", nargs="+", type=local_path, metavar="IMAGE", help="files, or folders of them")
     _add_network(parser)
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder for pictures and JSON")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder for pictures and JSON")
     parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
     options = parser.parse_args(arguments)
     from stepcot_jax.explain.drawing import write_explanations
@@ -73,12 +74,10 @@ def score(arguments: list[str]) -> int:
         description="Score the maps against lesion boxes, compared with an even map and a model with random weights.",
     )
     _add_network(parser)
-    parser.add_argument("--data", type=pathlib.Path, metavar="DIR", help="radiographs with boxes; default: the phantom")
-    parser.add_argument(
-        "--boxes", type=pathlib.Path, metavar="FILE", help="ChestX-ray8's box list for images of --data"
-    )
+    parser.add_argument("--data", type=local_path, metavar="DIR", help="radiographs with boxes; default: the phantom")
+    parser.add_argument("--boxes", type=local_path, metavar="FILE", help="ChestX-ray8's box list for images of --data")
     parser.add_argument("--num-cases", type=int, default=100, help="most radiographs with boxes (default: 100)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the figures as JSON")
+    parser.add_argument("--json", type=output_path, metavar="FILE", help="also write the figures as JSON")
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
@@ -103,8 +102,10 @@ def score(arguments: list[str]) -> int:
 def _load(options: argparse.Namespace) -> "Trained":
     from absl import logging
 
+    from stepcot_jax.host.store_cache import find_workdir
     from stepcot_jax.predict.trained_model import load_trained, read_default_model
 
+    options.checkpoint = find_workdir(options.checkpoint, "--checkpoint")
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
     options.model = options.model or read_default_model(options.checkpoint)
     return load_trained(options.checkpoint, names=(options.model,))

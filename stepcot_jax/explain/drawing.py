@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.dicom_projection import Projection
 from stepcot_jax.explain.geometry import change_a_step, describe_change, smooth, spread
 from stepcot_jax.explain.saliency import PREDICTED, Explainer, Explanation
 from stepcot_jax.host.errors import BadInput
@@ -60,13 +61,20 @@ def write_explanations(
     explainer = Explainer(trained, model=model, batch_size=min(BATCH_SIZE, max(len(paths), 1)))
     check_given(shares[None], trained, model=model, num_cases=1)
     batches = read_pictures(
-        paths, trained.preprocessing, batch_size=explainer.batch_size, max_pixels=trained.max_pixels, refuse=refuse
+        paths,
+        trained.preprocessing,
+        batch_size=explainer.batch_size,
+        max_pixels=trained.max_pixels,
+        num_threads=trained.settings.data.num_threads,
+        refuse=refuse,
     )
     written: list[pathlib.Path] = []
     taken: set[str] = set()
-    for names, pictures in batches:
+    for names, pictures, projections in batches:
         sources = [str(name) for name in names]
-        explained, readings = explain_pictures(explainer, names=sources, pictures=pictures, given=shares)
+        explained, readings = explain_pictures(
+            explainer, names=sources, pictures=pictures, given=shares, projections=projections
+        )
         for case, reading in enumerate(readings):
             name = _free_name(names[case].stem, taken)
             try:
@@ -77,7 +85,12 @@ def write_explanations(
 
 
 def explain_pictures(
-    explainer: Explainer, *, names: list[str], pictures: list[Pixels], given: np.ndarray
+    explainer: Explainer,
+    *,
+    names: list[str],
+    pictures: list[Pixels],
+    given: np.ndarray,
+    projections: Sequence[Projection] = (),
 ) -> tuple[Explanation, list[ChainReading]]:
     """Return maps of the answers to pictures, and the answers; the map of a given answer explains that answer.
 
@@ -86,6 +99,7 @@ def explain_pictures(
       names: of the pictures.
       pictures: at the encoder's size.
       given: answers as distributions [step, answer], the same for all pictures, zeros for none.
+      projections: of the pictures by their DICOM headers; () for unknown.
     """
     trained = explainer.trained
     images = to_input(pictures, trained.preprocessing)
@@ -102,6 +116,8 @@ def explain_pictures(
         given=given,
         uncorrected=uncorrected,
         rules=trained.rules,
+        trained_on=trained.trained_on,
+        projections=projections,
     )
     return explained, readings
 

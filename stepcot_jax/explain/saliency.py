@@ -30,7 +30,8 @@ from stepcot_jax.explain.taps import Side, Taps, find_values, step_gradients
 from stepcot_jax.predict.corrections import check_given
 from stepcot_jax.predict.image_reader import ImageReader
 from stepcot_jax.predict.radiographs import read_picture, to_input
-from stepcot_jax.predict.reader import Reader, Reading, read_features
+from stepcot_jax.predict.reader import Reader, Reading
+from stepcot_jax.predict.reading_programs import read_features
 from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.systems.networks import Networks
 from stepcot_jax.training.state import Params
@@ -112,7 +113,8 @@ class Explainer:
             parts.append(jax.tree.map(lambda rows, num=num_cases: np.asarray(rows)[:num], found))
         whole: Any = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
         logits, attention, followed, maps = whole
-        return Explanation(self.reader.interpret(logits, attention), followed, maps)
+        scores = self.reader.gate_scores(images)
+        return Explanation(self.reader.interpret(logits, attention, scores), followed, maps)
 
 
 def explain_image(reader: ImageReader, image: Any) -> Float32[np.ndarray, "step row column"]:

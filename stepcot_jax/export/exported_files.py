@@ -1,36 +1,40 @@
-"""Files of an export: compared with their digests, tensors, programs. Needs jax and numpy alone; load.py imports it.
+"""Files of an export: compared with their digests, tensors, questions, pixels. Needs numpy alone; load.py imports it.
 
-Every export has a copy of this file. It includes the part of FlatBuffers that jax.export needs and jax does not have.
+Every export has a copy of this file.
 
 Every file is compared with SHA256SUMS before it is used, which detects damage. An attacker could change both: use only
 exports from sources whose programs you would run.
 """
 
+import argparse
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import math
 import pathlib
 import struct
 import sys
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.export
 import numpy as np
 
 SUMS = "SHA256SUMS"
 
 _DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I32": np.int32, "U8": np.uint8}
-_CALLS = "custom_call"
-_HARMLESS_CALLS = ("custom_call @shape_assertion",)
 
 
 class RefusedExport(ValueError):
     """An export that is incomplete or changed, or that this loader cannot read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One question of the chain, with its answers in the order of the logits."""
+
+    name: str
+    question: str
+    options: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +93,10 @@ class Files:
             self._digests[name] = digest
         self._contents = {name: self._compare(name) for name in self._digests}
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the export has a file of this name."""
+        return name in self._contents
+
     def read(self, name: str) -> memoryview:
         """Return the content of a verified file.
 
@@ -137,97 +145,95 @@ def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
         raise RefusedExport(f"the tensors cannot be read ({error}); expected a complete .safetensors file") from None
 
 
-def read_program(content: memoryview, folder: str | pathlib.Path) -> jax.export.Exported:
-    """Return the program; one with custom calls is refused."""
-    with _FlatBuffersIfAbsent():
-        exported = jax.export.deserialize(bytearray(content))
-    text = exported.mlir_module()
-    if text.count(_CALLS) != sum(text.count(call) for call in _HARMLESS_CALLS):
-        raise RefusedExport(f"{folder}: the program makes custom calls, which are not allowed")
-    return exported
+def read_steps(files: Files) -> tuple[Step, ...]:
+    """Return the questions of labels.json."""
+    steps = files.read_json("labels.json")["steps"]
+    return tuple(Step(step["name"], step["question"], tuple(step["options"])) for step in steps)
 
 
-class _FlatBuffersIfAbsent:
-    """Provides the parts of the package flatbuffers that jax.export needs, unless it is installed.
+def read_pixel_rules(files: Files) -> Preprocessing:
+    """Return size and normalisation of preprocessing.json."""
+    found = files.read_json("preprocessing.json")
+    return Preprocessing(found["size"], tuple(found["mean"]), tuple(found["std"]))
 
-    jax.export reads programs through generated classes on top of a small table reader. This is that reader, written
-    from the format's description (flatbuffers.dev).
+
+def to_answers(
+    logits: np.ndarray, steps: Sequence[Step], temperatures: Sequence[float]
+) -> dict[str, tuple[list[str], np.ndarray]]:
+    """Return the answers of all steps.
+
+    Args:
+      logits: [case, step, answer].
+      steps: the questions.
+      temperatures: divisor of each step's logits before the softmax.
+
+    Returns:
+      By the name of the step: the most probable answer of each image, and the probabilities of the step's options
+      [case, option].
     """
-
-    def __enter__(self) -> None:
-        self._added: list[str] = []
-        if "flatbuffers" not in sys.modules and importlib.util.find_spec("flatbuffers") is None:
-            for name, module in _make_flatbuffers().items():
-                sys.modules[name] = module
-                self._added.append(name)
-
-    def __exit__(self, *error: object) -> None:
-        for name in self._added:
-            sys.modules.pop(name, None)
+    found = {}
+    for position, (step, temperature) in enumerate(zip(steps, temperatures, strict=True)):
+        own = logits[:, position, : len(step.options)].astype(np.float64) / temperature
+        weights = np.exp(own - own.max(axis=-1, keepdims=True))
+        answers = [step.options[best] for best in own.argmax(axis=-1)]
+        found[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
+    return found
 
 
-class _Number:
-    """A number's layout, with the attribute names of the generated classes."""
-
-    py_type = int
-
-    def __init__(self, layout: str) -> None:
-        self.dtype = np.dtype(layout)
+def compare_logits(found: np.ndarray, expected: np.ndarray) -> tuple[float, bool]:
+    """Return the largest difference, the smaller of absolute and relative, and whether all answers are the same."""
+    error = float(np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected))))
+    return error, bool((found.argmax(axis=-1) == expected.argmax(axis=-1)).all())
 
 
-def _get(number: _Number, buffer: Any, position: int) -> Any:
-    return np.frombuffer(buffer, number.dtype, 1, position)[0].item()
+def check_models(
+    folder: str | pathlib.Path, load: Callable[..., Any], *, manifest: str, tolerance: float
+) -> list[dict[str, Any]]:
+    """Compare each model's logits and gate scores of the stored images with the stored ones.
+
+    Args:
+      folder: of the export.
+      load: (folder, name of the model) -> the model, with `logits`, and `gate_scores` if scores are stored.
+      manifest: name of the file that lists the models.
+      tolerance: largest accepted difference, the smaller of absolute and relative.
+
+    Returns:
+      For each model: "model", "max_error", "same_answers", "ok" and, with stored scores, "gate_error".
+    """
+    files = Files(pathlib.Path(folder))
+    stored = dict(read_safetensors(files.read("check.safetensors")))
+    results = []
+    for name in files.read_json(manifest)["models"]:
+        model = load(folder, name)
+        error, same = compare_logits(model.logits(stored["images"]), stored[f"logits/{name}"])
+        result = {"model": name, "max_error": error, "same_answers": same, "ok": error <= tolerance}
+        if f"gate/{name}" in stored:
+            scores, expected = model.gate_scores(stored["images"]), stored[f"gate/{name}"]
+            result["gate_error"] = float(np.max(np.abs(scores - expected) / np.maximum(1, np.abs(expected))))
+            result["ok"] &= result["gate_error"] <= tolerance
+        results.append(result)
+    return results
 
 
-class _Table:
-    """A table of a FlatBuffer: its first word is the offset back to the list of field offsets."""
+def run_check(check: Callable[..., list[dict[str, Any]]], arguments: list[str] | None, *, here: pathlib.Path) -> int:
+    """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused.
 
-    def __init__(self, buffer: Any, position: int) -> None:
-        self.Bytes, self.Pos = buffer, position
-
-    def Get(self, number: _Number, position: int) -> Any:  # noqa: N802
-        return _get(number, self.Bytes, position)
-
-    def Offset(self, field: int) -> int:  # noqa: N802
-        """Return a field's offset from the table's start; 0 if the table lacks it."""
-        fields = self.Pos - self.Get(_INT32, self.Pos)
-        return self.Get(_UINT16, fields + field) if field < self.Get(_UINT16, fields) else 0
-
-    def Indirect(self, position: int) -> int:  # noqa: N802
-        return position + self.Get(_UINT32, position)
-
-    def String(self, position: int) -> bytes:  # noqa: N802
-        start = self.Indirect(position)
-        return bytes(self.Bytes[start + 4 : start + 4 + self.Get(_UINT32, start)])
-
-    def VectorLen(self, field: int) -> int:  # noqa: N802
-        return self.Get(_UINT32, self.Indirect(self.Pos + field))
-
-    def Vector(self, field: int) -> int:  # noqa: N802
-        return self.Indirect(self.Pos + field) + 4
-
-    def GetVectorAsNumpy(self, number: _Number, field: int) -> np.ndarray:  # noqa: N802
-        return np.frombuffer(self.Bytes, number.dtype, self.VectorLen(field), self.Vector(field))
-
-
-_UINT16, _INT32, _UINT32 = _Number("<u2"), _Number("<i4"), _Number("<u4")
-
-
-def _make_flatbuffers() -> dict[str, types.ModuleType]:
-    """Return the parts of the package flatbuffers that reading needs, by module name."""
-    layouts = {"Bool": "?", "Int8": "i1", "Uint8": "u1", "Int16": "<i2", "Uint16": "<u2", "Int32": "<i4"}
-    layouts |= {"Uint32": "<u4", "Int64": "<i8", "Uint64": "<u8", "UOffsetT": "<u4"}
-    contents: dict[str, Mapping[str, Any]] = {
-        "number_types": {f"{name}Flags": _Number(layout) for name, layout in layouts.items()},
-        "table": {"Table": _Table},
-        "encode": {"Get": _get},
-        "packer": {"uoffset": _UINT32},
-        "compat": {"import_numpy": lambda: np},
-    }
-    package = types.ModuleType("flatbuffers")
-    modules = {"flatbuffers": package}
-    for name, content in contents.items():
-        module = modules[f"flatbuffers.{name}"] = types.ModuleType(f"flatbuffers.{name}")
-        vars(module).update(content)
-        setattr(package, name, module)
-    return modules
+    Args:
+      check: (folder, tolerance) -> results, as of `check_models`.
+      arguments: of the command line.
+      here: the folder without an argument.
+    """
+    parser = argparse.ArgumentParser(description="Check that this machine computes the logits that were exported.")
+    parser.add_argument(
+        "folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: this file's folder)"
+    )
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
+    flags = parser.parse_args(arguments)
+    try:
+        results = check(flags.folder, tolerance=flags.tolerance)
+    except RefusedExport as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for result in results:
+        print(json.dumps(result))
+    return 0 if all(result["ok"] for result in results) else 1

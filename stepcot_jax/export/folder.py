@@ -1,11 +1,12 @@
 """Write the folder of an export: whole or not at all, and only after reading it back and comparing its logits."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,17 +14,29 @@ import numpy as np
 import safetensors.numpy
 
 from stepcot_jax import __version__
-from stepcot_jax.convert.torch_reference import flatten, to_torch_networks
+from stepcot_jax.convert.torch_reference import to_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.export import exported_files, loader
-from stepcot_jax.export.model_card import write_instructions, write_model_card
-from stepcot_jax.export.program import ENCODER, PLATFORMS, Program, Tensors, export_program, make_program
-from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
-from stepcot_jax.host.files import digest_file
+from stepcot_jax.export import exported_files, exported_programs, loader
+from stepcot_jax.export.carried_files import describe_encoder, write_carried
+from stepcot_jax.export.lifetime import describe_lifetime, replace_lifetime
+from stepcot_jax.export.model_card import write_front_matter, write_instructions, write_model_card
+from stepcot_jax.export.program import (
+    GATE,
+    PLATFORMS,
+    Program,
+    Tensors,
+    export_program,
+    make_gate_program,
+    make_program,
+)
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.files import digest_file, make_workdir
+from stepcot_jax.predict.exported_model import ENCODER, LABELS_FILE, PREPROCESSING_FILE
 from stepcot_jax.predict.trained_model import Trained, load_trained
+from stepcot_jax.training.exported_weights import MANIFEST_FILE
+from stepcot_jax.training.parameter_paths import flatten
 
 LOADER = "load.py"
-FILES = "exported_files.py"
 TORCH_NAMES = "torch_names.safetensors"
 TOLERANCE = 1e-6
 """Largest difference between the logits of an export and of the run's own networks, absolute or relative."""
@@ -65,44 +78,72 @@ def export_model(
     if not isinstance(trained, Trained):
         trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
     names = models or sorted(trained.params)  # the student first
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"{out} already exists; expected a new or an empty folder")
+    require_new(out)
     programs = [make_program(trained, name) for name in names]
     torch_tensors = name_as_authors(trained, names) if torch_names else {}
+    with writing_folder(out) as partial:
+        _write(partial, trained, programs, torch_tensors=torch_tensors, say=say)
+        say("reading it back")
+        results = loader.check(partial, tolerance=TOLERANCE)
+        require_equal(results, tolerance=TOLERANCE)
+    return {"folder": str(out), "files": list_sizes(out), "models": describe_models(programs, results)}
+
+
+def describe_models(programs: Sequence[Program], results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return "parameters" and "max_error" of each model, from the results of a loader's `check`."""
+    errors = {result["model"]: result["max_error"] for result in results}
+    sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
+    return {name: {"parameters": size, "max_error": errors[name]} for name, size in sizes.items()}
+
+
+def require_new(out: pathlib.Path) -> None:
+    """Refuse a folder that holds something.
+
+    Raises:
+      BadInput: it does, or it is a file.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"{out} already exists; expected a new or an empty folder")
+
+
+@contextlib.contextmanager
+def writing_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Give a temporary folder that takes the name `out` when the block ends; if the block fails, nothing is left."""
+    require_new(out)
     make_workdir(out.parent)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
-        written = _write(partial, trained, programs, torch_tensors=torch_tensors, say=say)
-        say("reading it back")
-        reports = {
-            program.name: {
-                "parameters": sum(int(array.size) for array in program.tensors.values()),
-                "max_error": compare(partial, program, written[program.name]),
-            }
-            for program in programs
-        }
+        yield partial
         partial.chmod(0o755)
         partial.replace(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
-    return {"folder": str(out), "files": files, "models": reports}
 
 
-def compare(folder: pathlib.Path, program: Program, expected: np.ndarray) -> float:
-    """Return the largest difference between the logits of an export and of the network for the check images.
+def list_sizes(folder: pathlib.Path) -> dict[str, int]:
+    """Return the files of a folder with their bytes."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+
+
+def require_equal(
+    results: Sequence[Mapping[str, Any]], *, tolerance: float, outcome: str = "nothing was written"
+) -> None:
+    """Refuse an export that computes other numbers than the networks.
+
+    Args:
+      results: of a loader's `check` with this tolerance.
+      tolerance: for the message.
+      outcome: what the user is told about the files.
 
     Raises:
-      RunStopped: it exceeds `TOLERANCE`.
+      RunStopped: a result is not "ok".
     """
-    found = loader.load(folder, program.name).logits(_check_images(program.size))
-    error = float(np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected))))
-    if not error <= TOLERANCE:
-        raise RunStopped(
-            f"the logits of the exported {program.name} differ by {error:.1e} from the model's (limit {TOLERANCE}); "
-            "nothing was written"
-        )
-    return error
+    for result in results:
+        if not result["ok"]:
+            raise RunStopped(
+                f"the exported {result['model']} computes other numbers: logits differ by {result['max_error']:.1e}, "
+                f"gate scores by {result.get('gate_error', 0.0):.1e} (limit {tolerance}); {outcome}"
+            )
 
 
 def _write(
@@ -112,39 +153,54 @@ def _write(
     *,
     torch_tensors: Tensors,
     say: Callable[[str], None],
-) -> dict[str, np.ndarray]:
-    """Write all files and return the logits of each network for the check images."""
-    calibrated = {} if trained.calibration is None else trained.calibration.temperatures
+) -> None:
+    """Write all files."""
     models: dict[str, Any] = {}
-    logits = {}
+    images = check_images(programs[0].size)
+    pixels = exported_files.Preprocessing(
+        trained.preprocessing.size, tuple(trained.preprocessing.mean), tuple(trained.preprocessing.std)
+    )
+    check: dict[str, Any] = {"images": images}
     for program in programs:
         say(f"writing the {program.name}")
+        gate = make_gate_program(trained, program.name)
         (folder / f"{program.name}.stablehlo").write_bytes(export_program(program).serialize())
         models[program.name] = {
             "program": f"{program.name}.stablehlo",
             "tensors": _write_tensors(folder, program, shared=trained.networks.image_encoder is None),
-            "temperatures": list(map(float, calibrated.get(program.name, [1.0] * trained.chain.num_steps))),
+            "best_step": trained.best_steps[program.name],
+            "gate": None if gate is None else _write_gate(folder, gate),
         }
-        found = trained.preprocessing
-        preprocessing = exported_files.Preprocessing(found.size, tuple(found.mean), tuple(found.std))
-        images = preprocessing.normalise(_check_images(program.size))
-        logits[program.name] = np.asarray(jax.jit(program.read)(program.tensors, images))
-    check = {"images": _check_images(programs[0].size), **{f"logits/{name}": found for name, found in logits.items()}}
+        for kind, each in (("logits", program), ("gate", gate)):
+            if each is not None:
+                check[f"{kind}/{program.name}"] = np.asarray(jax.jit(each.read)(each.tensors, pixels.normalise(images)))
     save_tensors(folder / "check.safetensors", check)
     if torch_tensors:
         save_tensors(folder / TORCH_NAMES, torch_tensors)
     steps = [dataclasses.asdict(step) for step in trained.chain.steps]
-    write_json(folder / "labels.json", {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
-    write_json(folder / "preprocessing.json", describe_preprocessing(trained.preprocessing))
+    write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
+    write_json(folder / PREPROCESSING_FILE, describe_preprocessing(trained.preprocessing))
+    lifetime = describe_lifetime()
     manifest = {"format": loader.FORMAT, "models": models, "platforms": list(PLATFORMS)}
-    manifest |= {"made_with": {"stepcot_jax": __version__, "jax": jax.__version__}}
-    write_json(folder / "export.json", manifest)
+    manifest |= {"made_with": {"stepcot_jax": __version__}, "lifetime": lifetime}
+    manifest |= {"encoder": describe_encoder(trained), "trained_on": trained.trained_on}
+    write_json(folder / MANIFEST_FILE, manifest)
+    write_carried(folder, trained)
     copy_loader(folder, loader.__file__)
-    (folder / "MODEL_CARD.md").write_text(write_model_card(trained, programs), encoding="utf-8")
-    readme = write_instructions(trained, manifest, torch_names=bool(torch_tensors))
+    card = write_front_matter("image-classification") + write_model_card(trained, programs)
+    use = write_instructions(trained, manifest, torch_names=bool(torch_tensors))
+    readme = replace_lifetime(f"{card.rstrip()}\n\n{use}", lifetime)
     (folder / "README.md").write_text(readme, encoding="utf-8")
     write_sums(folder)
-    return logits
+
+
+def _write_gate(folder: pathlib.Path, program: Program) -> dict[str, str]:
+    """Write the gate of a network, whose encoder's tensors are those of the network, and return its files."""
+    files = {"program": f"{program.name}.stablehlo", "tensors": f"{program.name}.safetensors"}
+    (folder / files["program"]).write_bytes(export_program(program).serialize())
+    own = {key: array for key, array in program.tensors.items() if key.startswith(f"{GATE}/")}
+    save_tensors(folder / files["tensors"], own)
+    return files
 
 
 def _write_tensors(folder: pathlib.Path, program: Program, *, shared: bool) -> list[str]:
@@ -186,9 +242,10 @@ def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndar
 
 
 def copy_loader(folder: pathlib.Path, source: str) -> None:
-    """Copy a loader's module as load.py, with the module that it imports."""
+    """Copy a loader's module as load.py, with the modules that it imports."""
     shutil.copyfile(source, folder / LOADER)
-    shutil.copyfile(exported_files.__file__, folder / FILES)
+    for module in (exported_files, exported_programs):
+        shutil.copy(str(module.__file__), folder)
 
 
 def write_sums(folder: pathlib.Path) -> None:
@@ -214,7 +271,7 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, Any]:
     }
 
 
-def _check_images(size: int) -> np.ndarray:
+def check_images(size: int) -> np.ndarray:
     """Return grey noise images, uint8 [case, size, size]."""
     return np.random.default_rng(0).integers(0, 256, (_NUM_CHECK_IMAGES, size, size), dtype=np.uint8)
 

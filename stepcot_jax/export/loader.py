@@ -3,16 +3,16 @@
     from load import load
     model = load(".")                        # the folder of the export
     model(images)["Diagnosis"]               # (answers, probabilities [case, option])
+    model.above(images)["Diagnosis"]         # answers at or above their operating points, a list for each image
     model.logits(images)                     # float32 [case, step, answer]
+    model.gate_scores(images)                # above 1: an image unlike those of model.trained_on
 
 `python load.py` checks that this machine computes the exported logits.
 
-Every export has a copy of this file and of exported_files.py, which compares each file with SHA256SUMS before its use.
+Every export has a copy of this file, of exported_files.py, which compares each file with SHA256SUMS before its use, and
+of exported_programs.py.
 """
 
-import argparse
-import dataclasses
-import json
 import pathlib
 import sys
 from typing import Any
@@ -21,28 +21,34 @@ import jax
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_files import Files, Preprocessing, RefusedExport, read_program, read_safetensors
+    from stepcot_jax.export.exported_files import (
+        Files,
+        RefusedExport,
+        check_models,
+        read_pixel_rules,
+        read_safetensors,
+        read_steps,
+        run_check,
+        to_answers,
+    )
+    from stepcot_jax.export.exported_programs import read_program
 else:  # in the folder of an export
     from exported_files import (  # type: ignore[import-not-found,no-redef]
         Files,
-        Preprocessing,
         RefusedExport,
-        read_program,
+        check_models,
+        read_pixel_rules,
         read_safetensors,
+        read_steps,
+        run_check,
+        to_answers,
     )
+    from exported_programs import read_program  # type: ignore[import-not-found,no-redef]
 
 FORMAT = 1
+_OF_A_POINT = ("threshold", "sensitivity", "specificity")
 ABSENT_LOGIT = -1e9
 """Logit of an answer that a step does not have."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One question of the chain, with its answers in the order of the logits."""
-
-    name: str
-    question: str
-    options: tuple[str, ...]
 
 
 class Model:
@@ -53,7 +59,10 @@ class Model:
       steps: the questions and their answers.
       preprocessing: size and normalisation of the images.
       temperatures: divisor of each step's logits before the softmax; 1 without calibration.
+      operating_points: by step and answer the "threshold" of the probability (None: never called), and "sensitivity"
+        and "specificity" at it on the test cases; empty without any.
       exported: the program.
+      trained_on: the training data in a few words; "" in exports of earlier versions.
     """
 
     def __init__(self, folder: str | pathlib.Path, name: str | None = None) -> None:
@@ -66,17 +75,34 @@ class Model:
         if name not in models:
             raise RefusedExport(f"{folder} has no model {name!r}; it has {', '.join(models)}")
         self.name = name
-        self.steps = tuple(
-            Step(step["name"], step["question"], tuple(step["options"]))
-            for step in files.read_json("labels.json")["steps"]
-        )
-        found = files.read_json("preprocessing.json")
-        self.preprocessing = Preprocessing(found["size"], tuple(found["mean"]), tuple(found["std"]))
-        self.temperatures = tuple(models[name]["temperatures"])
+        self.steps = read_steps(files)
+        self.preprocessing = read_pixel_rules(files)
+        self.temperatures = _read_temperatures(files, name, models[name], len(self.steps))
+        self.operating_points = _read_points(files, name, models[name])
         self.exported = read_program(files.read(models[name]["program"]), folder)
         tensors = {key: value for file in models[name]["tensors"] for key, value in read_safetensors(files.read(file))}
         self._tensors = jax.device_put(tensors)
         self._run = jax.jit(self.exported.call)
+        self.trained_on = manifest.get("trained_on", "")
+        self._gate = None
+        gate = models[name].get("gate")
+        if gate is not None:
+            encoder = {key: value for key, value in tensors.items() if key.startswith("image_encoder/")}
+            self._gate_tensors = jax.device_put(encoder | dict(read_safetensors(files.read(gate["tensors"]))))
+            self._gate = jax.jit(read_program(files.read(gate["program"]), folder).call)
+
+    def gate_scores(self, images: Any) -> np.ndarray | None:
+        """Return how far images lie from the training images; compiled once for each number of images.
+
+        Args:
+          images: see `Preprocessing.normalise`.
+
+        Returns:
+          float32 [case], above 1 outside of what the model was trained on; None if the export has no gate.
+        """
+        if self._gate is None:
+            return None
+        return np.asarray(self._gate(self._gate_tensors, self.preprocessing.normalise(images)))
 
     def logits(self, images: Any) -> np.ndarray:
         """Return the logits of all steps; compiled once for each number of images.
@@ -99,18 +125,51 @@ class Model:
           By the name of the step: the most probable answer of each image, and the probabilities of the step's options
           [case, option].
         """
+        return to_answers(self.logits(images), self.steps, self.temperatures)
+
+    def above(self, images: Any) -> dict[str, list[list[str]]]:
+        """Return the answers at or above their operating points.
+
+        Args:
+          images: see `Preprocessing.normalise`.
+
+        Returns:
+          By the name of each step with operating points: for each image the answers, in the order of the options.
+        """
         found = {}
-        logits = self.logits(images).astype(np.float64)
-        for position, (step, temperature) in enumerate(zip(self.steps, self.temperatures, strict=True)):
-            own = logits[:, position, : len(step.options)] / temperature
-            weights = np.exp(own - own.max(axis=-1, keepdims=True))
-            answers = [step.options[best] for best in own.argmax(axis=-1)]
-            found[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
+        for step, (_, probabilities) in zip(self.steps, self(images).values(), strict=True):
+            points = self.operating_points.get(step.name, {})
+            limits = [points.get(option, {}).get("threshold") for option in step.options]
+            if points:
+                rows = probabilities >= np.array([np.inf if limit is None else limit for limit in limits])
+                found[step.name] = [[step.options[place] for place in np.flatnonzero(row)] for row in rows]
         return found
 
     def stablehlo(self) -> str:
         """Return the program as text, for other StableHLO compilers."""
         return self.exported.mlir_module()
+
+
+def _read_temperatures(files: Files, name: str, facts: dict[str, Any], num_steps: int) -> tuple[float, ...]:
+    """Return those of calibration.json, or of export.json, where earlier versions wrote them; 1 without calibration."""
+    if "temperatures" in facts:
+        return tuple(facts["temperatures"])
+    if "calibration.json" not in files:
+        return (1.0,) * num_steps
+    steps = files.read_json("calibration.json")["models"].get(name)
+    return (1.0,) * num_steps if steps is None else tuple(float(step["temperature"]) for step in steps)
+
+
+def _read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return those of statistics.json, or of export.json, where earlier versions wrote them; {} without any."""
+    if "operating_points" in facts:
+        return dict(facts["operating_points"])
+    found = (files.read_json("statistics.json") if "statistics.json" in files else {}).get("operating_points")
+    of_steps = {} if found is None else found["models"].get(name, {})
+    return {
+        step: {answer: {part: point[part]["value"] for part in _OF_A_POINT} for answer, point in answers.items()}
+        for step, answers in of_steps.items()
+    }
 
 
 def load(folder: str | pathlib.Path, model: str | None = None) -> Model:
@@ -127,43 +186,21 @@ def load(folder: str | pathlib.Path, model: str | None = None) -> Model:
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
-    """Compare this machine's logits of the stored images with the stored logits.
+    """Compare this machine's logits and gate scores of the stored images with the stored ones.
 
     Args:
       folder: of the export.
       tolerance: largest accepted difference, the smaller of absolute and relative.
 
     Returns:
-      For each model: "model", "max_error", "same_answers" and "ok".
+      For each model: "model", "max_error", "same_answers", "ok" and, if the export has a gate, "gate_error".
     """
-    files = Files(pathlib.Path(folder))
-    stored = dict(read_safetensors(files.read("check.safetensors")))
-    results = []
-    for name in files.read_json("export.json")["models"]:
-        found, expected = load(folder, name).logits(stored["images"]), stored[f"logits/{name}"]
-        error = float(np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected))))
-        same = bool((found.argmax(axis=-1) == expected.argmax(axis=-1)).all())
-        results.append({"model": name, "max_error": error, "same_answers": same, "ok": error <= tolerance})
-    return results
+    return check_models(folder, load, manifest="export.json", tolerance=tolerance)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
-    parser = argparse.ArgumentParser(description="Check that this machine computes the logits that were exported.")
-    here = pathlib.Path(__file__).parent
-    parser.add_argument(
-        "folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: this file's folder)"
-    )
-    parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
-    flags = parser.parse_args(arguments)
-    try:
-        results = check(flags.folder, tolerance=flags.tolerance)
-    except RefusedExport as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for result in results:
-        print(json.dumps(result))
-    return 0 if all(result["ok"] for result in results) else 1
+    return run_check(check, arguments, here=pathlib.Path(__file__).parent)
 
 
 if __name__ == "__main__":

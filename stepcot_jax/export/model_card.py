@@ -10,17 +10,21 @@ from typing import Any
 import msgspec
 
 from stepcot_jax import __version__
+from stepcot_jax.evaluation.evaluator import ModelMetrics, evaluate
 from stepcot_jax.evaluation.intervals import Interval, ModelIntervals, bootstrap
+from stepcot_jax.evaluation.operating_points import FIGURES
 from stepcot_jax.evaluation.prediction_files import read_predictions
+from stepcot_jax.export.carried_files import name_encoder
 from stepcot_jax.export.program import Program
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.predict.trained_model import Trained
+from stepcot_jax.run.stored_reading import CONVERTED_FILE
 from stepcot_jax.settings.run_settings import Settings
 
 _HERE = pathlib.Path(__file__).parent
 
-_RESIZE = {
+RESIZE = {
     "crop": """\
     longest = 4 * min(picture.size)
     if max(picture.size) > longest:
@@ -43,6 +47,20 @@ _RESIZE = {
 _COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", "specificity": "specificity"}
 
 
+def write_front_matter(task: str) -> str:
+    """Return the metadata that the Hugging Face hub reads at the top of a card.
+
+    Args:
+      task: of the hub's tasks.
+
+    >>> print(write_front_matter("image-classification").splitlines()[2])
+    pipeline_tag: image-classification
+    """
+    tags = ("jax", "stablehlo", "medical", "chest-radiograph", "chain-of-thought")
+    lines = ["---", "library_name: stepcot-jax", f"pipeline_tag: {task}", "tags:", *(f"- {tag}" for tag in tags), "---"]
+    return "\n".join([*lines, "", ""])
+
+
 def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
     """Return the card as Markdown.
 
@@ -62,11 +80,13 @@ def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
         .read_text(encoding="utf-8")
         .format(
             networks=" and ".join(sizes),
+            gate=_describe_gate(trained, list(sizes)),
             version=__version__,
             numbers=numbers,
             training=_describe_training(trained, report),
             figures=_describe_figures(trained, list(sizes), report),
             calibration=_describe_calibration(trained, list(sizes)),
+            operating=_describe_points(trained, list(sizes)),
         )
     )
 
@@ -76,6 +96,22 @@ class _Report(msgspec.Struct):
 
     num_cases: dict[str, int]
     test: dict[str, dict[str, Any]]
+
+
+class _Converted(msgspec.Struct):
+    """The parts of converted.json that the card needs."""
+
+    source: str
+    sha256: str
+
+
+def _describe_gate(trained: Trained, names: Sequence[str]) -> str:
+    if any(trained.gate(name) is None for name in names):
+        return "No gate was fitted that would mark such images."
+    return (
+        "A gate marks images unlike the training images (`gate_scores` above 1 in load.py, a warning of stepcot-jax). "
+        "It lets some pass, and marks some chest radiographs."
+    )
 
 
 def _describe_training(trained: Trained, report: _Report | None) -> str:
@@ -89,7 +125,7 @@ def _describe_training(trained: Trained, report: _Report | None) -> str:
         lines.append("- Cases: unknown; the run had written no report when it was exported.")
     encoder = settings.image_encoder
     if trained.frozen_encoder is not None:
-        name = plain(trained.frozen_encoder.name)
+        name = plain(name_encoder(trained.frozen_encoder))
         lines.append(f"- Image encoder: {name}, pretrained and frozen; its own licence and data apply.")
     else:
         lines.append(f"- Image encoder: {plain(encoder.name)}, trained from scratch on these cases only.")
@@ -97,8 +133,13 @@ def _describe_training(trained: Trained, report: _Report | None) -> str:
     if settings.teacher.text:
         text = prompts.get(settings.prompts.encoder, "encoded elsewhere")
         lines.append(f"- Prompts of the teacher: {text}; stored in the export, no text encoder is needed.")
-    best = ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
-    lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best updates {best}.")
+    converted = trained.workdir / CONVERTED_FILE
+    if converted.is_file():
+        found = read_json(converted, _Converted, accepted="expected what convert wrote")
+        lines.append(f"- Training: elsewhere; converted from {plain(found.source)} (SHA-256 {plain(found.sha256)}).")
+    else:
+        best = ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
+        lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best updates {best}.")
     return "\n".join(lines)
 
 
@@ -115,7 +156,9 @@ def _source(settings: Settings) -> str:
 
 def _describe_figures(trained: Trained, names: Sequence[str], report: _Report | None) -> str:
     path = trained.workdir / "predictions" / "test.npz"
-    intervals = bootstrap(read_predictions(path, trained.chain), trained.chain) if path.is_file() else {}
+    split = read_predictions(path, trained.chain) if path.is_file() else None
+    intervals = {} if split is None else bootstrap(split, trained.chain)
+    metrics = {} if split is None else evaluate(split.predictions, trained.chain)
     lines = ["## Figures on the test cases", ""]
     if report is None and not intervals:
         return "\n".join([*lines, "None: the run had measured nothing when it was exported."])
@@ -124,26 +167,37 @@ def _describe_figures(trained: Trained, names: Sequence[str], report: _Report | 
     else:
         lines += ["In percent; without intervals, as the run kept no predictions.", ""]
     for name in names:
-        found = intervals.get(name, {} if report is None else report.test.get(name))
-        lines += _table(name, found) if found else [f"{name}: not measured.", ""]
+        reported = {} if report is None else report.test.get(name, {})
+        found = intervals.get(name, reported)
+        lines += _table(name, found, metrics.get(name, reported)) if found else [f"{name}: not measured.", ""]
     return "\n".join(lines).rstrip()
 
 
-def _table(name: str, found: ModelIntervals | Mapping[str, Any]) -> list[str]:
-    """The figures of a model, from intervals or from a report."""
+def _table(name: str, found: ModelIntervals | Mapping[str, Any], beside: ModelMetrics | Mapping[str, Any]) -> list[str]:
+    """The figures of a model, from intervals or from a report; `beside` has those of the most frequent answers."""
     get: Callable[[Any, str], Any] = getattr if isinstance(found, ModelIntervals) else operator.getitem
     lines = [f"| {name} | cases | {' | '.join(_COLUMNS.values())} |", f"|---|---|{'---|' * len(_COLUMNS)}"]
     for step in get(found, "steps"):
         cells = [plain(get(step, "name")), str(get(step, "num_cases")), *(_show(get(step, each)) for each in _COLUMNS)]
         lines.append(f"| {' | '.join(cells)} |")
     mean, chain = (_show(get(found, figure)) for figure in ("mean_accuracy", "chain_accuracy"))
-    return [*lines, "", f"Mean over the steps: accuracy {mean}; all steps right: {chain}.", ""]
+    majority, constant = (
+        _show(beside.get(each) if isinstance(beside, Mapping) else getattr(beside, each))
+        for each in ("mean_majority_accuracy", "majority_chain_accuracy")
+    )
+    text = (
+        f"Mean over the steps: accuracy {mean} (most frequent answers: {majority}); all steps right: {chain} (most "
+        f"frequent answers: {constant}). Steps at which all cases have the same answer are not in the mean."
+    )
+    return [*lines, "", text, ""]
 
 
 def _show(figure: Interval | float | None) -> str:
     if isinstance(figure, Interval):
         value = _show(figure.value)
-        return value if value == "-" else f"{value} ({_show(figure.low)} to {_show(figure.high)})"
+        return (
+            value if math.isnan(figure.low + figure.high) else f"{value} ({_show(figure.low)} to {_show(figure.high)})"
+        )
     return "-" if figure is None or math.isnan(figure) else f"{100 * figure:.1f}"
 
 
@@ -162,6 +216,31 @@ def _describe_calibration(trained: Trained, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def _describe_points(trained: Trained, names: Sequence[str]) -> str:
+    lines, found = ["## Operating points", ""], trained.operating_points
+    if found is None:
+        return "\n".join([*lines, "None: the run chose none."])
+    lines += [
+        "An answer lies above its operating point if its calibrated probability is the threshold or more. Thresholds: "
+        f"{found.rule.describe()}. Figures: of the test cases, in percent, with 95 % intervals from a bootstrap over "
+        "patients; cases: those of the test split that have the answer. PPV and NPV depend on its prevalence there.",
+        "",
+    ]
+    for name in names:
+        lines += [
+            f"| {name} | answer | cases | threshold | sensitivity | specificity | PPV | NPV |",
+            f"|---|{'---|' * 7}",
+        ]
+        for (model, step, answer), point in found.points.items():
+            if model == name:
+                threshold = "never" if math.isinf(point.threshold.value) else _show(point.threshold)
+                cells = [plain(step), plain(answer), str(point.test[0]), threshold]
+                cells += [_show(getattr(point, figure)) for figure in FIGURES]
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
 def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, torch_names: bool) -> str:
     """Return the README as Markdown.
 
@@ -175,12 +254,14 @@ def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, torch_n
     files = {
         "load.py": "the loader",
         "exported_files.py": "what it reads files with",
+        "exported_programs.py": "what it reads programs with",
         **{model["program"]: f"the {name}, image encoder included" for name, model in models.items()},
         **dict.fromkeys(tensors, "parameters"),
         **({"torch_names.safetensors": "parameters under the authors' PyTorch names"} if torch_names else {}),
         "labels.json": "questions and answers, in the order of the logits",
+        "settings.json": "the run's settings; with it `sc.load` reads this folder",
         "preprocessing.json": "from an image file to the model's input",
-        "export.json": "the files of each model, temperatures, versions",
+        "export.json": "the files of each model, versions",
         "check.safetensors": "two images of noise and their logits, for `python load.py`",
         "SHA256SUMS": "digests of all files (`sha256sum -c SHA256SUMS`)",
     }
@@ -192,9 +273,8 @@ def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, torch_n
             argument="" if not others else f', "{next(iter(models))}"',
             step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
             size=trained.preprocessing.size,
-            resize=_RESIZE[trained.preprocessing.fit],
+            resize=RESIZE[trained.preprocessing.fit],
             files="\n".join(f"| `{name}` | {what} |" for name, what in files.items()),
-            jax=manifest["made_with"]["jax"],
             platforms=", ".join(manifest["platforms"]),
         )
     )

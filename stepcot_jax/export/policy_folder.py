@@ -2,7 +2,6 @@
 
 import pathlib
 import shutil
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -12,26 +11,43 @@ import msgspec
 import numpy as np
 
 from stepcot_jax import __version__
-from stepcot_jax.export import policy_loader
-from stepcot_jax.export.folder import copy_loader, describe_preprocessing, save_tensors, write_json, write_sums
+from stepcot_jax.export import exported_words, policy_loader
+from stepcot_jax.export.carried_files import SETTINGS_FILE, write_shared_settings
+from stepcot_jax.export.exported_files import Preprocessing
+from stepcot_jax.export.folder import (
+    copy_loader,
+    describe_preprocessing,
+    list_sizes,
+    save_tensors,
+    write_json,
+    write_sums,
+    writing_folder,
+)
+from stepcot_jax.export.lifetime import describe_lifetime, replace_lifetime
+from stepcot_jax.export.model_card import write_front_matter
 from stepcot_jax.export.policy_program import export_policy_programs, make_policy_programs
 from stepcot_jax.export.program import PLATFORMS
-from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
+from stepcot_jax.export.qwen_folder import export_qwen
+from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.policies import merges
 from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.policy_files import VOCABULARY_FILE, AnyTokenizer, write_lengths
 from stepcot_jax.policies.rollouts import Sampling, rollout_keys
-from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 from stepcot_jax.predict.asked_questions import ask_question
 from stepcot_jax.predict.trained_policy import TrainedPolicy, load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.reasoning.record import KINDS
 from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.stored_policy import POLICY_FILE
 from stepcot_jax.training.state import count_parameters
 
 _NUM_CHECKS = 2
 _MOST_REPORT_BYTES = 64 * 2**20
+_CLOSED = f"A question with\na word that is not in `{VOCABULARY_FILE}` is refused."
+_PRETRAINED = "Its\nHugging Face tokenizer needs `pip install tokenizers` too."
 _HERE = pathlib.Path(__file__).parent
 
 
@@ -39,6 +55,8 @@ def export_policy(
     workdir: str | pathlib.Path, out: str | pathlib.Path, *, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """Write the policy of a run to a folder that generates replies without this package.
+
+    That of a Qwen2.5-VL is a checkpoint folder; see `qwen_folder.export_qwen`.
 
     Args:
       workdir: of the run.
@@ -49,42 +67,33 @@ def export_policy(
       "folder", "files" (names -> bytes), and "policy" ("parameters", "phase", "step").
 
     Raises:
-      BadInput: the run cannot be loaded, has no closed vocabulary, or the folder is not empty.
+      BadInput: the run cannot be loaded, has a tokenizer without a tokenizer.json, or the folder is not empty.
       RunStopped: the export generates other tokens than the run's own network.
     """
     trained, out = load_policy(pathlib.Path(workdir)), pathlib.Path(out)
-    if not isinstance(trained.tokenizer, Vocabulary):
-        raise BadInput(
-            f"{workdir}: config.policy.tokenizer={trained.settings.policy.tokenizer!r} cannot be exported; a policy "
-            "with a closed vocabulary is required"
-        )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"{out} already exists; expected a new or an empty folder")
-    make_workdir(out.parent)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    try:
+    if trained.source is not None:
+        return export_qwen(trained, out, say=say)
+    with writing_folder(out) as partial:
         say("writing the policy")
-        _write(partial, trained, trained.tokenizer)
+        _write(partial, trained)
         say("reading it back")
         share = policy_loader.check(partial)["same_tokens"]
         if share < 1:
             raise RunStopped(f"the exported policy gives {share:.0%} of the network's own tokens; nothing was written")
-        partial.chmod(0o755)
-        partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     about = {"parameters": count_parameters(trained.params), "phase": trained.phase, "step": trained.step}
-    return {"folder": str(out), "files": files, "policy": about}
+    return {"folder": str(out), "files": list_sizes(out), "policy": about}
 
 
-def _write(folder: pathlib.Path, trained: TrainedPolicy, vocabulary: Vocabulary) -> None:
+def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
     programs = make_policy_programs(trained)
     for name, exported in export_policy_programs(programs).items():
         (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
-    save_tensors(folder / "policy.safetensors", programs.tensors)
-    vocabulary.write(folder / "vocabulary.json")
+    save_tensors(folder / POLICY_FILE, programs.tensors)
+    special = _write_words(folder, trained.tokenizer)
+    write_lengths(folder, trained.lengths)
+    write_shared_settings(folder / SETTINGS_FILE, trained.settings)
     write_json(folder / "preprocessing.json", describe_preprocessing(trained.preprocessing))
+    lifetime = describe_lifetime()
     manifest = {
         "format": policy_loader.FORMAT,
         "kind": policy_loader.KIND,
@@ -92,20 +101,40 @@ def _write(folder: pathlib.Path, trained: TrainedPolicy, vocabulary: Vocabulary)
         "instructions": list_instructions(trained.settings),
         "prompt_length": trained.lengths.prompt_length,
         "reply_length": trained.lengths.reply_length,
-        "pad": vocabulary.pad,
-        "stop": vocabulary.stop,
+        "pad": trained.tokenizer.pad,
+        "stop": trained.tokenizer.stop,
+        **special,
         "phase": trained.phase,
         "step": trained.step,
         "platforms": list(PLATFORMS),
-        "made_with": {"stepcot_jax": __version__, "jax": jax.__version__},
+        "made_with": {"stepcot_jax": __version__},
+        "lifetime": lifetime,
     }
     write_json(folder / "export.json", manifest)
     save_tensors(folder / "check.safetensors", _make_check(trained))
-    copy_loader(folder, policy_loader.__file__)
-    shutil.copyfile(merges.__file__, folder / "merges.py")
+    copy_policy_loader(folder)
     text = (_HERE / "policy_card.txt").read_text(encoding="utf-8")
-    (folder / "README.md").write_text(text.format(**_describe(trained)), encoding="utf-8")
+    card = f"{write_front_matter('visual-question-answering')}{text.format(**_describe(trained))}"
+    (folder / "README.md").write_text(replace_lifetime(card, lifetime), encoding="utf-8")
     write_sums(folder)
+
+
+def _write_words(folder: pathlib.Path, tokenizer: AnyTokenizer) -> dict[str, Any]:
+    """Write the vocabulary, or a pretrained tokenizer's files; return its special tokens for export.json."""
+    if isinstance(tokenizer, Vocabulary):
+        tokenizer.write(folder / VOCABULARY_FILE)
+        return {}
+    if not isinstance(tokenizer, PretrainedTokenizer):
+        raise BadInput(f"config.policy.tokenizer: a {type(tokenizer).__name__} cannot be exported with this network")
+    tokenizer.write(folder)
+    return {"special_tokens": sorted(tokenizer.special)}
+
+
+def copy_policy_loader(folder: pathlib.Path) -> None:
+    """Copy the loader of policies, with the modules that it imports."""
+    copy_loader(folder, policy_loader.__file__)
+    for module in (exported_words, merges):
+        shutil.copy(str(module.__file__), folder)
 
 
 def list_instructions(settings: Settings) -> dict[str, str]:
@@ -127,7 +156,7 @@ def _make_check(trained: TrainedPolicy) -> dict[str, np.ndarray]:
     prompts = draws.integers(0, lengths.num_words, (_NUM_CHECKS, lengths.prompt_length)).astype(np.int32)
     counts = np.linspace(lengths.prompt_length, 1, _NUM_CHECKS).astype(np.int32)
     preprocessing = trained.preprocessing
-    normalise = policy_loader.Preprocessing(size, tuple(preprocessing.mean), tuple(preprocessing.std)).normalise
+    normalise = Preprocessing(size, tuple(preprocessing.mean), tuple(preprocessing.std)).normalise
     replies = generate(
         trained.network,
         trained.params,
@@ -142,14 +171,13 @@ def _make_check(trained: TrainedPolicy) -> dict[str, np.ndarray]:
 
 def _describe(trained: TrainedPolicy) -> dict[str, Any]:
     """Return the values of the card's fields."""
-    settings = trained.settings
+    settings, closed = trained.settings, isinstance(trained.tokenizer, Vocabulary)
     phantom = settings.phantom
     drawn = f"{phantom.num_cases:,} drawn chest phantoms, seed {phantom.seed}: no patients, no evidence about patients"
     # Only the name: the full path would disclose the layout of a disk.
     named = f"records of {plain(pathlib.Path(settings.vqa.root).name)!r}"
     return {
         "version": __version__,
-        "jax": jax.__version__,
         "numbers": f"{count_parameters(trained.params):,}",
         "phase": trained.phase.upper(),
         "step": trained.step,
@@ -159,6 +187,8 @@ def _describe(trained: TrainedPolicy) -> dict[str, Any]:
         "size": trained.preprocessing.size,
         "num_words": trained.lengths.num_words,
         "figures": _describe_figures(trained),
+        "words": _CLOSED if closed else _PRETRAINED,
+        "words_file": VOCABULARY_FILE if closed else exported_words.TOKENIZER,
         "platforms": ", ".join(PLATFORMS),
     }
 

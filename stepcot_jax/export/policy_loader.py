@@ -7,8 +7,8 @@
 
 `python load.py` checks that this machine computes the exported tokens.
 
-Every export has a copy of this file, of exported_files.py, which compares each file with SHA256SUMS before its use, and
-of merges.py, which joins frequent phrases to one token.
+Every export has a copy of this file, of exported_files.py, which compares each file with SHA256SUMS before its use, of
+exported_programs.py and of exported_words.py. A policy with a Hugging Face tokenizer needs the package tokenizers too.
 """
 
 import argparse
@@ -25,25 +25,28 @@ import jax.numpy as jnp
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_files import Files, Preprocessing, RefusedExport, read_program, read_safetensors
-    from stepcot_jax.policies.merges import apply_merges, split_segments
+    from stepcot_jax.export.exported_files import (
+        Files,
+        RefusedExport,
+        read_pixel_rules,
+        read_safetensors,
+    )
+    from stepcot_jax.export.exported_programs import read_program
+    from stepcot_jax.export.exported_words import ClosedWords, PretrainedWords
 else:  # in the folder of an export
     from exported_files import (  # type: ignore[import-not-found,no-redef]
         Files,
-        Preprocessing,
         RefusedExport,
-        read_program,
+        read_pixel_rules,
         read_safetensors,
     )
-    from merges import apply_merges, split_segments  # type: ignore[import-not-found,no-redef]
+    from exported_programs import read_program  # type: ignore[import-not-found,no-redef]
+    from exported_words import ClosedWords, PretrainedWords  # type: ignore[import-not-found,no-redef]
 
 FORMAT = 1
 KIND = "policy"
 
-_PIECE = re.compile(r"(?:, ?| )?[0-9]+| ?(?:</?[A-Za-z_]+>|[^\W\d_]+|[^\s\w]|\w)|\s")
 _YES_OR_NO = re.compile(r"\W*(?:is|are|was|were|does|do|did|has|have|had|can|could|should|will|would)\b", re.IGNORECASE)
-_NUM_SPECIAL = 2
-"""Tokens before those of the pieces: padding and stop."""
 
 
 class Policy:
@@ -62,15 +65,9 @@ class Policy:
         found = (self.facts.get("kind"), self.facts.get("format"))
         if found != (KIND, FORMAT):
             raise RefusedExport(f"{folder}: kind and format {found} are not supported; expected {(KIND, FORMAT)}")
-        preprocessing = files.read_json("preprocessing.json")
-        self.preprocessing = Preprocessing(
-            preprocessing["size"], tuple(preprocessing["mean"]), tuple(preprocessing["std"])
-        )
-        vocabulary = files.read_json("vocabulary.json")
-        merges = [(first, second) for first, second in vocabulary["merges"]]
-        self._pieces = list(dict.fromkeys([*vocabulary["pieces"], *(first + second for first, second in merges)]))
-        self._tokens = {piece: place for place, piece in enumerate(self._pieces, start=_NUM_SPECIAL)}
-        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self.preprocessing = read_pixel_rules(files)
+        special = self.facts.get("special_tokens")
+        self._words = ClosedWords(files) if special is None else PretrainedWords(files, special)
         self.prefill, self.extend = (
             read_program(files.read(f"{name}.stablehlo"), folder) for name in ("prefill", "extend")
         )
@@ -104,19 +101,15 @@ class Policy:
         """Return the tokens of a text.
 
         Raises:
-          ValueError: a word is not in the vocabulary.
+          ValueError: a word is not in a closed vocabulary, or would be a special token of a pretrained tokenizer.
         """
-        merged = [piece for part in split_segments(_PIECE.findall(text)) for piece in apply_merges(part, self._ranks)]
-        unknown = [piece for piece in merged if piece not in self._tokens]
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} is not in the vocabulary, which has the words of the training records")
-        return [self._tokens[piece] for piece in merged]
+        return self._words.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens up to the first stop."""
         kept = list(tokens)
         kept = kept[: kept.index(self.facts["stop"])] if self.facts["stop"] in kept else kept
-        return "".join(self._pieces[token - _NUM_SPECIAL] for token in kept if token >= _NUM_SPECIAL)
+        return self._words.decode(kept)
 
     def answer(
         self,
@@ -132,7 +125,7 @@ class Policy:
         """Return a reply to the question for each image; boxes in it are in pixels of the stretched image.
 
         Args:
-          images: see `Preprocessing.normalise`.
+          images: see `exported_files.Preprocessing.normalise`.
           question: in the words of the training records.
           choices: see `write_prompt`, as `kind`.
           kind: of the question.

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from stepcot_jax.convert.torch_reference import flatten, unflatten
 from stepcot_jax.export.program import PLATFORMS, Tensors
 from stepcot_jax.models.cached_attention import KeyValues, Prefix
 from stepcot_jax.models.decoder import empty_cache
+from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.predict.trained_policy import TrainedPolicy
+from stepcot_jax.training.parameter_paths import flatten, unflatten
 
 Caches = list[Array]
 """Keys, then values, of each layer: [rollout, slot, kv_head * head_width]."""
@@ -42,8 +43,10 @@ class PolicyPrograms:
 
 
 def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
-    """Return the programs of a trained policy."""
+    """Return the programs of a trained policy with the small decoder."""
     network, lengths_of = trained.network, trained.lengths
+    if not isinstance(network, PrefixVlm):
+        raise TypeError(f"trained: {type(network).__name__} has no programs; expected a PrefixVlm")
 
     def prefill(tensors: Tensors, images: Array, prompts: Array, lengths: Array) -> tuple[Array, Caches, Caches]:
         variables = {"params": unflatten(tensors)}

@@ -10,17 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from stepcot_jax.convert.torch_reference import flatten, unflatten
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.exported_model import ENCODER, PROMPTS
 from stepcot_jax.predict.trained_model import Trained
-from stepcot_jax.systems.networks import read_as_teacher
+from stepcot_jax.systems.networks import apply_with_moments, measure_distance, read_as_teacher
+from stepcot_jax.training.parameter_paths import flatten, unflatten
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-PROMPTS = "prompts"
-"""Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder."""
 
-ENCODER = "image_encoder"
+GATE = "gate"
 
 Tensors = dict[str, Any]
 
@@ -31,13 +30,14 @@ class Program:
 
     Attributes:
       name: "student" or "teacher".
-      read: (tensors, normalised images float32 [case, size, size, 3]) -> logits float32 [case, step, answer].
+      read: (tensors, normalised images float32 [case, size, size, 3]) -> logits float32 [case, step, answer]; of a gate
+        scores [case].
       tensors: '/'-joined names -> arrays: the network, its image encoder and, for the teacher, the prompts.
       size: height and width of an image in pixels.
     """
 
     name: str
-    read: Callable[[Tensors, Array], Float32[Array, "case step answer"]]
+    read: Callable[[Tensors, Array], Float32[Array, "case ..."]]
     tensors: Tensors
     size: int
 
@@ -70,6 +70,27 @@ def make_program(trained: Trained, name: str) -> Program:
     return Program(name, read, arrays, trained.preprocessing.size)
 
 
+def make_gate_program(trained: Trained, name: str) -> Program | None:
+    """Return the program of a network's gate, which gives `evaluation.gate` scores [case]; None if the run stored none.
+
+    Raises:
+      BadInput: the gate is damaged, or the image encoder does not run in JAX.
+    """
+    gate = trained.gate(name)
+    if gate is None:
+        return None
+    look, encoder_params = _gate_features(trained, name)
+
+    def read(tensors: Tensors, images: Array) -> Array:
+        params = unflatten(tensors)
+        return measure_distance(look(params[ENCODER], images), params[GATE]["mean"], params[GATE]["whitening"])
+
+    own = {"mean": gate.mean, "whitening": gate.whitening / np.float32(gate.limit)}
+    arrays = flatten({ENCODER: encoder_params, GATE: own})
+    tensors = {key: np.asarray(value) for key, value in sorted(arrays.items())}
+    return Program(f"{name}_gate", read, tensors, trained.preprocessing.size)
+
+
 def export_program(program: Program) -> jax.export.Exported:
     """Export a program for any number of images and all `PLATFORMS`, whatever this machine has."""
     (num_cases,) = jax.export.symbolic_shape("case")
@@ -90,3 +111,12 @@ def _image_encoder(trained: Trained, name: str) -> tuple[Callable[[Any, Array], 
             "resnet_small, resnet18, or pretrained weights that docs/encoders.md lists"
         )
     return (lambda params, images: frozen.network.apply({"params": params}, images)[0]), frozen.params
+
+
+def _gate_features(trained: Trained, name: str) -> tuple[Callable[[Any, Array], Array], Any]:
+    """Return the function from parameters and normalised images to what the gate looks at, and the parameters."""
+    network = trained.networks.image_encoder
+    if network is None:
+        return _image_encoder(trained, name)
+    params = trained.params[name][ENCODER]
+    return (lambda params, images: apply_with_moments(network, params, images)[1]), params

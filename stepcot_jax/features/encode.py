@@ -17,7 +17,7 @@ from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.threads import map_in_threads
 
-Progress = Callable[[Sequence["ImageItem"], str], Iterable["ImageItem"]]
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 """Wraps a sequence with a description, like a progress bar."""
 
 _LOGGER = logging.getLogger(__name__)
@@ -220,5 +220,9 @@ def prompt_keys(encoder: FrozenTextEncoder, texts: Sequence[str], *, pooling: st
 def image_items(dataset: Dataset, keys: Sequence[bytes]) -> Iterator[ImageItem]:
     """Yield the cases' images for `encode_images`; the dataset's preprocessing must be the encoder's."""
     for index, (case, key) in enumerate(zip(dataset.cases, keys, strict=True)):
-        name = f"case {index} (image_path {case.image_path!r})"
-        yield ImageItem(key, functools.partial(dataset.pixels.__getitem__, index), name)
+        yield image_item(index, key, pixels=dataset.pixels.__getitem__, name=case.image_path)
+
+
+def image_item(index: int, key: bytes, *, pixels: Callable[[int], np.ndarray], name: str) -> ImageItem:
+    """Return the image of a case, by its index, for `encode_images`."""
+    return ImageItem(key, functools.partial(pixels, index), f"case {index} (image_path {name!r})")

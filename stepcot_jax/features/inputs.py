@@ -1,9 +1,10 @@
 """Inputs of a run: cases, prompt vectors, and image features or an encoder that is trained with the networks."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -14,18 +15,23 @@ import numpy as np
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import digest_content
-from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.features import encode, importing, transformers_encoder
 from stepcot_jax.features.keys import digest_pixels
+from stepcot_jax.features.ray_engine import encode_with_ray
+from stepcot_jax.features.remote_features import RemoteFeatures
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
-from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store, describe_text_store
+from stepcot_jax.features.spec import FrozenImageEncoder, StoreSpec, describe_image_store, describe_text_store
 from stepcot_jax.features.store import FeatureStore, open_features
+from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.process_memory import release_freed_memory
+from stepcot_jax.host.ray_blocks import Cluster
+from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import Settings, load_settings
 
@@ -42,7 +48,6 @@ class Inputs:
       image_encoder: module that is trained; None if the batches have features.
       prepare: converts a batch of the pipeline to the input of an update ("images" or "image_features", and "labels"),
         not yet on the devices.
-      example: one row of a prepared batch, for the shapes.
       encoder_digest: of the frozen encoder's weights; "" without one.
     """
 
@@ -50,12 +55,33 @@ class Inputs:
     text_features: jax.Array | None
     image_encoder: nn.Module | None
     prepare: Prepare
-    example: dict[str, jax.Array]
     encoder_digest: str = ""
+
+    @functools.cached_property
+    def example(self) -> dict[str, jax.Array]:
+        """One row of a prepared batch, for the shapes; made when asked for, as nothing but training has targets.
+
+        Raises:
+          BadInput: a step with uncertain answers lacks the negative option that `dataset.uncertain` needs.
+        """
+        dataset = self.dataset
+        batch = {"labels": dataset.labels[:1]}
+        if (soft := dataset.training_targets.distributions) is not None:
+            batch["targets"] = soft[:1]
+        if dataset.features is not None:
+            features = jnp.zeros((1, dataset.features.shape[1]))
+            return {"image_features": features, **{name: jnp.asarray(rows) for name, rows in batch.items()}}
+        images = np.zeros((1, *[dataset.preprocessing.size] * 2, 3), np.float32)
+        return jax.device_put(self.prepare({"images": images, **batch}))
 
 
 def load_inputs(
-    settings: Settings, workdir: pathlib.Path, terminal: Terminal, *, processes: Processes = ALONE
+    settings: Settings,
+    workdir: pathlib.Path,
+    terminal: Terminal,
+    *,
+    processes: Processes = ALONE,
+    cluster: Cluster | None = None,
 ) -> Inputs:
     """Read the data, load the encoders, and compute the features of frozen ones.
 
@@ -64,6 +90,7 @@ def load_inputs(
       workdir: of the run; features are stored below it unless `features.folder` names a folder to share.
       terminal: shows progress and how many images and prompts were encoded or read.
       processes: of the run; each encodes its share of the images.
+      cluster: encodes the images in the place of this process; None to encode them here.
 
     Raises:
       BadInput: data, weights or features cannot be used.
@@ -78,7 +105,7 @@ def load_inputs(
         terminal.say(f"image encoder: {encoder.name}, {encoder.width} features, frozen")
         encoder_digest = encoder.digest
         if settings.features.store:
-            dataset = _with_stored_features(settings, workdir, terminal, encoder, processes)
+            dataset = _with_stored_features(settings, workdir, terminal, encoder, processes, cluster)
             del encoder  # before the text encoder is loaded: each takes half a gigabyte
             release_freed_memory()
         else:
@@ -91,10 +118,8 @@ def load_inputs(
         dataset = dataset.with_origins(settings.data.origins)
     if settings.job == "baseline" and settings.baseline.steps == "last":
         dataset = dataset.with_last_step_alone()
-    text = (
-        jax.device_put(_prompt_features(settings, workdir, terminal, dataset.chain)) if settings.teacher.text else None
-    )
-    return Inputs(dataset, text, image_encoder, prepare, _example(dataset, prepare), encoder_digest)
+    text = jax.device_put(encode_prompts(settings, workdir, terminal, dataset.chain)) if settings.teacher.text else None
+    return Inputs(dataset, text, image_encoder, prepare, encoder_digest)
 
 
 def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any) -> Dataset:
@@ -128,57 +153,69 @@ def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
 
 
 def _select(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: batch[name] for name in ("images", "image_features", "labels") if name in batch}
+    return {name: batch[name] for name in ("images", "image_features", "labels", "targets") if name in batch}
 
 
 def _encode(encoder: FrozenImageEncoder, batch: dict[str, Any]) -> dict[str, Any]:
     """Encode a batch anew, since augmented images differ every time."""
-    return {"image_features": np.asarray(encoder.encode(batch["images"])), "labels": batch["labels"]}
+    encoded = {"image_features": np.asarray(encoder.encode(batch["images"]))}
+    return encoded | {name: rows for name, rows in _select(batch).items() if name != "images"}
 
 
-def _example(dataset: Dataset, prepare: Prepare) -> dict[str, jax.Array]:
-    labels = dataset.labels[:1]
-    if dataset.features is not None:
-        return {"image_features": jnp.zeros((1, dataset.features.shape[1])), "labels": jnp.asarray(labels)}
-    images = np.zeros((1, *[dataset.preprocessing.size] * 2, 3), np.float32)
-    return jax.device_put(prepare({"images": images, "labels": labels}))
+@contextlib.contextmanager
+def _open_store(
+    settings: Settings, workdir: pathlib.Path, spec: StoreSpec, terminal: Terminal, processes: Processes = ALONE
+) -> Iterator[tuple[FeatureStore, Processes]]:
+    """Open a feature store of a run to write to it within the context, with the processes that share it.
 
+    In a folder on an object store the shards that are there are copied here, and those of others after each barrier.
+    """
+    if not is_store_address(settings.features.folder):
+        folder = pathlib.Path(settings.features.folder) if settings.features.folder else workdir / "features"
+        yield FeatureStore(folder / spec.folder_name, spec), processes
+        return
+    remote = RemoteFeatures(settings.features.folder, spec.folder_name, terminal=terminal)
 
-def trained_preprocessing(settings: Settings) -> Preprocessing:
-    """Return the preprocessing of images for an encoder that is trained."""
-    encoder = settings.image_encoder
-    mean, std = encoder.mean, encoder.std
-    return Preprocessing(size=encoder.image_size, mean=mean, std=std, fit=encoder.fit)  # type: ignore[arg-type]
+    def wait(name: str) -> None:
+        processes.wait(name)
+        remote.fetch()
 
-
-def features_folder(settings: Settings, workdir: pathlib.Path) -> pathlib.Path:
-    """Return the folder of a run's feature stores."""
-    return pathlib.Path(settings.features.folder) if settings.features.folder else workdir / "features"
+    remote.fetch()
+    store = FeatureStore(remote.folder, spec)
+    with remote.uploading(store):
+        yield store, dataclasses.replace(processes, wait=wait)
 
 
 def _with_stored_features(
-    settings: Settings, workdir: pathlib.Path, terminal: Terminal, encoder: FrozenImageEncoder, processes: Processes
+    settings: Settings,
+    workdir: pathlib.Path,
+    terminal: Terminal,
+    encoder: FrozenImageEncoder,
+    processes: Processes,
+    cluster: Cluster | None,
 ) -> Dataset:
     """Load the cases with the features of a frozen encoder; images with a stored feature are hashed, not decoded."""
     spec = describe_image_store(encoder, patches=settings.features.patches)
-    store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
+    options: dict[str, Any] = {
+        "batch_size": settings.features.batch_size,
+        "num_threads": settings.data.num_threads,
+        "progress": terminal.watch,
+    }
+    with _open_store(settings, workdir, spec, terminal, processes) as (store, sharing):
 
-    def is_known(sha256: str) -> bool:
-        # A file has the same features wherever it is stored; see `keys.digest_file`.
-        return encode.image_keys(encoder, [f"file:{sha256}"])[0] in store
+        def is_known(sha256: str) -> bool:
+            # A file has the same features wherever it is stored; see `keys.digest_file`.
+            return encode.image_keys(encoder, [f"file:{sha256}"])[0] in store
 
-    dataset = load_dataset(settings, preprocessing=encoder.preprocessing, is_known=is_known, progress=terminal.watch)
-    keys = encode.image_keys(encoder, _digest_images(dataset))
-    counts = encode_together(
-        encoder,
-        list(encode.image_items(dataset, keys)),
-        store,
-        processes,
-        say=terminal.say,
-        batch_size=settings.features.batch_size,
-        num_threads=settings.data.num_threads,
-        progress=terminal.watch,
-    )
+        preprocessing = encoder.preprocessing
+        dataset = load_dataset(settings, preprocessing=preprocessing, is_known=is_known, progress=terminal.watch)
+        keys = encode.image_keys(encoder, _digest_images(dataset))
+        if cluster is not None:
+            load = functools.partial(load_frozen_encoder, settings)
+            counts = encode_with_ray(load, dataset, keys, store, cluster, **options)
+        else:
+            items = list(encode.image_items(dataset, keys))
+            counts = encode_together(encoder, items, store, sharing, say=terminal.say, **options)
     terminal.say(counts.describe("images"))
     return dataclasses.replace(dataset, features=open_features(store, keys))
 
@@ -195,16 +232,31 @@ def _with_imported_features(settings: Settings, terminal: Terminal) -> Dataset:
     """Load the cases with imported features, without their images."""
     preprocessing = trained_preprocessing(settings)
     dataset = load_dataset(settings, preprocessing=preprocessing, require_images=False, progress=terminal.watch)
-    store, keys = importing.open_imported_images(pathlib.Path(settings.image_encoder.weights), dataset.cases)
+    store, keys = importing.open_imported_images(_find_imported(settings), dataset.cases)
     terminal.say(f"images: 0 encoded, {len(set(keys))} read from {settings.image_encoder.weights}")
     return dataclasses.replace(dataset, features=open_features(store, keys))
 
 
-def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
-    """Return the vector of each step's prompt, float32 [step, width]."""
+def _find_imported(settings: Settings) -> pathlib.Path:
+    weights = settings.image_encoder.weights
+    return find_files(weights, "config.image_encoder.weights", holds="a folder of imported features")
+
+
+def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal, chain: Chain) -> np.ndarray:
+    """Return the vector of each step's prompt, float32 [step, width].
+
+    Args:
+      settings: of the run.
+      workdir: of the run; a pretrained encoder's vectors are stored below it or in `features.folder`.
+      terminal: shows the encoder and how many prompts were encoded.
+      chain: the steps.
+
+    Raises:
+      BadInput: the weights or the imported features cannot be used.
+    """
     prompts = settings.prompts
     if prompts.encoder == "imported":
-        folder = pathlib.Path(settings.image_encoder.weights)
+        folder = _find_imported(settings)
         found = importing.open_imported_prompts(folder, num_steps=chain.num_steps)
         if found is None:
             raise BadInput(
@@ -218,8 +270,8 @@ def _prompt_features(settings: Settings, workdir: pathlib.Path, terminal: Termin
     dtype = jnp.dtype(settings.image_encoder.dtype)
     encoder = load_text_encoder(prompts.weights, dtype=dtype, max_tokens=prompts.max_tokens)
     spec = describe_text_store(encoder, pooling=prompts.pooling)
-    store = FeatureStore(features_folder(settings, workdir) / spec.folder_name, spec)
-    counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
+    with _open_store(settings, workdir, spec, terminal) as (store, _):
+        counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
     terminal.say(f"text encoder: {encoder.name}, {encoder.num_parameters:,} parameters, frozen")
     terminal.say(counts.describe("prompts"))
     return store.read(encode.prompt_keys(encoder, texts, pooling=prompts.pooling))

@@ -15,7 +15,6 @@ import json
 import logging
 import math
 import os
-import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,7 +91,7 @@ class Shard:
 def write_shard(
     folder: Path, *, store_digest: str, keys: Sequence[bytes], features: np.ndarray, patches: np.ndarray | None
 ) -> Path:
-    """Write a new shard atomically and return its path, unique among writers.
+    """Write a new shard atomically and return its path, which depends on its content alone.
 
     Args:
       folder: the store's folder.
@@ -108,12 +107,24 @@ def write_shard(
     digest = hashlib.sha256()
     for name in tensors:
         digest.update(tensors[name].data)
-    content = safetensors.numpy.save(tensors, metadata={"store": store_digest, "sha256": digest.hexdigest()})
-    # Random per shard: forked processes would share a counter.
-    path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+    content = _sort_header(
+        safetensors.numpy.save(tensors, metadata={"store": store_digest, "sha256": digest.hexdigest()})
+    )
+    # Named by its keys and content: writing the same shard twice leaves one file.
+    path = folder / f"{digest.hexdigest()[:32]}{SUFFIX}"
     write_whole(path, content)
     sync_folder(folder)
     return path
+
+
+def _sort_header(content: bytes) -> bytes:
+    """Return a safetensors file with sorted metadata, which the library writes in a random order."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    text = json.dumps(
+        {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}, separators=(",", ":")
+    )
+    return content[:8] + text.encode().ljust(end - 8) + content[end:]
 
 
 def open_shard(path: Path, *, store_digest: str, width: int, patch_dtype: np.dtype | None) -> Shard:

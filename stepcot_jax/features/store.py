@@ -6,7 +6,7 @@ of them is harmless, since a key determines its value.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 30
 """Default memory limit for features: half a million cases of width 512."""
 
 _LOGGER = logging.getLogger(__name__)
-_BAD_SUFFIX = ".bad"
+BAD_SUFFIX = ".bad"
 
 
 class FeatureStore:
@@ -30,13 +30,18 @@ class FeatureStore:
     Args:
       folder: created if missing; each spec needs its own folder, such as `spec.folder_name`.
       spec: origin of the features; None accepts any existing store.
+      indexed: whether to read the shards; False for a process that only writes to the store.
+
+    Attributes:
+      saved: called with the path of every shard that this object has written; None if nothing is to be done.
 
     Raises:
       BadInput: the folder holds a store of another spec or version, or something else, or cannot be written.
     """
 
-    def __init__(self, folder: Path, spec: StoreSpec | None = None) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, spec: StoreSpec | None = None, *, indexed: bool = True) -> None:
+        self.folder, self._indexed = Path(folder), indexed
+        self.saved: Callable[[Path], None] | None = None
         try:
             self.spec = open_spec(self.folder, spec)
             remove_stale_partials(self.folder)
@@ -58,6 +63,8 @@ class FeatureStore:
 
     def refresh(self) -> None:
         """Add the shards that any process has completed; bad ones are logged and renamed to `*.bad`."""
+        if not self._indexed:
+            return
         names = {path.name for path in self.folder.iterdir() if path.name.endswith(SUFFIX)}
         for name in sorted(name for name in names - self._seen if not name.startswith(".")):
             self._seen.add(name)
@@ -99,6 +106,8 @@ class FeatureStore:
             raise BadInput(
                 f"{self.folder}: features cannot be written ({error.strerror}); earlier features are kept"
             ) from error
+        if self.saved is not None:
+            self.saved(path)
         self._seen.discard(path.name)
         self.refresh()
 
@@ -163,7 +172,7 @@ class FeatureStore:
     def _set_aside(self, path: Path, reason: str) -> None:
         _LOGGER.warning("%s: %s; renamed to *.bad, its features will be computed again", path, reason)
         try:
-            path.rename(path.with_name(path.name + _BAD_SUFFIX))
+            path.rename(path.with_name(path.name + BAD_SUFFIX))
         except OSError:  # another process was first, or the folder is read-only
             _LOGGER.debug("%s: not renamed", path)
 

@@ -7,6 +7,7 @@ import pathlib
 import platform
 
 _CPU = pathlib.Path("/proc/cpuinfo")
+_LEAST_SECONDS, _DEFAULT_LEAST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", 1.0
 
 
 def user_cache() -> pathlib.Path | None:
@@ -14,17 +15,25 @@ def user_cache() -> pathlib.Path | None:
 
     Code for one CPU may not run on another, and a home may be shared between machines: each kind has its own folder.
     """
+    base = user_folder()
+    return None if base is None else base / "compiled" / _describe_machine()
+
+
+def user_folder() -> pathlib.Path | None:
+    """Return the folder of this user's caches, `~/.cache/stepcot_jax`; None without a home."""
     base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # as its specification says, a relative one does not count
         try:
             base = pathlib.Path.home() / ".cache"
         except RuntimeError:
             return None
-    return base / "stepcot_jax" / "compiled" / _describe_machine()
+    return base / "stepcot_jax"
 
 
 def use_compilation_cache() -> pathlib.Path | None:
     """Keep compiled programs in the user's cache; JAX_COMPILATION_CACHE_DIR and JAX_ENABLE_COMPILATION_CACHE go first.
+
+    Programs that took 0.1 s to compile are kept, unless JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS says otherwise.
 
     What lies there is machine code that JAX loads: a folder that others can write is not used.
 
@@ -40,6 +49,9 @@ def use_compilation_cache() -> pathlib.Path | None:
     if folder is None or not _is_private(folder):
         return None
     config.update("jax_compilation_cache_dir", str(folder))
+    if _LEAST_SECONDS not in os.environ and getattr(config, _LEAST_SECONDS.lower()) == _DEFAULT_LEAST:
+        # JAX keeps what took a second to compile; a first answer waits for several smaller programs.
+        config.update(_LEAST_SECONDS.lower(), 0.1)
     return folder
 
 

@@ -1,9 +1,7 @@
 """Exceptions with one-line messages, and the exit codes that every tool gives them."""
 
 import os
-import pathlib
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 
@@ -21,31 +19,6 @@ class BadInput(ValueError):
     The message names the place (file, record, field or key), what is wrong, what was found and what is expected. Every
     tool prints it on one line and exits with 2, without a traceback.
     """
-
-
-def make_workdir(folder: pathlib.Path) -> None:
-    """Create a folder and its parents, and check that it is writable.
-
-    Raises:
-      BadInput: the folder cannot be created or written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BadInput(f"{folder}: not a writable folder ({error.strerror})") from None
-
-
-def make_new_folder(folder: pathlib.Path) -> None:
-    """Create a folder that must not hold anything yet.
-
-    Raises:
-      BadInput: the folder is not empty, or cannot be created or written.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} is not empty; a new or empty folder is required")
-    make_workdir(folder)
 
 
 class RunStopped(RuntimeError):

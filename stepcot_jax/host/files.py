@@ -1,14 +1,17 @@
-"""Read files with a size limit, and write them atomically."""
+"""Make folders, read files with a size limit, and write them atomically."""
 
 import contextlib
 import hashlib
 import os
+import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from stepcot_jax.host.addresses import refuse_address
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
 from stepcot_jax.host.untrusted import open_untrusted
@@ -16,6 +19,50 @@ from stepcot_jax.host.untrusted import open_untrusted
 T = TypeVar("T")
 
 _MAX_JSON_BYTES = 2**30
+
+
+def make_workdir(folder: Path) -> None:
+    """Create a folder and its parents, and check that it is writable.
+
+    Raises:
+      BadInput: it is an address, or the folder cannot be created or written.
+    """
+    refuse_address(folder, is_output=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(f"{folder}: not a writable folder ({error.strerror})") from None
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and its parents, and close it to other users.
+
+    Raises:
+      BadInput: it belongs to another user, or cannot be created or closed.
+    """
+    user = os.getuid()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+        if found.st_uid == user and found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be made a folder of this user alone ({error.strerror})") from None
+    if user not in (found.st_uid, 0):
+        raise BadInput(f"{folder}: belongs to user {found.st_uid}; expected a folder of this user (XDG_CACHE_HOME)")
+
+
+def make_new_folder(folder: Path) -> None:
+    """Create a folder that must not hold anything yet.
+
+    Raises:
+      BadInput: the folder is not empty, or cannot be created or written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} is not empty; a new or empty folder is required")
+    make_workdir(folder)
 
 
 def read_file(path: Path, *, max_bytes: int, accepted: str = "an image file") -> bytes:
@@ -63,10 +110,15 @@ def writing_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the block ends and all of it is on the disk.
 
     The folder is created if missing. If the block fails, the old file stays and the temporary one is removed.
+
+    Raises:
+      BadInput: `path` is an address.
     """
+    refuse_address(path, is_output=True)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    # Random: processes of several machines, which may have the same number, write the same file.
+    partial = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as file:
             yield file

@@ -1,4 +1,4 @@
-"""Progress output: a live bar on a terminal, plain lines elsewhere."""
+"""Progress output: a live bar on a terminal, one changing line in a notebook, plain lines elsewhere."""
 
 import contextlib
 import sys
@@ -8,16 +8,18 @@ from typing import Any
 
 
 class Terminal:
-    """Prints progress: a live bar on a terminal, plain lines elsewhere.
+    """Prints progress: a live bar on a terminal, one line that changes in a notebook, plain lines elsewhere.
 
     Args:
-      every_seconds: shortest time between two plain lines.
+      every_seconds: shortest time between two lines of progress.
       silent: show nothing; for all processes of a run but one.
     """
 
     def __init__(self, *, every_seconds: float = 5.0, silent: bool = False) -> None:
         self._silent = silent
         self._live = sys.stderr.isatty() and not silent
+        self._rewrites = type(sys.stderr).__module__.startswith("ipykernel")
+        self._shown = ""  # a line of a notebook that the next one replaces
         self._every = every_seconds
         self._bar: Any = None
         self._task: Any = None
@@ -28,7 +30,17 @@ class Terminal:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         elif not self._silent:
+            self._finish_line()
             print(text, file=sys.stderr, flush=True)
+
+    def _finish_line(self) -> None:
+        if self._shown:
+            print(file=sys.stderr, flush=True)
+            self._shown = ""
+
+    def _rewrite(self, text: str) -> None:
+        print("\r" * bool(self._shown) + text.ljust(len(self._shown)), end="", file=sys.stderr, flush=True)
+        self._shown = text
 
     @contextlib.contextmanager
     def bar(self, description: str, *, total: int, done: int = 0) -> Iterator[None]:
@@ -51,6 +63,7 @@ class Terminal:
         try:
             yield
         finally:
+            self._finish_line()
             if self._bar is not None:
                 self._bar.stop()
                 self._bar = None
@@ -67,7 +80,11 @@ class Terminal:
         rate = (done - self._first) / max(now - self._start, 1e-9)
         left = (self._total - done) / rate if rate else float("inf")
         remaining = f"{left:.0f} s left" if left != float("inf") else "time left unknown"
-        self.say(" ".join(f"{self._description} {done}/{self._total} {remaining} {note}".split()))
+        line = " ".join(f"{self._description} {done}/{self._total} {remaining} {note}".split())
+        if self._rewrites and not self._silent:
+            self._rewrite(line)
+        else:
+            self.say(line)
 
     def watch(self, items: Iterable[Any], description: str) -> Iterator[Any]:
         """Yield the items of a sized iterable, with a bar."""

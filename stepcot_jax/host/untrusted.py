@@ -39,6 +39,8 @@ class Limits:
       name: characters of a name: an image path, a patient, an option, an answer, an id.
       unpacked_bytes: of the files in an archive.
       seconds: that reading a table may take.
+      elements: of the header of a DICOM file, items of sequences included.
+      header_bytes: of these elements, without pixels, overlays and private values.
     """
 
     rows: int = 20_000_000
@@ -50,6 +52,8 @@ class Limits:
     name: int = 2**12
     unpacked_bytes: int = 500_000_000
     seconds: int = 600
+    elements: int = 100_000
+    header_bytes: int = 2**21
 
 
 def read_limits() -> Limits:

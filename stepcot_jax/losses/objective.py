@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from stepcot_jax.losses.channel_alignment import Normaliser, channel_alignment_loss
-from stepcot_jax.losses.hard_label import hard_label_loss
+from stepcot_jax.losses.hard_label import distribution_loss, hard_label_loss
 from stepcot_jax.losses.soft_label import soft_label_loss
 
 GradientOf = Literal["features", "projection"]
@@ -47,18 +47,24 @@ class BatchTotals(flax.struct.PyTreeNode):
 
 
 def batch_totals(
-    labels: Int[Array, "case step"], answer_weights: Float[Array, "step answer"] | None = None
+    labels: Int[Array, "case step"],
+    answer_weights: Float[Array, "step answer"] | None = None,
+    targets: Float[Array, "case step answer"] | None = None,
 ) -> BatchTotals:
     """Return the totals of these cases; totals of parts add up to those of their global batch.
 
     Args:
       labels: int [case, step], negative where not annotated.
       answer_weights: [step, answer] for class-weighted training.
+      targets: [case, step, answer], distributions in the place of the labels' answers; None for the labels.
     """
     annotated = labels >= 0
     cases = jnp.sum(annotated, axis=0, dtype=jnp.float32)
     if answer_weights is None:
         return BatchTotals(cases=cases, weights=cases)
+    if targets is not None:
+        shares = jnp.where(annotated[..., None], targets, 0.0) * answer_weights[None]
+        return BatchTotals(cases=cases, weights=jnp.sum(shares, axis=(0, 2)))
     of_answers = jax.vmap(lambda weights, labels: weights[labels])(answer_weights, jnp.where(annotated, labels, 0).T)
     return BatchTotals(cases=cases, weights=jnp.sum(jnp.where(annotated.T, of_answers, 0.0), axis=1))
 
@@ -84,6 +90,7 @@ def teacher_objective(
     *,
     logits: Float[Array, "case step answer"],
     labels: Int[Array, "case step"],
+    targets: Float[Array, "case step answer"] | None = None,
     answer_weights: Float[Array, "step answer"] | None = None,
     totals: BatchTotals | None = None,
 ) -> LossParts:
@@ -92,15 +99,16 @@ def teacher_objective(
     Args:
       logits: [case, step, answer], absent answers at -1e9.
       labels: int [case, step], negative where not annotated.
+      targets: [case, step, answer], distributions that the cross-entropy takes in the place of the labels.
       answer_weights: [step, answer] for class-weighted training.
       totals: of the global batch; the losses are then the shares of this part.
 
     Returns:
       `LossParts` with only the hard-label part.
     """
-    totals = batch_totals(labels, answer_weights) if totals is None else totals
-    axes = (1, 1, None if answer_weights is None else 0, 0)
-    hard = jax.vmap(_hard_label, in_axes=axes)(logits, labels, answer_weights, totals.weights)
+    totals = batch_totals(labels, answer_weights, targets) if totals is None else totals
+    axes = (1, 1, None if targets is None else 1, None if answer_weights is None else 0, 0)
+    hard = jax.vmap(_hard_label, in_axes=axes)(logits, labels, targets, answer_weights, totals.weights)
     return LossParts(total=jnp.sum(hard), hard_label=hard)
 
 
@@ -118,6 +126,7 @@ def student_objective(
     temperature: float = 2.0,
     normaliser: Normaliser = "cka",
     alignment_gradient: GradientOf = "features",
+    targets: Float[Array, "case step answer"] | None = None,
     answer_weights: Float[Array, "step answer"] | None = None,
     totals: BatchTotals | None = None,
     gather: Gather | None = None,
@@ -132,7 +141,7 @@ def student_objective(
       student_features: [case, student width], the image feature before any answer.
       teacher_logits: [case, step, answer].
       teacher_features: [case, step, teacher width], each step's image feature.
-      labels: int [case, step], negative where not annotated.
+      labels: int [case, step], negative where not annotated; KD and CH count the same cases as CE.
       student_projection: student width -> projected width.
       teacher_projection: teacher width -> projected width.
       soft_label_scale: weight of KD (alpha_KD).
@@ -141,6 +150,7 @@ def student_objective(
       normaliser: of w_fw, see `alignment_weight`.
       alignment_gradient: "features" differentiates CH with respect to the student's features (paper); "projection" only
         with respect to the student's projection (authors' code).
+      targets: [case, step, answer], distributions that CE takes in the place of the labels.
       answer_weights: [step, answer] for class-weighted training.
       totals: of the global batch; the losses are then the shares of this part.
       gather: rows [case, ...] -> rows of the global batch, for the Gram matrices of channel alignment; required with
@@ -160,8 +170,8 @@ def student_objective(
         normaliser=normaliser,
         gather=gather or (lambda rows: rows),
     )
-    totals = batch_totals(labels, answer_weights) if totals is None else totals
-    hard, soft = _label_losses(student_logits, teacher_logits, labels, answer_weights, totals, temperature)
+    totals = batch_totals(labels, answer_weights, targets) if totals is None else totals
+    hard, soft = _label_losses(student_logits, teacher_logits, labels, targets, answer_weights, totals, temperature)
     total = jnp.sum(hard) + soft_label_scale * jnp.sum(soft) + channel_alignment_scale * jnp.sum(alignment)
     return LossParts(total, hard, soft, alignment, weight)
 
@@ -174,11 +184,19 @@ def _differentiated(student_features: Array, alignment_gradient: str) -> Array:
 
 
 def _label_losses(
-    logits: Array, soft: Array, labels: Array, weights: Array | None, totals: BatchTotals, temperature: float
+    logits: Array,
+    soft: Array,
+    labels: Array,
+    targets: Array | None,
+    weights: Array | None,
+    totals: BatchTotals,
+    temperature: float,
 ) -> tuple[Float[Array, " step"], Float[Array, " step"]]:
     """Return CE and KD of each step, for logits [case, step, answer] of student and teacher."""
 
-    def label_losses(logits: Array, soft: Array, labels: Array, weights: Array | None, whole: BatchTotals) -> Any:
+    def label_losses(
+        logits: Array, soft: Array, labels: Array, targets: Array | None, weights: Array | None, whole: BatchTotals
+    ) -> Any:
         distilled = soft_label_loss(
             teacher_logits=soft,
             student_logits=logits,
@@ -186,10 +204,10 @@ def _label_losses(
             temperature=temperature,
             whole=whole.cases,
         )
-        return _hard_label(logits, labels, weights, whole.weights), distilled
+        return _hard_label(logits, labels, targets, weights, whole.weights), distilled
 
-    axes = (1, 1, 1, None if weights is None else 0, 0)
-    return jax.vmap(label_losses, axes)(logits, soft, labels, weights, totals)
+    axes = (1, 1, 1, None if targets is None else 1, None if weights is None else 0, 0)
+    return jax.vmap(label_losses, axes)(logits, soft, labels, targets, weights, totals)
 
 
 def _align(
@@ -221,5 +239,8 @@ def _align(
     return share * loss, share * weight
 
 
-def _hard_label(logits: Array, labels: Array, weights: Array | None, whole: Array) -> Array:
-    return hard_label_loss(logits=logits, labels=labels, annotated=labels >= 0, answer_weights=weights, whole=whole)
+def _hard_label(logits: Array, labels: Array, targets: Array | None, weights: Array | None, whole: Array) -> Array:
+    known = labels >= 0
+    if targets is None:
+        return hard_label_loss(logits=logits, labels=labels, annotated=known, answer_weights=weights, whole=whole)
+    return distribution_loss(logits=logits, targets=targets, annotated=known, answer_weights=weights, whole=whole)

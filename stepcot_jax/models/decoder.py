@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         return self.embedding(tokens)
 
     def score(self, hidden: Float[Array, "rollout token width"]) -> Float[Array, "rollout token word"]:
-        """Return logits of the next token, float32, from the output of `__call__`."""
+        """Return logits of the next token, float32 but rounded to the compute dtype, from the output of `__call__`."""
         logits = self.embedding.attend(hidden) if self.sizes.is_tied else self.head(hidden)
         return logits.astype(jnp.float32)
 
@@ -86,3 +86,75 @@ class Decoder(nn.Module):
             hidden, cache = block(hidden, angles, visible, cache, start, shared)
             found.append(cache)
         return self.norm(hidden), tuple(found)
+
+    def extend(
+        self,
+        tokens: Int[Array, "rollout"],
+        place: Int[Array, ""],
+        starts: Int[Array, "rollout"],
+        caches: tuple[KeyValues, ...],
+        *,
+        prefix: tuple[Prefix, ...],
+    ) -> tuple[Float[Array, "rollout word"], tuple[KeyValues, ...]]:
+        """Read one more token of each reply.
+
+        Args:
+          tokens: [rollout], the reply's token at `place`; the replies of a prompt follow each other.
+          place: number of the token within the reply, from 0.
+          starts: [rollout], position of each reply's first token.
+          caches: of the replies alone, from `empty_cache`, one slot a token.
+          prefix: of the prompts.
+
+        Returns:
+          Scores [rollout, word] of the reply's next token, and the caches.
+        """
+        slots = jnp.arange(caches[0].keys.shape[1])
+        hidden, caches = self(
+            self.embed(tokens[:, None]),
+            positions=jnp.broadcast_to((starts + place)[None, :, None], (3, starts.shape[0], 1)),
+            visible=(slots <= place)[None, None],
+            caches=caches,
+            start=place,
+            prefix=prefix,
+        )
+        return self.score(hidden)[:, 0], caches
+
+    def score_replies(
+        self,
+        completions: Int[Array, "rollout reply_token"],
+        first: Float[Array, "case word"],
+        starts: Int[Array, "case"],
+        *,
+        prefix: tuple[Prefix, ...],
+        hidden: Bool[Array, "rollout reply_token"] | None = None,
+    ) -> Float[Array, "rollout reply_token word"]:
+        """Return the scores of every token of replies, in one pass over them.
+
+        Args:
+          completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
+          first: [case, word], scores of the replies' first token.
+          starts: [case], position of the replies' first token.
+          prefix: of the prompts.
+          hidden: bool [rollout, reply_token], a run of tokens that see each other and that the tokens after the run do
+            not see; those have the positions that they have without the run. None for no such run.
+
+        Returns:
+          float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
+        """
+        num_decoded, each = completions.shape[1] - 1, completions.shape[0] // starts.shape[0]
+        first, starts = jnp.repeat(first, each, axis=0), jnp.repeat(starts, each, axis=0)
+        if not num_decoded:
+            return first[:, None]
+        positions = starts[:, None] + jnp.arange(num_decoded)[None]
+        visible = jnp.tril(jnp.ones((1, num_decoded, num_decoded), bool))
+        if hidden is not None:
+            is_run = hidden[:, :-1]
+            visible = visible & (is_run[:, :, None] | ~is_run[:, None])
+            positions = positions - jnp.where(is_run, 0, jnp.cumsum(is_run, axis=1, dtype=jnp.int32))
+        vectors, _ = self(
+            self.embed(completions[:, :-1]),
+            positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
+            visible=visible,
+            prefix=prefix,
+        )
+        return jnp.concatenate([first[:, None], self.score(vectors)], axis=1)

@@ -45,6 +45,12 @@ class LowRankSettings:
         return self.alpha / self.rank
 
 
+def list_layers(params: Any) -> list[str]:
+    """Return the '/'-joined paths of all linear layers of parameters or their shapes, sorted."""
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    return sorted(path.removesuffix("/kernel") for path in flat if path.endswith("/kernel"))
+
+
 def init_low_rank(key: Array, params: Any, settings: LowRankSettings) -> dict[str, dict[str, Array]]:
     """Return A, normal with variance 1 / in, and B, zero, of each target, float32.
 
@@ -57,8 +63,7 @@ def init_low_rank(key: Array, params: Any, settings: LowRankSettings) -> dict[st
     Raises:
       ValueError: no layer matches the targets.
     """
-    flat = flax.traverse_util.flatten_dict(params, sep="/")
-    paths = sorted(path.removesuffix("/kernel") for path in flat if path.endswith("/kernel"))
+    flat, paths = flax.traverse_util.flatten_dict(params, sep="/"), list_layers(params)
     chosen = [path for path in paths if re.fullmatch(settings.targets, path)]
     if not chosen:
         raise ValueError(f"targets: {settings.targets!r} matches no layer; there are {', '.join(paths[:3])}, ...")

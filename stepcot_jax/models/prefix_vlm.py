@@ -104,29 +104,8 @@ class PrefixVlm(nn.Module):
         *,
         prefix: tuple[Prefix, ...],
     ) -> tuple[Float[Array, "rollout word"], tuple[KeyValues, ...]]:
-        """Read one more token of each reply.
-
-        Args:
-          tokens: [rollout], the reply's token at `place`; the replies of a prompt follow each other.
-          place: number of the token within the reply, from 0.
-          lengths: [rollout], tokens of each prompt.
-          caches: of the replies alone, from `decoder.empty_cache`, one slot a token.
-          prefix: of `prefill`, one row a prompt.
-
-        Returns:
-          Scores [rollout, word] of the reply's next token, and the caches.
-        """
-        slots = jnp.arange(caches[0].keys.shape[1])
-        positions = jnp.broadcast_to((self.grid + lengths + place)[None, :, None], (3, lengths.shape[0], 1))
-        hidden, caches = self.decoder(
-            self.decoder.embed(tokens[:, None]),
-            positions=positions,
-            visible=(slots <= place)[None, None],
-            caches=caches,
-            start=place,
-            prefix=prefix,
-        )
-        return self.decoder.score(hidden)[:, 0], caches
+        """Read one more token of each reply, of a prompt with `lengths` tokens; see `decoder.Decoder.extend`."""
+        return self.decoder.extend(tokens, place, self.grid + lengths, caches, prefix=prefix)
 
     def __call__(
         self,
@@ -150,24 +129,9 @@ class PrefixVlm(nn.Module):
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
         """
-        num_decoded, each = completions.shape[1] - 1, completions.shape[0] // prompts.shape[0]
         first, prefix = self.prefill(images, prompts, lengths)
-        first, lengths = jnp.repeat(first, each, axis=0), jnp.repeat(lengths, each, axis=0)
-        if not num_decoded:
-            return first[:, None]
-        positions = self.grid + lengths[:, None] + jnp.arange(num_decoded)[None]
-        visible = jnp.tril(jnp.ones((1, num_decoded, num_decoded), bool))
-        if hidden is not None:
-            is_run = hidden[:, :-1]
-            visible = visible & (is_run[:, :, None] | ~is_run[:, None])
-            positions = positions - jnp.where(is_run, 0, jnp.cumsum(is_run, axis=1, dtype=jnp.int32))
-        vectors, _ = self.decoder(
-            self.decoder.embed(completions[:, :-1]),
-            positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
-            visible=visible,
-            prefix=prefix,
-        )
-        return jnp.concatenate([first[:, None], self.decoder.score(vectors)], axis=1)
+        starts = self.grid + lengths
+        return self.decoder.score_replies(completions, first, starts, prefix=prefix, hidden=hidden)
 
     def score_packed(
         self,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -77,6 +78,20 @@ class QwenImages(NamedTuple):
     patches: Float[Array, "image window patch feature"]
     places: Int[Array, "2 image window patch"]
     is_real: Bool[Array, "image window patch"]
+
+
+def unit_places(num_rows: int, num_columns: int, vision: VisionSizes) -> Int[np.ndarray, " unit"]:
+    """Return the place of each unit of an image, row by row, among the units of its windows with their padding.
+
+    >>> sizes = VisionSizes(width=8, num_layers=1, num_heads=2, mlp_width=8, out_width=8, full_layers=(0,))
+    >>> unit_places(5, 5, sizes)[:6]  # the fifth column stands in a window of its own
+    array([ 0,  1,  2,  3, 16,  4])
+    """
+    side = vision.window_units
+    row, column = np.divmod(np.arange(num_rows * num_columns), num_columns)
+    window = row // side * -(-num_columns // side) + column // side
+    found: np.ndarray = window * side**2 + row % side * side + column % side
+    return found
 
 
 def patch_angles(

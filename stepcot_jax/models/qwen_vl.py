@@ -107,17 +107,8 @@ class QwenVl(nn.Module):
         *,
         prefix: tuple[Prefix, ...],
     ) -> tuple[Float[Array, "rollout word"], tuple[KeyValues, ...]]:
-        """Read one more token of each reply; arguments and output as for `prefix_vlm.PrefixVlm.extend`."""
-        slots = jnp.arange(caches[0].keys.shape[1])
-        hidden, caches = self.decoder(
-            self.decoder.embed(tokens[:, None]),
-            positions=jnp.broadcast_to((ends.starts + place)[None, :, None], (3, tokens.shape[0], 1)),
-            visible=(slots <= place)[None, None],
-            caches=caches,
-            start=place,
-            prefix=prefix,
-        )
-        return self.decoder.score(hidden)[:, 0], caches
+        """Read one more token of each reply; see `decoder.Decoder.extend`."""
+        return self.decoder.extend(tokens, place, ends.starts, caches, prefix=prefix)
 
     def __call__(
         self,
@@ -125,6 +116,8 @@ class QwenVl(nn.Module):
         prompts: QwenPrompts,
         ends: PromptEnds,
         completions: Int[Array, "rollout reply_token"],
+        *,
+        hidden: Bool[Array, "rollout reply_token"] | None = None,
     ) -> Float[Array, "rollout reply_token word"]:
         """Return the scores of every token of replies, in one pass over each prompt and one over the replies.
 
@@ -133,23 +126,13 @@ class QwenVl(nn.Module):
           prompts: of each case.
           ends: of the prompts.
           completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
+          hidden: see `decoder.Decoder.score_replies`.
 
         Returns:
           float32 [rollout, reply_token, word]; those at t are for `completions[:, t]`.
         """
-        num_decoded, each = completions.shape[1] - 1, completions.shape[0] // prompts.tokens.shape[0]
         first, prefix = self.prefill(images, prompts, ends)
-        first, starts = jnp.repeat(first, each, axis=0), jnp.repeat(ends.starts, each, axis=0)
-        if not num_decoded:
-            return first[:, None]
-        positions = starts[:, None] + jnp.arange(num_decoded)[None]
-        hidden, _ = self.decoder(
-            self.decoder.embed(completions[:, :-1]),
-            positions=jnp.broadcast_to(positions[None], (3, *positions.shape)),
-            visible=_causal(num_decoded),
-            prefix=prefix,
-        )
-        return jnp.concatenate([first[:, None], self.decoder.score(hidden)], axis=1)
+        return self.decoder.score_replies(completions, first, ends.starts, prefix=prefix, hidden=hidden)
 
 
 def _causal(number: int) -> Bool[Array, "1 token slot"]:

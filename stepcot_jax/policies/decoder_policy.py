@@ -10,12 +10,13 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from stepcot_jax.models.decoder import empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.models.qwen_vl import QwenVl
+from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
 from stepcot_jax.policies.rollouts import Replies, Sampling, sample_replies
 
 
 @functools.partial(jax.jit, static_argnames=("policy", "sampling"))
 def generate(
-    policy: PrefixVlm | QwenVl,
+    policy: PrefixVlm | QwenPolicy | QwenVl,
     params: Any,
     images: Any,
     prompts: Any,
@@ -28,11 +29,11 @@ def generate(
     """Sample replies; every prompt is read once, however many replies it gets.
 
     Args:
-      policy: of `policy_network.make_policy`, or a Qwen2.5-VL.
-      params: its parameters, the part "policy" of a run's.
-      images: [case, height, width, 3], normalised; of a Qwen2.5-VL `QwenImages`, or None.
-      prompts: [case, token], padded on the right; of a Qwen2.5-VL `QwenPrompts`.
-      lengths: [case], tokens of each prompt, at least 1; of a Qwen2.5-VL `PromptEnds`.
+      policy: of `policy_choice.choose_policy`, or a `QwenVl`.
+      params: its parameters, as its `apply` takes them.
+      images: [case, height, width, 3], normalised; of a `QwenVl` `QwenImages`, or None.
+      prompts: [case, token], padded on the right; of a `QwenVl` `QwenPrompts`.
+      lengths: [case], tokens of each prompt, at least 1; of a `QwenVl` `PromptEnds`.
       sampling: how.
       keys: [rollout], of `rollouts.rollout_keys`; a multiple of the number of cases.
       skipped: [rollout], which get no reply; None for none.

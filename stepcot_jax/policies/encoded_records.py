@@ -67,7 +67,7 @@ class RecordEncoder:
           BadInput: a word is not in the vocabulary.
         """
         text = write_question(record, self.dialect, with_thinking=self.with_thinking)
-        return tuple(self.tokenizer.encode(text))
+        return tuple(self.tokenizer.encode_prompt(text))
 
     def encode(self, record: VqaRecord) -> EncodedRecord:
         """Return a record's tokens. Reasoning and answer are encoded apart, so that no token lies in both.

@@ -6,15 +6,19 @@ import msgspec
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.text import one_line
+from stepcot_jax.policies.qwen.qwen_tokens import ChatTokenizer
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 
 LENGTHS_FILE = "policy.json"
 VOCABULARY_FILE = "vocabulary.json"
 
-AnyTokenizer = Vocabulary | PretrainedTokenizer
+AnyTokenizer = Vocabulary | PretrainedTokenizer | ChatTokenizer
 
 _LONGEST = 2**16
+_TOKENIZER = "config.policy.tokenizer"
 
 
 class PolicyLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,35 +56,21 @@ def read_lengths(workdir: Path) -> PolicyLengths:
     return read_json(workdir / LENGTHS_FILE, PolicyLengths, accepted="expected the lengths of a policy's run")
 
 
-def read_tokenizer(workdir: Path, *, name: str) -> AnyTokenizer:
-    """Return the tokenizer of a run.
-
-    Args:
-      workdir: of the run, with `vocabulary.json` if `name` is empty.
-      name: `policy.tokenizer`: folder or Hugging Face id; "" for the closed vocabulary.
-
-    Raises:
-      BadInput: the vocabulary, or the tokenizer, cannot be loaded.
-    """
-    return load_pretrained(name) if name else Vocabulary.read(workdir / VOCABULARY_FILE)
-
-
 def load_pretrained(name: str) -> PretrainedTokenizer:
     """Load a Hugging Face tokenizer; its own code is never run.
 
     Args:
-      name: folder or Hugging Face id.
+      name: folder, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or Hugging Face id.
 
     Raises:
       BadInput: the tokenizer cannot be loaded.
     """
     import transformers  # slow to import, and often not needed
 
+    source = find_files(name, _TOKENIZER, holds="the files of a tokenizer") if is_store_address(name) else name
     try:
-        loaded = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        loaded = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
         reason = one_line(error)
-        raise BadInput(
-            f"config.policy.tokenizer: {name!r} cannot be loaded ({type(error).__name__}: {reason})"
-        ) from None
+        raise BadInput(f"{_TOKENIZER}: {name!r} cannot be loaded ({type(error).__name__}: {reason})") from None
     return PretrainedTokenizer(loaded)

@@ -41,13 +41,34 @@ class Tokenizer(Protocol):
         """Token that ends a reply."""
         ...
 
+    @property
+    def more_stops(self) -> tuple[int, ...]:
+        """Further tokens that end a reply when it is sampled."""
+        ...
+
+    @property
+    def closed(self) -> "Vocabulary | None":
+        """The closed vocabulary of texts; None if any text has tokens."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens, without padding and stop."""
+        ...
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the tokens of a prompt, with those that stand around its text, such as a chat's."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens up to the first stop, without padding."""
         ...
+
+
+def cut_at_stop(tokens: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Return tokens up to the first one that ends a reply, without it."""
+    stops = {tokenizer.stop, *tokenizer.more_stops}
+    end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
+    return list(tokens[:end])
 
 
 class Vocabulary:
@@ -66,6 +87,12 @@ class Vocabulary:
     """
 
     pad, stop = range(len(_SPECIAL))
+    more_stops: tuple[int, ...] = ()
+
+    @property
+    def closed(self) -> "Vocabulary | None":
+        """The closed vocabulary of texts."""
+        return self
 
     def __init__(self, pieces: Sequence[str], merges: Sequence[Pair] = ()) -> None:
         bad = next((piece for piece in pieces if split_pieces(piece) != [piece]), None)
@@ -118,10 +145,11 @@ class Vocabulary:
             known = f"not among the {len(self.base)} pieces of the vocabulary"
             raise BadInput(f"text {text[:80]!r}: {error.args[0]!r} is {known}") from None
 
+    encode_prompt = encode  # nothing stands around a prompt
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens up to the first stop, without padding."""
-        kept = list(tokens)
-        kept = kept[: kept.index(self.stop)] if self.stop in kept else kept
+        kept = cut_at_stop(tokens, self)
         return "".join(self.pieces[token - len(_SPECIAL)] for token in kept if token >= len(_SPECIAL))
 
     def write(self, path: Path) -> None:
@@ -148,6 +176,12 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
     merges: tuple[tuple[str, str], ...] = ()
 
 
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Return the special tokens of a `transformers` tokenizer by name: those with a role, and all that were added."""
+    added = {str(token): int(number) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return {**dict(zip(tokenizer.all_special_tokens, map(int, tokenizer.all_special_ids), strict=True)), **added}
+
+
 class PretrainedTokenizer:
     """A Hugging Face tokenizer.
 
@@ -158,13 +192,31 @@ class PretrainedTokenizer:
       BadInput: it has no end-of-sequence token.
     """
 
+    more_stops: tuple[int, ...] = ()
+
     def __init__(self, tokenizer: Any) -> None:
         if tokenizer.eos_token_id is None:
             raise BadInput("tokenizer: it has no end-of-sequence token, which ends a reply")
         self._tokenizer = tokenizer
         self.num_words, self.stop = len(tokenizer), int(tokenizer.eos_token_id)
         self.pad = self.stop if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-        self._special = frozenset(tokenizer.all_special_ids)
+        self.special = frozenset(special_tokens(tokenizer).values())
+
+    def write(self, folder: Path) -> None:
+        """Write the tokenizer's JSON files, of which tokenizer.json is all that the package tokenizers needs.
+
+        Raises:
+          BadInput: the tokenizer has no tokenizer.json.
+        """
+        if getattr(self._tokenizer, "backend_tokenizer", None) is None:
+            kind = type(self._tokenizer).__name__
+            raise BadInput(f"config.policy.tokenizer: a {kind} has no tokenizer.json and cannot be written")
+        self._tokenizer.save_pretrained(folder)
+
+    @property
+    def closed(self) -> Vocabulary | None:
+        """None: any text has tokens."""
+        return None
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens, without special tokens.
@@ -173,15 +225,16 @@ class PretrainedTokenizer:
           BadInput: the text needs a special token, such as that of unknown words, which decoding leaves out.
         """
         tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
-        if special := self._special.intersection(tokens):
+        if special := self.special.intersection(tokens):
             named = self._tokenizer.convert_ids_to_tokens(min(special))
             raise BadInput(f"text {text[:80]!r}: the tokenizer reads a part as its special token {named!r}")
         return tokens
 
+    encode_prompt = encode  # nothing stands around a prompt
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens up to the first stop, without special tokens."""
-        kept = list(tokens)
-        kept = kept[: kept.index(self.stop)] if self.stop in kept else kept
+        kept = cut_at_stop(tokens, self)
         text: str = self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 

@@ -3,8 +3,9 @@
     python -m stepcot_jax.predict IMAGE... --checkpoint=WORKDIR [--given "STEP=ANSWER"]... [--model=teacher] [--json]
 
 IMAGE is a PNG, JPEG or DICOM file or a folder of them. A given answer replaces the network's own, and its later answers
-follow from it. `--ask` asks for corrections at the terminal, one step at a time, the most useful first. Exit code 1:
-some images could not be read; stderr names them. In Python:
+follow from it. `--ask` asks for corrections at the terminal, one step at a time, the most useful first. `--dicom-out`
+also writes a DICOM structured report of each DICOM image. Exit code 1: some images could not be read, or have no
+report; stderr names them. In Python:
 
     from stepcot_jax import predict
     reader = predict.load("runs/quickstart")
@@ -17,18 +18,25 @@ import argparse
 import functools
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
+from stepcot_jax.host.addresses import local_path, output_path
 from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
+
+if TYPE_CHECKING:
+    from stepcot_jax.predict.answers import ChainReading
+    from stepcot_jax.predict.image_reader import ImageReader
+    from stepcot_jax.predict.radiographs import Complaints
 
 EXIT_UNREADABLE = 1
 _HARDLY_FOLLOWS = (
     "note: the run measured that this network's later answers hardly follow given ones, or did not measure it; with "
     "--pairs they follow counted pairs of answers"
 )
-BATCH_SIZE = 8
+BATCH_SIZE = 32
 """Images that the command reads at once."""
 
 
@@ -42,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.predict.asking import ask_in_turn
     from stepcot_jax.predict.corrections import check_takes_answers, read_corrections
     from stepcot_jax.predict.image_reader import load
+    from stepcot_jax.predict.loading import find_folder
     from stepcot_jax.predict.radiographs import Complaints, find_images
 
     use_compilation_cache()
@@ -55,21 +64,27 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_UNREADABLE
     if options.ask and len(paths) > 1:
         raise BadInput(f"--ask: found {len(paths)} images, expected 1")
-    reader = load(options.checkpoint, model=options.model, batch_size=min(BATCH_SIZE, len(paths)), pairs=options.pairs)
+    reader = load(
+        find_folder(options.checkpoint),
+        model=options.model,
+        batch_size=min(BATCH_SIZE, len(paths)),
+        pairs=options.pairs,
+    )
+    report = _reporting(options.dicom_out, reader, complaints)
     if options.ask:
         check_takes_answers(reader.trained, model=reader.model)
         if not reader.follows:
             print(_HARDLY_FOLLOWS)
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
-        _write([f"\n{reading}"], options.out)
-        return 0
+        _write([f"\n{each}" for each in report([reading])], options.out)
+        return EXIT_UNREADABLE if complaints.num_refused else 0
     reader.take(given)  # reports a wrong answer before the first image is read
     if options.out is not None and options.out.suffix in SUFFIXES and not options.json:
         read = functools.partial(reader.read_files, paths, given=given)
-        rows = in_order(paths, lambda note: read(refuse=note), refuse=complaints.refuse)
-        write_sheet(options.out, rows, reader.chain)
+        rows = in_order(paths, lambda note: report(read(refuse=note)), refuse=complaints.refuse)
+        write_sheet(options.out, rows, reader.chain, with_reports=options.dicom_out is not None)
         return EXIT_UNREADABLE if complaints.num_refused else 0
-    readings = reader.read_files(paths, given=given, refuse=complaints.refuse)
+    readings = report(reader.read_files(paths, given=given, refuse=complaints.refuse))
     if options.json:
         _write((json.dumps(reading.as_dict()) for reading in readings), options.out)
     else:
@@ -77,16 +92,31 @@ def main(arguments: list[str] | None = None) -> int:
     return EXIT_UNREADABLE if complaints.num_refused else 0
 
 
+def _reporting(
+    folder: pathlib.Path | None, reader: "ImageReader", complaints: "Complaints"
+) -> "Callable[[Iterable[ChainReading]], Iterator[ChainReading]]":
+    """Return what passes readings on and, with a folder, writes a structured report of each."""
+    if folder is None:
+        return iter
+    from stepcot_jax.predict.structured_report import ReportFolder
+
+    reports = ReportFolder(folder, reader.network, max_pixels=reader.trained.max_pixels)
+    return functools.partial(reports.attach, refuse=complaints.refuse)
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.predict",
         description="Read radiographs with a trained network. For research; not a medical device.",
-        epilog="Exit code 0: every image was read; 1: some could not be read, stderr names them; 2: wrong input.",
+        epilog="Exit code 0: every image was read; 1: some could not be read, or have no structured report; stderr "
+        "names them; 2: wrong input.",
     )
     parser.add_argument(
-        "images", nargs="+", type=pathlib.Path, metavar="IMAGE", help="PNG, JPEG or DICOM files, or folders of them"
+        "images", nargs="+", type=local_path, metavar="IMAGE", help="PNG, JPEG or DICOM files, or folders of them"
     )
-    parser.add_argument("--checkpoint", type=pathlib.Path, required=True, metavar="WORKDIR", help="of a run of main")
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="WORKDIR", help="of a run or an export; or gs://, s3://, hf://OWNER/NAME"
+    )
     parser.add_argument("--model", choices=("teacher", "student"), help="default: the student, if the run has one")
     parser.add_argument(
         "--given",
@@ -94,18 +124,24 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         default=[],
         metavar="STEP=ANSWER",
         help='an answer that later steps follow from, such as "Anatomical location=Lower lung zone", or "... 70 %%" '
-        "if it is not certain; may be repeated",
+        "if it is not certain; or a reading that the demo saved (FILE.json); may be repeated",
     )
     parser.add_argument(
         "--pairs",
         action="store_true",
         help="steps after a given answer also follow counted pairs of answers (for networks trained as published)",
     )
+    parser.add_argument(
+        "--dicom-out",
+        type=local_path,
+        metavar="DIR",
+        help="also write a structured report of each DICOM image there, in the image's study; holds the patient's data",
+    )
     parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
     parser.add_argument(
         "--out",
-        type=pathlib.Path,
+        type=output_path,
         metavar="FILE",
         help="write there instead of to stdout; a .csv, .jsonl or .parquet file has one row an image",
     )

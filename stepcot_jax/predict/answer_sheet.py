@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from stepcot_jax.chain import Chain
@@ -14,31 +14,45 @@ from stepcot_jax.host.files import writing_whole
 from stepcot_jax.host.text import defuse_formula, install_extra
 from stepcot_jax.predict.answers import ChainReading
 
-PROBLEM = "problem"
+PROBLEM, WARNINGS, GATE_SCORE, REPORT = "problem", "warnings", "gate score", "structured report"
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 
 _ROWS_AT_ONCE = 1000
 Row = dict[str, Any]
 
 
-def column_names(chain: Chain) -> list[str]:
-    """Return the columns of a sheet: the image, its problem, and three for each step."""
-    kinds = ("", " probability", " set")
-    return ["image", PROBLEM, *(f"{step.name}{kind}" for step in chain.steps for kind in kinds)]
+def column_names(chain: Chain, *, with_reports: bool = False) -> list[str]:
+    """Return the columns of a sheet: the image, its problem, its warnings and gate score, and four for each step.
+
+    `with_reports` adds the file of the structured report, or why there is none.
+    """
+    return list(_find_columns(chain, with_reports=with_reports))
+
+
+def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
+    """Return the columns, and whether each holds texts or numbers."""
+    of_step = {"": str, " probability": float, " set": str, " above": str}
+    columns: dict[str, type] = {"image": str, PROBLEM: str, WARNINGS: str, GATE_SCORE: float}
+    columns |= {f"{step.name}{kind}": holds for step in chain.steps for kind, holds in of_step.items()}
+    return columns | ({REPORT: str} if with_reports else {})
 
 
 def as_row(reading: ChainReading) -> Row:
     """Return a reading as one row; the columns are those of `column_names`.
 
-    A step has its answer, the network's probability of it, and the answers of its conformal set, the most probable
-    first, separated by "; " (None without calibration).
+    The gate's score is above 1 for an image unlike the training images (None if the run stored no gate). A step has its
+    answer, the network's probability of it, the answers of its conformal set, the most probable first, separated by
+    "; " (None without calibration), and in the same way those at or above their operating points (None without such
+    points).
     """
     row: Row = {"image": reading.source, PROBLEM: ""}
+    row |= {WARNINGS: "; ".join(reading.warnings), GATE_SCORE: reading.check.gate_score}
     for each in reading.steps:
         name = each.step.name
         row[name], row[f"{name} probability"] = each.answer, each.probability
         row[f"{name} set"] = None if each.answer_set is None else "; ".join(each.answer_set)
-    return row
+        row[f"{name} above"] = "; ".join(each.above) if each.findings else None
+    return row | ({REPORT: reading.report} if reading.report else {})
 
 
 def in_order(
@@ -74,7 +88,9 @@ def in_order(
     yield from skip_to(None)
 
 
-def write_sheet(path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain) -> None:
+def write_sheet(
+    path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: Chain, *, with_reports: bool = False
+) -> None:
     """Write readings and problems, as the file's ending says; it appears once complete.
 
     `.csv` and `.parquet` have the columns of `column_names`; a line of `.jsonl` is `ChainReading.as_dict`, or the image
@@ -88,20 +104,20 @@ def write_sheet(path: pathlib.Path, rows: Iterable[ChainReading | Row], chain: C
         raise BadInput(f"--out: {path} ends with none of {', '.join(SUFFIXES)}")
     try:
         with writing_whole(path) as file:
-            write(file, rows, chain)
+            write(file, rows, _find_columns(chain, with_reports=with_reports))
     except OSError as error:
         raise BadInput(f"--out: {path} cannot be written ({error.strerror})") from None
 
 
-def _write_lines(file: BinaryIO, rows: Iterable[ChainReading | Row], chain: Chain) -> None:
-    del chain
+def _write_lines(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:
+    del columns
     for row in rows:
         file.write(f"{json.dumps(row.as_dict() if isinstance(row, ChainReading) else row)}\n".encode())
 
 
-def _write_csv(file: BinaryIO, rows: Iterable[ChainReading | Row], chain: Chain) -> None:
+def _write_csv(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.DictWriter(text, column_names(chain))
+    writer = csv.DictWriter(text, list(columns))
     writer.writeheader()
     for row in rows:
         flat = as_row(row) if isinstance(row, ChainReading) else row
@@ -109,15 +125,14 @@ def _write_csv(file: BinaryIO, rows: Iterable[ChainReading | Row], chain: Chain)
     text.detach()
 
 
-def _write_parquet(file: BinaryIO, rows: Iterable[ChainReading | Row], chain: Chain) -> None:
+def _write_parquet(file: BinaryIO, rows: Iterable[ChainReading | Row], columns: Mapping[str, type]) -> None:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise BadInput(f"--out: .parquet needs pyarrow: {install_extra('parquet')}") from None
-    names = column_names(chain)
-    kinds = [pyarrow.float64() if name.endswith(" probability") else pyarrow.string() for name in names]
-    schema = pyarrow.schema(list(zip(names, kinds, strict=True)))
+    kinds = {str: pyarrow.string(), float: pyarrow.float64()}
+    schema = pyarrow.schema([(name, kinds[holds]) for name, holds in columns.items()])
     with contextlib.closing(parquet.ParquetWriter(file, schema)) as writer:
         for some in _in_chunks(as_row(row) if isinstance(row, ChainReading) else row for row in rows):
             writer.write_table(pyarrow.Table.from_pylist(some, schema=schema))

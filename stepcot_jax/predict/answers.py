@@ -8,59 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from stepcot_jax.chain import Chain, Step
-from stepcot_jax.evaluation.consistency import Rules, count_broken
+from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.dicom_projection import Projection
+from stepcot_jax.evaluation.consistency import Rules, list_broken
 from stepcot_jax.host.text import make_printable
-from stepcot_jax.predict.answer_changes import Flip, Shift, describe_shifts
-from stepcot_jax.predict.paragraph import percent, write_paragraph
+from stepcot_jax.predict.answer_changes import Flip, Shift, describe_shifts, find_changes
+from stepcot_jax.predict.called_findings import describe_called
+from stepcot_jax.predict.image_check import ImageCheck
+from stepcot_jax.predict.paragraph import write_paragraph
 from stepcot_jax.predict.reader import Reading
+from stepcot_jax.predict.step_answers import StepAnswer, answer_step
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
-
-
-@dataclasses.dataclass(frozen=True)
-class StepAnswer:
-    """The answer to one question.
-
-    Attributes:
-      step: the question with its options.
-      label: of the most probable answer: the person's if one was given, else the network's.
-      probabilities: the network's, one for each option, also if an answer was given.
-      given_shares: the person's probability of each option; () if no answer was given.
-      answer_set: the options of the conformal set, most probable first; None without calibration.
-      coverage_range: 95 % range of the set's coverage (`Calibration.coverage_range`); None if unknown.
-    """
-
-    step: Step
-    label: int
-    probabilities: tuple[float, ...]
-    given_shares: tuple[float, ...]
-    answer_set: tuple[str, ...] | None
-    coverage_range: tuple[float, float] | None = None
-
-    @property
-    def given(self) -> bool:
-        """Whether a person gave the answer."""
-        return bool(self.given_shares)
-
-    @property
-    def answer(self) -> str:
-        """The answer's text."""
-        return self.step.options[self.label]
-
-    @property
-    def probability(self) -> float:
-        """The network's probability of the answer."""
-        return self.probabilities[self.label]
-
-    def describe_certainty(self) -> str:
-        """Return the probability and the other answers of the conformal set, in words."""
-        if self.given:
-            share = self.given_shares[self.label]
-            return f"given{'' if share == 1 else f' at {percent(share)}'} (network: {percent(self.probability)})"
-        others = [option for option in self.answer_set or () if option != self.answer]
-        return " or ".join([percent(self.probability), *([", ".join(others)] if others else [])])
+    from stepcot_jax.evaluation.operating_point_files import OperatingPoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +41,9 @@ class ChainReading:
       coverage_of: what the coverage is of, in words (`Calibration.describe_coverage`).
       uncalibrated: names of the steps whose calibration had too few cases to fit, or none that told anything.
       never_together: pairs of these answers that no training chain has, though chance would give 20, in words.
+      rule: by which the operating points were chosen, in words; "" without any.
+      check: whether the image is of the kind that the network was trained on.
+      report: file of its structured report, or why there is none; "" if none was asked for (`structured_report`).
     """
 
     source: str
@@ -93,6 +57,14 @@ class ChainReading:
     coverage_of: str = ""
     uncalibrated: tuple[str, ...] = ()
     never_together: tuple[str, ...] = ()
+    rule: str = ""
+    check: ImageCheck = dataclasses.field(default_factory=ImageCheck)
+    report: str = ""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the answers, a sentence each: an image unlike the training images, a lateral view."""
+        return self.check.warnings
 
     @property
     def has_given(self) -> bool:
@@ -130,6 +102,8 @@ class ChainReading:
             }
             if each.given:
                 entry["given_probabilities"] = dict(zip(each.step.options, each.given_shares, strict=True))
+            if each.findings:
+                entry["operating_points"] = {finding.answer: finding.as_dict() for finding in each.findings}
             if each.answer_set is not None:
                 entry["answer_set"] = list(each.answer_set)
                 entry["coverage_range"] = each.coverage_range and list(each.coverage_range)
@@ -140,18 +114,22 @@ class ChainReading:
             "calibrated": self.calibrated and not self.has_given,
             "coverage": self.coverage,
             "coverage_of": self.coverage_of,
+            "operating_rule": self.rule,
             "steps": steps,
             "flipped": [dataclasses.asdict(flip) for flip in self.flipped],
             "shifted": [dataclasses.asdict(shift) for shift in self.shifted],
             "never_together": list(self.never_together),
+            **self.check.as_dict(),
             "paragraph": self.paragraph,
+            **({"report": self.report} if self.report else {}),
         }
 
     def __str__(self) -> str:
         rows = [(each.step.name, each.answer, each.describe_certainty()) for each in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         lines = [f"{name:<{widths[0]}}  {answer:<{widths[1]}}  {how}" for name, answer, how in rows]
-        lines += self._describe_changes()
+        lines = [*self._describe_check(), *lines, *self._describe_changes(), *self._describe_called()]
+        lines += [f"structured report: {self.report}"] if self.report else []
         text = [f"{self.source} ({self._describe_model()})", *(f"  {line}" for line in lines), self.paragraph]
         return "\n".join(make_printable(line) for line in text)
 
@@ -162,26 +140,38 @@ class ChainReading:
             f"<td>{html.escape(each.describe_certainty())}</td></tr>"
             for each in self.steps
         )
-        changes = "".join(f"<li>{html.escape(line)}</li>" for line in self._describe_changes())
+        notes = [*self._describe_check(), *self._describe_changes(), *self._describe_called()]
+        changes = "".join(f"<li>{html.escape(line)}</li>" for line in notes)
         changed = f"<ul>{changes}</ul>" if changes else ""
         head = "<tr><th>Question</th><th>Answer</th><th>Probability</th></tr>"
         caption = f"<caption>{html.escape(self._describe_model())}</caption>"
         return f"<table>{caption}{head}{rows}</table>{changed}<p>{html.escape(self.paragraph)}</p>"
 
-    def _describe_model(self) -> str:
-        """Return the network's name and what its percentages and alternatives are."""
+    def describe_calibration(self) -> str:
+        """Return the network's name and what its percentages are."""
         text = f"{self.model}; probabilities {'calibrated' if self.calibrated else 'not calibrated'}"
         if self.calibrated and self.uncalibrated:
             text += f" (not of {', '.join(self.uncalibrated)})"
         if self.calibrated and self.has_given:
             text += " for readings without given answers"
+        return text
+
+    def _describe_model(self) -> str:
+        """Return the network's name and what its percentages and alternatives are."""
+        text = self.describe_calibration()
         if self.coverage is None or all(each.answer_set is None for each in self.steps):
             return text
-        return f'{text}; "or": answers that cannot be ruled out, with sets that hold the true one in {self.coverage_of}'
+        return f'{text}; "or": the other answers of its set; such sets hold the true answer in {self.coverage_of}'
+
+    def _describe_check(self) -> list[str]:
+        return [str(self.check), *(f"warning: {line}" for line in self.check.warnings)]
 
     def _describe_changes(self) -> list[str]:
         """Return which answers training never had together, and what the given answers changed, a line each."""
         return [*(f"never together in training: {pair}" for pair in self.never_together), *self._describe_shifts()]
+
+    def _describe_called(self) -> list[str]:
+        return describe_called({each.step.name: each.findings for each in self.steps}, self.rule)
 
     def _describe_shifts(self) -> list[str]:
         if not self.shifted:
@@ -202,6 +192,9 @@ def make_readings(
     pictures: Sequence[Any] = (),
     pairs: bool = False,
     rules: Rules | None = None,
+    points: "OperatingPoints | None" = None,
+    trained_on: str = "",
+    projections: Sequence[Projection] = (),
 ) -> list[ChainReading]:
     """Return the readings of images in words.
 
@@ -216,61 +209,69 @@ def make_readings(
       pictures: of the images, kept in the readings; () for none.
       pairs: whether counted pairs were added to the network's logits, which the readings then say.
       rules: pairs of answers that training never had together; None for none.
+      points: operating points of the networks; None for none.
+      trained_on: the training data in a few words.
+      projections: of the images by their DICOM headers; () for unknown.
     """
     given = np.zeros(reading.probabilities.shape[1:]) if given is None else given
-    coverage: float | None = None
-    words: tuple[Any, ...] = ()
-    is_calibrated, described = calibration is not None, f"{model} with counted pairs" if pairs else model
-    if calibration is not None:
-        unfitted = calibration.steps_without_temperature(model)
-        coverage = calibration.coverage
-        words = calibration.describe_coverage(model), tuple(chain.steps[place].name for place in unfitted)
-    readings = []
-    for case, source in enumerate(sources):
-        sets = None if reading.answer_sets is None else reading.answer_sets[case]
-        steps = tuple(
-            _answer_step(step, reading.probabilities[case, place], given, place, sets)
-            for place, step in enumerate(chain.steps)
+    by_step = _answer_steps(reading, chain, model, given=given, calibration=calibration, points=points)
+    labels = np.array([[each.label for each in answers] for answers in by_step]).T
+    unseen = [()] * len(sources) if rules is None else list_broken(labels, rules, chain)
+    scores = [None] * len(sources) if reading.gate_scores is None else reading.gate_scores.tolist()
+    changes: list[Any] = [((), ())] * len(sources)
+    answered = list(zip(*by_step, strict=True))
+    if uncorrected is not None:
+        changes = [find_changes(*each) for each in zip(answered, uncorrected.probabilities, strict=True)]
+    words = _describe_network(f"{model} with counted pairs" if pairs else model, chain, model, calibration, points)
+    return [
+        ChainReading(
+            source,
+            steps=steps,
+            flipped=changes[case][0],
+            shifted=changes[case][1],
+            picture=pictures[case] if len(pictures) else None,
+            never_together=unseen[case],
+            check=ImageCheck(trained_on, scores[case], projections[case] if projections else ""),
+            **words,
         )
-        if calibration is not None:
-            spreads = (calibration.coverage_range(model, place) for place in range(chain.num_steps))
-            steps = tuple(
-                dataclasses.replace(each, coverage_range=spread) for each, spread in zip(steps, spreads, strict=True)
-            )
-        changes = ((), ()) if uncorrected is None else _find_changes(steps, uncorrected.probabilities[case])
-        picture = pictures[case] if len(pictures) else None
-        labels = np.array([[each.label for each in steps]])
-        unseen = () if rules is None else tuple(count_broken(labels, rules, chain))
-        own = ChainReading(source, described, is_calibrated, coverage, steps, *changes, picture, *words)
-        readings.append(dataclasses.replace(own, never_together=unseen))
-    return readings
+        for case, (source, steps) in enumerate(zip(sources, answered, strict=True))
+    ]
 
 
-def _answer_step(
-    step: Step, probabilities: Float[np.ndarray, "answer"], given: np.ndarray, place: int, sets: np.ndarray | None
-) -> StepAnswer:
-    own = probabilities[: step.num_answers]
-    shares = tuple(float(share) for share in given[place, : step.num_answers]) if given[place].any() else ()
-    label = int(np.argmax(shares or own))
-    answer_set = None
-    if sets is not None and not given[: place + 1].any():
-        ordered = np.argsort(-own, kind="stable")
-        answer_set = tuple(step.options[option] for option in ordered if sets[place, option])
-    return StepAnswer(step, label, tuple(float(share) for share in own), shares, answer_set)
+def _answer_steps(
+    reading: Reading,
+    chain: Chain,
+    model: str,
+    *,
+    given: Float[np.ndarray, "step answer"],
+    calibration: "Calibration | None",
+    points: "OperatingPoints | None",
+) -> list[list[StepAnswer]]:
+    """Return the answers of all cases to each step."""
+    sets = reading.answer_sets
+    return [
+        answer_step(
+            step,
+            reading.probabilities[:, place],
+            given,
+            place,
+            None if sets is None else sets[:, place],
+            points,
+            model,
+            None if calibration is None else calibration.coverage_range(model, place),
+        )
+        for place, step in enumerate(chain.steps)
+    ]
 
 
-def _find_changes(
-    steps: Sequence[StepAnswer], before: Float[np.ndarray, "step answer"]
-) -> tuple[tuple[Flip, ...], tuple[Shift, ...]]:
-    """Return the network's answers and probabilities that differ from those without given answers, `before`."""
-    flips, shifts, has_given = [], [], False
-    for answer, row in zip(steps, before, strict=True):
-        has_given = has_given or answer.given
-        if answer.given or not has_given:
-            continue
-        own = row[: answer.step.num_answers]
-        without = answer.step.options[int(own.argmax())]
-        if without != answer.answer:
-            flips.append(Flip(answer.step.name, without, answer.answer))
-        shifts.append(Shift(answer.step.name, float(np.abs(np.asarray(answer.probabilities) - own).max())))
-    return tuple(flips), tuple(shifts)
+def _describe_network(
+    name: str, chain: Chain, model: str, calibration: "Calibration | None", points: "OperatingPoints | None"
+) -> dict[str, Any]:
+    """Return the fields of a `ChainReading` that are the same for all images."""
+    found: dict[str, Any] = {"model": name, "calibrated": calibration is not None, "coverage": None}
+    if calibration is not None:
+        found["coverage"] = calibration.coverage
+        found["coverage_of"] = calibration.describe_coverage(model)
+        unfitted = calibration.steps_without_temperature(model)
+        found["uncalibrated"] = tuple(chain.steps[place].name for place in unfitted)
+    return found | {"rule": "" if points is None else points.rule.describe()}

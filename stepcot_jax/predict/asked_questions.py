@@ -11,7 +11,7 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import make_printable
 from stepcot_jax.policies.policy_files import AnyTokenizer
-from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary, split_pieces
+from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.reasoning.record import Kind, VqaRecord
 from stepcot_jax.settings.run_settings import Settings
@@ -97,11 +97,11 @@ def encode_prompt(
     """
     prompt = write_question(record, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
     try:
-        tokens = tokenizer.encode(prompt)
+        tokens = tokenizer.encode_prompt(prompt)
     except BadInput as error:
-        if isinstance(tokenizer, PretrainedTokenizer):
+        if tokenizer.closed is None:
             raise
-        raise BadInput(_explain_unknown(record, prompt, tokenizer, workdir) or str(error)) from None
+        raise BadInput(_explain_unknown(record, prompt, tokenizer.closed, workdir) or str(error)) from None
     if not 1 <= len(tokens) <= prompt_length:
         raise BadInput(
             f"question: {len(tokens)} tokens with choices and instruction; the run was trained on prompts of at most "
@@ -110,7 +110,7 @@ def encode_prompt(
     return tokens
 
 
-def _explain_unknown(record: VqaRecord, prompt: str, tokenizer: AnyTokenizer, workdir: pathlib.Path) -> str:
+def _explain_unknown(record: VqaRecord, prompt: str, tokenizer: Vocabulary, workdir: pathlib.Path) -> str:
     """Return the message on the first word of a prompt that the vocabulary lacks; "" if each piece alone is known."""
     piece = next((piece for piece in split_pieces(prompt) if not _is_known(piece, tokenizer)), None)
     if piece is None:
@@ -131,7 +131,7 @@ def _explain_unknown(record: VqaRecord, prompt: str, tokenizer: AnyTokenizer, wo
     return message
 
 
-def _is_known(piece: str, tokenizer: AnyTokenizer) -> bool:
+def _is_known(piece: str, tokenizer: Vocabulary) -> bool:
     try:
         tokenizer.encode(piece)
     except BadInput:
@@ -139,9 +139,8 @@ def _is_known(piece: str, tokenizer: AnyTokenizer) -> bool:
     return True
 
 
-def _known_words(tokenizer: AnyTokenizer) -> list[str]:
-    pieces = tokenizer.pieces if isinstance(tokenizer, Vocabulary) else ()
-    return sorted({word for piece in pieces for word in _WORD.findall(piece.casefold()) if len(word) > 1})
+def _known_words(tokenizer: Vocabulary) -> list[str]:
+    return sorted({word for piece in tokenizer.pieces for word in _WORD.findall(piece.casefold()) if len(word) > 1})
 
 
 def _similar_questions(record: VqaRecord, workdir: pathlib.Path) -> list[str]:

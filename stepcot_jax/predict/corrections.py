@@ -3,15 +3,17 @@
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, fold
 from stepcot_jax.evaluation.interventions import as_distributions
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
 from stepcot_jax.predict.trained_model import Trained
 
 NOT_GIVEN = -1
@@ -24,21 +26,55 @@ _PERCENT = re.compile(r"(?P<option>.*\S)\s+(?P<percent>\d{1,3}(\.\d+)?)\s*%")
 _TOLERANCE = 1e-3
 
 
-def read_corrections(texts: Iterable[str]) -> dict[str, str]:
-    """Split texts such as "Anatomical location=Lower lung zone" into steps and answers.
+class _SavedStep(msgspec.Struct):
+    """A step of `ChainReading.as_dict`, as far as it says what a person gave."""
+
+    step: str
+    given: bool
+    given_probabilities: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class _SavedReading(msgspec.Struct):
+    steps: list[_SavedStep]
+
+
+_SAVED = "expected a reading as the demo saves it, or one line of predict's --json"
+
+
+def read_corrections(texts: Iterable[str]) -> dict[str, str | Mapping[str, float]]:
+    """Return the answers that texts give: "STEP=ANSWER", or the path of a saved reading, which ends in .json.
+
+    Args:
+      texts: such as "Anatomical location=Lower lung zone". Of a saved reading (`ChainReading.as_dict` as a file) only
+        the answers that a person gave are taken.
 
     Raises:
-      BadInput: a text has no "=", or a step occurs twice.
+      BadInput: a text has no "=", a step occurs twice, or a file cannot be read or has no given answer.
     """
-    given: dict[str, str] = {}
+    given: dict[str, str | Mapping[str, float]] = {}
     for text in texts:
-        name, sign, answer = text.partition("=")
-        if not sign or not name.strip() or not answer.strip():
-            raise BadInput(f'--given: {text[:80]!r} is not "STEP=ANSWER"')
-        if fold(name) in {fold(other) for other in given}:
-            raise BadInput(f"--given: step {name[:80]!r} occurs twice")
-        given[name.strip()] = answer.strip()
+        found = _read_saved(text) if text.endswith(".json") else [_split(text)]
+        for name, answer in found:
+            if fold(name) in {fold(other) for other in given}:
+                raise BadInput(f"--given: step {name[:80]!r} occurs twice")
+            given[name] = answer
     return given
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, sign, answer = text.partition("=")
+    if not sign or not name.strip() or not answer.strip():
+        raise BadInput(f'--given: {text[:80]!r} is not "STEP=ANSWER", nor a file that ends in .json')
+    return name.strip(), answer.strip()
+
+
+def _read_saved(path: str) -> Sequence[tuple[str, Mapping[str, float]]]:
+    saved = read_json(path, _SavedReading, accepted=_SAVED)
+    found: list[tuple[str, Mapping[str, float]]]
+    found = [(each.step, each.given_probabilities) for each in saved.steps if each.given]
+    if not found:
+        raise BadInput(f"{path}: no answer was given in this reading; {_SAVED} with a correction")
+    return found
 
 
 def give_answers(given: Given, chain: Chain) -> Float32[np.ndarray, "step answer"]:

@@ -5,18 +5,23 @@ import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, overload
 
+import jax
 import numpy as np
 from jaxtyping import Float32
 
+from stepcot_jax import __version__
 from stepcot_jax.chain import Chain
+from stepcot_jax.data.images.dicom_projection import Projection
+from stepcot_jax.encoders.weights import weights_digest
 from stepcot_jax.evaluation.consistency_files import read_pair_ratios
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.answer_sheet import PROBLEM, as_row
 from stepcot_jax.predict.answers import ChainReading, make_readings
 from stepcot_jax.predict.asking import NextStep, find_next_steps
 from stepcot_jax.predict.corrections import Given, check_takes_answers, follows_corrections, give_answers
-from stepcot_jax.predict.radiographs import Pixels, Scale, find_images, read_picture, read_pictures, to_input
+from stepcot_jax.predict.radiographs import Pixels, Scale, find_images, read_pictures, read_radiograph, to_input
 from stepcot_jax.predict.reader import Reader
+from stepcot_jax.predict.structured_content import ReportingNetwork
 from stepcot_jax.predict.trained_model import Trained, load_trained, read_default_model
 from stepcot_jax.run.stored_reading import PAIRS_FILE
 
@@ -84,6 +89,19 @@ class ImageReader:
         return self._pairs or follows_corrections(self.trained, model=self.model)
 
     @property
+    def network(self) -> ReportingNetwork:
+        """What structured reports name as the reading network."""
+        name = f"{self.model} with counted pairs" if self._pairs else self.model
+        leaves = jax.tree_util.tree_leaves_with_path(self._reader.params)
+        tensors = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+        frozen, text = self.trained.frozen_encoder, self._reader.text_features
+        if frozen is not None:
+            tensors["frozen encoder"] = np.frombuffer(frozen.digest.encode(), np.uint8)
+        if text is not None:
+            tensors["text features"] = np.asarray(text)
+        return ReportingNetwork(name, __version__, weights_digest(tensors))
+
+    @property
     def image_size(self) -> int:
         """Height and width in pixels of what the image encoder takes."""
         return self.trained.preprocessing.size
@@ -107,7 +125,8 @@ class ImageReader:
             ones as "Nodular 70 %" or {"Nodular": 0.7, "Cavity": 0.3} (`corrections.give_answers`).
 
         Returns:
-          The reading: `.answers`, `.probabilities`, `.paragraph`, and `.flipped`, the answers that `given` changed.
+          The reading: `.answers`, `.probabilities`, `.paragraph`, `.flipped`, the answers that `given` changed, and
+          `.warnings` of an image unlike those that the network was trained on.
 
         Raises:
           BadInput: the image cannot be read, or the network does not take `given`.
@@ -117,26 +136,29 @@ class ImageReader:
             return self._read_many(image, taken, scale)
         if isinstance(image, str | os.PathLike) and pathlib.Path(image).is_dir():
             return self._read_many(find_images([pathlib.Path(image)], refuse=_raise), taken, scale)
-        return self._read_pictures([_name_image(image)], [self._read_picture(image, scale)], taken)[0]
+        picture, projection = self._read_picture(image, scale)
+        return self._read_pictures([_name_image(image)], [picture], [projection], taken)[0]
 
-    def _read_picture(self, image: Any, scale: Scale | None) -> Pixels:
-        return read_picture(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels, scale=scale)
+    def _read_picture(self, image: Any, scale: Scale | None) -> tuple[Pixels, Projection]:
+        return read_radiograph(image, self.trained.preprocessing, max_pixels=self.trained.max_pixels, scale=scale)
 
     def _read_many(
         self, images: Sequence[Any], taken: Float32[np.ndarray, "step answer"] | None, scale: Scale | None
     ) -> Readings:
         found = Readings()
         for first in range(0, len(images), self._reader.batch_size):
-            names, pictures = list[str](), list[Pixels]()
+            names, pictures, projections = list[str](), list[Pixels](), list[Projection]()
             for place in range(first, min(first + self._reader.batch_size, len(images))):
                 name = _name_image(images[place], place)
                 try:
-                    pictures.append(self._read_picture(images[place], scale))
+                    picture, projection = self._read_picture(images[place], scale)
                 except BadInput as error:
                     found.problems[name] = str(error)
                 else:
                     names.append(name)
-            found += self._read_pictures(names, pictures, taken) if names else []
+                    pictures.append(picture)
+                    projections.append(projection)
+            found += self._read_pictures(names, pictures, projections, taken) if names else []
         return found
 
     def read_files(
@@ -159,10 +181,11 @@ class ImageReader:
             self.trained.preprocessing,
             batch_size=self._reader.batch_size,
             max_pixels=self.trained.max_pixels,
+            num_threads=self.trained.settings.data.num_threads,
             refuse=refuse,
         )
-        for names, pictures in batches:
-            yield from self._read_pictures([str(name) for name in names], pictures, taken)
+        for names, pictures, projections in batches:
+            yield from self._read_pictures([str(name) for name in names], pictures, projections, taken)
 
     def ask_next(self, reading: ChainReading, *, leave_out: Collection[str] = ()) -> NextStep | None:
         """Return the step whose answer is expected to settle the last step most, at the run's costs.
@@ -196,7 +219,11 @@ class ImageReader:
         return shares
 
     def _read_pictures(
-        self, names: list[str], pictures: list[Pixels], given: Float32[np.ndarray, "step answer"] | None
+        self,
+        names: list[str],
+        pictures: list[Pixels],
+        projections: list[Projection],
+        given: Float32[np.ndarray, "step answer"] | None,
     ) -> list[ChainReading]:
         images = to_input(pictures, self.trained.preprocessing)
         uncorrected = self._reader.read(images)
@@ -214,6 +241,9 @@ class ImageReader:
             pictures=pictures,
             pairs=self._pairs,
             rules=self.trained.rules,
+            points=self.trained.operating_points,
+            trained_on=self.trained.trained_on,
+            projections=projections,
         )
 
 

@@ -2,19 +2,28 @@
 
 import os
 import pathlib
+import sys
 from typing import Any
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.hub import download_folder, is_hub_address, pin_address
+from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.predict import image_reader
-from stepcot_jax.predict.policy_reader import load_reader
-from stepcot_jax.predict.trained_policy import is_policy_run
+from stepcot_jax.settings.stored_settings import is_policy_run
+from stepcot_jax.training.exported_weights import MANIFEST_FILE, READ_SUFFIXES, SUMS_FILE, is_export
+
+_LOADED = ("*.safetensors", SUMS_FILE, *(f"*{suffix}" for suffix in READ_SUFFIXES))
+_NOT_LOADED = ("check.safetensors", "torch_names.safetensors", "*_gate.safetensors")
+"""Patterns of an export's files that readers use; its programs and its loader are not among them."""
 
 
 def load(workdir: str | os.PathLike[str], *, model: str | None = None, batch_size: int = 1, pairs: bool = False) -> Any:
     """Load what a run has trained as a reader of radiographs.
 
     Args:
-      workdir: what `stepcot_jax.main` wrote.
+      workdir: what `stepcot_jax.main` or `stepcot_jax.export` wrote, also on a store, "gs://BUCKET/FOLDER" or
+        "s3://BUCKET/FOLDER"; or an export on the Hugging Face hub, "hf://OWNER/NAME" or "hf://OWNER/NAME@REVISION",
+        whose JSON and safetensors are downloaded and not run.
       model: "teacher" or "student"; None loads the student if the run has one. Of a policy, "sft" or "grpo": whose best
         weights; None for the last phase.
       batch_size: images that `ImageReader.read_files` reads at once; no policy takes it.
@@ -26,10 +35,40 @@ def load(workdir: str | os.PathLike[str], *, model: str | None = None, batch_siz
       for others an `image_reader.ImageReader`, which reads the steps: `.read(image)`.
 
     Raises:
-      BadInput: the workdir is incomplete or damaged, or its networks cannot read images.
+      BadInput: the workdir is incomplete or damaged, or its networks cannot read images; or the store or the hub has no
+        such folder.
     """
-    if not is_policy_run(pathlib.Path(workdir)):
+    workdir = find_folder(workdir)
+    if not is_policy_run(workdir):
         return image_reader.load(workdir, model=model, batch_size=batch_size, pairs=pairs)
     if batch_size != 1 or pairs:
         raise BadInput(f"{workdir}: a policy takes neither batch_size nor pairs; got {batch_size} and {pairs}")
+    from stepcot_jax.predict.policy_reader import (
+        load_reader,  # a third of a second, which readers of steps need not wait for
+    )
+
     return load_reader(workdir, phase=model)
+
+
+def find_folder(source: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the folder of a source; one on a store, or an export on the hub, is downloaded first.
+
+    The folder of an export on the hub is named by the commit. stderr names the address with it, unless the source did.
+
+    Args:
+      source: a folder, "gs://BUCKET/FOLDER", "s3://BUCKET/FOLDER", or "hf://OWNER/NAME[@REVISION]".
+
+    Raises:
+      BadInput: the store or the hub has no such folder, or cannot be reached.
+    """
+    address = str(source)
+    if not is_hub_address(address):
+        return find_workdir(source, "checkpoint")
+    folder = download_folder(address, allow=_LOADED, ignore=_NOT_LOADED)
+    if not is_export(folder):
+        raise BadInput(
+            f"{address}: no {MANIFEST_FILE}; expected what python -m stepcot_jax.export --push-to-hub uploads"
+        )
+    if (pinned := pin_address(address, folder)) != address:
+        print(f"read {pinned} (this address repeats the result)", file=sys.stderr)
+    return folder

@@ -147,6 +147,7 @@ class PolicyReader:
         sampling = Sampling(
             longest=trained.lengths.reply_length,
             stop=trained.tokenizer.stop,
+            more_stops=trained.tokenizer.more_stops,
             temperature=1.0 if greedy else float(temperature),
             greedy=greedy,
         )
@@ -168,8 +169,9 @@ class PolicyReader:
 
     def warm_up(self) -> None:
         """Compile the network for greedy replies, so that the first question does not wait."""
-        sampling = Sampling(longest=self.trained.lengths.reply_length, stop=self.trained.tokenizer.stop, greedy=True)
-        self._generate(np.zeros((8, 8), np.uint8), [self.trained.tokenizer.stop], sampling, seed=0)
+        tokenizer, longest = self.trained.tokenizer, self.trained.lengths.reply_length
+        sampling = Sampling(longest=longest, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True)
+        self._generate(np.zeros((8, 8), np.uint8), [tokenizer.stop], sampling, seed=0)
 
     def _generate(self, picture: np.ndarray, tokens: list[int], sampling: Sampling, *, seed: int) -> str:
         trained = self.trained

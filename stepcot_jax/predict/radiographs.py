@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image
 
+from stepcot_jax.data.images.dicom import read_projection
+from stepcot_jax.data.images.dicom_projection import Projection
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS, decode_picture, most_bytes
 from stepcot_jax.data.images.preprocessing import (
     Preprocessing,
@@ -23,11 +25,14 @@ from stepcot_jax.data.images.preprocessing import (
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.text import make_printable, one_line
+from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.host.untrusted import open_untrusted
 
 _SIGNS = ((0, b"\x89PNG\r\n\x1a\n"), (0, b"\xff\xd8\xff"), (128, b"DICM"))
 _NUM_SIGN_BYTES = 132
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
+
+_BATCHES_AHEAD = 4
 
 Pixels = UInt8[np.ndarray, "size size 3"]
 Scale = tuple[float, float]
@@ -109,7 +114,14 @@ def _is_image(path: pathlib.Path) -> bool:
 def read_picture(
     image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None
 ) -> UInt8[np.ndarray, "size size 3"]:
-    """Return a radiograph at the encoder's size.
+    """Return a radiograph at the encoder's size; arguments and errors as for `read_radiograph`."""
+    return read_radiograph(image, preprocessing, max_pixels=max_pixels, scale=scale)[0]
+
+
+def read_radiograph(
+    image: Any, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS, scale: Scale | None = None
+) -> tuple[UInt8[np.ndarray, "size size 3"], Projection]:
+    """Return a radiograph at the encoder's size, and its projection by the DICOM header ("" if that does not say).
 
     Args:
       image: a path, the bytes of a PNG, JPEG or DICOM file, a PIL image, or pixels [height, width] or
@@ -125,10 +137,10 @@ def read_picture(
         image = apply_scale(image, scale)
     if isinstance(image, np.ndarray):
         pixels = read_pixels(image, max_pixels=max_pixels)
-        return resize_image(repeat_grey(pixels) if pixels.ndim == 2 else pixels, preprocessing)
+        return resize_image(repeat_grey(pixels) if pixels.ndim == 2 else pixels, preprocessing), ""
     content, name = _read_content(image, max_pixels)
     pixels = prepare_image(content, name=name, preprocessing=preprocessing, max_pixels=max_pixels)
-    return repeat_grey(pixels) if pixels.ndim == 2 else pixels
+    return repeat_grey(pixels) if pixels.ndim == 2 else pixels, read_projection(content, name=name)
 
 
 def apply_scale(image: Any, scale: Scale) -> UInt8[np.ndarray, "..."]:
@@ -155,15 +167,23 @@ def read_pixels(
     image: Any, *, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"]:
     """Return a radiograph at its own size; arguments and errors as for `read_picture`."""
+    return read_unresized(image, max_pixels=max_pixels)[0]
+
+
+def read_unresized(
+    image: Any, *, max_pixels: int = MAX_PIXELS
+) -> tuple[UInt8[np.ndarray, "height width"] | UInt8[np.ndarray, "height width 3"], Projection]:
+    """Return a radiograph at its own size, and its projection; arguments and errors as for `read_radiograph`."""
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.size == 0 or not (image.ndim == 2 or image.shape[2:] == (3,)):
             raise BadInput(
                 f"image: an array must be uint8 [height, width] or [height, width, 3]; got {image.dtype} {image.shape}"
                 + (" (state its scale, such as scale=(0, 1))" if image.dtype != np.uint8 else "")
             )
-        return image
+        return image, ""
     content, name = _read_content(image, max_pixels)
-    return drop_equal_channels(np.array(decode_picture(content, name=name, max_pixels=max_pixels)))
+    pixels = drop_equal_channels(np.array(decode_picture(content, name=name, max_pixels=max_pixels)))
+    return pixels, read_projection(content, name=name)
 
 
 def _read_content(image: Any, max_pixels: int) -> tuple[bytes, str]:
@@ -200,24 +220,36 @@ def read_pictures(
     *,
     batch_size: int,
     max_pixels: int,
+    num_threads: int,
     refuse: Callable[[str], None],
-) -> Iterator[tuple[list[pathlib.Path], list[Pixels]]]:
-    """Yield batches of files with their pixels; a file that cannot be read is skipped and reported to `refuse`."""
+) -> Iterator[tuple[list[pathlib.Path], list[Pixels], list[Projection]]]:
+    """Yield batches of files, pixels and projections; threads read some batches ahead of the one that is worked on.
+
+    An unreadable file is skipped and reported to `refuse`, in the order of the files.
+    """
+
+    def read(path: pathlib.Path) -> tuple[Pixels, Projection] | BadInput:
+        try:
+            return read_radiograph(path, preprocessing, max_pixels=max_pixels)
+        except BadInput as error:
+            return error
+
     names: list[pathlib.Path] = []
     pictures: list[Pixels] = []
-    for path in paths:
-        try:
-            picture = read_picture(path, preprocessing, max_pixels=max_pixels)
-        except BadInput as error:
-            refuse(str(error))
+    projections: list[Projection] = []
+    for path, found in map_in_threads(read, paths, num_threads=num_threads, num_ahead=_BATCHES_AHEAD * batch_size):
+        if isinstance(found, BadInput):
+            refuse(str(found))
             continue
+        picture, projection = found
         names.append(path)
         pictures.append(picture)
+        projections.append(projection)
         if len(names) == batch_size:
-            yield names, pictures
-            names, pictures = [], []
+            yield names, pictures, projections
+            names, pictures, projections = [], [], []
     if names:
-        yield names, pictures
+        yield names, pictures, projections
 
 
 def to_input(pictures: list[Pixels], preprocessing: Preprocessing) -> Float32[np.ndarray, "case size size 3"]:

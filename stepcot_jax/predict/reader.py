@@ -5,9 +5,11 @@ out of the stacked heads, which for one case doubles that time; `split_heads` av
 its copies are small beside a batch's arithmetic, and it compiles once for all steps.
 """
 
+import contextlib
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -16,13 +18,16 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.evaluation.distributions import softmax
 from stepcot_jax.evaluation.interventions import ReadGiven, give_logits
 from stepcot_jax.evaluation.pair_ratios import PairRatios
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.reading_step import join_heads, split_heads
+from stepcot_jax.models.reading_step import split_heads
 from stepcot_jax.predict.corrections import check_given
+from stepcot_jax.predict.reading_programs import OtherEncoder, measure_images, read_batch
 from stepcot_jax.predict.trained_model import Trained
-from stepcot_jax.systems.networks import Networks, encode_images, encode_in_parts, make_read_given
+from stepcot_jax.run.stored_reading import GATE_FILE
+from stepcot_jax.systems.networks import encode_in_parts, make_read_given
 from stepcot_jax.training.state import Params
 
 SPLIT_FROM = 8 * 2**20
@@ -44,64 +49,23 @@ class Reading:
         answers and does not hold for steps after a given one.
       attention: of the teacher's graph, [case, step, layer, head, node i, node j]; None for the student, or if not
         requested.
+      gate_scores: distance of each image to the training images, above 1 outside of them (`evaluation.gate`); None if
+        the run stored no gate.
     """
 
     logits: Float32[np.ndarray, "case step answer"]
     probabilities: Float[np.ndarray, "case step answer"]
     answer_sets: Bool[np.ndarray, "case step answer"] | None
     attention: Float32[np.ndarray, "case step layer head node node"] | None
+    gate_scores: Float[np.ndarray, "case"] | None = None
 
 
-@functools.partial(jax.jit, static_argnames=("networks", "model", "with_attention"))
-def _read(
-    params: Params,
-    batch: dict[str, jax.Array],
-    text_features: Any,
-    given_answers: jax.Array,
-    *,
-    networks: Networks,
-    model: str,
-    with_attention: bool,
-) -> tuple[jax.Array, Any]:
-    features = encode_images(networks, params, batch)
-    if model == "teacher" and networks.teacher.unroll:
-        params = {**params, "teacher": join_heads(params["teacher"])}
-    return read_features(
-        features,
-        params=params,
-        text_features=text_features,
-        given_answers=given_answers,
-        networks=networks,
-        model=model,
-        with_attention=with_attention,
-    )
+class _Part(NamedTuple):
+    """What a network gives for one batch; None for what was not asked for."""
 
-
-def read_features(
-    features: jax.Array,
-    *,
-    params: Params,
-    text_features: Any,
-    given_answers: jax.Array,
-    networks: Networks,
-    model: str,
-    with_attention: bool = True,
-) -> tuple[jax.Array, Any]:
-    """Return logits [case, step, answer] of image features, and the teacher's attention (None for the student)."""
-    if model == "student":
-        student = networks.student.apply(
-            {"params": params["student"]}, image_features=features, given_answers=given_answers, deterministic=True
-        )
-        return student.logits, None
-    reading = networks.teacher.apply(
-        {"params": params["teacher"]},
-        image_features=features,
-        text_features=text_features,
-        given_answers=given_answers,
-        deterministic=True,
-        with_attention=with_attention,
-    )
-    return reading.logits, reading.attention
+    logits: Any
+    attention: Any
+    gate_scores: Any
 
 
 class Reader:
@@ -136,6 +100,9 @@ class Reader:
         self.params: Params = jax.device_put({name: trained.params[model][name] for name in wanted})
         self.text_features = trained.text_features if model == "teacher" else None
         self._networks = trained.networks
+        gate = trained.gate(model)
+        # On the device: NumPy's threads would wait for a core beside those that decode.
+        self._gate = None if gate is None else jax.device_put((gate.mean, gate.whitening / np.float32(gate.limit)))
         if (
             model == "teacher"
             and sum(leaf.nbytes for leaf in jax.tree.leaves(self.params["teacher"]["heads"])) >= SPLIT_FROM
@@ -144,7 +111,7 @@ class Reader:
 
     @functools.cached_property
     def _laid_out(self) -> Params:
-        """The parameters in `_read`'s layout."""
+        """The parameters in `read_batch`'s layout."""
         if self.model == "teacher" and self._networks.teacher.unroll:
             return {**self.params, "teacher": split_heads(self.params["teacher"])}
         return self.params
@@ -180,7 +147,7 @@ class Reader:
             where it does.
 
         Raises:
-          BadInput: the images have another shape, or the network does not take given answers.
+          BadInput: the images have another shape, the network does not take given answers, or the gate does not fit.
         """
         images = np.asarray(images, np.float32)
         given = check_given(given_answers, self.trained, model=self.model, num_cases=len(images))
@@ -191,11 +158,39 @@ class Reader:
             self._read_batch(images[start : start + self.batch_size], given[start : start + self.batch_size])
             for start in range(0, len(images), self.batch_size)
         ]
-        logits = np.concatenate([logits for logits, _ in parts])
+        logits = np.concatenate([part.logits for part in parts])
         if self._pairs is not None:
             logits = (logits + self._pairs.of(given)).astype(np.float32)
-        attention = None if parts[0][1] is None else np.concatenate([each for _, each in parts])
-        return self.interpret(logits, attention)
+        attention = None if parts[0].attention is None else np.concatenate([part.attention for part in parts])
+        scores = None if self._gate is None else np.concatenate([part.gate_scores for part in parts])
+        return self.interpret(logits, attention, None if scores is None else scores.astype(np.float64))
+
+    def gate_scores(self, images: Float32[np.ndarray, "case height width 3"]) -> Float[np.ndarray, "case"] | None:
+        """Return the gate's scores of images, as in `Reading`, without reading them; None if the run stored no gate."""
+        if self._gate is None:
+            return None
+        parts = []
+        for start in range(0, len(images), self.batch_size):
+            batch = self._make_batch(_pad(np.asarray(images[start : start + self.batch_size]), self.batch_size))
+            with self._naming_gate():
+                scores = measure_images(self._encoder_params, batch, self._gate, networks=self._networks)
+            parts.append(np.asarray(scores, np.float64))
+        return np.concatenate(parts)[: len(images)]
+
+    @contextlib.contextmanager
+    def _naming_gate(self) -> Iterator[None]:
+        try:
+            yield
+        except OtherEncoder as error:
+            raise BadInput(f"{self.trained.workdir / GATE_FILE}, {self.model!r}: {error}") from None
+
+    @property
+    def _encoder_params(self) -> Params:
+        return {name: self.params[name] for name in ("image_encoder",) if name in self.params}
+
+    def _make_batch(self, images: np.ndarray) -> dict[str, Any]:
+        frozen = self.trained.frozen_encoder
+        return {"images": images} if frozen is None else {"image_features": jnp.asarray(frozen.encode(images))}
 
     def given_reader(self, images: Float32[np.ndarray, "case height width 3"]) -> ReadGiven:
         """Return a function from given answers to probabilities of the images, which are encoded once.
@@ -212,32 +207,34 @@ class Reader:
             read = self._pairs.follow(read)
         return give_logits(read, () if calibration is None else calibration.temperatures[self.model])
 
-    def _read_batch(self, images: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        num_images, num_missing = len(images), self.batch_size - len(images)
-        if num_missing:
-            images = np.concatenate([images, np.zeros((num_missing, *images.shape[1:]), np.float32)])
-            given = np.concatenate([given, np.zeros((num_missing, *given.shape[1:]), np.float32)])
-        frozen = self.trained.frozen_encoder
-        batch = {"images": images} if frozen is None else {"image_features": jnp.asarray(frozen.encode(images))}
-        logits, attention = _read(
-            self._laid_out,
-            batch,
-            self.text_features,
-            given,
-            networks=self._networks,
-            model=self.model,
-            with_attention=self._with_attention,
-        )
-        kept = None if attention is None else np.asarray(attention)[:num_images]
-        return np.asarray(logits)[:num_images], kept
+    def _read_batch(self, images: np.ndarray, given: np.ndarray) -> _Part:
+        num_images = len(images)
+        with self._naming_gate():
+            found = read_batch(
+                self._laid_out,
+                self._make_batch(_pad(images, self.batch_size)),
+                self.text_features,
+                _pad(given, self.batch_size),
+                self._gate,
+                networks=self._networks,
+                model=self.model,
+                with_attention=self._with_attention,
+            )
+        return _Part(*(None if rows is None else np.asarray(rows)[:num_images] for rows in found))
 
-    def interpret(self, logits: Float32[np.ndarray, "case step answer"], attention: Any = None) -> Reading:
+    def interpret(
+        self, logits: Float32[np.ndarray, "case step answer"], attention: Any = None, gate_scores: Any = None
+    ) -> Reading:
         """Return logits with probabilities and, if the run fitted them, answer sets."""
         calibration, chain = self.trained.calibration, self.trained.chain
         if calibration is None:
-            weights = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-            return Reading(logits, weights / weights.sum(axis=-1, keepdims=True), None, attention)
+            return Reading(logits, softmax(logits.astype(np.float64)), None, attention, gate_scores)
         from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities
 
         probabilities = calibrated_probabilities(logits, self.model, calibration, chain)
-        return Reading(logits, probabilities, answer_sets(probabilities, self.model, calibration, chain), attention)
+        sets = answer_sets(probabilities, self.model, calibration, chain)
+        return Reading(logits, probabilities, sets, attention, gate_scores)
+
+
+def _pad(rows: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), np.float32)])

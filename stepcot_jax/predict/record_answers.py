@@ -12,7 +12,7 @@ from stepcot_jax.policies.encoded_records import lay_out_prompts
 from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.policies.policy_network import normalise
 from stepcot_jax.policies.rollouts import Sampling, rollout_keys
-from stepcot_jax.policies.tokenizers import Vocabulary, split_pieces
+from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.predict.trained_policy import TrainedPolicy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.reasoning.record import VqaRecord
@@ -40,10 +40,12 @@ def answer_records(
     texts = [write_question(record, vqa.dialect, with_thinking=vqa.with_thinking) for record in records]
     if leave_out_unknown:
         texts = [leave_out(text, tokenizer)[0] for text in texts]
-    prompts = [tokenizer.encode(text) for text in texts]
+    prompts = [tokenizer.encode_prompt(text) for text in texts]
     # Perturbed questions may be longer than those of training; the prompt's padding takes no part in a reply.
     longest = max(trained.lengths.prompt_length, *map(len, prompts))
-    sampling = Sampling(longest=trained.lengths.reply_length, stop=tokenizer.stop, greedy=True)
+    sampling = Sampling(
+        longest=trained.lengths.reply_length, stop=tokenizer.stop, more_stops=tokenizer.more_stops, greedy=True
+    )
 
     def ask(places: Sequence[int]) -> np.ndarray:
         rows = lay_out_prompts([prompts[place] for place in places], longest, pad=tokenizer.pad)
@@ -65,11 +67,12 @@ def answer_records(
 def leave_out(text: str, tokenizer: AnyTokenizer) -> tuple[str, tuple[str, ...]]:
     """Return a prompt without the pieces that a closed vocabulary does not have, and those pieces.
 
+    >>> from stepcot_jax.policies.tokenizers import Vocabulary
     >>> leave_out("Isn't there a mass?", Vocabulary.count(["Is there a mass?"], largest=3))
     (' there a mass?', ('Isn', "'", 't'))
     """
-    if not isinstance(tokenizer, Vocabulary):
+    if tokenizer.closed is None:
         return text, ()
-    known, pieces = set(tokenizer.base), split_pieces(text)
+    known, pieces = set(tokenizer.closed.base), split_pieces(text)
     unknown = tuple(piece for piece in pieces if piece not in known)
     return "".join(piece for piece in pieces if piece in known), unknown

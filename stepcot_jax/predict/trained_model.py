@@ -14,18 +14,37 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.evaluation.consistency import Rules, make_rules
 from stepcot_jax.evaluation.consistency_files import read_pairs
-from stepcot_jax.features.inputs import load_frozen_encoder, trained_preprocessing
+from stepcot_jax.evaluation.gate import Gate, read_gate
 from stepcot_jax.features.spec import FrozenImageEncoder
+from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE, StoredReading, read_reading
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_settings
-from stepcot_jax.systems.networks import Networks, init_params, make_networks
+from stepcot_jax.predict.exported_model import (
+    StoredParts,
+    list_exported_models,
+    read_exported_parts,
+    read_exported_preprocessing,
+)
+from stepcot_jax.predict.weight_shapes import check_shapes
+from stepcot_jax.run.stored_reading import (
+    CALIBRATION_FILE,
+    GATE_FILE,
+    PAIRS_FILE,
+    STATISTICS_FILE,
+    StoredReading,
+    read_reading,
+)
+from stepcot_jax.run.training_data import describe_source
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
+from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.systems.networks import Networks, make_networks
+from stepcot_jax.training.exported_weights import is_export, require_modest
 from stepcot_jax.training.state import Params
 from stepcot_jax.training.stored_params import read_best, restore_params
 
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
+    from stepcot_jax.evaluation.operating_point_files import OperatingPoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +63,7 @@ class Trained:
       frozen_encoder: None if the parameters hold "image_encoder".
       calibration: of the networks' confidence; None if the run fitted none.
       reliance: by network, how far a true answer moves later ones on average, 0 to 1; empty if the run did not measure.
+      trained_on: the training data in a few words, such as "phantoms (drawn images), 3,000 cases".
     """
 
     workdir: pathlib.Path
@@ -57,6 +77,7 @@ class Trained:
     frozen_encoder: FrozenImageEncoder | None
     calibration: "Calibration | None"
     reliance: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    trained_on: str = ""
 
     @functools.cached_property
     def rules(self) -> Rules | None:
@@ -67,6 +88,22 @@ class Trained:
         """
         path = self.workdir / PAIRS_FILE
         return make_rules(self.chain, counts=read_pairs(path, self.chain)) if path.is_file() else None
+
+    def gate(self, model: str) -> Gate | None:
+        """Return the gate of a network; None if the run stored none.
+
+        Raises:
+          BadInput: the file of the gates is damaged.
+        """
+        return read_gate(self.workdir / GATE_FILE, model)
+
+    @functools.cached_property
+    def operating_points(self) -> "OperatingPoints | None":
+        """Thresholds of the answers with their figures on the test split; None for a run that chose none."""
+        from stepcot_jax.evaluation.operating_point_files import read_points
+
+        path = self.workdir / STATISTICS_FILE
+        return read_points(path, self.chain) if path.is_file() else None
 
     @property
     def max_pixels(self) -> int:
@@ -84,27 +121,59 @@ class Trained:
 
 
 def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None) -> Trained:
-    """Load the networks of a run.
+    """Load the networks of a run, or of an export of one.
 
     Args:
-      workdir: what `stepcot_jax.main` wrote.
-      names: of the networks to load, "teacher" and "student"; None loads all that the run has trained.
+      workdir: what `stepcot_jax.main` or `stepcot_jax.export` wrote.
+      names: of the networks to load, "teacher" and "student"; None loads all that it holds.
 
     Raises:
-      BadInput: a file of the workdir is missing, damaged or does not fit the others, or the run's image features were
-        imported, so that it cannot read images.
+      BadInput: a file is missing, damaged or does not fit the others, or the run's image features were imported, so
+        that it cannot read images.
     """
     workdir = pathlib.Path(workdir)
     settings = _read_settings(workdir)
+    _check_job(workdir, settings)
+    exported = is_export(workdir)
+    held = list_exported_models(workdir) if exported else names_of_run(settings)
+    if exported:
+        require_modest(workdir, num_layers=settings.teacher.num_layers, num_heads=settings.teacher.num_heads)
+    for name in names or ():
+        if name not in held:
+            raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(held)}")
+    read = read_exported_parts if exported else _read_parts
+    parts = read(workdir, names=names or held)
+    frozen = parts.frozen
+    image_encoder = make_resnet(settings.image_encoder.name) if frozen is None else None
+    networks = make_networks(settings, parts.chain, image_encoder)
+    if frozen is not None:
+        preprocessing = frozen.preprocessing
+    else:
+        preprocessing = read_exported_preprocessing(workdir) if exported else trained_preprocessing(settings)
+    check_shapes(workdir, parts, networks, preprocessing, exported=exported)
+    return Trained(
+        workdir=workdir,
+        settings=settings,
+        chain=parts.chain,
+        networks=networks,
+        params=parts.params,
+        best_steps=parts.best_steps,
+        text_features=parts.text_features,
+        preprocessing=preprocessing,
+        frozen_encoder=frozen,
+        calibration=_read_calibration(workdir / CALIBRATION_FILE, parts.chain),
+        reliance=_read_reliance(workdir / STATISTICS_FILE),
+        trained_on=parts.trained_on,
+    )
+
+
+def _check_job(workdir: pathlib.Path, settings: Settings) -> None:
+    """Refuse a run whose networks read no steps, or no images."""
     if settings.job in POLICY_JOBS:
         raise BadInput(
             f"{workdir}: config.job={settings.job!r} trains a policy, which answers questions and reads no steps; ask "
             "it with python -m stepcot_jax.answer"
         )
-    trained_names = names_of_run(settings)
-    for name in names or ():
-        if name not in trained_names:
-            raise BadInput(f"{workdir} has no trained {name!r}; it has {', '.join(trained_names)}")
     if settings.job == "baseline":
         raise BadInput(
             f"{workdir}: config.job='baseline' cannot be loaded here; expected 'teacher', 'distill' or 'chain_grpo'"
@@ -114,26 +183,20 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
             f"{workdir}: with config.image_encoder.name='imported' the run cannot read images, as its features were "
             "computed elsewhere; train with the same encoder as 'pretrained' instead (docs/encoders.md lists them)"
         )
-    stored = read_reading(workdir)
+
+
+def _read_parts(workdir: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
+    """Return what a workdir holds of its networks."""
+    stored, settings = read_reading(workdir), _read_settings(workdir)
     frozen = _load_frozen(workdir, settings, stored)
-    image_encoder = make_resnet(settings.image_encoder.name) if frozen is None else None
-    preprocessing = trained_preprocessing(settings) if frozen is None else frozen.preprocessing
-    networks = make_networks(settings, stored.chain, image_encoder)
-    text_features = None if stored.text_features is None else jax.device_put(stored.text_features)
-    params, best_steps = _restore(workdir / "checkpoints", names or trained_names)
-    _check_shapes(workdir, params, networks, text_features, preprocessing, frozen)
-    return Trained(
-        workdir=workdir,
-        settings=settings,
+    params, best_steps = _restore(workdir / "checkpoints", names)
+    return StoredParts(
         chain=stored.chain,
-        networks=networks,
+        text_features=None if stored.text_features is None else jax.device_put(stored.text_features),
+        frozen=frozen,
         params=params,
         best_steps=best_steps,
-        text_features=text_features,
-        preprocessing=preprocessing,
-        frozen_encoder=frozen,
-        calibration=_read_calibration(workdir / CALIBRATION_FILE, stored.chain),
-        reliance=_read_reliance(workdir / STATISTICS_FILE),
+        trained_on=stored.trained_on or describe_source(settings),
     )
 
 
@@ -150,10 +213,16 @@ def read_default_model(workdir: pathlib.Path) -> str:
     Raises:
       BadInput: the folder is not the workdir of a run.
     """
-    return names_of_run(_read_settings(workdir))[-1]
+    settings = _read_settings(workdir)
+    return (list_exported_models(workdir) if is_export(workdir) else names_of_run(settings))[-1]
 
 
 def _read_settings(workdir: pathlib.Path) -> Settings:
+    if workdir.is_file():
+        raise BadInput(
+            f"{workdir} is a file; expected the workdir of a run (python -m stepcot_jax.convert FILE FOLDER --to jax "
+            "makes one from the authors' PyTorch checkpoint)"
+        )
     if not workdir.is_dir():
         raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
     return read_settings(workdir / "settings.json")
@@ -162,6 +231,8 @@ def _read_settings(workdir: pathlib.Path) -> Settings:
 def _load_frozen(workdir: pathlib.Path, settings: Settings, stored: StoredReading) -> FrozenImageEncoder | None:
     if not settings.image_encoder.is_frozen:
         return None
+    from stepcot_jax.features.inputs import load_frozen_encoder  # imports the data pipeline
+
     frozen = load_frozen_encoder(settings)
     if stored.encoder_digest and frozen.digest != stored.encoder_digest:
         raise BadInput(
@@ -175,7 +246,8 @@ def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Pa
     """Return parameters and update of each network's best weights; the latest if nothing was measured."""
     latest, best = read_best(folder)
     steps = {name: best[name].step if name in best else latest for name in names}
-    by_step = {step: jax.tree.map(_as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
+    as_float32 = functools.partial(np.asarray, dtype=np.float32)
+    by_step = {step: jax.tree.map(as_float32, restore_params(folder, step)) for step in sorted(set(steps.values()))}
     for tree in by_step.values():
         tree.pop("reference", None)  # the frozen start of "chain_grpo", which answers nothing here
     return {name: by_step[step] for name, step in steps.items()}, steps
@@ -187,47 +259,6 @@ def _read_reliance(path: pathlib.Path) -> dict[str, float | None]:
         return {}
     found = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run").get("reliance") or {}
     return {model: own.get("mean_movement") for model, own in found.items()}
-
-
-def _as_float32(leaf: np.ndarray) -> np.ndarray:
-    return np.asarray(leaf, np.float32)
-
-
-def _check_shapes(
-    workdir: pathlib.Path,
-    params: dict[str, Params],
-    networks: Networks,
-    text: jax.Array | None,
-    preprocessing: Preprocessing,
-    frozen: FrozenImageEncoder | None,
-) -> None:
-    """Refuse weights whose names or shapes do not fit the settings."""
-    if frozen is None:
-        side = preprocessing.size
-        batch = {"images": jax.ShapeDtypeStruct((1, side, side, 3), np.float32)}
-    else:
-        batch = {"image_features": jax.ShapeDtypeStruct((1, frozen.width), np.float32)}
-    if networks.teacher.text != (text is not None):
-        stored = "no prompt vectors" if text is None else f"prompt vectors {text.shape}"
-        raise BadInput(f"{workdir}: config.teacher.text={networks.teacher.text} does not fit the stored {stored}")
-    shapes = jax.eval_shape(
-        lambda batch: init_params(networks, key=jax.random.key(0), batch=batch, text_features=text), batch
-    )
-    expected = _list_shapes(shapes)
-    for name, tree in params.items():
-        found = _list_shapes(tree)
-        other = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
-        if other:
-            path = other[0]
-            raise BadInput(
-                f"{workdir}, weights of the {name}, {path}: {found.get(path, 'missing')} does not fit settings.json, "
-                f"which needs {expected.get(path, 'no such tensor')}; {len(other)} tensors differ"
-            )
-
-
-def _list_shapes(tree: Params) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def _read_calibration(path: pathlib.Path, chain: Chain) -> "Calibration | None":

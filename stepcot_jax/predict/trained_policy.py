@@ -4,9 +4,8 @@ import dataclasses
 import pathlib
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.features.inputs import trained_preprocessing
-from stepcot_jax.settings.run_settings import POLICY_JOBS
-from stepcot_jax.systems.stored_policy import StoredPolicy, read_policy, read_run_settings
+from stepcot_jax.features.trained_input import trained_preprocessing
+from stepcot_jax.systems.stored_policy import StoredPolicy, read_policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,15 +21,6 @@ class TrainedPolicy(StoredPolicy):
     def max_pixels(self) -> int:
         """Largest accepted width times height of an image."""
         return int(self.settings.data.max_megapixels * 1e6)
-
-
-def is_policy_run(folder: pathlib.Path) -> bool:
-    """Return whether a folder is the workdir of a run that trains a policy.
-
-    Raises:
-      BadInput: there is no such folder, or it is not the workdir of a run.
-    """
-    return read_run_settings(folder).job in POLICY_JOBS
 
 
 def load_policy(workdir: pathlib.Path, *, phase: str | None = None) -> TrainedPolicy:

@@ -8,7 +8,9 @@ python -m stepcot_jax.readers score DIR FORM... --out DIR2 [--predictions RUN/pr
 import argparse
 import pathlib
 
+from stepcot_jax.host.addresses import local_path, output_path
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.store_cache import find_files, find_workdir
 
 _READING = ("layout", "step_names", "on_bad_record", "max_megapixels")
 _MAX_MEGAPIXELS = 64.0
@@ -26,16 +28,18 @@ def sample(options: argparse.Namespace) -> None:
     check_names(readers)
     if options.workdir is not None:
         _refuse(options, _READING, "without --workdir; the settings of the run apply")
-        source = open_run(options.workdir, options.split or "test", root=options.data)
+        workdir, root = find_workdir(options.workdir, "--workdir"), _find_data(options.data)
+        source = open_run(workdir, options.split or "test", root=root)
     else:
-        if options.data is None:
+        data = _find_data(options.data)
+        if data is None:
             raise BadInput("DATA is required (a data root) without --workdir")
         _refuse(options, ("split",), "with --workdir")
         reading = {name: value for name in _READING if (value := getattr(options, name)) is not None}
         max_pixels = int(reading.pop("max_megapixels", _MAX_MEGAPIXELS) * 1e6)
         if "step_names" in reading:
             reading["step_names"] = tuple(reading["step_names"])
-        source = open_data(options.data, max_pixels=max_pixels, **reading)
+        source = open_data(data, max_pixels=max_pixels, **reading)
     num_aside = len(source.cases) - len(source.diagnosed)
     write_sample(
         options.out,
@@ -53,6 +57,10 @@ def sample(options: argparse.Namespace) -> None:
     for name in readers:
         print(f"for {name}: {options.out / name}")
     print(f"not for readers: {options.out / KEY_NAME}")
+
+
+def _find_data(source: str | None) -> pathlib.Path | None:
+    return None if source is None else find_files(source, "DATA", holds="a folder of cases")
 
 
 def score(options: argparse.Namespace) -> None:
@@ -98,17 +106,17 @@ def main(arguments: list[str] | None = None) -> None:
 def _add_sample(parser: argparse.ArgumentParser) -> None:
     parser.description = "Draw cases in proportion by diagnosis and write a folder for each reader, with a form and "
     parser.description += "images, and the key, which readers must not get."
-    path = pathlib.Path
-    parser.add_argument("data", type=path, nargs="?", metavar="DATA", help="folder or file in any supported layout")
+    source = "folder or file in any supported layout; or a folder of gs:// or s3://"
+    parser.add_argument("data", nargs="?", metavar="DATA", help=source)
     parser.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
-    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
     parser.add_argument("--format", choices=("html", "csv"), default="html", help="of the forms, default html")
     undiagnosed = "draw cases without a diagnosis too, as a stratum of their own"
     parser.add_argument("--with-undiagnosed", action="store_true", help=undiagnosed)
     run = parser.add_argument_group("cases of a run", "Draw from the cases that a run has predicted.")
-    run.add_argument("--workdir", type=path, metavar="RUN", help="a finished run; DATA then overrides its data root")
+    run.add_argument("--workdir", metavar="RUN", help="a finished run; DATA then overrides its data root")
     run.add_argument("--split", choices=("val", "test"), help="default test")
     reading = parser.add_argument_group("how DATA is read", "As the settings of a run; not with --workdir.")
     reading.add_argument("--layout", help="default: recognised by the files")
@@ -121,11 +129,11 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.description = "Read filled forms, refuse incomplete and altered ones, and compare readers, teacher and "
     parser.description += "student step by step."
-    path = pathlib.Path
+    path = local_path
     parser.add_argument("sample", type=path, metavar="DIR", help="output of `sample`, with its key")
     parser.add_argument("forms", type=path, nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
     parser.add_argument("--predictions", type=path, metavar="FILE", help="of a run: RUN/predictions/test.npz")
-    parser.add_argument("--out", type=path, required=True, metavar="DIR2", help="folder for the tables")
+    parser.add_argument("--out", type=output_path, required=True, metavar="DIR2", help="folder for the tables")
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
     parser.set_defaults(run=score)

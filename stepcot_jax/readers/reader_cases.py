@@ -19,7 +19,9 @@ from stepcot_jax.data.records.records import Collection
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import PhantomSettings, Settings, read_settings
+from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.settings.run_settings import PhantomSettings, Settings
+from stepcot_jax.settings.stored_settings import read_settings
 
 _PHANTOM_PATH = re.compile(r"images/phantom_([0-9]{1,9})\.png")
 _NUM_SHOWN = 80
@@ -100,14 +102,16 @@ def open_run(workdir: Path, split: str, *, root: Path | None = None) -> CaseSour
 def _open_data_of(settings: Settings, root: Path | None) -> CaseSource:
     data = settings.data
     max_pixels = int(data.max_megapixels * 1e6)
-    if data.source == "tfds" and root is None:
+    is_prepared = data.source == "tfds" and root is None
+    root = find_files(data.root, "config.data.root", holds="a folder of cases") if root is None else root
+    if is_prepared:
         from stepcot_jax.data.tfds.source import open_prepared  # here, because it needs an optional library
 
-        prepared = open_prepared(Path(data.root), max_pixels=max_pixels)
+        prepared = open_prepared(root, max_pixels=max_pixels)
         return _with_files(data.root, prepared.collection, prepared.images, max_pixels)
     of_folder = {"layout": data.layout, "single_label": data.single_label, "labels_from": data.labels_from}
     return open_data(
-        Path(data.root) if root is None else root,
+        root,
         max_pixels=max_pixels,
         step_names=data.step_names,
         on_bad_record=data.on_bad_record,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.subgroups import MIN_PATIENTS
-from stepcot_jax.host.errors import make_workdir
+from stepcot_jax.host.files import make_workdir
 from stepcot_jax.readers.reader_scores import ALL_READERS, Comparison
 from stepcot_jax.tables.published_figures import READER_ACCURACY, READER_F1, READER_SENSITIVITY
 from stepcot_jax.tables.verdicts import ALPHA, HIGHER, LOWER, NONE_SHOWN, Evidence, decide

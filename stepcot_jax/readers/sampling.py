@@ -14,8 +14,8 @@ import msgspec
 from PIL import Image
 
 from stepcot_jax.annotate.spreadsheets import encode_rows
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.pages import make_environment, render_page
 from stepcot_jax.readers.key import IMAGE_FOLDER, FormRow, Key, KeyCase, KeyReader, check_names, list_rows, write_key
 from stepcot_jax.readers.reader_cases import CaseSource

@@ -10,7 +10,9 @@ The page is a single file that loads nothing. It holds pictures and reports of t
 import argparse
 import pathlib
 
-from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.addresses import output_path
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,8 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.report", description="Write a finished run as one web page that loads nothing."
     )
-    parser.add_argument("workdir", metavar="WORKDIR", type=pathlib.Path, help="of a finished run")
-    parser.add_argument("--out", metavar="FILE", type=pathlib.Path, help="default: report.html in the workdir")
+    parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://, s3:// with --out")
+    parser.add_argument("--out", metavar="FILE", type=output_path, help="default: report.html in the workdir")
     shown = "most cases, or replies of a policy, to show (default: 200)"
     parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
     parser.add_argument(
@@ -34,12 +36,18 @@ def main(arguments: list[str] | None = None) -> int:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from stepcot_jax.host.files import write_whole
+    from stepcot_jax.host.store_cache import find_workdir
+    from stepcot_jax.host.stores import is_store_address
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.predict.trained_model import read_default_model
     from stepcot_jax.report.assembly import assemble
     from stepcot_jax.report.finished_run import read_run
-    from stepcot_jax.settings.run_settings import POLICY_JOBS, read_settings
+    from stepcot_jax.settings.run_settings import POLICY_JOBS
+    from stepcot_jax.settings.stored_settings import read_settings
 
+    if is_store_address(options.workdir) and options.out is None:
+        raise BadInput(f"--out is required with {options.workdir} (the file of the page, on this machine)")
+    options.workdir = find_workdir(options.workdir, "WORKDIR")
     if not options.workdir.is_dir():
         raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")
     out = options.out or options.workdir / "report.html"

@@ -14,6 +14,7 @@ from stepcot_jax.report.case_gathering import Gathered, gather
 from stepcot_jax.report.correction_view import write_corrections
 from stepcot_jax.report.figures import write_curves
 from stepcot_jax.report.finished_run import FinishedRun
+from stepcot_jax.report.operating_view import write_operating_section
 from stepcot_jax.report.page import Section, render, write_page
 from stepcot_jax.report.page_cases import write_cases
 from stepcot_jax.report.settings_view import write_settings
@@ -61,6 +62,7 @@ def assemble(
     sections = [
         *_write_figures(run, intervals, num_resamples),
         write_calibration_section(run),
+        write_operating_section(run),
         plausibility.write_section(run),
         *_write_cases(run, gathered),
         Section("settings", "Settings", "Every setting of the run.", write_settings(run.settings, run.report)),
@@ -85,12 +87,13 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
     metrics = evaluate(run.split.predictions, run.chain)
     lead = (
         f"In percent, with {_LEVEL:.0%} intervals from {num_resamples} bootstrap resamples of the patients. "
-        "Majority is the accuracy of the best constant answer."
+        "Majority is the accuracy of always giving the most frequent answer, or chain of answers."
     )
     body = render(
         "results.html.j2",
         intervals=intervals,
         metrics=metrics,
+        mean_of=_name_mean(metrics),
         difference=_compare_networks(run, num_resamples),
         notes=_list_notes(metrics),
     )
@@ -100,6 +103,13 @@ def _write_figures(run: FinishedRun, intervals: Mapping[str, ModelIntervals], nu
     )
     lead = "Rows are the truth, columns the answers; the frame marks right answers."
     yield Section("confusion", "Confusion", lead, render("confusion.html.j2", metrics=metrics))
+
+
+def _name_mean(metrics: Mapping[str, ModelMetrics]) -> str:
+    """Return of which steps the mean is, in words."""
+    steps = next(iter(metrics.values())).steps
+    num_left_out = sum(step.has_one_answer for step in steps)
+    return f"mean of {len(steps) - num_left_out} of {len(steps)} steps" if num_left_out else "mean of the steps"
 
 
 def _compare_networks(run: FinishedRun, num_resamples: int) -> str:
@@ -126,6 +136,8 @@ def _list_notes(metrics: Mapping[str, ModelMetrics]) -> list[str]:
         elif step.left_out:
             left_out = "; ".join(step.left_out)
             notes.append(f"{step.name}: no case has these answers; the macro averages leave them out: {left_out}.")
+        if step.has_one_answer:
+            notes.append(f"{step.name}: every case has the same answer; the mean over the steps leaves it out.")
     return list(dict.fromkeys(notes))
 
 

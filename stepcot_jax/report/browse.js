@@ -1,4 +1,3 @@
-"use strict";
 // Everything from records and replies goes into the page by textContent; box coordinates are numbers.
 (() => {
   const data = JSON.parse(document.getElementById("reply-data").textContent);
@@ -9,12 +8,6 @@
   let shown = [];
   let page = 0;
   let current = null;
-
-  function make(name, properties = {}, ...children) {
-    const element = Object.assign(document.createElement(name), properties);
-    element.append(...children.filter((child) => child !== null));
-    return element;
-  }
 
   function draw(name, attributes, text = "") {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -116,8 +109,7 @@
     return boxes.length === 0 ? "none" : boxes.map(([name, ...corners]) => `${name} [${corners.join(", ")}]`).join("; ");
   }
 
-  function show(place) {
-    current = place;
+  function reading(place) {
     const record = data.records[place];
     const reply = model().replies[place];
     const pairs = [["question", record.question]];
@@ -134,10 +126,19 @@
       pairs.push(["form", make("ul", { className: "problems" }, ...reply.problems.map((text) => make("li", {}, text)))]);
     }
     const text = reply.text === null ? make("p", { className: "note" }, "There is no reply.") : make("pre", { className: "report" }, reply.text);
-    const right = make("div", {}, facts(pairs), make("h4", {}, "Reply"), text);
-    document.getElementById("case-title").textContent = record.id;
+    return make("div", {}, facts(pairs), make("h4", {}, "Reply"), text);
+  }
+
+  function show(place) {
+    current = place;
+    document.getElementById("case-title").textContent = data.records[place].id;
     document.getElementById("case-place").textContent = `${shown.indexOf(place) + 1} of ${shown.length}`;
-    document.getElementById("case-body").replaceChildren(make("div", { className: "view" }, sheet(place)), right);
+    document.getElementById("case-body").replaceChildren(make("div", { className: "view" }, sheet(place)), reading(place));
+  }
+
+  function printed(place) {
+    const parts = [make("div", {}, sheet(place)), reading(place)];
+    return make("article", {}, make("h3", {}, data.records[place].id), make("div", { className: "pair" }, ...parts));
   }
 
   function open(place) {
@@ -163,8 +164,6 @@
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close();
   });
-  filters.addEventListener("submit", (event) => event.preventDefault());
-  filters.addEventListener("input", refresh);
-  filters.hidden = false;
-  refresh();
+  keepInAddress(filters, "replies", refresh);
+  printWhole(() => data.records.map((_, place) => printed(place)));
 })();

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.features.inputs import trained_preprocessing
+from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.asking import find_next_steps
 from stepcot_jax.predict.corrections import takes_answers

@@ -14,11 +14,11 @@ _QUALITY = 82
 _MAX_MAP_SIDE = 24
 
 
-def write_picture(pixels: UInt8[np.ndarray, "height width 3"]) -> str:
-    """Return a picture as a data URI: JPEG, grey if its channels are equal, at most `MAX_SIDE` pixels a side."""
+def write_picture(pixels: UInt8[np.ndarray, "height width 3"], *, max_side: int = MAX_SIDE) -> str:
+    """Return a picture as a data URI: JPEG, grey if its channels are equal, at most `max_side` pixels a side."""
     grey = bool((pixels == pixels[..., :1]).all())
     image = Image.fromarray(np.ascontiguousarray(pixels[..., 0]) if grey else pixels)
-    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+    image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=_QUALITY, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
@@ -57,11 +57,27 @@ def write_overlay(pixels: UInt8[np.ndarray, "height width 3"], values: Float[np.
     """
     height, width = pixels.shape[:2]
     smooth = Image.fromarray(_scale(values).astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
-    strength = np.asarray(smooth, np.float64)[..., None]
-    red, green, blue = np.full_like(strength, 255), 60 + 180 * strength, 30 + 130 * strength**2
-    colour = np.concatenate([red, green, blue], axis=-1)
-    opacity = 190 / 255 * strength**1.5
+    colour, opacity = _paint(np.asarray(smooth, np.float64))
     return write_picture(np.round((1 - opacity) * pixels + opacity * colour).astype(np.uint8))
+
+
+def write_map_layer(values: Float[np.ndarray, "row column"]) -> str:
+    """Return a map as a data URI: a see-through PNG of one pixel a cell, in the colours of `write_overlay`.
+
+    Args:
+      values: not negative, over the whole picture; an even map is invisible.
+    """
+    colour, opacity = _paint(_scale(values).astype(np.float64))
+    buffer = io.BytesIO()
+    Image.fromarray(np.round(np.concatenate([colour, 255 * opacity], axis=-1)).astype(np.uint8)).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _paint(strength: Float[np.ndarray, "row column"]) -> tuple[np.ndarray, np.ndarray]:
+    """Return red, green and blue from 0 to 255, and opacity from 0 to 1, of a map from 0 to 1."""
+    part = strength[..., None]
+    red, green, blue = np.full_like(part, 255), 60 + 180 * part, 30 + 130 * part**2
+    return np.concatenate([red, green, blue], axis=-1), 190 / 255 * part**1.5
 
 
 def _scale(values: np.ndarray) -> np.ndarray:

@@ -13,11 +13,13 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities
 from stepcot_jax.evaluation.calibration_files import read_calibration
 from stepcot_jax.evaluation.distributions import own_probabilities
+from stepcot_jax.evaluation.operating_point_files import OperatingPoints, read_points
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.run.stored_reading import CALIBRATION_FILE, read_reading
-from stepcot_jax.settings.run_settings import Settings, read_settings
+from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, read_reading
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.stored_settings import read_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_REPORT_BYTES = 64 * 2**20
@@ -39,6 +41,7 @@ class FinishedRun:
       report: content of `report.json`.
       split: each network's predictions for the test split.
       calibration: fitted on the validation split; None if the run fitted none.
+      operating_points: thresholds of the answers; None if the run chose none.
     """
 
     workdir: pathlib.Path
@@ -48,6 +51,7 @@ class FinishedRun:
     report: Mapping[str, Any]
     split: SplitPredictions
     calibration: Calibration | None
+    operating_points: OperatingPoints | None = None
 
     def check_model(self, model: str) -> None:
         """Refuse a network without predictions.
@@ -87,7 +91,7 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
     report = _read_report(workdir / "report.json")
     settings = read_settings(workdir / "settings.json")
     chain = read_reading(workdir).chain
-    calibration = workdir / CALIBRATION_FILE
+    calibration, statistics = workdir / CALIBRATION_FILE, workdir / STATISTICS_FILE
     split = read_predictions(workdir / "predictions" / "test.npz", chain)
     if not len(split.predictions.index):
         raise BadInput(f"{workdir}: the test split has no cases; a report needs at least one")
@@ -99,6 +103,7 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         report=report,
         split=split,
         calibration=read_calibration(calibration, chain) if calibration.is_file() else None,
+        operating_points=read_points(statistics, chain) if statistics.is_file() else None,
     )
 
 

@@ -1,8 +1,10 @@
-"use strict";
 // Everything from the data goes into the page by textContent, or by src where it is one of our own pictures.
 (() => {
   const block = document.getElementById("case-data");
-  if (block === null) return;
+  if (block === null) {
+    printWhole();
+    return;
+  }
   const data = JSON.parse(block.textContent);
   const gallery = document.getElementById("gallery");
   const dialog = document.getElementById("case");
@@ -14,12 +16,6 @@
   let current = null;
   let mapped = last;
   let isMapVisible = true;
-
-  function make(name, properties = {}, ...children) {
-    const element = Object.assign(document.createElement(name), properties);
-    element.append(...children.filter((child) => child !== null));
-    return element;
-  }
 
   function answerText(step, label) {
     return label === NOT_ANNOTATED ? "not annotated" : data.steps[step].options[label];
@@ -91,23 +87,27 @@
     canvas.getContext("2d").putImageData(image, 0, 0);
   }
 
-  function view(entry) {
+  function drawFrame(entry, step) {
     const frame = make("div", { className: "frame" }, picture(entry, `Radiograph ${entry.name}`));
-    const parts = [frame];
-    if (entry.maps !== null && entry.picture !== null) {
-      const canvas = make("canvas", { className: "map", hidden: !isMapVisible });
-      canvas.setAttribute("aria-hidden", "true");
-      drawMap(canvas, entry.maps[mapped]);
-      frame.append(canvas);
-      const box = make("input", { type: "checkbox", checked: isMapVisible });
-      box.addEventListener("change", () => {
-        isMapVisible = box.checked;
-        canvas.hidden = !isMapVisible;
-      });
-      const step = data.steps[mapped].name;
-      parts.push(make("label", { className: "toggle" }, box, ` Map of “${step}”`));
-    }
-    return make("div", { className: "view" }, ...parts);
+    if (entry.maps === null || entry.picture === null) return frame;
+    const canvas = make("canvas", { className: "map" });
+    canvas.setAttribute("aria-hidden", "true");
+    drawMap(canvas, entry.maps[step]);
+    frame.append(canvas);
+    return frame;
+  }
+
+  function view(entry) {
+    const frame = drawFrame(entry, mapped);
+    const canvas = frame.querySelector("canvas");
+    if (canvas === null) return make("div", { className: "view" }, frame);
+    const box = make("input", { type: "checkbox", checked: isMapVisible });
+    canvas.hidden = !isMapVisible;
+    box.addEventListener("change", () => {
+      isMapVisible = box.checked;
+      canvas.hidden = !isMapVisible;
+    });
+    return make("div", { className: "view" }, frame, make("label", { className: "toggle" }, box, ` Map of “${data.steps[mapped].name}”`));
   }
 
   function confidence(entry, step) {
@@ -138,14 +138,14 @@
     return button;
   }
 
-  function chain(entry) {
+  function chain(entry, marked, nameStep) {
     const header = make("tr", {}, ...["Step", "Truth", "Answer", "Confidence"].map((text) => make("th", { scope: "col" }, text)));
     const rows = data.steps.map((_, step) => {
       const right = entry.truth[step] === NOT_ANNOTATED ? null : entry.truth[step] === entry.answers[step];
       return make(
         "tr",
-        { className: step === mapped && entry.maps !== null ? "mapped" : "" },
-        make("th", { scope: "row" }, stepName(entry, step)),
+        { className: step === marked && entry.maps !== null ? "mapped" : "" },
+        make("th", { scope: "row" }, nameStep(entry, step)),
         make("td", {}, answerText(step, entry.truth[step])),
         make("td", {}, mark(right), " ", answerText(step, entry.answers[step])),
         make("td", { className: "confidence" }, ...confidence(entry, step)),
@@ -154,16 +154,27 @@
     return make("table", { className: "chain" }, make("thead", {}, header), make("tbody", {}, ...rows));
   }
 
-  function show(entry) {
-    current = entry;
-    const place = shown.indexOf(entry);
+  function reading(entry, table) {
     const warning = entry.inconsistent === "" ? null : make("p", { className: "warning" }, `Never together in training: ${entry.inconsistent}`);
     const report = entry.report === "" ? make("p", { className: "note" }, "This case has no report.") : make("pre", { className: "report" }, entry.report);
-    const right = make("div", { className: "reading" }, warning, chain(entry), make("h4", {}, "Report"), report);
+    return make("div", { className: "reading" }, warning, table, make("h4", {}, "Report"), report);
+  }
+
+  function show(entry) {
+    current = entry;
     document.getElementById("case-title").textContent = entry.name;
     document.getElementById("case-about").textContent = entry.about;
-    document.getElementById("case-place").textContent = `${place + 1} of ${shown.length}`;
-    document.getElementById("case-body").replaceChildren(view(entry), right);
+    document.getElementById("case-place").textContent = `${shown.indexOf(entry) + 1} of ${shown.length}`;
+    document.getElementById("case-body").replaceChildren(view(entry), reading(entry, chain(entry, mapped, stepName)));
+  }
+
+  // As it is printed, with the map of the last step.
+  function sheet(entry) {
+    const title = make("h3", {}, entry.name, " ", make("span", { className: "note" }, entry.about));
+    const table = chain(entry, last, (_, step) => data.steps[step].name);
+    const about = entry.maps === null ? null : make("p", { className: "note" }, `Map of “${data.steps[last].name}”`);
+    const left = make("div", {}, drawFrame(entry, last), about);
+    return make("article", {}, title, make("div", { className: "pair" }, left, reading(entry, table)));
   }
 
   function open(entry) {
@@ -189,8 +200,6 @@
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close();
   });
-  filters.addEventListener("submit", (event) => event.preventDefault());
-  filters.addEventListener("input", refresh);
-  filters.hidden = false;
-  refresh();
+  keepInAddress(filters, "cases", refresh);
+  printWhole(() => data.cases.map(sheet));
 })();

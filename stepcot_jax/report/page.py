@@ -44,13 +44,14 @@ def decimal(number: float) -> str:
     return "-" if math.isnan(number) else f"{number:.2f}"
 
 
-_TEMPLATES = make_environment(_HERE)
-_TEMPLATES.filters |= {"percent": percent, "decimal": decimal}
+TEMPLATES = make_environment(_HERE)
+TEMPLATES.filters |= {"percent": percent, "decimal": decimal}
+"""The environment of this room's templates."""
 
 
 def render(name: str, **values: Any) -> Markup:
     """Render one of this room's templates, in which every value is escaped."""
-    return Markup(_TEMPLATES.get_template(name).render(values))  # noqa: S704 - escaped by the template
+    return Markup(TEMPLATES.get_template(name).render(values))  # noqa: S704 - escaped by the template
 
 
 def write_page(*, title: str, about: Sequence[str], sections: Sequence[Section]) -> str:
@@ -61,6 +62,11 @@ def write_page(*, title: str, about: Sequence[str], sections: Sequence[Section])
       about: sentences that describe the run, below the title.
       sections: in order.
     """
-    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    template = _TEMPLATES.get_template("report.html.j2")
-    return render_page(template, style=style, script=script, title=title, about=about, sections=sections)
+    style, *scripts = (read_part(name) for name in ("page.css", "shared.js", "page.js", "operating.js"))
+    template = TEMPLATES.get_template("report.html.j2")
+    return render_page(template, style=style, script="".join(scripts), title=title, about=about, sections=sections)
+
+
+def read_part(name: str) -> str:
+    """Return the text of one of this room's style sheets or scripts: "page.css" and "shared.js" are for every page."""
+    return (_HERE / name).read_text(encoding="utf-8")

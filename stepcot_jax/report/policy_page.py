@@ -25,7 +25,8 @@ from stepcot_jax.report.finished_run import Entry, read_metrics
 from stepcot_jax.report.page import Section
 from stepcot_jax.report.reply_page import ShownTable, write_page
 from stepcot_jax.report.settings_view import write_settings
-from stepcot_jax.settings.run_settings import Settings, read_settings
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.stored_settings import read_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _PHASES = ("sft", "grpo")

@@ -14,20 +14,17 @@ from stepcot_jax.data.records.record_reader import ImageLocator
 from stepcot_jax.evaluation.reply_scores import ReplyScore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file, write_whole
-from stepcot_jax.host.pages import make_environment, name_unseen, render_page
+from stepcot_jax.host.pages import name_unseen, render_page
 from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.report.embedded_pictures import write_picture
-from stepcot_jax.report.page import Section
+from stepcot_jax.report.page import TEMPLATES, Section, read_part
 
 MOST_SHOWN = 10_000
 """Default for the most records on a page."""
 
 _MOST_EMBEDDED = 16_000_000  # characters of pictures within the page; more are written as files beside it
 _LONGEST_SHOWN = 4000  # characters of a reply
-
-_HERE = Path(__file__).parent
-_TEMPLATES = make_environment(_HERE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +44,7 @@ class ShownTable:
     notes: tuple[str, ...] = ()
 
 
-_PARTS = ("page.css", "browse.css", "browse.js")
+_PARTS = ("page.css", "browse.css", "shared.js", "browse.js")
 
 
 def write_page(
@@ -90,22 +87,18 @@ def write_page(
     data = {
         "records": [_describe_record(record, places) for record in shown],
         "models": _describe_models(models, num_shown),
-        "pictures": [
-            _write_file(folder, place, picture) if as_files and picture else picture
-            for place, picture in enumerate(pictures)
-        ],
+        "pictures": _write_files(folder, pictures) if as_files else pictures,
     }
-    left_out = f"The page shows the first {len(shown)} of {len(records)}." if len(shown) < len(records) else ""
-    style, own_style, script = ((_HERE / name).read_text(encoding="utf-8") for name in _PARTS)
+    style, own_style, shared, script = map(read_part, _PARTS)
     page = render_page(
-        _TEMPLATES.get_template("browse.html.j2"),
+        TEMPLATES.get_template("browse.html.j2"),
         style=style + own_style,
-        script=script,
+        script=shared + script,
         images="'self' file:" if as_files else "",
         title=title,
         writer=writer,
         about=about,
-        left_out=left_out,
+        left_out=f"The page shows the first {len(shown)} of {len(records)}." if len(shown) < len(records) else "",
         tables=tables,
         sections=sections,
         closing=closing,
@@ -150,10 +143,14 @@ def picture_reader(root: Path) -> Callable[[str], str | None]:
     return read
 
 
-def _write_file(folder: Path, place: int, picture: str) -> str:
-    name = f"pictures/{place:06}.jpg"
-    write_whole(folder / name, base64.b64decode(picture.partition(",")[2]))
-    return name
+def _write_files(folder: Path, pictures: Sequence[str | None]) -> list[str | None]:
+    """Write pictures given as data URIs to files, and return their names; None where there is no picture."""
+    names: list[str | None] = []
+    for place, picture in enumerate(pictures):
+        names.append(f"pictures/{place:06}.jpg" if picture else picture)
+        if picture:
+            write_whole(folder / f"pictures/{place:06}.jpg", base64.b64decode(picture.partition(",")[2]))
+    return names
 
 
 def _describe_record(record: VqaRecord, places: Mapping[str, int]) -> dict[str, Any]:

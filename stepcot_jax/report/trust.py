@@ -135,7 +135,7 @@ class Plausibility:
 
     def broken_rules(self, answers: Int[np.ndarray, "case step"]) -> list[str]:
         """Return the rules that each case's answers break, in words; "" for none."""
-        return ["; ".join(consistency.count_broken(row[None], self.rules, self.chain)) for row in answers]
+        return ["; ".join(broken) for broken in consistency.list_broken(answers, self.rules, self.chain)]
 
     def write_section(self, run: FinishedRun) -> Section:
         """Write the share of chains that break a rule, of the truth and of every network."""

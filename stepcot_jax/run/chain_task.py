@@ -1,30 +1,39 @@
 """The task of chains of answers: cases and their labels, and the results of networks that answer every step."""
 
 import contextlib
+import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from stepcot_jax.data.batches import batches_per_epoch
 from stepcot_jax.data.dataset import Dataset, write_account
 from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.gate import Gate, write_gates
 from stepcot_jax.features.inputs import load_inputs
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.feed import Feed
+from stepcot_jax.run.gate_fitting import fit_gates
 from stepcot_jax.run.results import NUM_GIVEN, SPLITS, GivenReadings, predict_splits, read_with_given, write_results
 from stepcot_jax.run.run_checks import check_annotated, check_same_data, check_same_splits, check_step_costs
-from stepcot_jax.run.stored_reading import write_reading
+from stepcot_jax.run.stored_reading import GATE_FILE, write_reading, write_shapes
 from stepcot_jax.run.task import Outcome, Task
+from stepcot_jax.run.training_data import describe_cases
+from stepcot_jax.run.warm_start import read_warm_start, refuse_seen_cases
 from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.grpo_objective import REFERENCE
 from stepcot_jax.systems.registry import make_system
 from stepcot_jax.systems.step_cot import StepCoT
+from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.processes import is_first, wait_for_all
-from stepcot_jax.training.state import TrainState
+from stepcot_jax.training.state import TrainState, shapes_by_name
 from stepcot_jax.training.system import Batch, Stream
 
 
@@ -45,9 +54,14 @@ class ChainTask(Task):
         self.settings, self.workdir, self.devices, self.terminal = settings, workdir, devices, terminal
         self.batch_size = settings.training.batch_size
         devices.check_batch_size(self.batch_size)  # before minutes of loading
+        is_new = not saved_steps(workdir / "checkpoints")
+        self.start = read_warm_start(settings) if settings.start.checkpoint and is_new else None
         processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
         self.inputs = load_inputs(settings, workdir, terminal, processes=processes)
         self.dataset: Dataset = self.inputs.dataset
+        if self.start is not None:
+            unchecked = refuse_seen_cases(self.start, settings, self.dataset)
+            self.start = dataclasses.replace(self.start, notes=(*self.start.notes, *unchecked))
         check_step_costs(settings, self.dataset.chain)
         notes = check_annotated(self.dataset)
         if settings.job == "baseline" and settings.baseline.steps == "last":  # hidden on purpose
@@ -94,6 +108,17 @@ class ChainTask(Task):
         """Return what the networks answer for a split, the same in every process."""
         return self.feed.answer(lambda batch: self.predict(params, batch), split)
 
+    def begin(self, state: TrainState) -> TrainState:
+        """Put in the weights of `start.checkpoint`, and say what was taken over."""
+        if self.start is None:
+            return state
+        matched = self.start.apply(state.params, self.dataset.chain)
+        for line in self.start.describe(matched):
+            self.terminal.say(line)
+        if is_first():
+            self.start.write(self.workdir, matched)
+        return state.replace(params=self.devices.put_whole(matched.params))
+
     def validate(self, state: TrainState) -> dict[str, float]:
         """Return the score of each network on the validation split."""
         return self.system.evaluate(self.predictions(state.params, "val"))
@@ -121,7 +146,8 @@ class ChainTask(Task):
     def write_facts(self) -> None:
         """Write the questions, the prompts' vectors and the account of the cases."""
         features, digest = self.inputs.text_features, self.inputs.encoder_digest
-        write_reading(self.workdir, self.dataset.chain, features, encoder_digest=digest)
+        trained_on = describe_cases(self.settings, self.dataset)
+        write_reading(self.workdir, self.dataset.chain, features, encoder_digest=digest, trained_on=trained_on)
         if account := write_account(self.dataset, self.workdir):
             self.terminal.say(account)
 
@@ -134,13 +160,37 @@ class ChainTask(Task):
         rows = {split: self.feed.sample_rows(split, NUM_GIVEN) | shared for split in SPLITS}
         return read_with_given(self.system, params_of, rows)
 
+    def _fit_gates(self, params_of: Callable[[str], Any]) -> dict[str, Gate]:
+        """Return the gates of the networks that read images; none if no gate is asked for."""
+        false_alarms = self.settings.evaluation.gate_false_alarms
+        if not false_alarms or not isinstance(self.system, StepCoT) or self.settings.image_encoder.name == "imported":
+            return {}
+        names = [name for name in self.system.names if name in ("teacher", "student")]
+        gates = fit_gates(self.feed, self.system.networks, names, params_of, false_alarms=false_alarms)
+        if not gates:
+            self.terminal.say(
+                f"no gate: config.evaluation.gate_false_alarms={false_alarms:g} needs at least "
+                f"{math.ceil(1 / false_alarms - 1e-9) - 1} validation images"
+            )
+        return gates
+
+    def _write_shapes(self, params: Any) -> None:
+        text, width = self.inputs.text_features, self.inputs.example.get("image_features", np.zeros((1, 0))).shape[1]
+        inputs = (*(() if text is None else text.shape), width)
+        read = {name: part for name, part in params.items() if name != REFERENCE}
+        write_shapes(self.workdir, shapes_by_name(read), inputs=inputs)
+
     def finish(self, outcome: Outcome) -> dict[str, Any]:
-        """Predict with each network's best weights; write predictions, calibration, statistics and report."""
+        """Predict with each network's best weights; write predictions, calibration, gate, statistics and report."""
         predictions = predict_splits(self.system.names, outcome.params_of, self.predictions)
         given = self._read_with_given(outcome.params_of)
+        gates = self._fit_gates(outcome.params_of)
+        params = outcome.params_of(self.system.names[0])
         wall_seconds = outcome.seconds()
         if not is_first():
             return {}
+        write_gates(self.workdir / GATE_FILE, gates)
+        self._write_shapes(params)
         report = write_results(
             self.workdir,
             self.dataset,

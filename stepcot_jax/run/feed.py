@@ -16,7 +16,7 @@ from stepcot_jax.features.inputs import Inputs
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.training.parallel import Devices
 
-_READ = frozenset({"images", "image_features", "labels", "index", "present"})
+_READ = frozenset({"images", "image_features", "labels", "targets", "index", "present"})
 """Batch entries that the data provide; a phase's `collect` may add others."""
 
 
@@ -99,6 +99,11 @@ class Feed:
 
     def sample_rows(self, split: str, num_cases: int) -> dict[str, Any]:
         """Return prepared rows of a split on the host: all, or `num_cases` spread evenly; alike in every process."""
+        parts = list(self.sample_batches(split, num_cases))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def sample_batches(self, split: str, num_cases: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `sample_rows` in batches, so that the images of many cases need not fit the memory."""
         dataset, members = self.inputs.dataset, self.inputs.dataset.splits.by_name()[split]
         places = np.unique(np.linspace(0, len(members) - 1, min(num_cases, len(members))).round().astype(int))
         chosen = tuple(members[place] for place in places)
@@ -107,12 +112,10 @@ class Feed:
             split,
             batch_size=min(self.settings.evaluation.batch_size, len(chosen)),
         )
-        parts: list[dict[str, Any]] = []
         with contextlib.closing(self._iterate(batches)) as read:
             for batch in read:
                 rows = jax.device_get(self.inputs.prepare(batch))
-                parts.append({name: array[np.asarray(batch["present"], bool)] for name, array in rows.items()})
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+                yield {name: array[np.asarray(batch["present"], bool)] for name, array in rows.items()}
 
     def _iterate(self, batches: Batches) -> ReadAhead:
         """Load ahead: in workers what is decoded; features that are only looked up in threads."""

@@ -19,23 +19,16 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.batched_replies import reply_in_batches
 from stepcot_jax.policies.encoded_records import lay_out_prompts
-from stepcot_jax.policies.policy_files import (
-    VOCABULARY_FILE,
-    read_lengths,
-    write_lengths,
-)
-from stepcot_jax.policies.policy_network import make_policy, normalise, start_coordinates
-from stepcot_jax.policies.rollouts import Sampling
-from stepcot_jax.policies.tokenizers import Vocabulary
+from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, write_lengths
+from stepcot_jax.policies.qwen.qwen_setup import find_qwen
 from stepcot_jax.run.policy_checks import check_epochs
+from stepcot_jax.run.policy_making import make_policy_system
 from stepcot_jax.run.policy_results import Answered, write_examples, write_policy_results
-from stepcot_jax.run.policy_start import naming_start, read_policy_start
+from stepcot_jax.run.policy_start import naming_start, read_policy_start, refuse_seen_patients, write_patients
 from stepcot_jax.run.policy_tokens import tokenize_records
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
-from stepcot_jax.systems.policy_system import PolicySystem
-from stepcot_jax.systems.rollout_making import make_rollouts
 from stepcot_jax.systems.sft import PackedRows, draw_batches, pack_split
 from stepcot_jax.systems.staged_rows import StagedRows, make_staged_rows
 from stepcot_jax.training.parallel import Devices
@@ -67,9 +60,12 @@ class PolicyTask(Task):
             size = getattr(settings, section).batch_size
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
         self.batch_size = settings.sft.batch_size
+        self.source = find_qwen(settings) if settings.policy.weights else None
         self.start = read_policy_start(settings) if settings.policy.start else None
         self.dataset: VqaDataset = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
-        self.tokens = tokenize_records(settings, self.dataset, None if self.start is None else self.start.tokenizer)
+        refuse_seen_patients(settings, self.dataset)
+        start = None if self.start is None else self.start.tokenizer
+        self.tokens = tokenize_records(settings, self.dataset, start, source=self.source)
         self.tokenizer, self.lengths = self.tokens.tokenizer, self.tokens.lengths
         self.packs, self.row_length = pack_split(
             self.dataset, self.tokens.encoded, pack_length=settings.sft.pack_length
@@ -82,38 +78,16 @@ class PolicyTask(Task):
                     settings, self.dataset, self.tokenizer, encoded=self.tokens.encoded, places=places, rows=rows
                 )
         self.scoring = ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
-        self.system = self._make_system()
-
-    def _make_system(self) -> PolicySystem:
-        settings, num_train = self.settings, len(self.dataset.splits["train"])
-        policy = make_policy(settings, num_words=self.tokenizer.num_words)
-        prepare = functools.partial(normalise, settings=settings)
-        rollouts = None
-        if settings.job == "grpo":
-            rollouts = make_rollouts(
-                settings,
-                policy=policy,
-                normalise=prepare,
-                tokenizer=self.tokenizer,
-                records=self.dataset.records,
-                devices=self.devices,
-                workdir=self.workdir,
-                longest=self.lengths.reply_length,
-                longest_check=self.tokens.longest_check,
-            )
-        return PolicySystem(
+        self.system = make_policy_system(
             settings,
-            policy,
-            prepare,
-            Sampling(longest=self.lengths.reply_length, stop=self.tokenizer.stop, greedy=True),
-            sft_updates=max(len(self.packs) // settings.sft.batch_size, 1),
-            grpo_updates=settings.grpo.updates_per_epoch or max(num_train // settings.grpo.batch_size, 1),
-            rollouts=rollouts,
+            dataset=self.dataset,
+            tokens=self.tokens,
+            num_rows=len(self.packs),
             staged=self.staged,
-            start=None if self.start is None else self.start.params,
-            begin=functools.partial(
-                start_coordinates, tokenizer=self.tokenizer, largest=self.lengths.largest_coordinate
-            ),
+            start=self.start,
+            source=self.source,
+            devices=devices,
+            workdir=workdir,
         )
 
     @property
@@ -217,6 +191,10 @@ class PolicyTask(Task):
         chosen: np.ndarray = places[np.unique(np.linspace(0, len(places) - 1, min(wanted, len(places))).astype(int))]
         return chosen
 
+    def begin(self, state: TrainState) -> TrainState:
+        """Put in the weights of `policy.start` or `policy.weights`."""
+        return self.system.fill(state)
+
     def validate(self, state: TrainState) -> dict[str, float]:
         """Return (A + V) / 2 on validation questions under the name of the phase, and write some replies."""
         step = int(jax.device_get(state.step))
@@ -269,13 +247,16 @@ class PolicyTask(Task):
         )
 
     def write_facts(self) -> None:
-        """Write lengths, vocabulary and the test records."""
+        """Write lengths, vocabulary, the test records and the patients of each split."""
         write_lengths(self.workdir, self.lengths)
-        if isinstance(self.tokenizer, Vocabulary):
-            self.tokenizer.write(self.workdir / VOCABULARY_FILE)
+        if self.tokenizer.closed is not None:
+            self.tokenizer.closed.write(self.workdir / VOCABULARY_FILE)
+        if self.source is not None:
+            self.source.copy_files(self.workdir)
         path = self.workdir / TEST_RECORDS
         path.parent.mkdir(exist_ok=True)
         write_vqa_records(path, [self.dataset.records[place] for place in self.dataset.splits["test"]])
+        write_patients(self.workdir, self.dataset)
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Answer the test questions with the best weights of each phase; write replies and report."""

@@ -8,6 +8,8 @@ from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.policies.check_tokens import check_texts, encode_checks, longest_check
 from stepcot_jax.policies.encoded_records import EncodedRecord, RecordEncoder, write_texts
 from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, load_pretrained
+from stepcot_jax.policies.qwen.qwen_setup import QwenSource
+from stepcot_jax.policies.qwen.qwen_template import FRAME
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.run.policy_checks import check_round_trip, count_cut
 from stepcot_jax.run.policy_start import naming_start
@@ -36,24 +38,27 @@ class TokenizedRecords:
     num_cut: int
 
 
-def tokenize_records(settings: Settings, dataset: VqaDataset, tokenizer: AnyTokenizer | None) -> TokenizedRecords:
+def tokenize_records(
+    settings: Settings, dataset: VqaDataset, tokenizer: AnyTokenizer | None, *, source: QwenSource | None = None
+) -> TokenizedRecords:
     """Encode the prompts of all records and the replies of the training split.
 
     Args:
       settings: of the run.
       dataset: its records.
       tokenizer: of the run that this one starts from; None for that of the settings.
+      source: of a Qwen2.5-VL; None for the small decoder.
 
     Raises:
       BadInput: a record cannot be written or encoded, or no training reply fits in `policy.longest_reply`.
     """
-    tokenizer = make_tokenizer(settings, dataset) if tokenizer is None else tokenizer
+    tokenizer = make_tokenizer(settings, dataset, source) if tokenizer is None else tokenizer
     encoder = RecordEncoder(tokenizer, settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
     train = [int(place) for place in dataset.splits["train"]]
     with naming_start(settings):
         prompts = [encoder.encode_prompt(record) for record in dataset.records]
         encoded = {place: encoder.encode(dataset.records[place]) for place in train}
-    if settings.policy.tokenizer:  # a closed vocabulary gives every text back
+    if tokenizer.closed is None:  # a closed vocabulary gives every text back
         check_round_trip(encoder, dataset.records, encoded)
     longest = of_checks = max(len(each.target) for each in encoded.values())
     reply_length = settings.policy.longest_reply or longest
@@ -90,15 +95,22 @@ def draw_checks(settings: Settings, dataset: VqaDataset) -> dict[int, CheckExamp
     )
 
 
-def make_tokenizer(settings: Settings, dataset: VqaDataset) -> AnyTokenizer:
-    """Return the pretrained tokenizer that the settings name, or a closed vocabulary.
+def make_tokenizer(settings: Settings, dataset: VqaDataset, source: QwenSource | None = None) -> AnyTokenizer:
+    """Return the tokenizer of a Qwen2.5-VL, the pretrained one that the settings name, or a closed vocabulary.
 
     The vocabulary is counted on the prompts of all splits and the replies of the training split: no word of a held-out
     answer enters it, and no question is unreadable.
     """
+    if source is not None:
+        return source.read_tokenizer(None if source.folder else count_vocabulary(settings, dataset, FRAME))
     if settings.policy.tokenizer:
         return load_pretrained(settings.policy.tokenizer)
-    vqa, texts = settings.vqa, list[str]()
+    return count_vocabulary(settings, dataset)
+
+
+def count_vocabulary(settings: Settings, dataset: VqaDataset, further: Sequence[str] = ()) -> Vocabulary:
+    """Return the closed vocabulary of a dataset's prompts and training replies, and of further texts."""
+    vqa, texts = settings.vqa, list(further)
     for record in dataset.records:
         prompt, reply = write_texts(record, vqa.dialect, with_thinking=vqa.with_thinking)
         texts += [prompt, reply] if record.split == "train" else [prompt]

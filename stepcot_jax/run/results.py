@@ -10,16 +10,19 @@ import numpy as np
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
-from stepcot_jax.evaluation.calibration import Calibration, fit_calibration
+from stepcot_jax.evaluation.calibration import Calibration
 from stepcot_jax.evaluation.calibration_files import write_calibration
-from stepcot_jax.evaluation.consistency import count_pairs, make_rules
+from stepcot_jax.evaluation.calibration_fitting import fit_calibration
+from stepcot_jax.evaluation.consistency import Rules, count_pairs, make_rules
 from stepcot_jax.evaluation.consistency_files import write_pairs
 from stepcot_jax.evaluation.evaluator import Predictions, evaluate
 from stepcot_jax.evaluation.interventions import describe_reliance, give_logits, measure_reliance
+from stepcot_jax.evaluation.operating_point_files import OperatingPoints, describe_points
+from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points
 from stepcot_jax.evaluation.pair_ratios import Counts, fit_pair_ratios, give_prefixes
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
 from stepcot_jax.evaluation.report_table import format_table, report_dict, write_report
-from stepcot_jax.evaluation.summary import describe, summarise
+from stepcot_jax.evaluation.summary import describe, summarise, without_nan
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE
 from stepcot_jax.settings.sections import EvaluationSettings
 from stepcot_jax.systems.step_cot import StepCoT
@@ -136,7 +139,12 @@ def write_results(
     for split, found in splits.items():
         write_predictions(folder / f"{split}.npz", found, chain)
     calibration = fit_calibration(
-        predictions["val"], chain, coverage=evaluation.coverage, coverage_by=evaluation.coverage_by
+        predictions["val"],
+        chain,
+        coverage=evaluation.coverage,
+        coverage_by=evaluation.coverage_by,
+        confidence=evaluation.coverage_confidence,
+        patients=splits["val"].facts["patient_id"],
     )
     write_calibration(workdir / CALIBRATION_FILE, calibration, chain)
     counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
@@ -144,11 +152,8 @@ def write_results(
     write_pairs(workdir / PAIRS_FILE, counts, chain, weights=weights)
     rules = make_rules(chain, counts=counts)
     print("".join(f"consistency: {note}\n" for note in rules.notes), end="")
-    statistics = summarise(
-        splits["test"], chain, calibration=calibration, rules=rules, num_resamples=evaluation.num_resamples
-    )
     reliance = {} if given is None else given.reliance
-    statistics["reliance"] = reliance or None
+    statistics = _measure(splits, chain, calibration, rules, evaluation) | {"reliance": reliance or None}
     write_report(workdir / STATISTICS_FILE, statistics)
     metrics = evaluate(predictions["test"], chain)
     report = report_dict(metrics=metrics, num_cases=dataset.num_cases, wall_seconds=wall_seconds)
@@ -160,3 +165,21 @@ def write_results(
     print("\n".join(describe_reliance(reliance)))
     print(f"\n{wall_seconds:.0f} s; written to {workdir / REPORT}")
     return report
+
+
+def _measure(
+    splits: Mapping[str, SplitPredictions],
+    chain: Chain,
+    calibration: Calibration,
+    rules: Rules,
+    evaluation: EvaluationSettings,
+) -> dict[str, Any]:
+    """Return the statistics of the test split, with operating points that the validation split chose."""
+    num_resamples = evaluation.num_resamples
+    statistics = summarise(splits["test"], chain, calibration=calibration, rules=rules, num_resamples=num_resamples)
+    rule = Rule(evaluation.operating_point, evaluation.operating_target, evaluation.miss_cost)
+    points = choose_operating_points(
+        splits["val"], splits["test"], chain, calibration=calibration, rule=rule, num_resamples=num_resamples
+    )
+    statistics["operating_points"] = without_nan(describe_points(OperatingPoints(rule, points)))
+    return statistics

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from stepcot_jax.chain import Chain
+from stepcot_jax.data.checks.check_facts import note_one_answers
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.splits.split_manifest import check_manifest
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.settings.run_settings import Settings, changed_keys, read_settings
+from stepcot_jax.run.more_epochs import Raised, epochs_keys, find_raised
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.stored_settings import changed_keys, read_settings
 from stepcot_jax.training.checkpoints import saved_steps
 
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}
@@ -35,25 +38,27 @@ def explain_disk(workdir: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> None:
+def check_earlier_run(settings: Settings, workdir: pathlib.Path) -> list[Raised]:
     """Refuse a workdir whose checkpoints these settings cannot resume.
 
+    Returns:
+      The numbers of epochs that were raised since the run started.
+
     Raises:
-      BadInput: `settings.resume` is False, or keys differ that may not.
+      BadInput: `settings.resume` is False, keys differ that may not, or a number of epochs cannot be changed so.
     """
     if not saved_steps(workdir / "checkpoints"):
-        return
+        return []
     if not settings.resume:
         raise BadInput(f"{workdir}: there are checkpoints of an earlier run; use a new workdir or config.resume=True")
     path = workdir / "settings.json"
     before = read_settings(path)
-    changed = changed_keys(before, settings)
-    if settings.training.given_answers == "annealed" and before.training.joint_epochs != settings.training.joint_epochs:
-        changed.append("config.training.joint_epochs (the rate of given_answers='annealed' depends on it)")
+    changed = [key for key in changed_keys(before, settings) if key not in epochs_keys(before.job)]
     if changed:
         raise BadInput(
             f"{path}: the run started with other values of {', '.join(changed)}; use the same settings or a new workdir"
         )
+    return find_raised(before, settings)
 
 
 def check_step_costs(settings: Settings, chain: Chain) -> None:
@@ -73,7 +78,7 @@ def check_annotated(dataset: Dataset) -> list[str]:
     """Refuse data without annotated answers to train on or to choose the best weights by.
 
     Returns:
-      A note for each step that is never trained.
+      A note for each step that is never trained, and for each split with steps that have one answer.
 
     Raises:
       BadInput: the train or the val split has no annotated answer.
@@ -81,15 +86,20 @@ def check_annotated(dataset: Dataset) -> list[str]:
     counts = {
         name: (dataset.labels[np.asarray(indices, int)] >= 0).sum(axis=0)
         for name, indices in dataset.splits.by_name().items()
-    }
+    } | {"train": (dataset.training_targets.labels >= 0).sum(axis=0)}
     for name in ("train", "val"):
         if not counts[name].any():
             raise BadInput(f"{dataset.splits_source}: the {name} split has no annotated answer")
-    return [
+    member = np.zeros((len(counts), len(dataset.cases)), bool)
+    for own, indices in zip(member, dataset.splits.by_name().values(), strict=True):
+        own[list(indices)] = True
+    untrained = [
         f"note: {step.name!r} has no annotated answer in the train split and is not trained"
         for step, num_train in zip(dataset.chain.steps, counts["train"], strict=True)
         if not num_train
     ]
+    notes = note_one_answers(dataset.labels, member, dataset.training_targets, dataset.chain)
+    return untrained + [f"note: {note}" for note in notes]
 
 
 def check_same_splits(dataset: Dataset, workdir: pathlib.Path) -> None:

@@ -1,12 +1,14 @@
 """Store the questions and prompt vectors in a workdir, so that its networks read without the data.
 
 `reading/chain.json` holds the steps and the digest of the frozen encoder; `reading/text_features.npy` a vector for each
-step, and is absent if the teacher has no text.
+step, and is absent if the teacher has no text. `reading/shapes.json` has the shapes of all parameters.
 """
 
 import dataclasses
+import hashlib
 import io
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,14 +17,19 @@ from jaxtyping import Float
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file, read_json, write_whole
+from stepcot_jax.host.files import digest_file, read_file, read_json, write_whole
 
 CALIBRATION_FILE, PAIRS_FILE, STATISTICS_FILE = "calibration.json", "pairs.json", "statistics.json"
+GATE_FILE = "gate.npz"
 """Files that a finished run leaves in its workdir."""
+
+CONVERTED_FILE = "converted.json"
+"""Says of a workdir that its networks were converted from another package's file, and from which."""
 
 FOLDER = "reading"
 CHAIN_FILE = "chain.json"
 TEXT_FILE = "text_features.npy"
+SHAPES_FILE = "shapes.json"
 
 _MOST_CHAIN_BYTES = 4 * 2**20
 _MOST_TEXT_BYTES = 64 * 2**20
@@ -39,6 +46,15 @@ class _StoredChain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: tuple[_StoredStep, ...]
     has_text: bool
     encoder_digest: str = ""
+    trained_on: str = ""
+
+
+class _StoredShapes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    networks: str
+    shapes: dict[str, list[int]]
+
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +65,18 @@ class StoredReading:
       chain: the steps.
       text_features: float32 [step, width]; None without text.
       encoder_digest: of the frozen image encoder that the networks were trained on; "" without one.
+      trained_on: the training data in a few words (`training_data.describe_cases`); "" in runs of earlier versions.
     """
 
     chain: Chain
     text_features: Float[np.ndarray, "step width"] | None
     encoder_digest: str
+    trained_on: str = ""
 
 
-def write_reading(workdir: pathlib.Path, chain: Chain, text_features: Any, *, encoder_digest: str = "") -> None:
+def write_reading(
+    workdir: pathlib.Path, chain: Chain, text_features: Any, *, encoder_digest: str = "", trained_on: str = ""
+) -> None:
     """Write the files of `read_reading`, each whole or not at all.
 
     Args:
@@ -64,6 +84,7 @@ def write_reading(workdir: pathlib.Path, chain: Chain, text_features: Any, *, en
       chain: the steps.
       text_features: [step, width], the vector of each step's prompt; None without text.
       encoder_digest: of the frozen image encoder; "" if the encoder is trained.
+      trained_on: the training data in a few words.
     """
     folder = workdir / FOLDER
     if text_features is None:
@@ -73,7 +94,7 @@ def write_reading(workdir: pathlib.Path, chain: Chain, text_features: Any, *, en
         np.save(content, np.asarray(text_features, np.float32), allow_pickle=False)
         write_whole(folder / TEXT_FILE, content.getvalue())
     steps = tuple(_StoredStep(step.name, step.question, step.options) for step in chain.steps)
-    stored = _StoredChain(steps, text_features is not None, encoder_digest)
+    stored = _StoredChain(steps, text_features is not None, encoder_digest, trained_on)
     write_whole(folder / CHAIN_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
 
 
@@ -91,7 +112,36 @@ def read_reading(workdir: pathlib.Path) -> StoredReading:
     except BadInput as error:
         raise BadInput(f"{path}: {error}; {accepted}") from None
     text_features = _read_text(path.with_name(TEXT_FILE), chain) if stored.has_text else None
-    return StoredReading(chain, text_features, stored.encoder_digest)
+    return StoredReading(chain, text_features, stored.encoder_digest, stored.trained_on)
+
+
+def write_shapes(workdir: pathlib.Path, shapes: Shapes, *, inputs: Sequence[int]) -> None:
+    """Write the shapes of a run's parameters, so that readers need not trace the networks to check what they load.
+
+    Args:
+      workdir: of the run; its settings and questions are written already.
+      shapes: by the '/'-joined name.
+      inputs: of the networks: the shape of the prompt vectors, and the width of a frozen encoder's features.
+    """
+    stored = _StoredShapes(_digest_networks(workdir, inputs), {name: list(shape) for name, shape in shapes.items()})
+    write_whole(workdir / FOLDER / SHAPES_FILE, msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
+
+
+def read_shapes(workdir: pathlib.Path, *, inputs: Sequence[int]) -> Shapes | None:
+    """Read what `write_shapes` wrote; None if there is nothing, or it is of other settings, questions or inputs."""
+    path = workdir / FOLDER / SHAPES_FILE
+    if not path.is_file():
+        return None
+    stored = read_json(path, _StoredShapes, accepted="expected the shapes of a run", max_bytes=_MOST_CHAIN_BYTES)
+    if stored.networks != _digest_networks(workdir, inputs):
+        return None
+    return {name: tuple(shape) for name, shape in stored.shapes.items()}
+
+
+def _digest_networks(workdir: pathlib.Path, inputs: Sequence[int]) -> str:
+    """Return a digest of everything that the shapes of parameters follow from."""
+    found = [digest_file(path)[1] for path in (workdir / "settings.json", workdir / FOLDER / CHAIN_FILE)]
+    return hashlib.sha256(f"{found} {list(inputs)}".encode()).hexdigest()
 
 
 def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step width"]:

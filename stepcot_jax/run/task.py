@@ -78,6 +78,10 @@ class Task(Protocol):
         """Return a batch of any phase on the devices, with what its `collect` added, as a compiled update takes it."""
         ...
 
+    def begin(self, state: TrainState) -> TrainState:
+        """Return the state before the first update of a new run; a task may put other weights into it."""
+        return state
+
     def validate(self, state: TrainState) -> dict[str, float]:
         """Return scores by name, higher is better; the best weights are kept by name.
 

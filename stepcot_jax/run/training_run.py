@@ -12,20 +12,25 @@ from typing import Any
 import jax
 
 from stepcot_jax.host.compilation_cache import use_compilation_cache
-from stepcot_jax.host.errors import make_workdir
-from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.process_memory import release_freed_memory
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.policies.qwen.qwen_sharding import param_shardings
+from stepcot_jax.run.more_epochs import describe_longer, remove_results
+from stepcot_jax.run.places import check_judge, make_place
 from stepcot_jax.run.run_checks import check_earlier_run, explain_disk
 from stepcot_jax.run.task import Outcome
 from stepcot_jax.run.task_registry import make_task
-from stepcot_jax.settings.run_settings import Settings, load_settings, write_settings
-from stepcot_jax.training.checkpoints import Best, Checkpoints
+from stepcot_jax.settings.run_settings import Settings, load_settings
+from stepcot_jax.settings.sections import ParallelSettings
+from stepcot_jax.settings.stored_settings import write_settings
+from stepcot_jax.training.checkpoints import Best, Checkpoints, saved_steps
 from stepcot_jax.training.epochs import Plan
 from stepcot_jax.training.log import MetricsLog
+from stepcot_jax.training.loggers import check_loggers, open_loggers
 from stepcot_jax.training.loop import Compiled, Loop
+from stepcot_jax.training.mesh_devices import MeshDevices
 from stepcot_jax.training.parallel import Devices
-from stepcot_jax.training.processes import Preemption, check_shared, is_first, wait_for_all
+from stepcot_jax.training.processes import Preemption, is_first, wait_for_all
 from stepcot_jax.training.profiling import Profiler
 from stepcot_jax.training.state import TrainState, count_parameters
 from stepcot_jax.training.stored_params import restore_params
@@ -37,8 +42,12 @@ class Run:
 
     Args:
       settings: everything that decides the run; or the name of a shipped config, or the path of a config file.
-      workdir: where its files go; made if missing.
+      workdir: where its files go, made if missing: a folder, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER as text.
       **overrides: settings to change, full names without "config." -> values.
+
+    Attributes:
+      workdir: the folder of this machine in which it works.
+      place: where the files go; its name is what the user called it.
 
     Raises:
       BadInput: the workdir holds another run, or settings, data or weights cannot be used.
@@ -50,7 +59,10 @@ class Run:
         else:
             settings = load_settings(settings, **overrides)
         self.settings = settings
-        self.workdir, self.terminal = pathlib.Path(workdir), Terminal(silent=not is_first())
+        self.terminal = Terminal(silent=not is_first())
+        check_loggers(settings.loggers)
+        self.place = make_place(workdir, say=self.terminal.say)
+        self.workdir = self.place.folder
         self.preemption = Preemption()
         with self.preemption.watch():  # of several processes jax itself would take the signal, and go on
             self._load()
@@ -58,16 +70,14 @@ class Run:
     def _load(self) -> None:
         """Load everything that a run needs before it has the workdir to itself."""
         settings, workdir = self.settings, self.workdir
-        make_workdir(workdir)
-        check_shared(workdir)
+        check_judge(settings, self.place)
+        self.place.check()
         use_compilation_cache()
-        with self._lock():  # a workdir in use is refused before anything is loaded
+        with self.place.hold():  # a workdir in use is refused before anything is loaded
             check_earlier_run(settings, workdir)
         self.started = time.monotonic()
         parallel = settings.parallel
-        self.devices = Devices(
-            transform=parallel.transform, num_devices=parallel.num_devices, num_passes=parallel.num_passes
-        )
+        self.devices = _make_devices(parallel)
         self.task = make_task(settings, workdir=workdir, devices=self.devices, terminal=self.terminal)
         wait_for_all("inputs")
         self.devices.shared = self.system.shared
@@ -76,10 +86,6 @@ class Run:
     def system(self) -> System:
         """What the run trains."""
         return self.task.system
-
-    def _lock(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other runs out of the workdir; of several processes of this one the first does it for all."""
-        return lock_folder(self.workdir) if is_first() else contextlib.nullcontext()
 
     def execute(self) -> dict[str, Any]:
         """Train or resume, evaluate the best weights on the test split, and write `report.json`.
@@ -95,10 +101,12 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(preemption.watch())
             stack.enter_context(explain_disk(self.workdir))
-            stack.enter_context(self._lock())
-            check_earlier_run(self.settings, self.workdir)  # another run may have had the workdir meanwhile
+            stack.enter_context(self.place.hold())
+            raised = check_earlier_run(self.settings, self.workdir)  # another may have had the workdir meanwhile
+            for each in raised:
+                self.terminal.say(each.describe())
             # Not before the lock: it removes what is half written, which another run may be writing.
-            self.checkpoints = Checkpoints(self.workdir / "checkpoints")
+            self.checkpoints = Checkpoints(self.workdir / "checkpoints", saved=self.place.saved)
             # Its threads would outlive the program and complain.
             stack.callback(self.checkpoints.close)
             if self.checkpoints.latest_step is not None:
@@ -110,27 +118,41 @@ class Run:
             latest = self.checkpoints.latest_step or 0
             compiled = self._compile_ahead(plan, latest, {})
             state, progress = self._start()
+            if raised and self.system.is_done(state):
+                self.terminal.say("the schedule has ended training before its last epoch: more epochs change nothing")
+            elif raised and is_first():
+                remove_results(self.workdir)
             wait_for_all("programs")
             step = int(jax.device_get(state.step))
             if step < latest:  # the latest could not be restored: phases that seemed to be over may be needed
                 compiled = self._compile_ahead(plan, step, compiled)
             self._write_facts()
             seconds = self._clock(0.0 if progress is None else progress["seconds"])
-            metrics = MetricsLog(self.workdir, first_step=step, silent=not is_first())
-            stack.callback(metrics.close)
-            loop = self._make_loop(plan, compiled, metrics, seconds)
-            with preemption.patience():
-                state, best = loop.run(state, progress)
-            step = int(jax.device_get(state.step))
-            held = {step: state.params}
-            del state  # what the optimizers hold is two thirds of it
-            return self._finish(plan, step, held, best, metrics, seconds)
+            with contextlib.closing(self._open_log(step)) as metrics:
+                loop = self._make_loop(plan, compiled, metrics, seconds)
+                with preemption.patience():
+                    state, best = loop.run(state, progress)
+                step = int(jax.device_get(state.step))
+                held = {step: state.params}
+                del state  # what the optimizers hold is two thirds of it
+                self.place.share()
+                report = self._finish(plan, step, held, best, metrics, seconds)
+            self.place.finish()
+            return report
 
     def say_next(self) -> None:
-        """Say which commands read the finished run."""
-        workdir = shlex.quote(str(self.workdir))
+        """Say which commands read the finished run, and how to train it longer."""
+        workdir = shlex.quote(self.place.name)
         for command in self.task.next_commands:
             self.terminal.say(f"next: python -m stepcot_jax.{command.format(workdir=workdir)}")
+        self.terminal.say(describe_longer(self.settings))
+
+    def describe_resume(self) -> str:
+        """Return where the same command goes on if the run ends now, as a line of text."""
+        saved = saved_steps(self.workdir / "checkpoints")
+        if not saved:
+            return "no checkpoint was saved yet: the same command starts over"
+        return f"the same command goes on from checkpoint {saved[-1]}"
 
     def _clock(self, seconds_before: float) -> Callable[[], float]:
         """Return what returns the time that the run has taken, over all its starts."""
@@ -140,15 +162,23 @@ class Run:
         sizes = {name: f"{count_parameters(tree):,}" for name, tree in self.state_shapes.params.items()}
         self.terminal.say(f"{self.task.describe_data()}; parameters: {sizes}")
         if self.devices.num_devices > 1:
-            self.terminal.say(
-                f"devices: {self.devices.num_devices} of {jax.process_count()} processes, by {self.devices.transform}"
-            )
+            mesh = self.devices.named_mesh
+            how = self.devices.transform if mesh is None else f"mesh {dict(mesh.shape)}"
+            self.terminal.say(f"devices: {self.devices.num_devices} of {jax.process_count()} processes, by {how}")
 
     def _write_facts(self) -> None:
         """Write what the workdir says of the run, beside its checkpoints."""
         if is_first():
             write_settings(self.workdir / "settings.json", self.settings)
             self.task.write_facts()
+
+    def _open_log(self, step: int) -> MetricsLog:
+        """Open the log and its loggers, which the first process writes, for the updates after `step`."""
+        loggers, say = [], self.terminal.say
+        if is_first():
+            loggers = open_loggers(self.workdir, self.settings, name=self.place.title, say=say)
+        wait_for_all("loggers")  # a server may take its time, and collectives of the first update time out
+        return MetricsLog(self.workdir, first_step=step, silent=not is_first(), loggers=loggers)
 
     def _make_loop(
         self, plan: Plan, compiled: dict[str, Compiled], metrics: MetricsLog, seconds: Callable[[], float]
@@ -199,9 +229,12 @@ class Run:
     @functools.cached_property
     def state_shapes(self) -> TrainState:
         """Shapes, types and places of the state, to compile for and to restore to before there is one."""
-        place = self.devices.whole
         shapes = jax.eval_shape(self._init)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+        return jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            shapes,
+            self.devices.shardings(shapes),
+        )
 
     def _init(self) -> TrainState:
         return self.system.init(jax.random.key(self.settings.seed), self.task.example)
@@ -209,9 +242,10 @@ class Run:
     def _start(self) -> tuple[TrainState, dict[str, Any] | None]:
         """Return the state to start from: the latest checkpoint's, or a new one, a function of the seed."""
         if self.checkpoints.latest_step is None:
-            state = jax.block_until_ready(jax.jit(self._init, out_shardings=self.devices.whole)())
+            places = self.devices.shardings(self.state_shapes)
+            state = jax.block_until_ready(jax.jit(self._init, out_shardings=places)())
             release_freed_memory()
-            return state, None
+            return self.task.begin(state), None
         state, progress, warnings = self.checkpoints.restore_latest(self.state_shapes)
         for warning in warnings:
             self.terminal.say(warning)
@@ -235,7 +269,7 @@ class Run:
             if wanted not in held:
                 held.clear()
                 release_freed_memory()
-                held[wanted] = self.devices.put_whole(restore_params(self.checkpoints.folder, wanted))
+                held[wanted] = restore_params(self.checkpoints.folder, wanted, like=self.state_shapes.params)
             return held[wanted]
 
         def log(numbers: Mapping[str, float]) -> None:
@@ -244,3 +278,15 @@ class Run:
         report = self.task.finish(Outcome(step, best, params_of, seconds, log))
         wait_for_all("report")
         return report
+
+
+def _make_devices(parallel: ParallelSettings) -> Devices:
+    """Return the devices that the settings name.
+
+    Raises:
+      BadInput: there are fewer devices, or they cannot be divided so.
+    """
+    number, passes = parallel.num_devices, parallel.num_passes
+    if parallel.transform == "mesh":
+        return MeshDevices(param_shardings, num_devices=number, model_devices=parallel.model_devices, num_passes=passes)
+    return Devices(transform=parallel.transform, num_devices=number, num_passes=passes)

@@ -34,8 +34,22 @@ ADDED: dict[str, Any] = {
     "config.training.given_to": "both",
     "config.training.profile_updates": (),
     "config.data.fold": "",
+    "config.data.uncertain": "ignore",
+    "config.data.uncertain_weight": 0.5,
     "config.evaluation.coverage_by": "step",
+    "config.evaluation.coverage_confidence": 0.0,
     "config.evaluation.step_costs": (),
+    "config.evaluation.gate_false_alarms": 0.05,
+    "config.policy.weights": "",
+    "config.policy.random": False,
+    "config.policy.shrink": 1,
+    "config.policy.low_rank": 0,
+    "config.policy.low_rank_alpha": 32.0,
+    "config.policy.low_rank_targets": r"decoder/layer_\d+/(attention/(query|key|value|out)|gate|up|down)",
+    "config.parallel.model_devices": 1,
+    "config.evaluation.operating_point": "youden",
+    "config.evaluation.operating_target": 0.9,
+    "config.evaluation.miss_cost": 1.0,
 }
 """Settings that earlier versions lacked -> the value that does as they did, for the `settings.json` of their runs."""
 

@@ -4,11 +4,14 @@ As in `sections`, types give the accepted values and `configs/base.py` documents
 """
 
 import dataclasses
-from typing import Annotated, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.settings.configs import load_config
 from stepcot_jax.settings.fields import Count, NotNegative, Positive, PositiveShare, Share, Whole
 
 _EvenCount = Annotated[int, msgspec.Meta(ge=2, multiple_of=2)]
@@ -34,9 +37,15 @@ class VqaSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicySettings:
-    """The vision-prefix decoder, its tokens, and where it starts."""
+    """The vision-prefix decoder, or a Qwen2.5-VL (`weights`); its tokens, and where it starts."""
 
     start: str
+    weights: str
+    random: bool
+    shrink: Literal[1, 2, 4, 8]
+    low_rank: Whole
+    low_rank_alpha: Positive
+    low_rank_targets: str
     tokenizer: str
     num_merges: Whole
     grid: Count
@@ -57,6 +66,51 @@ class PolicySettings:
             )
         if not self.encoder_widths:
             raise BadInput("config.policy.encoder_widths: () is not a tuple of channels, one for each stage")
+        if not self.weights:
+            for name, unused in (("random", False), ("shrink", 1), ("low_rank", 0)):
+                if (found := getattr(self, name)) != unused:
+                    raise BadInput(f"config.policy.{name}: {found!r} needs config.policy.weights (a Qwen2.5-VL)")
+        if self.shrink > 1 and not self.random:
+            raise BadInput(
+                f"config.policy.shrink: {self.shrink} needs config.policy.random=True (weights of a checkpoint have "
+                "its size)"
+            )
+        try:
+            re.compile(self.low_rank_targets)
+        except re.error as error:
+            raise BadInput(
+                f"config.policy.low_rank_targets: {self.low_rank_targets!r} is not a regular expression ({error})"
+            ) from None
+        defaults = load_config("base").policy
+        for name, reason in list_unread(vars(self)).items():
+            if (found := getattr(self, name)) != defaults[name]:
+                raise BadInput(f"config.policy.{name}: {found!r} {reason}")
+
+
+_OF_THE_SMALL_DECODER = (
+    "tokenizer", "grid", "encoder_widths", "width", "num_layers", "num_heads", "num_kv_heads", "head_width",
+    "mlp_width",
+)  # fmt: skip
+
+
+def list_unread(policy: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of a policy's settings that nothing reads, each with the reason.
+
+    A new run must leave them at their defaults; of runs of earlier versions `stored_settings.read_settings` drops them.
+
+    Args:
+      policy: settings by name.
+    """
+    unread: dict[str, str] = {}
+    if policy.get("weights"):
+        names = _OF_THE_SMALL_DECODER if policy.get("random") else (*_OF_THE_SMALL_DECODER, "num_merges")
+        others = ", ".join(_OF_THE_SMALL_DECODER)
+        reason = "has no effect with config.policy.weights, which brings its own network and tokenizer"
+        unread |= dict.fromkeys(names, f"{reason}; leave out {others}")
+    if not policy.get("low_rank"):
+        of_low_rank = ("low_rank_alpha", "low_rank_targets")
+        unread |= dict.fromkeys(of_low_rank, "needs config.policy.low_rank above 0 (LoRA's rank)")
+    return unread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,16 @@
 
 import copy
 import dataclasses
-import json
+import operator
 import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from stepcot_jax.host.addresses import is_address
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.stores import check_store_address
 from stepcot_jax.settings.configs import load_config
-from stepcot_jax.settings.fields import ADDED, RENAMED, Seed, describe_key, make
+from stepcot_jax.settings.fields import Seed, describe_key, make
 from stepcot_jax.settings.policy_sections import (
     CurriculumSettings,
     GrpoSettings,
@@ -26,10 +27,12 @@ from stepcot_jax.settings.sections import (
     EvaluationSettings,
     FeatureSettings,
     ImageEncoderSettings,
+    LoggerSettings,
     LossSettings,
     ParallelSettings,
     PhantomSettings,
     PromptSettings,
+    StartSettings,
     StudentSettings,
     TeacherSettings,
     TrainingSettings,
@@ -59,11 +62,15 @@ class Settings:
     rewards: RewardsSettings
     self_check: SelfCheckSettings
     curriculum: CurriculumSettings
+    start: StartSettings
     training: TrainingSettings
+    loggers: LoggerSettings
     parallel: ParallelSettings
     evaluation: EvaluationSettings
 
     def __post_init__(self) -> None:
+        for place in PLACES:
+            _check_place(operator.attrgetter(place)(self), place)
         encoder, augment = self.image_encoder, self.data.augment
         if self.grpo.shuffle_rewards and self.self_check.enabled:
             raise BadInput(
@@ -75,6 +82,9 @@ class Settings:
                 f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.curriculum.schedule="
                 f"{self.curriculum.schedule!r} (boxes are drawn and images chosen for each question)"
             )
+        if self.start.checkpoint and self.job not in ("teacher", "distill"):
+            instead = "" if self.job == "baseline" else "; config.policy.start names the run that it starts from"
+            raise BadInput(f"config.start.checkpoint: must be '' with config.job={self.job!r}{instead}")
         if self.job == "baseline" and not self.teacher.text:
             raise BadInput(
                 "config.teacher.text: must be True with config.job='baseline'; got False (only prompts distinguish the "
@@ -94,12 +104,38 @@ class Settings:
                 "config.prompts.encoder: 'imported' needs config.image_encoder.name='imported'; got "
                 f"{encoder.name!r} (prompt features are imported with image features)"
             )
+        if self.policy.weights:
+            self._check_large_policy()
+        elif self.parallel.transform == "mesh":
+            raise BadInput(
+                "config.parallel.transform: 'mesh' needs config.policy.weights (a Qwen2.5-VL); the other networks are "
+                "small and lie whole on every device ('shard_map')"
+            )
+
+    def _check_large_policy(self) -> None:
+        """Refuse settings that a Qwen2.5-VL does not read."""
+        if self.job not in POLICY_JOBS:
+            raise BadInput(
+                f"config.policy.weights: {self.policy.weights!r} needs config.job 'sft' or 'grpo'; got {self.job!r}"
+            )
+        if self.sft.pack_length:
+            raise BadInput(
+                f"config.sft.pack_length: {self.sft.pack_length} must be 0 with config.policy.weights (the image "
+                "stands in the prompt, so that a row is one question)"
+            )
+
+
+def _check_place(value: str, place: str) -> None:
+    """Refuse an address of another form than the setting takes, before anything is read."""
+    try:
+        if is_address(value):
+            check_store_address(value)
+    except BadInput as error:
+        raise BadInput(f"config.{place}: {error}, or a path of this machine") from None
 
 
 POLICY_JOBS = ("sft", "grpo")
 """Jobs that read reasoning records; the others read chains."""
-
-_SECTIONS_OF_POLICIES = ("vqa", "policy", "sft", "grpo", "rewards", "self_check", "curriculum")
 
 
 def make_settings(config: Mapping[str, Any]) -> Settings:
@@ -142,87 +178,15 @@ def load_settings(config: str | pathlib.Path | Mapping[str, Any], **overrides: A
     return make_settings(found)
 
 
-def write_settings(path: pathlib.Path, settings: Settings) -> None:
-    """Write the resolved settings as JSON, atomically."""
-    write_whole(path, (json.dumps(dataclasses.asdict(settings), indent=2) + "\n").encode())
-
-
-MAY_CHANGE = frozenset(
-    {
-        "config.resume",
-        "config.data.cache_megabytes",
-        "config.data.check_images",
-        "config.data.num_threads",
-        "config.data.num_workers",
-        "config.features.folder",
-        "config.features.patches",
-        "config.features.batch_size",
-        "config.rewards.judge_cap",
-        "config.rewards.judge_url",
-        "config.training.joint_epochs",
-        "config.training.profile_updates",
-        "config.training.log_every",
-        "config.training.checkpoint_minutes",
-        "config.parallel.transform",
-        "config.parallel.num_devices",
-        "config.parallel.num_passes",
-        "config.parallel.remat",
-        "config.evaluation.batch_size",
-        "config.evaluation.num_resamples",
-        "config.evaluation.coverage",
-        "config.evaluation.coverage_by",
-        "config.evaluation.decoding",
-        "config.evaluation.step_costs",
-    }
+PLACES = (
+    "data.root",
+    "image_encoder.weights",
+    "prompts.weights",
+    "features.folder",
+    "vqa.root",
+    "policy.start",
+    "policy.weights",
+    "policy.tokenizer",
+    "start.checkpoint",
 )
-"""Settings that a resumed run may change: none affects the result of a finished epoch."""
-
-
-def changed_keys(before: Settings, after: Settings) -> list[str]:
-    """Return the full names of the settings that differ, except those in `MAY_CHANGE`."""
-
-    def walk(one: Any, other: Any, where: str) -> list[str]:
-        if isinstance(one, dict):
-            return [name for key in one for name in walk(one[key], other[key], f"{where}.{key}")]
-        return [where] if one != other and where not in MAY_CHANGE else []
-
-    return walk(dataclasses.asdict(before), dataclasses.asdict(after), "config")
-
-
-def read_settings(path: pathlib.Path) -> Settings:
-    """Read the settings that `write_settings` wrote, also under names of earlier versions or without later settings.
-
-    Raises:
-      BadInput: the file is missing or is not JSON, or its settings are refused.
-    """
-    found = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
-    for old, new in RENAMED.items():
-        _move(found, old.split(".")[1:], new.split(".")[1:])
-    for added, value in ADDED.items():
-        _add(found, added.split(".")[1:], value)
-    defaults = load_config("base").to_dict()
-    for section in _SECTIONS_OF_POLICIES:  # earlier versions had no policies, and their jobs read none of these
-        found.setdefault(section, defaults[section])
-    try:
-        return make_settings(found)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error} (written by another version? start in a new workdir)") from None
-
-
-def _add(tree: dict[str, Any], key: list[str], value: Any) -> None:
-    node: Any = tree
-    for name in key[:-1]:
-        node = node.get(name) if isinstance(node, dict) else None
-    if isinstance(node, dict):
-        node.setdefault(key[-1], value)
-
-
-def _move(tree: dict[str, Any], old: list[str], new: list[str]) -> None:
-    source: Any = tree
-    for name in old[:-1]:
-        source = source.get(name, {})
-    if old[-1] in source:
-        target = tree
-        for name in new[:-1]:
-            target = target.setdefault(name, {})
-        target[new[-1]] = source.pop(old[-1])
+"""Settings that may name a folder of the machine or on a store, without "config."."""

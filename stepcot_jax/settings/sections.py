@@ -36,6 +36,8 @@ class DataSettings:
     origins: tuple[str, ...]
     sampling: Literal["uniform", "inverse_frequency", "inverse_frequency_of_steps"]
     augment: Literal["none", "light"]
+    uncertain: Literal["ignore", "negative", "positive", "soft"]
+    uncertain_weight: Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
     def __post_init__(self) -> None:
         names = [" ".join(name.split()) for name in self.step_names]
@@ -182,6 +184,13 @@ class LossSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StartSettings:
+    """The weights that a run starts from."""
+
+    checkpoint: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
     """Epochs, optimizer and checkpoints."""
 
@@ -213,13 +222,37 @@ class TrainingSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LoggerSettings:
+    """Loggers beside metrics.jsonl and TensorBoard."""
+
+    names: tuple[Literal["wandb", "mlflow"], ...]
+    mode: Literal["offline", "online"]
+    project: str
+    run: str
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            raise BadInput(f"config.loggers.names: {self.names} names a logger twice")
+        if not self.project.strip():
+            raise BadInput(f"config.loggers.project: {self.project!r} is empty; expected a name")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
     """How one update uses devices and memory; results change by rounding at most."""
 
-    transform: Literal["pmap", "shard_map"]
+    transform: Literal["pmap", "shard_map", "mesh"]
     num_devices: Whole
+    model_devices: Count
     num_passes: Count
     remat: bool
+
+    def __post_init__(self) -> None:
+        if self.model_devices > 1 and self.transform != "mesh":
+            raise BadInput(
+                f"config.parallel.model_devices: {self.model_devices} needs config.parallel.transform='mesh'; got "
+                f"{self.transform!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,5 +264,10 @@ class EvaluationSettings:
     num_resamples: Whole
     coverage: Annotated[float, msgspec.Meta(gt=0, le=0.999)]
     coverage_by: Literal["step", "answer"]
+    coverage_confidence: Annotated[float, msgspec.Meta(ge=0, le=0.999)]
     decoding: Literal["independent", "consistent"]
     step_costs: tuple[Positive, ...]
+    gate_false_alarms: Annotated[float, msgspec.Meta(ge=0, le=0.5)]
+    operating_point: Literal["youden", "sensitivity", "specificity", "cost"]
+    operating_target: PositiveShare
+    miss_cost: Positive

@@ -131,14 +131,18 @@ class BaselineSystem(System):
     def update(self, state: TrainState, batch: Batch, whole: GlobalBatch = ONE_DEVICE) -> tuple[TrainState, Metrics]:
         """One device's update: (state, batch) -> (state, metrics)."""
         rows, text_features = split_shared(batch)
-        totals = whole.add_up(batch_totals(rows["labels"], self.answer_weights))
+        totals = whole.add_up(batch_totals(rows["labels"], self.answer_weights, rows.get("targets")))
 
         def loss(params: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
             del first_case  # there is no dropout
             features = encode_images(self.networks, params, rows)
             logits = read_as_baseline(self.networks, params, features, text_features)
             parts = teacher_objective(
-                logits=logits, labels=rows["labels"], answer_weights=self.answer_weights, totals=totals
+                logits=logits,
+                labels=rows["labels"],
+                targets=rows.get("targets"),
+                answer_weights=self.answer_weights,
+                totals=totals,
             )
             return parts.total, (parts, features)
 

@@ -7,7 +7,6 @@ are predicted and reported, so that a run holds its own comparison of before and
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,7 +107,7 @@ class ChainGrpo(StepCoT):
         Raises:
           BadInput: a setting does not fit this job, or `policy.start` cannot be used.
         """
-        grpo, training, chain, folder = settings.grpo, settings.training, dataset.chain, settings.policy.start
+        grpo, training, chain, start = settings.grpo, settings.training, dataset.chain, settings.policy.start
         check_settings(settings)
         counts = count_pairs(dataset.labels[np.asarray(dataset.splits.train, int)], chain)
         batches, length = read_batches(settings, dataset)
@@ -136,7 +135,7 @@ class ChainGrpo(StepCoT):
             grpo_stream=Stream(batches, length),
             stop_reading=batches.close,
             teacher_updates=teaching.teacher_epochs * batches_per_epoch,
-            start=functools.partial(read_start, pathlib.Path(folder), settings) if folder else None,
+            start=functools.partial(read_start, start, settings) if start else None,
             teacher=networks.teacher,
             student=networks.student,
             image_encoder=networks.image_encoder,

@@ -6,45 +6,57 @@ import jax
 import jax.numpy as jnp
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import Settings, changed_keys, read_settings
+from stepcot_jax.host.store_cache import find_workdir
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.stored_settings import changed_keys, read_settings
 from stepcot_jax.training.state import Params
 from stepcot_jax.training.stored_params import read_best, restore_params
 
+_KEY = "config.policy.start"
 _SAME = tuple(f"config.{section}." for section in ("data", "phantom", "image_encoder", "prompts", "teacher"))
 _MAY_DIFFER = ("config.data.sampling", "config.data.augment")
 
 
-def read_start(workdir: pathlib.Path, settings: Settings) -> Params:
+def read_start(workdir: str, settings: Settings) -> Params:
     """Read the best teacher of a run, and the image encoder trained with it.
 
     The data must be the same, with the same splits: a test case must not have been a training case of the start.
 
     Args:
-      workdir: of the run.
+      workdir: of the run, a folder or an address on a store.
       settings: of the run that starts from it.
 
     Returns:
       float32 parameters, "teacher" and, if it was trained along, "image_encoder".
 
     Raises:
-      BadInput: the folder is not the workdir of a run with a teacher, or its settings of data and networks differ.
+      BadInput: it is not the workdir of a run with a teacher, its settings of data and networks differ, or it is on a
+        store that cannot be read.
     """
-    if not workdir.is_dir():
-        raise BadInput(f"config.policy.start: {workdir} is not a folder; expected the workdir of a run with a teacher")
+    found = find_workdir(workdir, _KEY)
+    try:
+        if not found.is_dir():
+            raise BadInput(f"{workdir} is not a folder; expected the workdir of a run with a teacher")
+        return _read_teacher(found, settings, name=workdir)
+    except BadInput as error:
+        raise BadInput(f"{_KEY}: {error}") from None
+
+
+def _read_teacher(workdir: pathlib.Path, settings: Settings, *, name: str) -> Params:
+    """Return the weights of a run's best teacher; `name` of the workdir is for messages."""
     before = read_settings(workdir / "settings.json")
     changed = [key for key in changed_keys(before, settings) if key.startswith(_SAME) and key not in _MAY_DIFFER]
     if changed:
         raise BadInput(
-            f"config.policy.start: {workdir} has other values of {', '.join(changed)}; expected a run with the same "
-            "data and networks"
+            f"{name} has other values of {', '.join(changed)}; expected a run with the same data and networks"
         )
     folder = workdir / "checkpoints"
     latest, best = read_best(folder)
     params = restore_params(folder, best["teacher"].step if "teacher" in best else latest)
     if "teacher" not in params:
-        raise BadInput(f"config.policy.start: {workdir} has no teacher; it trained {', '.join(sorted(params))}")
-    names = [name for name in ("teacher", "image_encoder") if name in params]
-    return {name: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params[name]) for name in names}
+        raise BadInput(f"{name} has no teacher; it trained {', '.join(sorted(params))}")
+    parts = [part for part in ("teacher", "image_encoder") if part in params]
+    return {part: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params[part]) for part in parts}
 
 
 def check_same_shapes(found: Params, expected: Params) -> Params:
@@ -63,7 +75,7 @@ def check_same_shapes(found: Params, expected: Params) -> Params:
     if differing:
         path = differing[0]
         raise BadInput(
-            f"config.policy.start: {path} is {shapes[0].get(path, 'missing')}; expected "
+            f"{_KEY}: {path} is {shapes[0].get(path, 'missing')}; expected "
             f"{shapes[1].get(path, 'no such tensor')}; {len(differing)} tensors differ"
         )
     return found

@@ -24,7 +24,7 @@ from stepcot_jax.systems.chain_rewards import ChainRewards, RewardParts
 from stepcot_jax.systems.gradients import differentiate_batch, teacher_part
 from stepcot_jax.systems.grpo_objective import REFERENCE, make_objective
 from stepcot_jax.systems.networks import Batch, Networks, encode_images, read_as_teacher
-from stepcot_jax.systems.updates import split_shared
+from stepcot_jax.systems.updates import certain_labels, split_shared
 from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import global_norm
 from stepcot_jax.training.state import Params, TrainState, apply_gradients
@@ -140,7 +140,7 @@ def sample_rollouts(
       By name, [case, rollout, ...]: "chains" and the log-probabilities "old" and "reference" [case, rollout, step],
       "advantage" and "scored" [case, rollout]; and numbers of the global batch.
     """
-    labels, size = rows["labels"], rollouts.group_size
+    labels, size = certain_labels(rows), rollouts.group_size
     num_cases, num_steps = labels.shape
     read, of_reference = (
         _make_reader(networks, own["teacher"], encode_images(networks, own, rows), text_features, size)

@@ -1,7 +1,7 @@
 """Which stage each row of fine-tuning shows: easy, medium or hard (MedCLM). Host-side and pure.
 
 The schedules "epochs" and "mixed" are ours; "adaptive" has the formulas of MedCLM's public code (ksyint/PROGRESSIVE,
-a7cca74), since the paper at hand prints none. A domain is a lesion with a modality (`stage_views.domain_of`).
+a7cca74), since our copy of the paper prints none. A domain is a lesion with a modality (`stage_views.domain_of`).
 """
 
 import collections

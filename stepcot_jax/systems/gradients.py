@@ -129,7 +129,8 @@ def teacher_gradients(
       networks: the modules.
       objective: how the losses are put together.
       params: all parameters.
-      batch: "image_features" or "images", "labels" int [case, step], and "given_answers" if any are given.
+      batch: "image_features" or "images", "labels" int [case, step], "targets" [case, step, answer] if the labels of
+        some are soft, and "given_answers" if any are given.
       text_features: [step, width] or [case, step, width].
       key: random key of the dropout; None switches dropout off.
       whole: reduces over the devices.
@@ -137,7 +138,7 @@ def teacher_gradients(
     Returns:
       Loss parts of the global batch, image features of this device's rows, and gradients of the global batch.
     """
-    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights))
+    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
 
     def loss(trained: Params, rows: Batch, first_case: Any) -> tuple[Array, tuple[LossParts, Array]]:
         features = encode_images(networks, trained, rows)
@@ -151,7 +152,11 @@ def teacher_gradients(
             first_case=first_case,
         )
         parts = teacher_objective(
-            logits=reading.logits, labels=rows["labels"], answer_weights=objective.answer_weights, totals=totals
+            logits=reading.logits,
+            labels=rows["labels"],
+            targets=rows.get("targets"),
+            answer_weights=objective.answer_weights,
+            totals=totals,
         )
         return parts.total, (parts, features)
 
@@ -212,7 +217,7 @@ def student_gradients(
       networks: the modules.
       objective: how the losses are put together.
       params: all parameters.
-      batch: "labels" int [case, step], and "given_answers" if any are given to the student.
+      batch: "labels" int [case, step], and as in `teacher_gradients` "targets" and "given_answers".
       image_features: [case, width]; constant.
       targets: the teacher's reading of the batch; constant.
       key: random key of the dropout; None switches dropout off.
@@ -221,7 +226,7 @@ def student_gradients(
     Returns:
       Loss parts and gradients of the global batch.
     """
-    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights))
+    totals = whole.add_up(batch_totals(batch["labels"], objective.answer_weights, batch.get("targets")))
 
     def loss(trained: Params) -> tuple[Array, LossParts]:
         everything = {**params, **trained}
@@ -246,6 +251,7 @@ def student_gradients(
             temperature=objective.temperature,
             normaliser=objective.normaliser,
             alignment_gradient=objective.alignment_gradient,
+            targets=batch.get("targets"),
             answer_weights=objective.answer_weights,
             totals=totals,
             gather=whole.gather,

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float
 from stepcot_jax.evaluation.stage_claims import stage_consistency
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.losses.advantages import advantages
-from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.policy_choice import AnyPolicy, policy_params
 from stepcot_jax.policies.rollouts import Replies, Sampling, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.dialects import read_reply
@@ -21,8 +21,9 @@ from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.reply import Reply
 from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings
+from stepcot_jax.systems.attempts import CHECK, Attempts, describe_checks, token_advantages
 from stepcot_jax.systems.judged_rewards import JudgedRewards
-from stepcot_jax.systems.self_check import CHECK, Attempts, SelfCheck, describe_checks, token_advantages
+from stepcot_jax.systems.self_check import SelfCheck
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import TrainState
@@ -58,7 +59,7 @@ class Rollouts:
       judge: of open answers; None if `rewards.open_answer` is not "judge".
     """
 
-    policy: PrefixVlm
+    policy: AnyPolicy
     normalise: Normalise
     tokenizer: Tokenizer
     dialect: str
@@ -72,7 +73,12 @@ class Rollouts:
     judge: JudgedRewards | None = None
 
     def __post_init__(self) -> None:
-        sampling = Sampling(longest=self.longest, stop=self.tokenizer.stop, temperature=self.settings.temperature)
+        sampling = Sampling(
+            longest=self.longest,
+            stop=self.tokenizer.stop,
+            more_stops=self.tokenizer.more_stops,
+            temperature=self.settings.temperature,
+        )
         group = self.settings.group_size
 
         def sample(params: Any, rows: Mapping[str, Array], key: Array) -> Replies:
@@ -87,7 +93,9 @@ class Rollouts:
     def sample(self, state: TrainState, batch: Batch) -> Replies:
         """Return the replies to the prompts of all processes, on the host; those of a prompt follow each other."""
         rows = self.devices.put_rows({name: batch[name] for name in ("images", "prompts", "lengths")})
-        replies: Replies = jax.device_get(self._sample(state.params[POLICY], rows, state.key_of_update()))
+        replies: Replies = jax.device_get(
+            self._sample(policy_params(state.params, POLICY), rows, state.key_of_update())
+        )
         return replies
 
     def __call__(self, state: TrainState, batch: Batch) -> Batch:
@@ -213,7 +221,8 @@ class Rollouts:
             return counted
         if isinstance(replies, Attempts):
             return counted & replies.ended[..., None]
-        return counted & (counted & (tokens == self.tokenizer.stop)).any(axis=-1, keepdims=True)
+        stops = [self.tokenizer.stop, *self.tokenizer.more_stops]
+        return counted & (counted & np.isin(tokens, stops)).any(axis=-1, keepdims=True)
 
     def _describe(
         self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies | Attempts

@@ -124,6 +124,33 @@ def encode_images(networks: Networks, params: Params, batch: Batch) -> Array:
     return encode({"params": params["image_encoder"]}, batch["images"]).astype(jnp.float32)
 
 
+def encode_with_moments(networks: Networks, params: Params, batch: Batch) -> tuple[Array, Array]:
+    """Return image features [case, width], and what the gate looks at [case, feature] (`evaluation.gate`)."""
+    if networks.image_encoder is None:
+        return batch["image_features"], batch["image_features"]
+    return apply_with_moments(networks.image_encoder, params["image_encoder"], batch["images"])
+
+
+def apply_with_moments(encoder: nn.Module, params: Params, images: Array) -> tuple[Array, Array]:
+    """Return the features of an encoder, and what it sows into "moments" [case, feature]: the features if nothing."""
+    features, found = encoder.apply({"params": params}, images, mutable=["moments"])
+    features, moments = features.astype(jnp.float32), jax.tree.leaves(found)
+    return features, jnp.concatenate(moments, axis=-1) if moments else features
+
+
+def measure_distance(moments: Array, mean: Array, whitening: Array) -> Array:
+    """Return the gate's distance [case] of what it looks at: the length of the whitened difference to the mean."""
+    # In full precision: a distance adds up many small differences.
+    white = jnp.matmul(moments - mean[None], whitening, precision=jax.lax.Precision.HIGHEST)
+    return jnp.sqrt(jnp.square(white).sum(axis=1))
+
+
+@functools.partial(jax.jit, static_argnames="networks")
+def read_moments(params: Params, batch: Batch, *, networks: Networks) -> Array:
+    """Return what the gate looks at, [case, feature]; see `encode_with_moments`."""
+    return encode_with_moments(networks, params, batch)[1]
+
+
 @functools.partial(jax.jit, static_argnames="networks")
 def _encode(params: Params, batch: Batch, *, networks: Networks) -> Array:
     return encode_images(networks, params, batch)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.policy_choice import AnyPolicy, copy_frozen, policy_params, split_parts
+from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
 from stepcot_jax.policies.rollouts import Sampling, rollout_keys
 from stepcot_jax.settings.policy_sections import GrpoSettings, SftSettings
 from stepcot_jax.settings.run_settings import Settings
@@ -23,7 +24,7 @@ from stepcot_jax.systems.sft import POLICY, Batch, Normalise, SftUpdate
 from stepcot_jax.systems.staged_rows import StagedRows
 from stepcot_jax.systems.staged_sft import CURRICULUM, StagedSftUpdate
 from stepcot_jax.training.optimizers import make_optimizer
-from stepcot_jax.training.state import Params, TrainState
+from stepcot_jax.training.state import Params, TrainState, put_given
 from stepcot_jax.training.system import Phase, Stream, System
 
 Schedule = optax.Schedule
@@ -41,20 +42,20 @@ class PolicySystem(System):
       sft_updates: in an epoch of fine-tuning.
       grpo_updates: in an epoch of GRPO.
       rollouts: host part of a GRPO update; None for the job "sft".
-      start: parameters of the policy to start from; None for random ones.
+      start: loads the parameters to start from, as `apply` takes them, or some of them; None for those of `init`.
       begin: applied to random parameters, such as `policy_network.start_coordinates`.
       staged: rows of fine-tuning with a curriculum; None without.
       streams: of the phases by name; set before `phases` is called.
     """
 
     settings: Settings
-    policy: PrefixVlm
+    policy: AnyPolicy
     normalise: Normalise
     sampling: Sampling
     sft_updates: int
     grpo_updates: int
     rollouts: Rollouts | None = None
-    start: Params | None = None
+    start: Callable[[], Params] | None = None
     begin: Callable[[Params], Params] | None = None
     staged: StagedRows | None = None
     streams: Mapping[str, Stream] = dataclasses.field(default_factory=dict)
@@ -79,30 +80,47 @@ class PolicySystem(System):
             weight_decay=weight_decay,
             epsilon=training.adam_epsilon,
             clip_norm=training.clip_norm,
+            is_packed=not isinstance(self.policy, QwenPolicy),
         )
 
     def init(self, key: Array, example: Batch) -> TrainState:
-        """Return random parameters, or those of the start; the reference is a copy of them."""
+        """Return random parameters; `fill` puts those of the start in their place.
+
+        The reference is a copy of them; there is none without a penalty (`grpo.beta` 0), which alone compares with it.
+        """
         init_key, run_key = jax.random.split(key)
-        if self.start is None:
-            params = self.policy.init(
-                init_key,
-                self.normalise(jnp.asarray(example["images"])),
-                jnp.asarray(example["prompts"]),
-                jnp.asarray(example["lengths"]),
-                jnp.zeros((len(example["prompts"]), 2), jnp.int32),
-            )["params"]
-            params = params if self.begin is None else self.begin(params)
-        else:
-            params = jax.tree.map(jnp.asarray, self.start)
-        of_policy: Params = {POLICY: params}
-        reference = {} if self.settings.job == "sft" else {REFERENCE: jax.tree.map(jnp.copy, params)}
+        params = self.policy.init(
+            init_key,
+            self.normalise(jnp.asarray(example["images"])),
+            jnp.asarray(example["prompts"]),
+            jnp.asarray(example["lengths"]),
+            jnp.zeros((len(example["prompts"]), 2), jnp.int32),
+        )["params"]
+        parts = split_parts(params if self.begin is None else self.begin(params), POLICY)
+        is_compared = self.settings.job != "sft" and self.settings.grpo.beta > 0
+        reference = {REFERENCE: copy_frozen(self.policy, parts[POLICY])} if is_compared else {}
+        # Moments take twice the memory of what trains. Only the last phase can get epochs after the run's start.
+        names = self.names if self.settings.sft.epochs else self.names[-1:]
+        moments = {name: self.optimizers[name].init({POLICY: parts[POLICY]}) for name in names}
         return TrainState(
             step=jnp.zeros((), jnp.int32),
-            params={**of_policy, **reference},
-            optimizers={**{name: self.optimizers[name].init(of_policy) for name in self.names}, **self._schedules()},
+            params={**parts, **reference},
+            optimizers={**moments, **self._schedules()},
             key=jax.random.key_data(run_key),
         )
+
+    def fill(self, state: TrainState) -> TrainState:
+        """Return the first state with the parameters of the start, array by array; the reference is a copy of them."""
+        if self.start is None:
+            return state
+        params = {**state.params, **put_given(state.params, split_parts(self.start(), POLICY))}
+        return self._freeze(state.replace(params=params))
+
+    def _freeze(self, state: TrainState) -> TrainState:
+        """Return the state with the policy as the frozen start of GRPO, if there is one."""
+        if REFERENCE not in state.params:
+            return state
+        return state.replace(params={**state.params, REFERENCE: copy_frozen(self.policy, state.params[POLICY])})
 
     def _schedules(self) -> dict[str, Any]:
         """Return the first state of the curriculum, if there is one."""
@@ -138,7 +156,13 @@ class PolicySystem(System):
         keys = rollout_keys(jax.random.key(0), first=0, number=number)  # not used by greedy replies
         images = self.normalise(batch["images"])
         replies = generate(
-            self.policy, params[POLICY], images, batch["prompts"], batch["lengths"], sampling=self.sampling, keys=keys
+            self.policy,
+            policy_params(params, POLICY),
+            images,
+            batch["prompts"],
+            batch["lengths"],
+            sampling=self.sampling,
+            keys=keys,
         )
         return {"tokens": replies.tokens}
 
@@ -152,9 +176,7 @@ class PolicySystem(System):
         step = int(jax.device_get(state.step))
         if self.staged is not None and step <= self.end_of_sft:
             state = self.staged.curriculum.end_epoch(state)
-        if REFERENCE not in state.params or step != self.end_of_sft:
-            return state
-        return state.replace(params={**state.params, REFERENCE: jax.tree.map(jnp.copy, state.params[POLICY])})
+        return self._freeze(state) if step == self.end_of_sft else state
 
 
 def sft_schedule(settings: SftSettings, updates_per_epoch: int) -> Schedule:

@@ -2,7 +2,6 @@
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 from stepcot_jax.data.dataset import Dataset
@@ -42,5 +41,7 @@ def make_system(
 def _answer_weights(settings: Settings, dataset: Dataset) -> Array | None:
     if settings.loss.class_weights == "none":
         return None
-    labels = dataset.labels[np.asarray(dataset.splits.train)]
-    return jnp.asarray(inverse_frequency_weights(labels=labels, answers_per_step=dataset.chain.answers_per_step))
+    targets, answers = dataset.training_targets, dataset.chain.answers_per_step
+    return jnp.asarray(
+        inverse_frequency_weights(labels=targets.labels, answers_per_step=answers, distributions=targets.distributions)
+    )

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from stepcot_jax.models.prefix_vlm import PrefixVlm
+from stepcot_jax.policies.policy_choice import AnyPolicy
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.settings.run_settings import Settings
@@ -17,7 +17,7 @@ from stepcot_jax.training.parallel import Devices
 def make_rollouts(
     settings: Settings,
     *,
-    policy: PrefixVlm,
+    policy: AnyPolicy,
     normalise: Normalise,
     tokenizer: Tokenizer,
     records: Sequence[VqaRecord],

@@ -1,110 +1,28 @@
 """Self-check in GRPO: a wrong first attempt is checked by the policy and tried again (MEDSAGE: Eq. 8 to 12).
 
-The completion that is trained is first attempt, stop, <CHECK>, check, </CHECK>, second attempt, stop. Who gets what:
-
-| first, second answer | first attempt | check | second attempt |
-|---|---|---|---|
-| right, none | A | - | - |
-| wrong, right | 0 | alpha | A |
-| wrong, wrong | 0 | 0 | A |
-
-A is relative to the group's rewards of each completion's last attempt. With `first_attempt` "outcome" a wrong first
-attempt gets A too. What is given, not sampled, does not count: <CHECK>, and the stop of an attempt that was cut.
+`attempts` says who gets which advantage.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, UInt32
 
-from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.check_tokens import CheckMarks
 from stepcot_jax.policies.decoder_policy import generate
+from stepcot_jax.policies.policy_choice import AnyPolicy, policy_params
 from stepcot_jax.policies.rollouts import Replies, Sampling, rollout_keys
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.settings.policy_sections import SelfCheckSettings
+from stepcot_jax.systems.attempts import CHECK, CLOSE, FIRST, GIVEN, SECOND, Attempts
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import TrainState
 
-NOTHING, FIRST, GIVEN, CHECK, CLOSE, SECOND = range(6)
-"""Kinds of the tokens of a completion: padding, first attempt, not sampled, check, </CHECK>, second attempt."""
-
 _AFTER_CHECK, _AFTER_FIRST = 2**31 - 2, 2**31 - 3  # folded into a rollout's key; no place of a token is as large
-
-
-class Attempts(NamedTuple):
-    """Completions with checks; "own" rows are those of this process.
-
-    Attributes:
-      tokens: int32 [row, rollout, token], padded with the stop token.
-      log_probs: float32 [row, rollout, token], of sampled tokens; 0 elsewhere.
-      kinds: int8 [row, rollout, token].
-      last: int32 [row, rollout, token], the last attempt alone, padded with the stop token; empty without one.
-      ended: bool [row, rollout], whether the last attempt was not cut.
-    """
-
-    tokens: Int[np.ndarray, "row rollout token"]
-    log_probs: Float[np.ndarray, "row rollout token"]
-    kinds: Int[np.ndarray, "row rollout token"]
-    last: Int[np.ndarray, "row rollout attempt_token"]
-    ended: Bool[np.ndarray, "row rollout"]
-
-    @property
-    def counted(self) -> Bool[np.ndarray, "row rollout token"]:
-        """Sampled tokens."""
-        found: np.ndarray = (self.kinds != NOTHING) & (self.kinds != GIVEN)
-        return found
-
-    @property
-    def checks(self) -> Bool[np.ndarray, "row rollout token"]:
-        """Tokens of the self-check, m of Eq. 12."""
-        found: np.ndarray = (self.kinds == CHECK) | (self.kinds == CLOSE)
-        return found
-
-
-def token_advantages(
-    relative: Float[np.ndarray, "row rollout"],
-    *,
-    kinds: Int[np.ndarray, "row rollout token"],
-    wrong: Bool[np.ndarray, "row rollout"],
-    settings: SelfCheckSettings,
-) -> Float[np.ndarray, "row rollout token"]:
-    """Return the outcome advantage of each token, float32; see the table above.
-
-    Args:
-      relative: A of each completion.
-      kinds: of its tokens.
-      wrong: whether its first attempt was wrong.
-      settings: with `first_attempt`.
-    """
-    keeps = np.ones_like(wrong) if settings.first_attempt == "outcome" else ~wrong
-    gets = (kinds == SECOND) | ((kinds == FIRST) & keeps[..., None])
-    return np.where(gets, relative[..., None], 0).astype(np.float32)
-
-
-def describe_checks(
-    *,
-    wrong: Bool[np.ndarray, "prompt rollout"],
-    success: Bool[np.ndarray, "prompt rollout"],
-    first: Float[np.ndarray, "prompt rollout"],
-) -> dict[str, float]:
-    """Return the numbers of all processes' checks for the log.
-
-    Args:
-      wrong: whether a first attempt was checked.
-      success: whether its second attempt was right.
-      first: answer reward of first attempts; NaN if unscored.
-    """
-    scored = first[np.isfinite(first)]
-    return {
-        "rollouts/self_check_rate": float(wrong.mean()),
-        "rollouts/self_check_success": float(success.sum() / wrong.sum()) if wrong.any() else float("nan"),
-        "rollouts/first_answer": float(scored.mean()) if scored.size else float("nan"),
-    }
 
 
 @dataclasses.dataclass
@@ -123,7 +41,7 @@ class SelfCheck:
       longest_check: tokens of a check, marks left aside.
     """
 
-    policy: PrefixVlm
+    policy: AnyPolicy
     normalise: Normalise
     tokenizer: Tokenizer
     devices: Devices
@@ -136,6 +54,7 @@ class SelfCheck:
     def __post_init__(self) -> None:
         self.marks = CheckMarks.of(self.tokenizer)
         self.stop = int(self.tokenizer.stop)
+        self.stops = (self.stop, *self.tokenizer.more_stops)
         self.hides_check = self.settings.context == "first"
         of_check = self.longest_check + len(self.marks.closes)
         self.length = self.longest + 1 + len(self.marks.opens) + of_check + self.longest
@@ -144,7 +63,8 @@ class SelfCheck:
         self._second = self._make_sampler(self.longest, _AFTER_FIRST)
 
     def _make_sampler(self, longest: int, stream: int) -> Any:
-        sampling = Sampling(longest=longest, stop=self.stop, temperature=self.temperature)
+        more = self.tokenizer.more_stops
+        sampling = Sampling(longest=longest, stop=self.stop, more_stops=more, temperature=self.temperature)
 
         def sample(params: Any, rows: Mapping[str, Array], key: Array) -> Replies:
             return generate(
@@ -188,7 +108,7 @@ class SelfCheck:
         opens, closes = (np.array(marks, np.int32) for marks in (self.marks.opens, self.marks.closes))
         for row, again in zip(rows, wrong, strict=True):
             if again:
-                row.give(np.concatenate([[] if row.has_ended(self.stop) else [self.stop], opens]))
+                row.give(np.concatenate([[] if row.has_ended(self.stops) else [self.stop], opens]))
         contexts = [np.concatenate([prompts[place], row.tokens]) for place, row in zip(of_prompt, rows, strict=True)]
         found = self._sample(self._check, state, batch, contexts, ~wrong)
         closed = []
@@ -232,7 +152,7 @@ class SelfCheck:
             "skipped": skipped.reshape(number, group),
         }
         replies: Replies = jax.device_get(
-            sampler(state.params[POLICY], self.devices.put_rows(rows), state.key_of_update())
+            sampler(policy_params(state.params, POLICY), self.devices.put_rows(rows), state.key_of_update())
         )
         own = slice(jax.process_index() * number * group, (jax.process_index() + 1) * number * group)
         counted = replies.counted[own]
@@ -251,7 +171,7 @@ class SelfCheck:
             tokens[place, :end], kinds[place, :end], log_probs[place, :end] = row.tokens, row.kinds, row.log_probs
             attempt = row.tokens[row.kinds == (SECOND if (row.kinds == GIVEN).any() else FIRST)]
             last[place, : len(attempt)] = attempt
-            ended[place] = row.has_ended(self.stop)
+            ended[place] = row.has_ended(self.stops)
         return Attempts(*(each.reshape(*shape, *each.shape[1:]) for each in (tokens, log_probs, kinds, last, ended)))
 
 
@@ -282,6 +202,6 @@ class _Row:
         """Add tokens that were not sampled."""
         self.add(GIVEN, tokens, np.zeros(len(tokens), np.float32))
 
-    def has_ended(self, stop: int) -> bool:
-        """Whether the stop token is the last."""
-        return bool(len(self.tokens) and self.tokens[-1] == stop)
+    def has_ended(self, stops: tuple[int, ...]) -> bool:
+        """Whether a stop token is the last."""
+        return bool(len(self.tokens) and self.tokens[-1] in stops)

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.losses.sequence import sequence_loss, sequence_weight
-from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.policies.encoded_records import EncodedRecord, lay_out_pack, pack_records, stack_rows
+from stepcot_jax.policies.policy_choice import AnyPolicy, policy_params
 from stepcot_jax.settings.policy_sections import SftSettings
 from stepcot_jax.training.global_batch import GlobalBatch, differentiate
 from stepcot_jax.training.optimizers import global_norm
@@ -106,7 +106,7 @@ class SftUpdate:
       settings: with the reduction.
     """
 
-    policy: PrefixVlm
+    policy: AnyPolicy
     normalise: Normalise
     optimizer: optax.GradientTransformation
     settings: SftSettings
@@ -114,7 +114,7 @@ class SftUpdate:
     def score(self, params: Params, rows: Batch) -> Float[Array, "row token word"]:
         """Return the scores of the token after each of some rows."""
         logits: Array = self.policy.apply(
-            {"params": params[POLICY]},
+            {"params": policy_params(params, POLICY)},
             self.normalise(rows["images"]),
             rows["tokens"],
             rows["segments"],
@@ -147,7 +147,7 @@ class SftUpdate:
         divisor = self.divisor(batch, whole)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
-            value = self.loss_of(self.score(trained, rows), rows, divisor)
+            value = self.loss_of(self.score({**params, **trained}, rows), rows, divisor)
             return value, {"loss": value}
 
         return differentiate(loss, {POLICY: params[POLICY]}, batch, whole)

@@ -149,7 +149,7 @@ class StagedSftUpdate(SftUpdate):
         divisor = self.divisor(batch, whole)
 
         def loss(trained: Params, rows: Batch) -> tuple[Array, dict[str, Array]]:
-            logits = self.score(trained, rows)
+            logits = self.score({**params, **trained}, rows)
             value = self.loss_of(logits, rows, divisor)
             return value, {"loss": value, **self.add_up_losses(logits, rows)}
 

@@ -67,7 +67,8 @@ class StepCoT(System):
       given: which true answers the networks are given in training; none as published.
 
     A batch holds "image_features" [case, width] or "images" [case, height, width, 3], "labels" int [case, step]
-    (negative where not annotated), and "text_features" [step, width] for a teacher with text.
+    (negative where not annotated), and "text_features" [step, width] for a teacher with text. "targets" [case, step,
+    answer], if there, are the distributions of soft labels (`data.uncertain`).
     """
 
     shared = SHARED

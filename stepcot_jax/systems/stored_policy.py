@@ -2,18 +2,42 @@
 
 import dataclasses
 import pathlib
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import msgspec
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.prefix_vlm import PrefixVlm
-from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, read_lengths, read_tokenizer
-from stepcot_jax.policies.policy_network import make_policy
-from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, read_settings
+from stepcot_jax.host.files import read_json
+from stepcot_jax.policies.policy_choice import (
+    AnyPolicy,
+    choose_policy,
+    policy_params,
+    read_source,
+    read_tokenizer,
+    split_parts,
+)
+from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
+from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
+from stepcot_jax.policies.qwen.qwen_setup import QwenSource
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
+from stepcot_jax.settings.stored_settings import read_run_settings
+from stepcot_jax.training.exported_weights import (
+    MANIFEST_FILE,
+    is_export,
+    read_weights,
+    require_modest,
+    require_read,
+)
+from stepcot_jax.training.parameter_paths import unflatten
 from stepcot_jax.training.state import Params, shapes_by_name
-from stepcot_jax.training.stored_params import read_best, restore_params
+from stepcot_jax.training.stored_params import MOST_BYTES, read_best, restore_params
 
+POLICY_FILE = "policy.safetensors"
+"""Parameters of an exported policy."""
+
+_MOST_MANIFEST_BYTES = 2**22
 _PHASES = ("grpo", "sft")
 """Phases of a run, the last first."""
 
@@ -26,7 +50,8 @@ class StoredPolicy:
       workdir: of the run.
       settings: of the run.
       network: the module.
-      params: its parameters, float32.
+      params: its parameters, as its `apply` takes them: float32, matrices of a Qwen2.5-VL in its compute dtype.
+      source: config, tokenizer and preprocessing of the Qwen2.5-VL that the run started from; None without.
       tokenizer: of prompts and replies.
       lengths: of prompts and replies.
       phase: that ended with these weights, "sft" or "grpo".
@@ -35,31 +60,22 @@ class StoredPolicy:
 
     workdir: pathlib.Path
     settings: Settings
-    network: PrefixVlm
+    network: AnyPolicy
     params: Params
+    source: QwenSource | None
     tokenizer: AnyTokenizer
     lengths: PolicyLengths
     phase: str
     step: int
 
 
-def read_run_settings(workdir: pathlib.Path) -> Settings:
-    """Return the settings of a run.
-
-    Raises:
-      BadInput: there is no such folder, or it is not the workdir of a run.
-    """
-    if not workdir.is_dir():
-        raise BadInput(f"{workdir} is not the workdir of a run (no such folder)")
-    return read_settings(workdir / "settings.json")
-
-
-def read_policy(workdir: pathlib.Path, *, phase: str | None = None) -> StoredPolicy:
-    """Read the policy of a run.
+def read_policy(workdir: pathlib.Path, *, phase: str | None = None, for_training: bool = False) -> StoredPolicy:
+    """Read the policy of a run, or of an export of one.
 
     Args:
-      workdir: what `stepcot_jax.main` wrote for the job "sft" or "grpo".
+      workdir: what `stepcot_jax.main` wrote for the job "sft" or "grpo", or `stepcot_jax.export` of it.
       phase: whose best weights, "sft" or "grpo"; None for the last phase that was validated.
+      for_training: leave the parameters as they were saved, NumPy arrays; False puts them on the default device.
 
     Raises:
       BadInput: a file of the workdir is missing, damaged or does not fit the others, or the run trains no policy.
@@ -70,22 +86,35 @@ def read_policy(workdir: pathlib.Path, *, phase: str | None = None) -> StoredPol
             f"{workdir}: config.job={settings.job!r} trains no policy that answers questions; expected a run of the "
             f"job {' or '.join(map(repr, POLICY_JOBS))} (python -m stepcot_jax.predict reads radiographs with this one)"
         )
+    exported = is_export(workdir)
+    if exported:
+        if settings.policy.weights:
+            raise BadInput(f"{workdir / 'settings.json'}: an export names no config.policy.weights of another folder")
+        require_read(workdir)
+        require_modest(workdir, num_layers=settings.policy.num_layers, num_heads=settings.policy.num_heads)
     lengths = read_lengths(workdir)
-    tokenizer = read_tokenizer(workdir, name=settings.policy.tokenizer)
+    is_named = exported and settings.policy.tokenizer
+    tokenizer = load_pretrained(str(workdir)) if is_named else read_tokenizer(workdir, settings)
     if tokenizer.num_words != lengths.num_words:
         raise BadInput(
             f"{workdir}: the tokenizer has {tokenizer.num_words} words, policy.json {lengths.num_words}; the files "
             "must be of one run"
         )
-    network = make_policy(settings, num_words=lengths.num_words)
-    phase, step = _find_step(workdir / "checkpoints", phase)
-    params = restore_params(workdir / "checkpoints", step, parts=("policy",))["policy"]
-    _check_shapes(workdir, params, network, settings)
+    source = read_source(workdir, settings)
+    network = choose_policy(settings, tokenizer, source)
+    expected = _expected_shapes(network, settings)
+    if exported:
+        phase, step, params = _read_exported(workdir, phase)
+    else:
+        phase, step = _find_step(workdir / "checkpoints", phase)
+        params = _read_saved(workdir / "checkpoints", step, expected)
+    _check_shapes(workdir, params, expected)
     return StoredPolicy(
         workdir=workdir,
         settings=settings,
         network=network,
-        params=jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params),
+        params=params if for_training else _put_for_replies(network, params),
+        source=source,
         tokenizer=tokenizer,
         lengths=lengths,
         phase=phase,
@@ -104,14 +133,49 @@ def _find_step(folder: pathlib.Path, phase: str | None) -> tuple[str, int]:
     return phase, best[phase].step
 
 
-def _check_shapes(workdir: pathlib.Path, params: Params, network: PrefixVlm, settings: Settings) -> None:
-    """Refuse weights whose names or shapes do not fit the settings."""
+class _Manifest(msgspec.Struct):
+    format: Literal[1]
+    kind: Literal["policy"]
+    phase: Literal["sft", "grpo"]
+    step: int
+
+
+def _read_exported(folder: pathlib.Path, phase: str | None) -> tuple[str, int, Params]:
+    """Return phase, update and parameters of an export, which holds those of one phase."""
+    path = folder / MANIFEST_FILE
+    found = read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
+    if phase not in (None, found.phase):
+        raise BadInput(f"{folder}: no weights of the phase {phase!r}; the export has those of {found.phase!r}")
+    return found.phase, found.step, unflatten(read_weights(folder, [POLICY_FILE]))
+
+
+def _read_saved(folder: pathlib.Path, step: int, expected: Any) -> Params:
+    """Return the parameters of a checkpoint; those of a large network may take as much as `expected`."""
+    most = max(MOST_BYTES, sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(expected)))
+    found = restore_params(folder, step, parts=tuple(split_parts(expected, "policy")), most_bytes=most)
+    return policy_params(found, "policy")
+
+
+def _put_for_replies(network: AnyPolicy, params: Params) -> Params:
+    """Return float32 arrays on the default device; matrices of a Qwen2.5-VL in its compute dtype."""
+
+    def put(leaf: Any) -> Any:
+        is_rounded = isinstance(network, QwenPolicy) and leaf.ndim > 1
+        return jnp.asarray(leaf, network.dtype if is_rounded else jnp.float32)
+
+    found: Params = jax.tree.map(put, params)
+    return found
+
+
+def _expected_shapes(network: AnyPolicy, settings: Settings) -> Any:
     side = settings.image_encoder.image_size
     images, tokens = jnp.zeros((1, side, side, 3)), jnp.zeros((1, 1), jnp.int32)
-    expected = shapes_by_name(
-        jax.eval_shape(lambda: network.init(jax.random.key(0), images, tokens, tokens[0] + 1, tokens))["params"]
-    )
-    found = shapes_by_name(params)
+    return jax.eval_shape(lambda: network.init(jax.random.key(0), images, tokens, tokens[0] + 1, tokens))["params"]
+
+
+def _check_shapes(workdir: pathlib.Path, params: Params, shapes: Any) -> None:
+    """Refuse weights whose names or shapes do not fit the settings."""
+    expected, found = shapes_by_name(shapes), shapes_by_name(params)
     other = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if other:
         name = other[0]

@@ -41,6 +41,12 @@ def split_shared(batch: Batch) -> tuple[Batch, Array | None]:
     return {name: rows for name, rows in batch.items() if name not in SHARED}, batch.get("text_features")
 
 
+def certain_labels(rows: Batch) -> Array:
+    """Return the labels [case, step] of the rows, -1 also where the target is spread over several answers."""
+    labels: Array = rows["labels"]
+    return jnp.where(jnp.max(rows["targets"], axis=-1) < 1, -1, labels) if "targets" in rows else labels
+
+
 def give_answers(
     state: TrainState, rows: Batch, given: AnswerSchedule, networks: Networks, whole: GlobalBatch
 ) -> Batch:
@@ -49,7 +55,7 @@ def give_answers(
         return rows
     answers = given.draw(
         state.key_of_update(),
-        labels=rows["labels"],
+        labels=certain_labels(rows),
         step=state.step,
         answers_per_step=tuple(networks.teacher.answers_per_step),
         first_case=whole.first_case(len(rows["labels"])),

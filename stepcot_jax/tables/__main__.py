@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from stepcot_jax.host.errors import BadInput, make_workdir, run_tool
+from stepcot_jax.host.addresses import refuse_address
+from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.files import make_workdir
 from stepcot_jax.settings.flags import define_flags, parse
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, make_settings
 
@@ -173,6 +175,8 @@ def main(arguments: list[str]) -> None:
             raise BadInput(f"--constrained is accepted only with {accepted}; got {', '.join(names)}")
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
+        refuse_address(values.workdir, "--workdir", is_output=True)
+        refuse_address(values.out or "", "--out", is_output=True)
         workdir = pathlib.Path(values.workdir)
         plan = None if values.published else _make_plan(workdir)
         make_workdir(workdir)

@@ -15,13 +15,16 @@ from typing import Any
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import digest_file, read_file, write_whole
+from stepcot_jax.host.addresses import is_address
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole
+from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.run.stored_reading import read_reading
-from stepcot_jax.settings.run_settings import MAY_CHANGE, POLICY_JOBS, Settings, load_settings
+from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, load_settings
+from stepcot_jax.settings.stored_settings import MAY_CHANGE
 
-UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE - {"config.training.joint_epochs"}))
+UNIMPORTANT = tuple(sorted(key.removeprefix("config.") for key in MAY_CHANGE))
 """Keys that change the results of a run by rounding at most; cells that differ only in them are one cell."""
 
 RECORDS_FILE = "records.sha256"
@@ -78,7 +81,7 @@ class Cells:
         root = self.workdir.resolve()
         for section, name in (("image_encoder", "weights"), ("policy", "start")):
             path = pathlib.Path(found[section][name]).resolve()
-            if found[section][name] and path.is_relative_to(root):
+            if found[section][name] and not is_address(found[section][name]) and path.is_relative_to(root):
                 # The workdir may be moved.
                 found[section][name] = f"in the workdir: {path.relative_to(root).as_posix()}"
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
@@ -120,11 +123,11 @@ class Cells:
     def _check_records(self, cell: Cell) -> None:
         """Refuse a cell whose records have changed since it started: its settings hold only their path."""
         path = self.folder(cell) / RECORDS_FILE
-        root = _record_root(cell.settings)
+        key, root = _record_root(cell.settings)
         if not root or not path.is_file():
             return
         written = read_file(path, max_bytes=_MOST_DIGEST_BYTES, accepted="a digest").decode("utf-8").strip()
-        if written != digest_records(pathlib.Path(root)):
+        if written != digest_records(find_files(root, key, holds="a folder of cases")):
             raise BadInput(
                 f"cell {cell.name!r} in {path.parent}: the records in {root} have changed since it ran; restore them "
                 "or use a new --workdir"
@@ -141,8 +144,10 @@ class Cells:
             cell.prepare()
         folder = self.folder(cell)
         make_workdir(folder)
-        if root := _record_root(cell.settings):
-            write_whole(folder / RECORDS_FILE, f"{digest_records(pathlib.Path(root))}\n".encode())
+        key, root = _record_root(cell.settings)
+        if root:
+            records = digest_records(find_files(root, key, holds="a folder of cases"))
+            write_whole(folder / RECORDS_FILE, f"{records}\n".encode())
         with contextlib.redirect_stdout(io.StringIO()):  # the tables have the same figures
             Run(vary(self.share_features(cell.settings), {"resume": True}), folder).execute()
         if not self.is_finished(cell):
@@ -172,8 +177,11 @@ class Cells:
         return read_predictions(self.folder(cell) / "predictions" / f"{split}.npz", self.chain(cell))
 
 
-def _record_root(settings: Settings) -> str:
-    return settings.vqa.root if settings.job in POLICY_JOBS else settings.data.root
+def _record_root(settings: Settings) -> tuple[str, str]:
+    """Return the setting that names the records, and its value."""
+    if settings.job in POLICY_JOBS:
+        return "config.vqa.root", settings.vqa.root
+    return "config.data.root", settings.data.root
 
 
 def digest_records(root: pathlib.Path) -> str:

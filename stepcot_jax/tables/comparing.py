@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.chain import NOT_ANNOTATED, Chain, find_one_answer
 from stepcot_jax.evaluation.intervals import Interval, ModelIntervals, bootstrap, bootstrap_differences
 from stepcot_jax.evaluation.paired import compare_accuracy
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, join_models
@@ -114,9 +114,9 @@ class Comparison:
         alone = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, logits={"": logits}))
         return bootstrap(alone, self.chain, num_resamples=self.num_resamples)[""]
 
-    def constant(self, step: int) -> Figure:
-        """Return the accuracy of always giving a step's most frequent answer."""
-        return summarise([self._constant.steps[step].accuracy])
+    def constant(self, step: int | None = None) -> Figure:
+        """Return the accuracy of always giving a step's most frequent answer; of None the mean over the steps."""
+        return summarise([_pick(self._constant, "mean_accuracy" if step is None else "accuracy", step)])
 
     def num_cases(self, step: int) -> int:
         """Return the number of annotated cases of a step."""
@@ -147,14 +147,15 @@ class Comparison:
         return Evidence(difference, values, self.num_patients(figure, step), p)
 
     def num_patients(self, figure: str, step: int | None = None) -> int:
-        """Return the number of annotated patients of a figure; for "mean_accuracy" of the step with the fewest."""
+        """Return the number of annotated patients of a figure; for "mean_accuracy" of its step with the fewest."""
         counts = []
         for split in self.splits:
-            annotated = split.predictions.labels != NOT_ANNOTATED
+            labels = split.predictions.labels
+            annotated = labels != NOT_ANNOTATED
             if step is not None:
                 parts = [annotated[:, step]]
             elif figure == "mean_accuracy":
-                parts = [own for own in annotated.T if own.any()]
+                parts = [own for own in annotated[:, ~find_one_answer(labels)].T if own.any()]
             else:
                 parts = [annotated.any(axis=1)]
             counts += [count_patients(split.facts["patient_id"][own]) for own in parts]

@@ -45,7 +45,8 @@ def make_tables(plan: Plan) -> list[Table]:
 def _tabulate_accuracy(comparison: Comparison, plan: Plan) -> Table:
     steps = comparison.chain.steps
     published_steps = [step.name for step in steps if step.name in COMPONENT_ACCURACY["teacher"]]
-    rows: list[tuple[Entry, ...]] = []
+    constant = [comparison.constant(step) for step in (*range(len(steps)), None)]
+    rows: list[tuple[Entry, ...]] = [("most frequent answer", *constant, *[None] * (3 + len(published_steps)))]
     order = ["teacher", *(name for name, base in variants().items() if base == "teacher")]
     order += ["student", *(name for name, base in variants().items() if base == "student")]
     verdicts = _judge(comparison)

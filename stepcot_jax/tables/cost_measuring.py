@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import BadInput, run_tool
 
 BATCH_SIZES = (1, 4, 32)
@@ -194,12 +195,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure the model that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.tables.cost_measuring", description=__doc__)
     parser.add_argument("what", choices=("teacher", "student", "encoder"))
-    parser.add_argument("--cell", type=pathlib.Path, help="workdir of a finished run")
+    parser.add_argument("--cell", type=local_path, help="workdir of a finished run")
     parser.add_argument("--weights", default="", help="of a frozen encoder, as config.image_encoder.weights")
     parser.add_argument("--reference", default="", help="one of `reference_encoders.REFERENCES`, with random weights")
     parser.add_argument("--dtype", default="float32", help="compute type of a frozen encoder")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--compilation-cache", type=pathlib.Path)
+    parser.add_argument("--compilation-cache", type=local_path)
     options = parser.parse_args(arguments)
     if sum(map(bool, (options.cell, options.weights, options.reference))) != 1:
         parser.error("give --cell, --weights or --reference")

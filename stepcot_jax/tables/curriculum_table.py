@@ -59,7 +59,7 @@ def make_tables(plan: Plan) -> list[Table]:
         f"Easy: the boxes are drawn in the picture; medium: the bare picture; hard: another case. Mixed: {shares} of "
         "the rows in every epoch, a control without a curriculum. Epochs: these shares of the epochs, one stage after "
         "the other. Adaptive: the formulas of MedCLM's public code. Only: every row the same stage.",
-        "MedCLM's tables are not in the text at hand: no published figures.",
+        "No published figures: our copy of MedCLM's text lacks its tables.",
     )
     rows = [(name, *(comparison.figure(name, key) for _, key in MEANS)) for name in (BASELINE, *SCHEDULES)]
     heads = (Column("schedule"), *columns("percent", *(heading for heading, _ in MEANS)))

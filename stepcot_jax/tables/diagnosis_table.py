@@ -38,7 +38,8 @@ def make_tables(plan: Plan) -> list[Table]:
     whole = plan.compare_baselines(("last", "all"))
     check_chain(plan.constrained, whole.chain)
     comparison = whole.last_step_alone()
-    rows: list[tuple[Entry, ...]] = []
+    nothing = [None] * (4 * len(METRICS) - 1)
+    rows: list[tuple[Entry, ...]] = [("most frequent answer", None, comparison.constant(0), *nothing)]
     large = [(found, steps, level) for found in plan.constrained for steps, level in list_rows(found)]
     besides = [each for found, _, level in large if level.level for each in make_evidence(found, level, [*METRICS])]
     (gains,), verdicts = compare_supervision([comparison], [encoder.name for encoder in plan.encoders()], besides)

@@ -13,6 +13,8 @@ from stepcot_jax.encoders.checkpoint_files import has_text_encoder, resolve
 from stepcot_jax.features.spec import DESCRIPTION_FILE
 from stepcot_jax.features.transformers_encoder import PREFIX
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tables.cells import Cell, Cells
 
@@ -84,10 +86,12 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
 
 def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
     """An encoder that the user names, with its own text features if it has any, else the config's."""
-    folder = pathlib.Path(weights)
+    folder, source = pathlib.Path(weights), str(pathlib.Path(weights))
+    if is_store_address(weights):
+        source, folder = weights, find_files(weights, "--encoders", holds="a folder of weights or of imported features")
     prompts: dict[str, Any] = {}
     if (folder / "images" / DESCRIPTION_FILE).is_file():
-        changes, whose = _frozen("imported", folder), "imported with the images' features"
+        changes, whose = _frozen("imported", source), "imported with the images' features"
         if (folder / "prompts" / DESCRIPTION_FILE).is_file():
             prompts = {"prompts.encoder": "imported", "prompts.weights": ""}
     else:
@@ -117,7 +121,7 @@ def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> No
     from stepcot_jax.data.images.preprocessing import normalise
     from stepcot_jax.data.loading import load_dataset
     from stepcot_jax.features.importing import import_features
-    from stepcot_jax.features.inputs import trained_preprocessing
+    from stepcot_jax.features.trained_input import trained_preprocessing
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.systems.networks import encode_images
     from stepcot_jax.tables.cell_networks import load_weights

@@ -13,12 +13,12 @@ from stepcot_jax.evaluation.perturbations import perturb_records
 from stepcot_jax.evaluation.reply_results import encode
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import write_whole
-from stepcot_jax.policies.policy_files import read_tokenizer
+from stepcot_jax.policies.policy_choice import read_tokenizer
 from stepcot_jax.predict.record_answers import answer_records, leave_out
 from stepcot_jax.predict.trained_policy import load_policy
 from stepcot_jax.reasoning.dialects import write_question
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.settings.run_settings import read_settings
+from stepcot_jax.settings.stored_settings import read_settings
 
 ROUND_SEED = 0
 """Seed of the perturbations: the same questions for every training."""
@@ -63,7 +63,7 @@ def answer_rounds(folder: pathlib.Path, records: Sequence[VqaRecord], *, num_rou
                 trained, perturbed[number], _image_loader(dataset, perturbed[number]), leave_out_unknown=True
             )
             _write(places[number], perturbed[number], texts)
-    tokenizer, vqa = read_tokenizer(folder, name=settings.policy.tokenizer), settings.vqa
+    tokenizer, vqa = read_tokenizer(folder, settings), settings.vqa
     left_out = [
         word.strip()
         for own in perturbed

@@ -11,8 +11,9 @@ from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.loading import load_dataset
 from stepcot_jax.data.records.cases import CaseTable
 from stepcot_jax.data.splits.splits import Splits
-from stepcot_jax.features.inputs import trained_preprocessing
 from stepcot_jax.features.keys import digest_pixels
+from stepcot_jax.features.trained_input import trained_preprocessing
+from stepcot_jax.host.addresses import name_place
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import Settings
@@ -49,7 +50,7 @@ def relabel_last_step(dataset: Dataset, chain: Chain, *, name: str) -> tuple[Dat
         raise BadInput(f"{name}: answers {found} to {own.name!r} are not among {list(known.options)}")
     nothing, no_reasoning = [NOT_ANNOTATED] * (chain.num_steps - 1), ("",) * chain.num_steps
     relabelled = [
-        dataclasses.replace(case, labels=(*nothing, label_of[case.labels[-1]]), reasoning=no_reasoning)
+        dataclasses.replace(case, labels=(*nothing, label_of[case.labels[-1]]), uncertain=(), reasoning=no_reasoning)
         for case in dataset.cases
     ]
     kept = {
@@ -133,9 +134,9 @@ def _has_same_patients(source: Settings, target: Settings) -> bool:
     return _folder(source.data.root) == _folder(target.data.root)
 
 
-def _folder(root: str) -> pathlib.Path:
-    path = pathlib.Path(root).resolve()
-    return path.parent if path.is_file() else path
+def _folder(root: str) -> str:
+    path = pathlib.Path(root)
+    return name_place(str(path.parent) if path.is_file() else root)
 
 
 def _identify_images(dataset: Dataset, indices: Sequence[int], *, by_path: bool, by_pixels: bool) -> Iterator[str]:

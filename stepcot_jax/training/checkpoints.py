@@ -11,7 +11,7 @@ import pathlib
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.process_memory import release_freed_memory
-from stepcot_jax.training.processes import all_agree, is_first, wait_for_all
+from stepcot_jax.training.processes import all_agree, gather_on_first, is_first, wait_for_all
 from stepcot_jax.training.retention import Best, LatestAndBest, forget_lost
 from stepcot_jax.training.state import TrainState, shapes_by_name
 
@@ -64,16 +64,27 @@ class Checkpoints:
 
     Args:
       folder: where they are kept; made if missing.
+      saved: called when a checkpoint is on the disk, before training goes on; None lets Orbax write in the background.
+        With it, each process has a folder of its own with the same checkpoints; the first alone writes new ones.
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, *, saved: Callable[[], None] | None = None) -> None:
         self.folder = folder.resolve()
+        self._saved, self._is_apart = saved, saved is not None and jax.process_count() > 1
         self._policy = LatestAndBest()
+        if self._is_apart:  # Orbax makes the first process's folder alone
+            self.folder.mkdir(parents=True, exist_ok=True)
         self._manager = ocp.CheckpointManager(
             self.folder,
-            options=ocp.CheckpointManagerOptions(preservation_policy=self._policy, cleanup_tmp_directories=True),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=self._policy,
+                cleanup_tmp_directories=True,
+                create=not self._is_apart,
+                multiprocessing_options=_apart() if self._is_apart else ocp.options.MultiprocessingOptions(),
+            ),
         )
         self._agree_on_steps()
+        self._latest = self._manager.latest_step()
 
     def _agree_on_steps(self) -> None:
         """Wait until all processes see the same checkpoints; network file systems may lag."""
@@ -91,7 +102,7 @@ class Checkpoints:
     @property
     def latest_step(self) -> int | None:
         """The newest saved step; None if there is none."""
-        return self._manager.latest_step()
+        return self._latest if self._is_apart else self._manager.latest_step()
 
     def save(self, state: TrainState, progress: dict[str, Any], best: dict[str, Best]) -> None:
         """Save a state with the progress that a resumed loop needs, and delete what is neither latest nor best.
@@ -102,16 +113,23 @@ class Checkpoints:
         step = int(jax.device_get(state.step))
         self._policy.save({entry.step for entry in best.values()})
         progress = {**progress, "best": {name: dataclasses.asdict(entry) for name, entry in best.items()}}
-        arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
+        stored = gather_on_first(state) if self._is_apart else state
         self.wait()
         with self._explain_failure(f"step {step}"):
             if is_first():  # where Orbax cannot make a folder, its threads keep the program from ending for minutes
                 tempfile.TemporaryFile(dir=self.folder).close()
-            self._manager.save(step, args=arguments)
+            if is_first() or not self._is_apart:
+                written, also = ocp.args.StandardSave(stored), ocp.args.JsonSave(progress)
+                self._manager.save(step, args=ocp.args.Composite(state=written, progress=also))
         if jax.default_backend() == "cpu" and sum(leaf.nbytes for leaf in jax.tree.leaves(state)) > SMALL_BYTES:
             # On a CPU the state being written and the state being trained would both stay in memory.
             self.wait()
             release_freed_memory(generation=1)
+        if self._saved is not None:
+            self.wait()
+            self._saved()
+            self._latest = step
+            wait_for_all("saved")
 
     def restore(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
         """Return the state of a step and the progress saved beside it.
@@ -198,7 +216,7 @@ class Checkpoints:
         for step, error in damages.items():
             names = itertools.chain([f"damaged-{step}"], (f"damaged-{step}-{number}" for number in itertools.count(2)))
             aside = next(path for path in map(self.folder.joinpath, names) if not path.exists())
-            if is_first():
+            if is_first() or self._is_apart:
                 (self.folder / str(step)).rename(aside)
             warnings.append(
                 f"warning: checkpoint {step} cannot be restored ({_in_short(error)}); it was renamed to {aside.name}, "
@@ -207,6 +225,7 @@ class Checkpoints:
         if damages:
             wait_for_all("damaged checkpoints")
             self._manager.reload()
+            self._latest = self._manager.latest_step()
         return warnings
 
     def wait(self) -> None:
@@ -234,6 +253,14 @@ class Checkpoints:
         """Finish writing and stop the background threads."""
         with contextlib.suppress(Exception):  # reported when it happened
             self._manager.close()
+
+
+def _apart() -> ocp.options.MultiprocessingOptions:
+    """Let Orbax work in this process alone."""
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process-{own}"
+    )
 
 
 class _Damaged(Exception):

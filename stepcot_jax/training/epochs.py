@@ -68,8 +68,10 @@ class Plan:
         found = [stream.batches.get_state() for stream in self.streams]
         return found[0] if len(found) == 1 else {"streams": found}
 
-    def restore_positions(self, saved: Any) -> None:
-        """Go to positions that `positions` returned.
+    def restore_positions(self, saved: Any, *, step: int) -> None:
+        """Go to positions that `positions` returned after `step` updates.
+
+        A stream that was added since, for phases that begin later, starts with its first batch.
 
         Raises:
           BadInput: they are of another number of streams.
@@ -78,10 +80,12 @@ class Plan:
             return
         several = isinstance(saved, dict) and set(saved) == {"streams"}
         positions = saved["streams"] if several else [saved]
-        if len(positions) != len(self.streams):
+        begun = [self.stream_of(phase) for phase, first in self.epochs() if first < step]
+        added = self.streams[len(positions) :]
+        if len(positions) > len(self.streams) or any(stream is each for stream in added for each in begun):
             raise BadInput(
                 f"the checkpoint has the positions of {len(positions)} streams of batches, expected "
                 f"{len(self.streams)}; use the same phases or a new workdir"
             )
-        for stream, position in zip(self.streams, positions, strict=True):
+        for stream, position in zip(self.streams, positions, strict=False):
             stream.batches.set_state(position)

@@ -1,4 +1,4 @@
-"""The metrics log of a run: metrics.jsonl and TensorBoard event files in the workdir."""
+"""The metrics log of a run: metrics.jsonl and TensorBoard event files in the workdir, and other loggers."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import math
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.host.files import write_whole
@@ -16,16 +17,31 @@ BOARD_FOLDER = "tensorboard"
 _FLUSH_SECONDS = 30.0
 
 
+class Logger(Protocol):
+    """Where numbers go beside `metrics.jsonl`: TensorBoard, or a logger of `training.loggers`."""
+
+    def write(self, numbers: Mapping[str, float], *, step: int) -> None:
+        """Append finite numbers of an update, by names such as "train/teacher/total"."""
+        ...
+
+    def close(self) -> None:
+        """Write what is pending and end."""
+        ...
+
+
 class MetricsLog:
-    """Append the numbers of a run to `metrics.jsonl` and to TensorBoard event files.
+    """Append the numbers of a run to `metrics.jsonl`, to TensorBoard event files and to other loggers.
 
     Args:
       workdir: of the run.
       first_step: entries of later steps, left by an interrupted start, are removed.
       silent: write nothing; all processes of a run but the first are silent.
+      loggers: others that get the same numbers; closed with the log.
     """
 
-    def __init__(self, workdir: pathlib.Path, *, first_step: int, silent: bool = False) -> None:
+    def __init__(
+        self, workdir: pathlib.Path, *, first_step: int, silent: bool = False, loggers: Sequence[Logger] = ()
+    ) -> None:
         self._silent = silent
         if silent:
             return
@@ -41,6 +57,7 @@ class MetricsLog:
                 write_whole(self._path, "".join(line + "\n" for line in kept).encode())
             self._file = self._path.open("a", buffering=1)
             self._board = _Board(workdir / BOARD_FOLDER, first_step=first_step)
+        self._loggers: tuple[Logger, ...] = (self._board, *loggers)
 
     def write(self, kind: str, *, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
         """Append an entry; `kind` is "train", "val" or "test".
@@ -53,9 +70,11 @@ class MetricsLog:
         defined = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
         with self._explain_failure():
             self._file.write(json.dumps({"kind": kind, "step": step, "epoch": epoch, **defined}) + "\n")
-            for name, number in defined.items():
-                if number is not None:  # tensorboardX warns of others on the terminal
-                    self._board.add(f"{kind}/{name}".replace(" ", "_"), number, step)
+            # tensorboardX warns of numbers that are not finite on the terminal.
+            finite = {name: number for name, number in defined.items() if number is not None}
+            named = {f"{kind}/{name}".replace(" ", "_"): number for name, number in finite.items()}
+            for logger in self._loggers:
+                logger.write(named, step=step)
 
     @contextlib.contextmanager
     def _explain_failure(self) -> Iterator[None]:
@@ -68,12 +87,12 @@ class MetricsLog:
             ) from error
 
     def close(self) -> None:
-        """Flush and close both."""
+        """Flush and close all of them."""
         if self._silent:
             return
-        for each in (self._file, self._board):
+        for close in (self._file.close, *(logger.close for logger in self._loggers)):
             with contextlib.suppress(OSError):  # reported when it happened
-                each.close()
+                close()
 
 
 class Means:
@@ -122,9 +141,10 @@ class _Board:
         self._writer.flush()
         self._flushed_at = time.monotonic()
 
-    def add(self, name: str, number: float, step: int) -> None:
-        summary = self._make_scalar(name, number)
-        self._writer.write_event(self._make_event(wall_time=time.time(), step=step, summary=summary))
+    def write(self, numbers: Mapping[str, float], *, step: int) -> None:
+        for name, number in numbers.items():
+            summary = self._make_scalar(name, number)
+            self._writer.write_event(self._make_event(wall_time=time.time(), step=step, summary=summary))
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             self._writer.flush()
             self._flushed_at = time.monotonic()

@@ -82,6 +82,7 @@ class Loop:
             state.
           Preempted: the run was asked to end, and has saved.
         """
+        step = int(jax.device_get(state.step))
         self._best: dict[str, Best] = {}
         self._scores: dict[str, float] = {}
         self._collected = Means()
@@ -90,8 +91,7 @@ class Loop:
             self._best = {name: Best(**entry) for name, entry in progress["best"].items()}
             self._scores = progress["metrics"]
             self._collected = Means(progress.get("collected"))
-            self.plan.restore_positions(progress["batches"])
-        step = int(jax.device_get(state.step))
+            self.plan.restore_positions(progress["batches"], step=step)
         for epoch, (phase, first) in enumerate(self.plan.epochs()):
             length = self.plan.stream_of(phase).batches_per_epoch
             if first + length <= step:

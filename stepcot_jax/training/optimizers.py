@@ -14,7 +14,12 @@ _SMALL = 2**16
 
 
 def make_optimizer(
-    *, learning_rate: float, weight_decay: float = 0.01, epsilon: float = 1e-8, clip_norm: float = 1.0
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.01,
+    epsilon: float = 1e-8,
+    clip_norm: float = 1.0,
+    is_packed: bool = True,
 ) -> optax.GradientTransformation:
     """Return a clip of the global norm followed by AdamW, with decoupled decay on every parameter, biases included.
 
@@ -26,12 +31,15 @@ def make_optimizer(
       weight_decay: 0.01 is PyTorch's default, which the authors' code uses.
       epsilon: added to the root of the second moment.
       clip_norm: largest global norm of a gradient.
+      is_packed: whether small arrays are updated as one vector; False keeps the moments of each parameter under its
+        name, by which they are divided among devices.
     """
     constants = ("b1", "b2", "eps", "eps_root", "weight_decay")
     adamw = optax.inject_hyperparams(optax.adamw, static_args=constants)(
         learning_rate=learning_rate, weight_decay=weight_decay, eps=epsilon
     )
-    return _pack_gradients(optax.chain(optax.clip_by_global_norm(clip_norm), adamw))
+    whole = optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+    return _pack_gradients(whole) if is_packed else whole
 
 
 def global_norm(gradients: Any) -> Float[Array, ""]:

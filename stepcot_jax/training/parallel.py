@@ -72,6 +72,20 @@ class Devices:
             return self.whole
         return NamedSharding(self.mesh, PartitionSpec(AXIS))
 
+    @property
+    def named_mesh(self) -> jax.sharding.Mesh | None:
+        """The mesh over which parameters are divided; None, since every device holds them whole."""
+        return None
+
+    @property
+    def num_shares(self) -> int:
+        """Number of equal shares of a batch."""
+        return self.num_devices
+
+    def shardings(self, tree: Any) -> Any:
+        """Return the sharding of each array of a state."""
+        return jax.tree.map(lambda _: self.whole, tree)
+
     def check_batch_size(self, batch_size: int, *, setting: str = "config.training.batch_size") -> None:
         """Refuse a batch that cannot be divided among devices and passes.
 
@@ -82,11 +96,11 @@ class Devices:
         Raises:
           BadInput: the batch size is no multiple of both.
         """
-        parts = self.num_devices * self.num_passes
+        parts = self.num_shares * self.num_passes
         if batch_size % parts:
             raise BadInput(
-                f"{setting}: {batch_size} is not a multiple of {parts} ({self.num_devices} devices "
-                f"x {self.num_passes} passes); config.parallel.num_devices changes the devices"
+                f"{setting}: {batch_size} is not a multiple of {parts} ({self.num_shares} devices "
+                f"x {self.num_passes} passes); config.parallel.num_devices and num_passes change that"
             )
 
     def put_whole(self, tree: Any) -> Any:

@@ -132,6 +132,26 @@ def all_agree(number: int) -> bool:
     return len(np.unique(multihost_utils.process_allgather(np.array(number, np.int32)))) == 1
 
 
+def gather_on_first(tree: Any) -> Any:
+    """Return the arrays of a tree, which may be divided over processes, whole and on the first host; collective.
+
+    The other processes take part in one array after the other, keep none, and get None: they never hold the tree.
+    """
+    keeps = is_first()
+
+    def gather(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
+            whole = multihost_utils.process_allgather(leaf, tiled=True)
+            return whole if keeps else None
+        if not keeps:
+            return None
+        is_divided = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        return np.asarray(leaf.addressable_data(0) if is_divided else leaf)
+
+    gathered = jax.tree.map(gather, tree)
+    return gathered if keeps else None
+
+
 def check_shared(folder: pathlib.Path, *, num_looks: int = _LOOKS) -> None:
     """Refuse a folder that is not the same in all processes; collective.
 

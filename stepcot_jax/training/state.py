@@ -1,11 +1,14 @@
 """Everything that training changes, in one tree that a checkpoint holds."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.struct
 import jax
-import optax
+import numpy as np
 from jaxtyping import Array
+
+if TYPE_CHECKING:
+    import optax
 
 Params = dict[str, Any]
 
@@ -22,7 +25,7 @@ class TrainState(flax.struct.PyTreeNode):
 
     step: Array
     params: Params
-    optimizers: dict[str, optax.OptState]
+    optimizers: "dict[str, optax.OptState]"
     key: Array
 
     def key_of_update(self) -> Array:
@@ -31,7 +34,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def apply_gradients(
-    state: TrainState, network: str, optimizer: optax.GradientTransformation, gradients: Params
+    state: TrainState, network: str, optimizer: "optax.GradientTransformation", gradients: Params
 ) -> TrainState:
     """Return the state after one network's optimizer has applied its gradients; `step` stays.
 
@@ -41,10 +44,38 @@ def apply_gradients(
       optimizer: of that network.
       gradients: by part; the parts that the optimizer trains.
     """
+    import optax  # a fifth of a second, which readers of checkpoints need not wait for
+
     trained = {name: state.params[name] for name in gradients}
     updates, optimizer_state = optimizer.update(gradients, state.optimizers[network], trained)
     params: Params = {**state.params, **optax.apply_updates(trained, updates)}
     return state.replace(params=params, optimizers={**state.optimizers, network: optimizer_state})
+
+
+def put_given(params: Any, given: Any) -> Any:
+    """Return parameters with given ones in the place of some, in their dtypes and where they lie.
+
+    One array at a time is read, cast and sent to the devices, each of which gets its own share. Sending goes on after
+    the call that starts it, and the host holds the cast shares until it ends, so that each array is awaited.
+
+    Args:
+      params: nested dictionaries of arrays on the devices.
+      given: those that change, NumPy arrays or what `numpy.asarray` reads; a part that is missing stays.
+
+    Raises:
+      ValueError: a given array has no place among `params`, or another shape.
+    """
+    if not isinstance(given, dict):
+        if given.shape != params.shape:
+            raise ValueError(f"given: shape {given.shape} does not fit {params.shape}")
+        values = np.asarray(given)
+        placed = jax.make_array_from_callback(
+            params.shape, params.sharding, lambda index: values[index].astype(params.dtype)
+        )
+        return jax.block_until_ready(placed)
+    if unknown := sorted(given.keys() - params.keys()):
+        raise ValueError(f"given: {unknown[0]!r} is not among {', '.join(sorted(params))}")
+    return {name: put_given(part, given[name]) if name in given else part for name, part in params.items()}
 
 
 def count_parameters(params: Any) -> int:

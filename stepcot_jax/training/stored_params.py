@@ -15,8 +15,8 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training.checkpoints import Best, describe_damage, saved_steps
 from stepcot_jax.training.state import Params
 
-_MOST_BYTES = 4 * 2**30
-"""Largest size of parameters: ten times that of the largest published network."""
+MOST_BYTES = 4 * 2**30
+"""Largest size of parameters: ten times that of the largest network that is trained from random weights."""
 
 
 def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
@@ -37,13 +37,22 @@ def read_best(folder: pathlib.Path) -> tuple[int, dict[str, Best]]:
     return steps[-1], best
 
 
-def restore_params(folder: pathlib.Path, step: int, *, parts: tuple[str, ...] | None = None) -> Params:
-    """Return the parameters of a saved step as NumPy arrays, without the optimizer states.
+def restore_params(
+    folder: pathlib.Path,
+    step: int,
+    *,
+    parts: tuple[str, ...] | None = None,
+    like: Any = None,
+    most_bytes: int = MOST_BYTES,
+) -> Params:
+    """Return the parameters of a saved step, without the optimizer states.
 
     Args:
       folder: of the checkpoints.
       step: a saved step.
       parts: names of the parts to restore, such as "policy"; None for all.
+      like: shapes and places of all parts, which are then put on those devices; None for NumPy arrays.
+      most_bytes: largest accepted size of NumPy arrays.
 
     Raises:
       BadInput: there is no such step or part, its parameters cannot be restored, or they are larger than any network
@@ -60,10 +69,18 @@ def restore_params(folder: pathlib.Path, step: int, *, parts: tuple[str, ...] | 
         )
         if parts is not None:
             shapes = _pick(checkpoint, shapes, parts)
-        _check_bytes(checkpoint, shapes)
-        wanted = {"params": shapes}
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
+        if like is None:
+            _check_bytes(checkpoint, shapes, most_bytes)
+        wanted = {"params": shapes if like is None else like}
+        restore = jax.tree.map(
+            lambda leaf: (
+                ocp.RestoreArgs(restore_type=np.ndarray)
+                if like is None
+                else ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype)
+            ),
+            wanted,
+        )
+        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=restore, partial_restore=True)
         with _quiet_if_failing():
             params: Params = handler.restore(checkpoint / "state", args=arguments)["params"]
     except BadInput:
@@ -100,7 +117,7 @@ def _quiet_if_failing() -> Iterator[None]:
     sys.unraisablehook = tell
 
 
-def _check_bytes(checkpoint: pathlib.Path, shapes: Params) -> None:
+def _check_bytes(checkpoint: pathlib.Path, shapes: Params, most_bytes: int) -> None:
     num_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    if num_bytes > _MOST_BYTES:
-        raise BadInput(f"{checkpoint}: the parameters take {num_bytes} bytes; the limit is {_MOST_BYTES}")
+    if num_bytes > most_bytes:
+        raise BadInput(f"{checkpoint}: the parameters take {num_bytes} bytes; the limit is {most_bytes}")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from report.browser import Watched, find_violations, open_browser
 from sklearn.metrics import cohen_kappa_score
 
 from stepcot_jax.annotate.agreement import (
@@ -208,7 +209,7 @@ def test_the_page_shows_hostile_text_as_text_and_runs_nothing(tmp_path):
     content = (tmp_path / "out" / PAGE_NAME).read_text(encoding="utf-8")
     page = _Page()
     page.feed(content)
-    allowed = {*"html head meta title link style body h1 h2 table tr th td br pre small".split()}  # noqa: SIM905
+    allowed = {*"html head meta title link style body main h1 h2 div table tr th td br pre small".split()}  # noqa: SIM905
     assert set(page.tags) <= allowed
     assert {name for name, _ in page.attributes} <= {
         "lang",
@@ -219,6 +220,10 @@ def test_the_page_shows_hostile_text_as_text_and_runs_nothing(tmp_path):
         "class",
         "rel",
         "href",
+        "scope",
+        "tabindex",
+        "role",
+        "aria-label",
     }
     assert ("href", "data:,") in page.attributes
     assert any(name == "content" and value.startswith("default-src 'none'") for name, value in page.attributes)
@@ -229,7 +234,21 @@ def test_the_page_shows_hostile_text_as_text_and_runs_nothing(tmp_path):
     assert "1 of 2 reports with a disagreement" in shown
     assert len(find_disagreements(aligned)) == 1
     assert page.tags.count("pre") == 1
-    assert content.count("<tr class=differs>") == sum(one != two for one, two in zip(NORMAL, MASS, strict=True))
+    assert content.count('<tr class="differs">') == sum(one != two for one, two in zip(NORMAL, MASS, strict=True))
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing_on_the_page_of_disagreements(tmp_path, width, scheme):
+    cases = {"a": [make_case("1", labels=NORMAL)], "b": [make_case("1", labels=MASS)]}
+    aligned = align(write(tmp_path, cases), names=["a", "b"])
+    write_agreement(tmp_path / "out", aligned, compare(aligned))
+    with open_browser() as browser:
+        watched = Watched(browser, width=width, scheme=scheme)
+        watched.tab.goto(f"file://{tmp_path}/out/{PAGE_NAME}")
+        assert watched.tab.locator("tr.differs").count() > 0
+        assert find_violations(watched.tab) == []
+        assert watched.overflow == 0
+        watched.close()
 
 
 def test_figures_are_written_as_json_without_nan(tmp_path):

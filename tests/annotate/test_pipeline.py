@@ -20,7 +20,7 @@ from PIL import Image
 from stepcot_jax.annotate import __main__, pipeline
 from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.annotate.llm.prompt import write_annotation_prompt
-from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.locks import lock_folder
@@ -745,3 +745,13 @@ def test_the_archive_is_annotated_and_accounted_for(shared, tmp_path, capsys):
     assert sum(number for (stage, _), number in funnel.items() if stage == "set aside") == len(asides)
     assert all(dict(case.provenance)["annotator"] == "rules" for case in cases)
     assert "lungs" not in capsys.readouterr().err
+
+
+def test_rules_mark_possible_findings_uncertain_in_the_records(tmp_path):
+    texts = ["FINDINGS: Possible right lower lobe pneumonia.", "FINDINGS: Right lower lobe pneumonia."]
+    main([str(write_reports(tmp_path, texts)), f"--out={tmp_path / 'out'}", "--images=none"])
+    possible, stated = read_records(tmp_path / "out", require_images=False).cases
+    assert possible.stated == stated.labels
+    assert DEFAULT_CHAIN.steps[-1].options[possible.uncertain[-1]] == "Pneumonia"
+    assert possible.labels[-1] == NOT_ANNOTATED
+    assert stated.uncertain == ()

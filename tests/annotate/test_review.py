@@ -9,6 +9,7 @@ from annotate.test_agreement import HOSTILE, MASS, NORMAL, make_case, write
 
 from stepcot_jax.annotate.alignment import align
 from stepcot_jax.annotate.review import apply_review, write_review
+from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.records.records import read_records
 from stepcot_jax.host.errors import BadInput
 
@@ -255,3 +256,24 @@ def test_a_long_report_comes_back(tmp_path):
     form.write_bytes(form.read_bytes().replace(b",,\r\n", b",ok,\r\n"))
     csv.field_size_limit(131_072)
     assert apply_review(form, align(folders), every=True, reviewer="R", folder=tmp_path / "out")[0] == 1
+
+
+def test_ok_leaves_an_answer_uncertain_and_writing_it_out_makes_it_certain(tmp_path):
+    doubtful = make_case("1", MASS).with_stated(MASS, [False] * 5 + [True] * 2)
+    aligned = align(write(tmp_path, {"a": [doubtful]}))
+    form = tmp_path / "shown.csv"
+    write_review(form, aligned, every=True)
+    shown = [row["answer of a"].endswith(" (uncertain)") for row in read_rows(form)]
+    assert shown == [False] * 5 + [True] * 2
+
+    def settle(row):
+        if row["step"] == "Step 7":
+            row["review"] = row["answer of a"].removesuffix(" (uncertain)")
+
+    counts, cases = review(tmp_path, aligned, settle)
+    assert counts == (1, 1, 1)
+    assert cases[0].stated == MASS
+    assert [label >= 0 for label in cases[0].uncertain] == [False] * 5 + [True, False]
+    change = dict(cases[0].provenance)["review 1 step 7"]
+    letter = DEFAULT_CHAIN.steps[6].written(MASS[6])
+    assert change == f"{letter} (uncertain) -> {letter}"

@@ -12,6 +12,7 @@ import pytest
 from annotate.misbehaving_server import MisbehavingServer
 from PIL import Image
 from readers.reader_samples import SECRETS, write_folder, write_run
+from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.constrain import __main__
@@ -209,8 +210,8 @@ def test_bad_replies_are_measured_and_not_repaired(phantoms, tmp_path):
         assert len(server.requests) == NUM_CASES * UNIQUE
     found = read_constrained(tmp_path)
     assert found.num_missing == 2 * NUM_CASES
-    assert found.num_cut == 3 * NUM_CASES  # level 0, and level 1 in two variants
-    assert "12 replies were cut at the limit" in (tmp_path / "levels.md").read_text()
+    assert found.num_cut == 2 * NUM_CASES  # level 0, and level 1, which both variants share
+    assert "8 replies were cut at the limit" in (tmp_path / "levels.md").read_text()
     for level in found.levels:
         assert level.diagnosis["accuracy"].value == 0.0
         assert level.followed["readable"].value == 0.0
@@ -282,6 +283,27 @@ def test_the_simulated_model_runs_by_default_and_writes_everything(tmp_path, cap
     assert "default-src &#39;none&#39;" in page
     found = read_constrained(tmp_path)
     assert all(level.expected is not None for level in found.levels)
+
+
+def test_axe_finds_nothing_on_the_page_and_print_opens_the_dialogues(tmp_path):
+    few = ["--num-cases=3", "--levels=0,1", "--num-resamples=5", "--image-size=64", "--num-shown=2"]
+    main([f"--out={tmp_path}", *few])
+    with open_browser() as browser:
+        for width, scheme in ((1280, "light"), (390, "dark")):
+            watched = Watched(browser, width=width, scheme=scheme)
+            tab = watched.tab
+            tab.goto(f"file://{tmp_path}/index.html")
+            assert watched.overflow == 0
+            assert find_violations(tab) == []
+            assert find_broken_words(tab) == []
+            assert min(contrasts_of(tab.locator(".confusion td"))) >= 4.5
+            assert tab.locator("pre:visible").count() == 0
+            tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+            assert tab.locator("pre:visible").count() == tab.locator("pre").count() > 2
+            tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+            assert tab.locator("pre:visible").count() == 0
+            assert watched.complaints == []
+            watched.close()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A tiny Qwen2.5-VL with random weights answers dialogues from its folder, and a second run answers from the ledger."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -48,15 +49,16 @@ def test_a_second_run_answers_from_the_ledger(folder, tmp_path, monkeypatch, cap
     assert "tiny" in capsys.readouterr().out
 
 
-def test_other_weights_have_another_ledger(folder, tmp_path):
-    other = tmp_path / "tiny"
-    write_reader(other)
-    before = local_model._digest_weights(other)
-    path = other / "model.safetensors"
-    content = bytearray(path.read_bytes())
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"])
+def test_another_checkpoint_has_another_ledger(folder, tmp_path, name):
+    shutil.copytree(folder, tmp_path / "tiny")
+    path = tmp_path / "tiny" / name
+    before = local_model._digest_checkpoint(tmp_path / "tiny")
+    assert before == local_model._digest_checkpoint(folder)
+    content = bytearray(path.read_bytes()) if path.exists() else bytearray(b"x")
     content[-1] ^= 1
     path.write_bytes(bytes(content))
-    assert local_model._digest_weights(other) != before
+    assert local_model._digest_checkpoint(tmp_path / "tiny") != before
 
 
 def test_a_text_model_and_two_models_are_refused(tmp_path):
@@ -65,6 +67,8 @@ def test_a_text_model_and_two_models_are_refused(tmp_path):
         run(tmp_path / "text", tmp_path / "out")
     with pytest.raises(BadInput, match="--simulated and --local exclude each other"):
         main(["--local", "x", "--simulated", "--out", str(tmp_path / "out")])
+    with pytest.raises(BadInput, match="--concurrency: 2 has no effect with --local"):
+        main(["--local", "x", "--concurrency=2", "--out", str(tmp_path / "out")])
     with pytest.raises(BadInput, match="--temperature requires --endpoint"):
         main(["--local", "x", "--temperature=1", "--out", str(tmp_path / "out")])
 

@@ -5,9 +5,9 @@ import pytest
 import safetensors.numpy
 
 from stepcot_jax.convert import __main__ as convert
-from stepcot_jax.convert import torch_reference
 from stepcot_jax.convert.torch_names import NETWORKS, entries
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.training import parameter_paths
 
 WIDTHS = {"student_width": 3, "image_width": 4, "answers_0": 2, "answers_1": 3, "projection_width": 2}
 
@@ -137,8 +137,8 @@ def test_names_that_nest_too_deeply_or_in_one_another_are_refused():
     for _ in range(10_000):
         deep = {"a": deep}
     with pytest.raises(BadInput, match=r"33 parts; at most 1000 and 32 are accepted"):
-        torch_reference.flatten(deep)
+        parameter_paths.flatten(deep)
     for leaves in ({"a/b": 1, "a": 2}, {"a": 2, "a/b": 1}):
         with pytest.raises(BadInput, match=r"a.*tensor.*expected names that nest"):
-            torch_reference.unflatten(leaves)
-    assert torch_reference.unflatten({"/".join("a" * 32): 1})
+            parameter_paths.unflatten(leaves)
+    assert parameter_paths.unflatten({"/".join("a" * 32): 1})

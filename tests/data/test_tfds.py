@@ -224,8 +224,8 @@ def test_the_metadata_say_what_labels_mean_and_where_it_comes_from(original):
     assert Chain(tuple(steps)) == DEFAULT_CHAIN
     assert info.metadata["not_annotated"] == NOT_ANNOTATED
     assert info.metadata["num_set_aside"] == 0
-    assert (info.name, str(info.version), info.file_format.value) == ("step_cot", "1.0.0", "array_record")
-    assert set(info.release_notes) == {"1.0.0"}
+    assert (info.name, str(info.version), info.file_format.value) == ("step_cot", "1.1.0", "array_record")
+    assert set(info.release_notes) == {"1.0.0", "1.1.0"}
     assert "2603.13878" in info.citation
     assert "2603.13878" in info.homepage
     assert {name: split.num_examples for name, split in info.splits.items()} == {"train": 10, "val": 1, "test": 1}
@@ -345,7 +345,7 @@ def test_preparing_again_takes_what_is_there_unless_it_is_of_other_data(sources,
         assert str(original) in message
         assert "other records" in refusal(check_prepared_from, original, other)
     overwriting = tfds.download.DownloadConfig(download_mode=tfds.GenerateMode.REUSE_CACHE_IF_EXISTS)
-    shutil.copytree(original, tmp_path / "mine" / "step_cot" / "1.0.0")
+    shutil.copytree(original, tmp_path / "mine" / "step_cot" / "1.1.0")
     StepCot(data_root=other, data_dir=tmp_path / "mine").download_and_prepare(download_config=overwriting)
     check_prepared_from(tmp_path / "mine", other)
 
@@ -364,7 +364,7 @@ def test_refuses_a_folder_where_nothing_is_prepared(tmp_path, kind):
 
 
 def test_refuses_to_reuse_a_folder_that_was_not_finished(sources, tmp_path):
-    (tmp_path / "step_cot" / "1.0.0").mkdir(parents=True)
+    (tmp_path / "step_cot" / "1.1.0").mkdir(parents=True)
     assert "no prepared dataset" in refusal(prepare, sources, tmp_path)
 
 
@@ -415,7 +415,7 @@ def test_refuses_records_other_than_those_prepared(prepared):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda content: content.update(version="0.9.0"), "version '0.9.0' is not 1.0.0"),
+        (lambda content: content.update(version="0.9.0"), "version '0.9.0' is not 1.1.0"),
         (lambda content: content.pop("digests"), "missing required field `digests`"),
         (lambda content: content["digests"].pop(), "images disagree"),
         (lambda content: content["sizes"].pop(), "images disagree"),
@@ -479,7 +479,7 @@ def test_the_command_prepares_and_counts(sources, tmp_path, capsys):
     add_bad_records(root)
     main([str(root), str(tmp_path / "data"), "--on-bad-record", "skip"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith(f"10 cases in {tmp_path / 'data' / 'step_cot' / '1.0.0'}: 8 train, 1 val, 1 test")
+    assert lines[-2].startswith(f"10 cases in {tmp_path / 'data' / 'step_cot' / '1.1.0'}: 8 train, 1 val, 1 test")
     assert lines[-1].startswith("2 records are set aside")
 
 

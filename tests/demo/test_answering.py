@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
+from report.browser import Watched, find_violations, open_browser
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.demo.answering import answer_question, take_picture, write_answer_view
@@ -23,6 +24,12 @@ from stepcot_jax.predict.trained_model import load_trained
 from stepcot_jax.reasoning.reply import Region, Reply
 
 ROOT = pathlib.Path(__file__).parents[2]
+IS_OPAQUE = """() => {
+  let shown = document.querySelector("#answer img");
+  while (shown !== null && getComputedStyle(shown).opacity === "1") shown = shown.parentElement;
+  return shown === null;
+}"""
+"""An answer is faded until its event has ended."""
 PICTURE = np.full((40, 50), 128, np.uint8)
 
 
@@ -115,21 +122,45 @@ def test_the_page_has_a_tab_for_each_run(run, tmp_path):
     assert tabs_of(both) == ["Steps", "Questions"]
 
 
-def test_a_policys_run_is_served(run, tmp_path):
+@pytest.fixture(scope="module")
+def served(run, tmp_path_factory):
+    """The address of the page of a policy's run, in a process of its own, which Ctrl-C ends."""
     pytest.importorskip("gradio", reason="needs gradio (the extra demo)")
     command = [sys.executable, "-m", "stepcot_jax.demo", f"--checkpoint={run[0].trained.workdir}", "--port=0"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
         try:
             line = server.stdout.readline()
             assert line.startswith("http://127.0.0.1:"), server.stderr.read()
-            with urllib.request.urlopen(line.split()[0], timeout=30) as answer:  # noqa: S310
-                assert "asked-radiograph" in answer.read().decode()
+            yield line.split()[0]
             server.send_signal(signal.SIGINT)
             _, errors = server.communicate(timeout=30)
         finally:
             server.kill()
     assert server.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_a_policys_run_is_served(served):
+    with urllib.request.urlopen(served, timeout=30) as answer:  # noqa: S310
+        assert "asked-radiograph" in answer.read().decode()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing_before_and_after_a_question(served, tmp_path, width, scheme):
+    Image.fromarray(PICTURE).save(tmp_path / "picture.png")
+    with open_browser() as browser:
+        page = Watched(browser, width=width, scheme=scheme)
+        page.tab.goto(served)
+        page.tab.wait_for_selector("#asked-radiograph input[type=file]", state="attached")
+        assert find_violations(page.tab) == []
+        page.tab.set_input_files("#asked-radiograph input[type=file]", tmp_path / "picture.png")
+        page.tab.locator("#question input, #question textarea").first.fill("Is there a mass?")
+        page.tab.click("#ask")
+        page.tab.wait_for_selector("#answer img")
+        page.tab.wait_for_function(IS_OPAQUE)
+        assert find_violations(page.tab) == []
+        assert page.overflow <= 0
+        page.close()

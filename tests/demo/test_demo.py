@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 from PIL import Image
-from report.browser import Watched, open_browser, spread_of
+from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser, spread_of
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -17,6 +17,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.demo.__main__ import main
 from stepcot_jax.evaluation.report_table import write_report
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.corrections import read_corrections
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY_DEMO = """
@@ -148,6 +149,65 @@ def test_a_radiograph_is_read_and_corrected(page, served, radiograph, tmp_path):
     assert panels_of(page) == before
 
 
+def test_an_example_is_read_saved_and_looked_at_closely(page, served, tmp_path):
+    tab = page.tab
+    assert tab.locator("#examples button").count() == 6
+    tab.locator("#examples button").nth(1).click()
+    panels_of(page)
+    assert tab.locator("a.save").count() == 0
+    tab.locator("input[type=radio]:not(:checked)").first.click()
+    tab.wait_for_selector("#view figure.given")
+    with tab.expect_download() as saved:
+        tab.click("a.save")
+    saved.value.save_as(tmp_path / saved.value.suggested_filename)
+    assert list(read_corrections([str(tmp_path / "reading.json")])) == [DEFAULT_CHAIN.steps[0].name]
+    assert served.kept() == []
+
+    tab.locator("button.zoom").nth(1).click()
+    assert tab.locator("dialog.zoomed .layer").is_visible()
+    width = tab.locator(".zoomed .detail").bounding_box()["width"]
+    tab.click("dialog.zoomed button[value=in]")
+    tab.locator(".zoomed .stage").press("+")
+    assert tab.locator(".zoomed .detail").bounding_box()["width"] == pytest.approx(2.25 * width, rel=0.01)
+    left = tab.locator(".zoomed .detail").bounding_box()["x"]
+    tab.locator(".zoomed .stage").press("ArrowRight")
+    assert tab.locator(".zoomed .detail").bounding_box()["x"] == pytest.approx(left - 60, abs=1)
+    tab.mouse.move(600, 500)
+    tab.mouse.down()
+    tab.mouse.move(640, 500)
+    tab.mouse.up()
+    assert tab.locator(".zoomed .detail").bounding_box()["x"] == pytest.approx(left - 20, abs=1)
+    tab.mouse.wheel(0, -400)
+    tab.wait_for_function("document.querySelector('.zoomed .sheet').getBoundingClientRect().width > 3000")
+    tab.locator(".zoomed input").uncheck()
+    assert not tab.locator("dialog.zoomed .layer").is_visible()
+    tab.click("dialog.zoomed button[value=fit]")
+    assert tab.locator(".zoomed .detail").bounding_box()["width"] == pytest.approx(width, rel=0.01)
+    tab.keyboard.press("Escape")
+    assert not tab.locator("dialog.zoomed").is_visible()
+    tab.locator("button.zoom").first.click()
+    assert not tab.locator("dialog.zoomed .layer").is_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing_and_questions_can_be_read(browser, served, width, scheme):
+    page = Watched(browser, width=width, scheme=scheme)
+    page.tab.goto(served.url)
+    page.tab.wait_for_selector("#examples button")
+    assert find_violations(page.tab) == []
+    page.tab.locator("#examples button").first.click()
+    panels_of(page)
+    assert find_violations(page.tab) == []
+    assert find_broken_words(page.tab) == []
+    questions = page.tab.get_by_text("?", exact=False).filter(has_not=page.tab.locator("*"))
+    assert questions.count() >= len(DEFAULT_CHAIN.steps)
+    assert min(contrasts_of(questions)) >= 4.5
+    assert min(contrasts_of(page.tab.locator(".panels figcaption, .panels .set, .legend"))) >= 4.5
+    page.tab.locator("button.zoom").first.click()
+    assert find_violations(page.tab) == []
+    page.close()
+
+
 def test_a_file_that_is_no_image_is_refused_and_deleted(page, served, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"<script>no image</script>")
@@ -196,6 +256,7 @@ def test_a_port_that_is_taken_is_named(workdir, served):
     [
         (["--port=70000"], "--port must be 0 .*got 70000"),
         (["--checkpoint=/nowhere"], "/nowhere is not"),
+        (["--examples=/nowhere"], "--examples: /nowhere is not a folder"),
     ],
 )
 def test_wrong_flags_are_named(workdir, flags, words):

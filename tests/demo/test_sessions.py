@@ -1,9 +1,25 @@
+import base64
+import html
+import io
+import re
+import types
+
 import numpy as np
+import pytest
+from PIL import Image
+from trained_workdir import small_settings
 
 from stepcot_jax.chain import DEFAULT_CHAIN
-from stepcot_jax.demo.sessions import write_reading_view
+from stepcot_jax.data.images import preprocessing
+from stepcot_jax.data.images.image_decoding import decode_picture
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.demo.examples import find_examples
+from stepcot_jax.demo.sessions import MAX_DETAIL, start_session, write_reading_view
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict import radiographs
 from stepcot_jax.predict.answer_changes import Flip, Shift
 from stepcot_jax.predict.answers import ChainReading, StepAnswer
+from stepcot_jax.predict.corrections import give_answers, read_corrections
 
 PICTURE = np.full((32, 32, 3), 128, np.uint8)
 
@@ -13,7 +29,9 @@ def make_reading(given, flipped):
     for place, step in enumerate(DEFAULT_CHAIN.steps):
         shares = [0.0] * step.num_answers
         shares[1] = 1.0
-        steps.append(StepAnswer(step, 1, tuple(shares), place == given, None))
+        own = tuple(shares) if place == given else ()
+        answer_set = None if place == given else (step.options[1], step.options[0])
+        steps.append(StepAnswer(step, 1, tuple(shares), own, answer_set))
     shifted = () if given is None else (Shift("Lesion distribution", 0.25), Shift("Diagnosis", 0.004))
     facts = {"source": "<image>", "model": "teacher", "calibrated": False, "coverage": None}
     return ChainReading(**facts, steps=tuple(steps), flipped=flipped, shifted=shifted)
@@ -33,3 +51,100 @@ def test_a_correction_shows_what_it_changed():
     assert "Changed by the correction: Diagnosis: &lt;Normal&gt; → Nodule." in flipped
     assert flipped.count('class="flipped"') == 1
     assert "was &lt;Normal&gt;" in flipped
+
+
+def test_answer_sets_are_shown_and_explained():
+    view = write_reading_view(PICTURE, maps=np.ones((7, 4, 4)), reading=make_reading(None, ()))
+    for step in DEFAULT_CHAIN.steps:
+        assert f'<span class="set">or {html.escape(step.options[0])}</span>' in view
+    assert "the other answers of the answer set" in view
+
+
+def test_a_saved_correction_is_taken_by_predict(tmp_path):
+    maps = np.ones((7, 4, 4))
+    assert "download=" not in write_reading_view(PICTURE, maps=maps, reading=make_reading(None, ()))
+    view = write_reading_view(PICTURE, maps=maps, reading=make_reading(2, ()))
+    name, content = re.search(r'download="([^"]+)" href="data:application/json;base64,([^"]+)"', view).groups()
+    (tmp_path / name).write_bytes(base64.b64decode(content))
+    given = read_corrections([str(tmp_path / name), "Detection=Mixed"])
+    third = DEFAULT_CHAIN.steps[2]
+    assert given["Detection"] == "Mixed"
+    assert given[third.name][third.options[1]] == 1.0
+    shares = give_answers(given, DEFAULT_CHAIN)
+    assert shares.any(axis=1).tolist() == [True, False, True, False, False, False, False]
+    assert shares[2].argmax() == 1
+    with pytest.raises(BadInput, match="occurs twice"):
+        read_corrections([str(tmp_path / name), f"{third.name}=Mixed"])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"steps": [{"step": "Detection", "given": false}]}', "no answer was given in this reading"),
+        ('{"steps": 3}', "expected a reading as the demo saves it"),
+        ("", "expected a reading as the demo saves it"),
+    ],
+)
+def test_a_file_without_a_correction_is_named(tmp_path, content, words):
+    (tmp_path / "saved.json").write_text(content)
+    with pytest.raises(BadInput, match=f"saved.json.*{words}"):
+        read_corrections([str(tmp_path / "saved.json")])
+
+
+@pytest.mark.parametrize(("fit", "side"), [("crop", 100), ("pad", 300), ("stretch", 100)])
+def test_the_detail_is_the_part_that_the_network_sees(fit, side):
+    """A bright square keeps its place, in shares of the picture."""
+    pixels = np.zeros((100, 300), np.uint8)
+    pixels[40:60, 130:150] = 255
+    trained = types.SimpleNamespace(preprocessing=Preprocessing(size=50, fit=fit), max_pixels=10**8)
+    session = start_session(pixels, types.SimpleNamespace(trained=trained))
+    assert session.picture.shape == (50, 50, 3)
+    assert session.detail.shape == (side, side, 3)
+    places = [
+        [
+            float(np.average(np.arange(len(each)), weights=each[..., 0].sum(axis=1 - axis))) / len(each)
+            for axis in (0, 1)
+        ]
+        for each in (session.picture, session.detail)
+    ]
+    np.testing.assert_allclose(*places, atol=0.02)
+    large = start_session(np.zeros((3000, 2000), np.uint8), types.SimpleNamespace(trained=trained))
+    assert large.detail.shape == (MAX_DETAIL, MAX_DETAIL, 3)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_an_upload_is_decoded_once_for_both_sizes(mode, monkeypatch):
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 90, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, "PNG")
+    num_decoded = 0
+
+    def count(*arguments, **options):
+        nonlocal num_decoded
+        num_decoded += 1
+        return decode_picture(*arguments, **options)
+
+    for module in (radiographs, preprocessing):
+        monkeypatch.setattr(module, "decode_picture", count)
+    trained = types.SimpleNamespace(preprocessing=Preprocessing(size=50), max_pixels=10**8)
+    session = start_session(file.getvalue(), types.SimpleNamespace(trained=trained))
+    assert num_decoded == 1
+    np.testing.assert_array_equal(session.picture, radiographs.read_picture(file.getvalue(), trained.preprocessing))
+
+
+def test_examples_are_phantoms_or_of_a_folder(tmp_path, capsys):
+    settings = small_settings()
+    trained = types.SimpleNamespace(settings=settings, chain=DEFAULT_CHAIN, max_pixels=10**8)
+    drawn = find_examples(None, trained)
+    assert len({example.name for example in drawn}) == len(drawn) == 6
+    assert {example.name for example in drawn} <= set(DEFAULT_CHAIN.steps[-1].options)
+    assert all(example.image.shape == (settings.phantom.image_size,) * 2 for example in drawn)
+    other = types.SimpleNamespace(settings=small_settings(data__source="folder", data__root=str(tmp_path)))
+    assert find_examples(None, other) == ()
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    with pytest.raises(BadInput, match="has no readable image"):
+        find_examples(tmp_path, trained)
+    Image.fromarray(np.zeros((20, 30), np.uint8)).save(tmp_path / "good.png")
+    capsys.readouterr()
+    assert [example.name for example in find_examples(tmp_path, trained)] == ["good.png"]
+    assert "bad.png" in capsys.readouterr().err

@@ -258,6 +258,10 @@ def test_preprocessing_of_files_old_and_new(tmp_path):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(config | {"image_mean": [0.1, 0.2, 0.3]}))
         preprocessing = load_image_encoder(str(tmp_path)).preprocessing
         assert (preprocessing.fit, preprocessing.mean, preprocessing.size) == (fit, (0.1, 0.2, 0.3), 32)
+    (tmp_path / "preprocessor_config.json").unlink()
+    inside = {"image_processor": {"size": 32, "crop_size": 32, "image_mean": [0.4, 0.5, 0.6]}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(inside))  # as transformers 5 saves a processor
+    assert load_image_encoder(str(tmp_path)).preprocessing.mean == (0.4, 0.5, 0.6)
 
 
 def test_an_image_tower_has_no_text(tmp_path):

@@ -206,6 +206,7 @@ def test_prompts(folder):
     lines = [json.loads(line) for line in (folder / "prompts.jsonl").open()]
     assert [line["prompt"] for line in lines] == [write_question(record, "lvkc") for record in TEST]
     assert all(pathlib.Path(line["image"]).is_file() for line in lines)
+    assert [line["image_size"] for line in lines] == [list(record.image_size) for record in TEST]
     run("prompts", folder, "--out", folder / "prompts.jsonl", "--without-thinking")
     assert "<think>" not in (folder / "prompts.jsonl").read_text()
 

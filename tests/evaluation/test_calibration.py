@@ -9,15 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
-from stepcot_jax.evaluation.calibration import (
-    Calibration,
-    answer_sets,
-    calibrated_probabilities,
-    conformal_threshold,
-    fit_calibration,
-    fit_temperature,
-    spread_of_coverage,
-)
+from stepcot_jax.evaluation.calibration import Calibration, answer_sets, calibrated_probabilities
+from stepcot_jax.evaluation.calibration_fitting import fit_calibration, fit_temperature
+from stepcot_jax.evaluation.conformal import conformal_threshold, spread_of_coverage
 from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.host.errors import BadInput
 

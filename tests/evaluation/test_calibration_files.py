@@ -5,8 +5,8 @@ import json
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
-from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.calibration_files import read_calibration, write_calibration
+from stepcot_jax.evaluation.calibration_fitting import fit_calibration
 from stepcot_jax.host.errors import BadInput
 
 VAL = make_split(3, num_cases=200, num_patients=120).predictions
@@ -16,7 +16,7 @@ def test_what_is_written_comes_back(tmp_path):
     path = tmp_path / "calibration.json"
     for val in (VAL, make_split(0, num_cases=8).predictions):
         for by in ("step", "answer"):
-            calibration = fit_calibration(val, CHAIN, coverage=0.8, coverage_by=by)
+            calibration = fit_calibration(val, CHAIN, coverage=0.8, coverage_by=by, confidence=0.6)
             write_calibration(path, calibration, CHAIN)
             assert read_calibration(path, CHAIN) == calibration
             assert ("answer_thresholds" in path.read_text()) == (by == "answer")
@@ -31,9 +31,11 @@ def test_a_file_without_the_numbers_of_cases_is_read_and_has_no_range(tmp_path):
     )
     for step in (step for steps in found["models"].values() for step in steps):
         del step["num_cases"], step["coverage_range"]
+    del found["confidence"]
     path.write_text(json.dumps(found))
     calibration = read_calibration(path, CHAIN)
     assert calibration.num_cases == {}
+    assert calibration.confidence == 0
     assert calibration.coverage_range("teacher", 0) is None
 
 
@@ -41,6 +43,7 @@ def test_a_file_without_the_numbers_of_cases_is_read_and_has_no_range(tmp_path):
     ("change", "message"),
     [
         (lambda found: found.update(coverage=1.5), r"\$\.coverage"),
+        (lambda found: found.update(confidence=1), r"\$\.confidence"),
         (lambda found: found.update(layout="other"), "'layout': 'other'"),
         (lambda found: found["models"]["teacher"][0].update(temperature=0), r"\.temperature"),
         (lambda found: found["models"]["teacher"][0].update(threshold="x"), r"\.threshold"),

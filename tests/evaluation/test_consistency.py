@@ -19,6 +19,7 @@ from stepcot_jax.evaluation.consistency import (
     count_pairs,
     find_clear_chest,
     inconsistent,
+    list_broken,
     make_rules,
     pairs_of,
     share_inconsistent,
@@ -125,6 +126,8 @@ def test_the_given_rule_by_hand():
     assert inconsistent(chains, rules).tolist() == [False, False, True, True, False, False, False]
     assert share_inconsistent(chains, rules) == pytest.approx(2 / 7)
     assert math.isnan(share_inconsistent(chains[:0], rules))
+    listed = list_broken(chains[[2, 2, 3]], rules, DEFAULT_CHAIN)
+    assert listed == [tuple(count_broken(chains[[case]], rules, DEFAULT_CHAIN)) for case in (2, 2, 3)]
     assert count_broken(chains[[2, 2, 3]], rules, DEFAULT_CHAIN) == {
         "Detection 'No abnormality' with Diagnosis 'Nodule'": 2,
         "Detection 'No abnormality' with Anatomical location 'Upper lung zone'": 1,

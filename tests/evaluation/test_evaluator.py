@@ -1,5 +1,6 @@
 """Collecting a split from padded batches, and each model's figures on it."""
 
+import collections
 import math
 import warnings
 
@@ -10,7 +11,7 @@ import pytest
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain, Step
 from stepcot_jax.evaluation.evaluator import Predictions, collect, evaluate
-from stepcot_jax.evaluation.metrics import step_metrics
+from stepcot_jax.evaluation.metrics import majority_chain_accuracy, step_metrics
 
 CHAIN = Chain(
     (
@@ -186,6 +187,46 @@ def test_a_step_without_annotated_cases_is_left_out_of_the_means():
     assert found.mean_accuracy == pytest.approx((found.steps[0].accuracy + found.steps[2].accuracy) / 2)
     majorities = (found.steps[0].majority_accuracy, found.steps[2].majority_accuracy)
     assert found.mean_majority_accuracy == pytest.approx(sum(majorities) / 2)
+
+
+def test_steps_with_one_answer_are_left_out_of_the_means_and_keep_their_figures():
+    labels = LABELS.copy()
+    labels[:, 1] = np.where(labels[:, 1] == NOT_ANNOTATED, NOT_ANNOTATED, 1)
+    labels[:, 2] = NOT_ANNOTATED
+    labels[0, 2] = 0  # a single case is one answer too
+    found = evaluate(Predictions(np.arange(NUM_CASES), labels, {"teacher": TEACHER}), CHAIN)["teacher"]
+    assert found.mean_accuracy == found.steps[0].accuracy
+    assert found.mean_majority_accuracy == found.steps[0].majority_accuracy < 1
+    assert [step.has_one_answer for step in found.steps] == [False, True, True]
+    assert found.steps[1].majority_accuracy == 1
+    assert not math.isnan(found.steps[1].accuracy)
+
+
+def test_there_is_no_mean_where_every_step_has_one_answer():
+    found = evaluate(Predictions(np.arange(NUM_CASES), np.zeros_like(LABELS), {"teacher": TEACHER}), CHAIN)["teacher"]
+    assert math.isnan(found.mean_accuracy)
+    assert math.isnan(found.mean_majority_accuracy)
+    assert found.majority_chain_accuracy == 1
+
+
+def test_the_majority_of_whole_chains_is_the_better_of_two_constant_chains():
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        labels = rng.integers(-1, 2, (rng.integers(1, 9), 3))
+        labels[labels < 0] = NOT_ANNOTATED
+        known = labels[(labels >= 0).any(axis=1)]
+        frequent = [max((0, 1), key=[*own[own >= 0]].count) for own in known.T]
+        counts = collections.Counter(map(tuple, known.tolist()))
+        most = max(counts.values(), default=0)
+        shares = [
+            np.mean([all(is_open or one == other for one, other, is_open in zip(row, chain, row < 0, strict=True))
+                     for row in known])
+            for chain in [frequent, *([own if own >= 0 else frequent[k] for k, own in enumerate(chain)]
+                                      for chain, count in counts.items() if count == most)]
+        ] if len(known) else []  # fmt: skip
+        found = majority_chain_accuracy(labels)
+        # Of several most frequent chains any may be taken.
+        assert (math.isnan(found) and not shares) or shares[0] <= found <= max(shares) + 1e-12
 
 
 def test_a_split_without_annotations_is_undefined_without_a_warning():

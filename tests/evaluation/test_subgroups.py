@@ -1,5 +1,8 @@
 """Subgroups: membership, no scores for small groups, and the figures of the group's cases only."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 from evaluation.small_splits import CHAIN, make_split
 
@@ -80,3 +83,15 @@ def test_bands_of_age(age, band):
 def test_an_unknown_grouping_is_refused():
     with pytest.raises(BadInput, match="'religion' is not one of origin, view, sex, age"):
         score_subgroups(SPLIT, CHAIN, groupings=("religion",))
+
+
+def test_means_of_all_groups_are_over_the_steps_of_the_whole_split():
+    labels = SPLIT.predictions.labels.copy()
+    of_women = SPLIT.facts["sex"] == "F"
+    labels[of_women, 0] = 0  # one answer among women, two or more among men
+    labels[:, 1] = np.where(labels[:, 1] < 0, labels[:, 1], 1)  # one answer in the whole split
+    split = dataclasses.replace(SPLIT, predictions=dataclasses.replace(SPLIT.predictions, labels=labels))
+    for group in score_subgroups(split, CHAIN, groupings=("sex",), num_resamples=2):
+        for found in group.models.values():
+            counted = [step.accuracy.value for place, step in enumerate(found.steps) if place != 1]
+            assert found.mean_accuracy.value == pytest.approx(np.mean(counted))

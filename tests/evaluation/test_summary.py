@@ -11,7 +11,8 @@ from evaluation.small_splits import CHAIN, make_split
 from scipy.special import softmax
 
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
-from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities, fit_calibration
+from stepcot_jax.evaluation.calibration import answer_sets, calibrated_probabilities
+from stepcot_jax.evaluation.calibration_fitting import fit_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules
 from stepcot_jax.evaluation.decoding import decoding_effect
 from stepcot_jax.evaluation.evaluator import Predictions
@@ -71,8 +72,8 @@ def test_every_figure_has_an_interval_of_its_own_value(summary):
                 assert interval["low"] <= value <= interval["high"], path
             num_figures += 1
     # Of the labels, and for each of 2 models 3 steps of 8 figures and 4 shares, coverage by 2 + 3 + 4 answers, and
-    # decoding of 4 and 2 for 3 steps.
-    assert num_figures == 1 + 2 * (3 * 12 + 9 + 4 + 6)
+    # decoding of 6 and 2 for 3 steps.
+    assert num_figures == 1 + 2 * (3 * 12 + 9 + 6 + 6)
 
 
 def test_coverage_by_answer_is_that_of_the_cases_with_it(summary):
@@ -204,6 +205,26 @@ def test_no_resamples_leave_the_figures_and_no_intervals(summary):
         assert found["consistent_decoding"]["intervals"] is None
     assert [line.count("%") for line in describe(plain, decoded=True)] == [3, 3]
     assert len(describe(summary, decoded=True)) == 4
+
+
+def test_a_step_with_one_answer_leaves_the_mean_and_the_majority_stands_beside_it():
+    labels = SPLIT.predictions.labels.copy()
+    labels[:, 1] = np.where(labels[:, 1] == NOT_ANNOTATED, NOT_ANNOTATED, 2)
+    split = dataclasses.replace(SPLIT, predictions=dataclasses.replace(SPLIT.predictions, labels=labels))
+    found = summarise(split, CHAIN, calibration=CALIBRATION, rules=RULES, num_resamples=20)
+    assert found["steps_with_one_answer"] == ["Distribution"]
+    first, *lines = describe(found, decoded=False)
+    assert first == "every test case has the same answer at Distribution: not in the mean over the steps"
+    majority = np.mean([np.bincount(own[own >= 0]).max() / (own >= 0).sum() for own in labels.T[[0, 2]]])
+    for model, line in zip(("teacher", "student"), lines, strict=True):
+        right = SPLIT.predictions.logits[model].argmax(axis=2) == labels
+        mean = np.mean([right[labels[:, step] >= 0, step].mean() for step in (0, 2)])
+        assert found["models"][model]["intervals"]["mean_accuracy"]["value"] == pytest.approx(mean)
+        assert found["models"][model]["mean_majority_accuracy"] == pytest.approx(majority)
+        assert line.startswith(f"{model}: mean step accuracy {100 * mean:.1f} %")
+        assert line.endswith(f"; most frequent answers {100 * majority:.1f} %")
+        effect = found["models"][model]["consistent_decoding"]
+        assert effect["mean_accuracy_before"] == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("num_cases", [0, 4])

@@ -160,8 +160,9 @@ def test_open_scores_of_a_judge():
     assert score_models({"m": unread}, open_score="relative", num_resamples=1)["m"][A_SCORE, "open"].value == 0
     unscored = make(["open", "open"], a=[NAN, NAN])
     assert math.isnan(score_models({"m": unscored}, open_score="relative", num_resamples=1)["m"][A_SCORE, "open"].value)
-    near = make(["open", "open"], a=[1, 1], judged_reply=[8, 8.01], judged_reference=[10, 10])
-    assert score_models({"m": near}, open_score="within_two", num_resamples=1)["m"][A_SCORE, "open"].value == 0.5
+    near = make(["open"] * 3, a=[1, 1, 1], judged_reply=[8, 8.01, 4.1], judged_reference=[10, 10, 2.1])
+    found = score_models({"m": near}, open_score="within_two", num_resamples=1)["m"][A_SCORE, "open"].value
+    assert found == pytest.approx(1 / 3)  # 4.1 - 2.1 is below 2 in float64
 
 
 @hypothesis.given(st.integers(0, 2**32 - 1), st.integers(8, 40))

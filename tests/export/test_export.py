@@ -1,5 +1,6 @@
 """The loaded export gives the networks' logits, with jax and numpy alone, and refuses what is not as it was written."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -15,16 +16,20 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from PIL import Image
+from trained_workdir import write_operating_points
 
 from stepcot_jax.convert.torch_reference import from_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
+from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.export import __main__ as tool
-from stepcot_jax.export import exported_files, loader, policy_loader
+from stepcot_jax.export import exported_files, exported_programs, loader, onnx_loader, policy_loader
 from stepcot_jax.export import folder as folder_module
-from stepcot_jax.export.folder import compare, export_model, write_sums
+from stepcot_jax.export.folder import export_model, require_equal, write_sums
 from stepcot_jax.export.program import PLATFORMS, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
+from stepcot_jax.predict.reader import Reader
+from stepcot_jax.systems.networks import read_moments
 from tests.export import random_run
 
 COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compiled anew
@@ -32,7 +37,7 @@ COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compil
 READ_ALONE = """
 import importlib.machinery, pathlib, sys
 
-ALLOWED = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "load", "exported_files"}
+ALLOWED = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "load", "exported_files", "exported_programs"}
 ALLOWED |= set(sys.stdlib_module_names)
 
 class Few(importlib.machinery.PathFinder):
@@ -69,13 +74,20 @@ def _quick():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return random_run.make_run(tmp_path_factory.mktemp("run"))
+    """With a gate for the student, fitted on noise."""
+    found = random_run.make_run(tmp_path_factory.mktemp("run"))
+    noise = np.random.default_rng(8).normal(size=(60, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)
+    params = {"image_encoder": found.params["student"]["image_encoder"]}
+    features = np.asarray(read_moments(params, {"images": noise}, networks=found.networks))
+    write_gates(found.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
+    return dataclasses.replace(found, trained_on="noise")
 
 
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory):
     """The export that the tests read; they copy it before they change it."""
     random_run.write_report(run)
+    write_operating_points(run.workdir, chain=run.chain)
     out = tmp_path_factory.mktemp("exports") / "model"
     report = export_model(run, out, models=["student", "teacher"], torch_names=True)
     assert {name: model["max_error"] <= 1e-6 for name, model in report["models"].items()} == {
@@ -95,6 +107,54 @@ def copy(exported, tmp_path):
 @pytest.fixture(scope="module")
 def images():
     return np.random.default_rng(3).normal(size=(8, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)
+
+
+def test_the_loader_tells_answers_above_their_operating_points(run, exported, images):
+    for name in ("student", "teacher"):
+        model = loader.load(exported, name)
+        above = model.above(images[:3])
+        assert list(above) == [step.name for step in run.chain.steps]
+        for step, (_, shares) in zip(run.chain.steps, model(images[:3]).values(), strict=True):
+            own = run.operating_points.of_step(name, step.name)
+            assert model.operating_points[step.name].keys() == own.keys()
+            for case in range(3):
+                called = [
+                    option
+                    for option, share in zip(step.options, shares[case], strict=True)
+                    if option in own and share >= own[option].threshold.value
+                ]
+                assert above[step.name][case] == called
+    card = (exported / "README.md").read_text()
+    assert "Thresholds: sensitivity of 80 % or more on validation." in card
+    assert "| Diagnosis | Mass | 8 | 32.1 (20.0 to 50.0) | 80.0 (75.0 to 85.0) | 70.0 (65.0 to 75.0) |" in card
+
+
+def test_an_export_of_a_run_without_points_calls_nothing(run, exported, images, copy):
+    (copy / "statistics.json").unlink()
+    write_sums(copy)
+    model = loader.load(copy)
+    assert model.operating_points == {}
+    assert model.above(images[:1]) == {}
+
+
+def test_temperatures_and_points_are_stored_once(run, exported, copy):
+    manifest = json.loads((copy / "export.json").read_text())
+    assert not [model for model in manifest["models"].values() if {"temperatures", "operating_points"} & model.keys()]
+    for name in ("student", "teacher"):
+        model = loader.load(exported, name)
+        assert model.temperatures == run.calibration.temperatures[name]
+        step = run.chain.steps[-1].name
+        own = run.operating_points.of_step(name, step)
+        assert {answer: found["threshold"] for answer, found in model.operating_points[step].items()} == {
+            answer: point.threshold.value for answer, point in own.items()
+        }
+    # Earlier versions wrote them to export.json; `renew` gives such exports this loader.
+    points = {"Diagnosis": {"Mass": {"threshold": 0.25, "sensitivity": None, "specificity": 0.5}}}
+    manifest["models"]["student"] |= {"temperatures": [3.0, 2.0, 1.0], "operating_points": points}
+    (copy / "export.json").write_text(json.dumps(manifest))
+    write_sums(copy)
+    earlier = loader.load(copy, "student")
+    assert (earlier.temperatures, earlier.operating_points) == ((3.0, 2.0, 1.0), points)
 
 
 def test_another_process_with_jax_and_numpy_alone_gives_the_same_logits(run, exported, images, tmp_path):
@@ -135,6 +195,15 @@ def test_answers_are_those_of_the_calibrated_probabilities(run, student, images)
         answers, probabilities = found[step.name]
         np.testing.assert_allclose(probabilities, expected[:, place, : step.num_answers], atol=1e-12)
         assert answers == [step.options[label] for label in expected[:, place].argmax(axis=-1)]
+
+
+def test_the_gate_comes_along(run, exported, student, images):
+    expected = Reader(run, model="student", batch_size=4).gate_scores(images[:3])
+    np.testing.assert_allclose(student.gate_scores(images[:3]), expected, rtol=1e-4)
+    grey = np.full((3, random_run.SIZE, random_run.SIZE), 128, np.uint8)
+    assert (student.gate_scores(grey) > expected.max()).all()
+    assert student.trained_on == "noise"
+    assert loader.load(exported, "teacher").gate_scores(images[:3]) is None
 
 
 def test_pixels_are_normalised_as_in_training(run, student):
@@ -192,7 +261,7 @@ def test_every_file_has_its_digest(exported):
 
 def test_a_changed_missing_or_cut_file_is_refused(exported, copy):
     names = [path.name for path in exported.iterdir() if path.name != "SHA256SUMS"]
-    assert len(names) == 13
+    assert len(names) == 19
     for name in names:
         whole = (exported / name).read_bytes()
         flipped = bytearray(whole)
@@ -274,10 +343,11 @@ def test_a_frozen_encoder_is_stored_once(images, tmp_path):
     export_model(run, out, models=["teacher"])
     model = json.loads((out / "export.json").read_text())["models"]["teacher"]
     assert model["tensors"] == ["image_encoder.safetensors", "teacher.safetensors"]
-    assert model["temperatures"] == [1.0] * 3
-    found = loader.load(out, "teacher").logits(images[:2])
+    loaded = loader.load(out, "teacher")
+    assert loaded.temperatures == (1.0,) * 3
+    found = loaded.logits(images[:2])
     np.testing.assert_allclose(found, random_run.expected_logits(run, "teacher", images[:2]), atol=1e-6, rtol=1e-6)
-    assert "CLIP of somewhere/clip, pretrained and frozen" in (out / "MODEL_CARD.md").read_text()
+    assert "CLIP of somewhere/clip, pretrained and frozen" in (out / "README.md").read_text()
 
     encoder = (out / "image_encoder.safetensors").stat().st_mtime_ns
     files = folder_module._write_tensors(out, make_program(run, "student"), shared=True)
@@ -306,29 +376,44 @@ def test_what_does_not_run_in_jax_is_refused(run, tmp_path):
 def test_nothing_is_left_of_an_export_that_fails(run, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
-    def fail(*_):
+    def fail(folder, *_, **__):
+        (folder / "student.stablehlo").write_text("half")
         raise RunStopped("off")
 
-    monkeypatch.setattr(folder_module, "compare", fail)
-    monkeypatch.setattr(folder_module, "_write", lambda *_, **__: {"student": None})
+    monkeypatch.setattr(folder_module, "_write", fail)
     with pytest.raises(RunStopped):
         export_model(run, out, models=["student"])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_export_with_other_numbers_is_stopped(run, exported):
-    program = make_program(run, "student")
-    right = random_run.expected_logits(
-        run, "student", np.asarray(loader.load(exported).preprocessing.normalise(folder_module._check_images(32)))
-    )
-    compare(exported, program, right)
-    wrong = right.copy()
-    wrong[1, 2, 0] += 1e-4
-    with pytest.raises(RunStopped, match=r"differ by 1\.0e-04"):
-        compare(exported, program, wrong)
-    wrong[1, 2, 0] = np.nan
-    with pytest.raises(RunStopped, match="differ by nan"):
-        compare(exported, program, wrong)
+def test_the_stored_numbers_are_those_of_the_networks(run, exported):
+    stored = safetensors.numpy.load_file(exported / "check.safetensors")
+    assert sorted(stored) == ["gate/student", "images", "logits/student", "logits/teacher"]
+    pixels = np.asarray(loader.load(exported).preprocessing.normalise(folder_module.check_images(32)))
+    np.testing.assert_allclose(stored["logits/student"], random_run.expected_logits(run, "student", pixels), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "words"),
+    [
+        ("logits/teacher", (1, 2, 0), r"exported teacher .* logits differ by 1\.0e-04, gate scores by 0"),
+        ("gate/student", (1,), r"exported student .* gate scores by 1\.0e-04"),
+    ],
+)
+def test_an_export_with_other_numbers_is_stopped(exported, tmp_path, name, place, words):
+    copy = shutil.copytree(exported, tmp_path / "copy")
+    require_equal(loader.check(copy, tolerance=1e-6), tolerance=1e-6)
+    stored = safetensors.numpy.load_file(copy / "check.safetensors")
+    stored[name][place] += 1e-4 * max(1, abs(stored[name][place]))
+    safetensors.numpy.save_file(stored, copy / "check.safetensors")
+    write_sums(copy)
+    with pytest.raises(RunStopped, match=words):
+        require_equal(loader.check(copy, tolerance=1e-6), tolerance=1e-6)
+    stored[name][place] = np.nan
+    safetensors.numpy.save_file(stored, copy / "check.safetensors")
+    write_sums(copy)
+    with pytest.raises(RunStopped, match="nan"):
+        require_equal(loader.check(copy, tolerance=1e-6), tolerance=1e-6)
 
 
 def test_a_folder_in_use_is_refused(run, exported, tmp_path):
@@ -363,7 +448,7 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
         wanted.append((workdir, names))
         return run
 
-    monkeypatch.setattr("stepcot_jax.predict.trained_policy.is_policy_run", lambda folder: False)
+    monkeypatch.setattr("stepcot_jax.settings.stored_settings.is_policy_run", lambda folder: False)
     monkeypatch.setattr("stepcot_jax.export.folder.load_trained", load_trained)
     out = tmp_path / "deep" / "out"
     assert tool.main(["--checkpoint=work", f"--out={out}", "--model=student", "--json"]) == 0
@@ -373,14 +458,23 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
     assert not (out / "teacher.stablehlo").exists()
 
 
-@pytest.mark.parametrize("module", [loader, exported_files, policy_loader])
-def test_the_loaders_need_nothing_of_the_package(module):
+@pytest.mark.parametrize(
+    ("module", "needed"),
+    [
+        (loader, {"jax", "numpy"}),
+        (exported_files, {"numpy"}),
+        (exported_programs, {"jax", "numpy"}),
+        (policy_loader, {"jax", "numpy"}),
+        (onnx_loader, {"numpy"}),  # and onnxruntime, when a model is loaded
+    ],
+)
+def test_the_loaders_need_nothing_of_the_package(module, needed):
     imports = {
         line.split()[1].partition(".")[0]
         for line in pathlib.Path(module.__file__).read_text().splitlines()
         if line.startswith(("import ", "from "))
     }
-    assert imports - set(sys.stdlib_module_names) == {"jax", "numpy"}
+    assert imports - set(sys.stdlib_module_names) == needed
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from stepcot_jax.export import exported_files
+from stepcot_jax.export import exported_files, exported_programs
 
 DTYPES = some.sampled_from(["float32", "float16", "float64", "int32", "uint8"])
 
@@ -74,7 +74,7 @@ def test_tables_are_read_as_the_package_flatbuffers_reads_them():
     exported = jax.export.export(jax.jit(lambda tree, _: (tree["b"] * 2, [tree["a"]])), platforms=("cpu", "tpu"))
     content = bytearray(exported(*shapes).serialize())
     expected = generated.Exported.GetRootAsExported(content)
-    modules = exported_files._make_flatbuffers()
+    modules = exported_programs._make_flatbuffers()
     fields = {name: member for name, member in vars(generated.Exported).items() if name.endswith(("Length", "AsNumpy"))}
     assert len(fields) > 10
     before, generated.flatbuffers = generated.flatbuffers, modules["flatbuffers"]

@@ -35,6 +35,7 @@ def test_it_says_what_everybody_must_know(run):
         assert words in card
     assert "| student | 2.00 | 0.50 | 1.25 |" in card
     assert "best updates teacher 845, student 910" in card
+    assert "## Operating points\n\nNone: the run chose none." in card
 
 
 def test_figures_are_those_of_the_report(run):
@@ -43,7 +44,7 @@ def test_figures_are_those_of_the_report(run):
     assert "Cases: train 300, val 40, test 41." in card
     assert "without intervals" in card
     assert "| Side | 40 | 60.0 | - | 25.0 | 100.0 |" in card
-    assert "accuracy 61.2; all steps right: 12.3." in card
+    assert "accuracy 61.2 (most frequent answers: 40.0); all steps right: 12.3 (most frequent answers: -)." in card
 
 
 def test_intervals_come_from_the_predictions(run):
@@ -65,6 +66,8 @@ def test_intervals_come_from_the_predictions(run):
     assert "| Side | 60 | 100.0 (100.0 to 100.0) |" in card
     right = 100 * (logits[:, 2, :2].argmax(axis=1) == labels[:, 2]).mean()
     assert f"| Diagnosis | 60 | {right:.1f} (" in card
+    majority = 100 * np.mean([np.bincount(own).max() for own in labels.T]) / num_cases
+    assert f"(most frequent answers: {majority:.1f}); all steps right: " in card
 
 
 def test_names_from_the_data_stay_text(run):

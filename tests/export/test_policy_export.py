@@ -1,7 +1,7 @@
 """An exported policy generates the package's own tokens with jax and numpy alone, and refuses what changed."""
 
+import dataclasses
 import json
-import pathlib
 import re
 import shutil
 import subprocess
@@ -22,10 +22,13 @@ from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
 from stepcot_jax.predict.policy_reader import load_reader
 from stepcot_jax.reasoning.dialects import write_question, write_reply
+from stepcot_jax.settings.stored_settings import write_settings
 
 IMAGES = np.stack([draw_case(index, seed=9, size=SIDE).image for index in range(3)])
 ALONE = (
-    READ_ALONE[: READ_ALONE.index("import numpy as np")].replace('"exported_files"', '"exported_files", "merges"')
+    READ_ALONE[: READ_ALONE.index("import numpy as np")].replace(
+        '"exported_files"', '"exported_files", "exported_words", "merges"'
+    )
     + """
 import json
 import numpy as np
@@ -41,7 +44,6 @@ loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"stepcot_jax", "flax", "flatbuffers", "safetensors", "jaxtyping", "orbax", "msgspec"}, loaded
 """
 )
-ALONE = READ_ALONE[: READ_ALONE.index("import numpy as np")].replace('"load"', '"load", "merges"') + ALONE
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +169,7 @@ def test_load_py_checks_this_machine_and_changed_files_are_refused(run, copy, ca
 
 def test_the_command(run, tmp_path, capsys):
     flags = [f"--checkpoint={run[0]}", f"--out={tmp_path / 'out'}"]
-    with pytest.raises(BadInput, match="--model and --torch-names do not apply"):
+    with pytest.raises(BadInput, match="--model, --torch-names and --format=onnx do not apply"):
         main([*flags, "--model=teacher"])
     assert main([*flags, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -188,12 +190,56 @@ def test_nothing_is_left_of_an_export_that_fails(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pretrained_tokenizer_is_refused(run, tmp_path, monkeypatch):
-    trained = load_reader(run[0]).trained
-    other = PretrainedTokenizer.__new__(PretrainedTokenizer)
-    monkeypatch.setattr(
-        policy_folder, "load_policy", lambda path: type(trained)(**{**vars(trained), "tokenizer": other})
-    )
-    with pytest.raises(BadInput, match="closed vocabulary is required"):
-        export_policy(run[0], tmp_path / "out")
-    assert pathlib.Path(run[0]).is_dir()
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A run with a small Hugging Face tokenizer of the records' own pieces, and its export."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("pretrained")
+    settings, records, _ = make_policy_workdir(folder / "run")
+    size = Vocabulary.read(folder / "run" / "vocabulary.json").num_words
+    texts = [write(record, "gemex") for record in records for write in (write_question, write_reply)]
+    words = list(dict.fromkeys(piece for text in texts for piece in text.split()))[: size - 3]
+    words += [f"unused{number}" for number in range(size - 3 - len(words))]
+    table = {word: place for place, word in enumerate(["[PAD]", "[END]", "[UNK]", *words])}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(table, unk_token="[UNK]"))  # noqa: S106
+    model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    names = {"pad_token": "[PAD]", "eos_token": "[END]", "unk_token": "[UNK]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=model, **names).save_pretrained(folder / "tokenizer")
+    policy = dataclasses.replace(settings.policy, tokenizer=str(folder / "tokenizer"))
+    write_settings(folder / "run" / "settings.json", dataclasses.replace(settings, policy=policy))
+    (folder / "run" / "vocabulary.json").unlink()
+    export_policy(folder / "run", folder / "out")
+    return folder / "run", folder / "out", records
+
+
+def test_a_policy_with_a_pretrained_tokenizer_answers_alone_and_here(pretrained):
+    workdir, out, records = pretrained
+    question = records[0].question
+    expected = [load_reader(workdir).answer(image, question).text for image in IMAGES]
+    assert [load_reader(out).answer(image, question).text for image in IMAGES] == expected
+    assert policy_loader.load(out).answer(IMAGES, question) == expected
+    assert str(workdir.parent) not in (out / "settings.json").read_text()
+    card = (out / "README.md").read_text()
+    assert "pip install tokenizers" in card
+    assert "vocabulary.json" not in card
+    with pytest.raises(ValueError, match=r"special token '\[UNK\]'"):
+        policy_loader.load(out).encode("a-word-of-no-record")
+
+
+def test_without_the_package_tokenizers_the_loader_says_so(pretrained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(RefusedExport, match="pip install tokenizers"):
+        policy_loader.load(pretrained[1])
+
+
+def test_a_tokenizer_without_its_file_is_refused(run, tmp_path):
+    class Slow:
+        eos_token_id, pad_token_id, all_special_ids = 1, 0, (0, 1)
+        all_special_tokens, added_tokens_decoder = ("<pad>", "<stop>"), {}
+
+        def __len__(self):
+            return 3
+
+    with pytest.raises(BadInput, match=r"a Slow has no tokenizer\.json"):
+        PretrainedTokenizer(Slow()).write(tmp_path)

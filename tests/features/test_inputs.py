@@ -10,6 +10,7 @@ from run.small_run import small_run, small_settings
 
 from stepcot_jax.data.__main__ import main as data_main
 from stepcot_jax.data.batches import evaluation_batches, iterate, training_batches
+from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
@@ -140,6 +141,17 @@ def test_without_the_store_each_batch_is_encoded_once(folder, frozen, tmp_path):
     assert frozen[0].num_seen == seen + 5
     assert prepared["image_features"].shape == (5, 4)
     assert not (tmp_path / "features").exists() or not list((tmp_path / "features").glob("image-*"))
+
+
+def test_targets_are_made_for_training_alone(folder, frozen, tmp_path, monkeypatch):
+    def refuse(dataset):
+        raise BadInput("no negative option")
+
+    monkeypatch.setattr(Dataset, "training_targets", property(refuse))
+    found = inputs.load_inputs(frozen_settings(folder, features__store=False), tmp_path, Terminal())
+    assert frozen[0].num_seen == 0
+    with pytest.raises(BadInput, match="no negative option"):
+        _ = found.example
 
 
 def test_imported_features_train_without_any_picture(folder, tmp_path, monkeypatch):

@@ -50,6 +50,18 @@ def test_a_shard_is_an_ordinary_safetensors_file(filled):
     np.testing.assert_array_equal(arrays["features"], ROWS[[KEYS.index(key) for key in keys]])
 
 
+def test_a_shard_is_the_same_file_whenever_it_is_written(tmp_path):
+    """Safetensors writes metadata in another order in each call."""
+    contents = set()
+    for number in range(12):
+        store = FeatureStore(tmp_path / str(number), SPEC)
+        store.write(KEYS[:10], ROWS[:10])
+        store.write(KEYS[:10], ROWS[:10])
+        (path,) = shards(store)
+        contents.add((path.name, path.read_bytes()))
+    assert len(contents) == 1
+
+
 def test_duplicates_are_harmless(filled):
     filled.write(KEYS[5:15], ROWS[5:15])
     for store in (filled, FeatureStore(filled.folder, SPEC)):

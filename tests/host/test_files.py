@@ -7,7 +7,7 @@ import pytest
 
 from stepcot_jax.host import files
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_file, read_json, write_whole, writing_whole
+from stepcot_jax.host.files import make_private_folder, read_file, read_json, write_whole, writing_whole
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -16,6 +16,20 @@ class Note(msgspec.Struct, frozen=True):
 
 
 ACCEPTED = "accepted is a note"
+
+
+def test_a_private_folder_is_closed_to_others_and_is_ones_own(tmp_path, monkeypatch):
+    old = tmp_path / "old"
+    old.mkdir(mode=0o755)
+    for folder in (old, tmp_path / "deep" / "new"):
+        make_private_folder(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=r"file: cannot be made a folder of this user alone \(File exists\)"):
+        make_private_folder(tmp_path / "file")
+    monkeypatch.setattr(os, "getuid", lambda: old.stat().st_uid + 1)
+    with pytest.raises(BadInput, match=r"old: belongs to user \d+; expected a folder of this user"):
+        make_private_folder(old)
 
 
 def test_json_is_read_as_its_type(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -71,8 +72,8 @@ def launch(tools, tmp_path):
     yield start
     for process in started:
         if process.poll() is None:
-            process.kill()
-            process.communicate()
+            os.killpg(process.pid, signal.SIGKILL)  # with what the script started: it holds the pipes open
+            process.communicate(timeout=60)
 
 
 @pytest.fixture

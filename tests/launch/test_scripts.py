@@ -31,6 +31,15 @@ DRY_RUNS = [
     case("gpu.sh", [FLAG], RUN, [f"env JAX_PLATFORMS=cuda,cpu {GPU_RUN} '--config.data.root=/my $data'"]),
     case(
         "gpu.sh",
+        ["--config.vqa.root=/records", "--config.parallel.model_devices=4"],
+        {**RUN, "CONFIG": "gemex"},
+        [
+            f"env JAX_PLATFORMS=cuda,cpu {GPU_RUN.replace('paper', 'gemex')} --config.vqa.root=/records "
+            "--config.parallel.model_devices=4"
+        ],
+    ),
+    case(
+        "gpu.sh",
         [],
         {**RUN, "GPUS": "0,3", "PYTHON": "/opt/py"},
         [f"env JAX_PLATFORMS=cuda,cpu CUDA_VISIBLE_DEVICES=0,3 {GPU_RUN.replace('python3', '/opt/py')}"],

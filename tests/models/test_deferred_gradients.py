@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ def step(params, carry, inputs):
 
 PARAMS = {
     "mix": {
-        "first": {"kernel": normal(1, WIDTH, 7), "bias": normal(2, 7)},
-        "second": {"kernel": normal(3, 7, WIDTH)},
+        "first": {"kernel": normal(1, WIDTH, 7) / 3, "bias": normal(2, 7)},
+        "second": {"kernel": normal(3, 7, WIDTH) / 3},
     },
     "scale": normal(4, WIDTH),
     "mask": None,
@@ -40,7 +41,7 @@ PARAMS = {
 }
 CARRY = normal(5, CASES, 2, WIDTH)
 INPUTS = {
-    "own": {"kernel": normal(6, STEPS, WIDTH, WIDTH), "bias": normal(7, STEPS, WIDTH)},
+    "own": {"kernel": normal(6, STEPS, WIDTH, WIDTH) / 3, "bias": normal(7, STEPS, WIDTH)},
     "bump": normal(8, STEPS, CASES, WIDTH),
     "number": np.arange(STEPS),
 }
@@ -92,8 +93,13 @@ def carried_shapes(jaxpr):
     """Shapes of the carries of all scans in a program."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
-            yield from (variable.aval.shape for variable in equation.outvars[: equation.params["num_carry"]])
-        for inner in jax.core.jaxprs_in_params(equation.params):
+            body = equation.params["jaxpr"].jaxpr  # its carry has the shape of a result, unlike what it stacks
+            yield from (
+                found.aval.shape
+                for inner, found in zip(body.outvars, equation.outvars, strict=True)
+                if inner.aval.shape == found.aval.shape
+            )
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
             yield from carried_shapes(inner)
 
 

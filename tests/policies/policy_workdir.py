@@ -17,7 +17,8 @@ from stepcot_jax.policies.policy_files import PolicyLengths, write_lengths
 from stepcot_jax.policies.policy_network import make_policy
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.reasoning.dialects import write_question, write_reply
-from stepcot_jax.settings.run_settings import load_settings, write_settings
+from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.settings.stored_settings import write_settings
 from stepcot_jax.training.checkpoints import Best, Checkpoints
 from stepcot_jax.training.state import TrainState
 

@@ -439,7 +439,8 @@ def test_the_tool_reads_what_it_can_and_names_the_rest(workdir, images, capsys, 
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [entry["image"] for entry in found] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
     words = {"image", "model", "calibrated", "coverage", "coverage_of", "steps", "flipped", "shifted", "paragraph"}
-    assert set(found[0]) == words | {"never_together"}
+    of_the_image = {"trained_on", "gate_score", "outside", "projection", "warnings"}
+    assert set(found[0]) == words | {"never_together", "operating_rule"} | of_the_image
     assert len(found[0]["steps"]) == 7
 
 
@@ -468,11 +469,12 @@ def test_the_tool_prints_a_table(workdir, images, capsys):
     assert (code, complained) == (0, "")
     lines = told.splitlines()
     whom = "90 % of all cases together, not of each answer"
-    of_sets = f'"or": answers that cannot be ruled out, with sets that hold the true one in {whom}'
+    of_sets = f'"or": the other answers of its set; such sets hold the true answer in {whom}'
     assert (
         lines[0]
         == f"{images / 'b.png'} (teacher; probabilities calibrated for readings without given answers; {of_sets})"
     )
+    assert lines.pop(1) == "  trained on: phantoms (drawn images), 60 cases; no gate stored"
     assert [line.split("  ")[1] for line in lines[1:8]] == [step.name for step in DEFAULT_CHAIN.steps]
     assert "Lower lung zone" in lines[4]
     assert "given (network: " in lines[4]

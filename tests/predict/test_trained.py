@@ -12,10 +12,12 @@ from trained_workdir import BEST, SIDE, make_text, make_trained_workdir
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import reader as reader_module
+from stepcot_jax.predict import weight_shapes
 from stepcot_jax.predict.reader import Reader
 from stepcot_jax.predict.trained_model import load_trained
-from stepcot_jax.run.stored_reading import read_reading, write_reading
+from stepcot_jax.run.stored_reading import read_reading, read_shapes, write_reading, write_shapes
 from stepcot_jax.systems.networks import make_predict
+from stepcot_jax.training.state import shapes_by_name
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
@@ -217,3 +219,32 @@ def test_what_is_written_is_read(tmp_path_factory, width, has_text):
         np.testing.assert_array_equal(stored.text_features, text)
     else:
         assert stored.text_features is None
+
+
+def test_stored_shapes_are_compared_without_tracing_the_networks(copy, trained, monkeypatch):
+    inputs = (*trained.text_features.shape, 0)
+    assert read_shapes(copy, inputs=inputs) is None
+    write_shapes(copy, shapes_by_name(trained.params["student"]), inputs=inputs)
+    traced = []
+
+    def trace(*arguments, init=weight_shapes.init_params, **settings):
+        traced.append(1)
+        return init(*arguments, **settings)
+
+    monkeypatch.setattr(weight_shapes, "init_params", trace)
+    assert load_trained(copy).best_steps == BEST
+    assert not traced
+    found = json.loads((copy / "settings.json").read_text())
+    found["student"]["width"] = 16
+    (copy / "settings.json").write_text(json.dumps(found))
+    with pytest.raises(BadInput, match=r"does not fit settings\.json"):  # shapes of other settings tell nothing
+        load_trained(copy)
+    assert traced
+
+
+def test_stored_shapes_that_the_weights_do_not_have_are_looked_into(copy, trained):
+    shapes = shapes_by_name(trained.params["student"])
+    inputs = (*trained.text_features.shape, 0)
+    write_shapes(copy, dict.fromkeys(shapes, (1,)), inputs=inputs)
+    assert load_trained(copy).best_steps == BEST
+    assert read_shapes(copy, inputs=(1,)) is None

@@ -14,7 +14,8 @@ from stepcot_jax.evaluation.evaluator import Predictions
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, write_predictions
 from stepcot_jax.readers.reader_cases import open_data
 from stepcot_jax.readers.sampling import write_sample
-from stepcot_jax.settings.run_settings import make_settings, write_settings
+from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.settings.stored_settings import write_settings
 
 SECRETS = ("PATIENT", "SECRETREPORT", "SECRETREASON", "SECRETORIGIN", "SECRETNAME", "SECRETTEXT")
 HOSTILE = '</script><script>alert("1")</script>, "quoted"; Größe?'

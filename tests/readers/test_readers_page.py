@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from readers.reader_samples import guess, make_sample, write_folder
 from readers.test_readers_sample import Page
+from report.browser import find_violations
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.readers import sampling
@@ -170,3 +171,15 @@ def test_the_page_refuses_a_file_of_another_form_and_fits_a_phone(page, tmp_path
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
     page.screenshot(path=tmp_path / "phone.png", full_page=True)
     assert (tmp_path / "phone.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_and_print_shows_every_case(page, scheme):
+    page.emulate_media(color_scheme=scheme)
+    assert find_violations(page) == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.get_by_role("button", name="Next open question").click()
+    assert find_violations(page) == []
+    page.emulate_media(media="print")
+    assert page.locator("section.case:visible").count() == 4
+    assert not page.locator("header").is_visible()

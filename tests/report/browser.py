@@ -52,3 +52,68 @@ def spread_of(path: pathlib.Path):
     from PIL import Image
 
     return float(np.asarray(Image.open(path).convert("L"), np.float64).std())
+
+
+def find_violations(tab):
+    """What axe-core finds on the open page, of any impact: rule, what it asks for, and the elements."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+    found = axe.Axe().run(tab).response
+    assert len(found["passes"]) > 5, "axe-core checked nothing"
+    return [
+        f"{each['impact']}: {each['id']}: {each['help']}: {[str(node['target'][-1]) for node in each['nodes'][:4]]}"
+        for each in found["violations"]
+    ]
+
+
+_BROKEN_WORDS = """() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node !== null; node = walker.nextNode()) {
+    if (!node.parentElement.checkVisibility()) continue;
+    for (const match of node.data.matchAll(/\\p{L}{2,}/gu)) {
+      const range = document.createRange();
+      range.setStart(node, match.index);
+      range.setEnd(node, match.index + match[0].length);
+      const boxes = [...range.getClientRects()].filter((box) => box.width > 0);
+      const tops = new Set(boxes.map((box) => Math.round(box.top)));
+      if (tops.size > 1) found.push(match[0]);
+    }
+  }
+  return found;
+}"""
+
+
+def find_broken_words(tab):
+    """Words of letters that the open page shows on more than one line."""
+    return tab.evaluate(_BROKEN_WORDS)
+
+
+_CONTRAST = """(elements) => {
+  const numbers = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const over = (front, back) => {
+    const share = front[3] ?? 1;
+    return back.map((channel, place) => share * front[place] + (1 - share) * channel);
+  };
+  const luminance = (colour) => {
+    const [red, green, blue] = colour.map((channel) => {
+      const part = channel / 255;
+      return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  return elements.map((element) => {
+    const layers = [];
+    for (let each = element; each !== null; each = each.parentElement) {
+      layers.unshift(numbers(getComputedStyle(each).backgroundColor));
+    }
+    const back = layers.reduce((below, layer) => over(layer, below), [255, 255, 255]);
+    const text = over(numbers(getComputedStyle(element).color), back);
+    const [dark, light] = [luminance(text), luminance(back)].sort((one, other) => one - other);
+    return (light + 0.05) / (dark + 0.05);
+  });
+}"""
+
+
+def contrasts_of(locator):
+    """WCAG's contrast ratio of text to background for each element; AA asks for 4.5."""
+    return locator.evaluate_all(_CONTRAST)

@@ -8,8 +8,13 @@ from trained_workdir import make_trained_workdir
 
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.evaluation.calibration_files import read_calibration
 from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.operating_point_files import OperatingPoints, describe_points
+from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
+from stepcot_jax.evaluation.report_table import write_report
+from stepcot_jax.evaluation.summary import without_nan
 
 EVIL_NAME = "images/<script>x</script>.png"
 
@@ -49,6 +54,11 @@ def write_run_files(folder, *, val, test):
     (folder / "predictions").mkdir(exist_ok=True)
     write_predictions(folder / "predictions" / "val.npz", val, DEFAULT_CHAIN)
     write_predictions(folder / "predictions" / "test.npz", test, DEFAULT_CHAIN)
+    calibration = read_calibration(folder / "calibration.json", DEFAULT_CHAIN)
+    rule = Rule("sensitivity", target=0.8)
+    points = choose_operating_points(val, test, DEFAULT_CHAIN, calibration=calibration, rule=rule, num_resamples=20)
+    content = without_nan(describe_points(OperatingPoints(rule, points)))
+    write_report(folder / "statistics.json", {"operating_points": content})
     entries = [
         {"kind": "train", "step": 1, "epoch": 0, "teacher/total": 3.0},
         {"kind": "train", "step": 2, "epoch": 1, "teacher/total": 2.0, "student/total": 4.0},

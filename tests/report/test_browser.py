@@ -4,25 +4,37 @@ import dataclasses
 
 import numpy as np
 import pytest
-from report.browser import Watched, open_browser, spread_of
+from PIL import Image
+from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser, spread_of
+from report.finished_workdir import make_split
+from trained_workdir import small_settings
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step
 from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.evaluation.calibration_fitting import fit_calibration
+from stepcot_jax.evaluation.evaluator import Predictions, evaluate
+from stepcot_jax.evaluation.intervals import bootstrap
+from stepcot_jax.evaluation.operating_point_files import OperatingPoints
+from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points
+from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions
 from stepcot_jax.report.embedded_pictures import write_picture
 from stepcot_jax.report.figures import draw_lines
-from stepcot_jax.report.page import Section, write_page
+from stepcot_jax.report.finished_run import FinishedRun
+from stepcot_jax.report.operating_view import write_operating_section
+from stepcot_jax.report.page import Section, render, write_page
 from stepcot_jax.report.page_cases import ShownCase, write_cases
+from stepcot_jax.report.settings_view import write_settings
 
 EVIL = '</script><script>document.title = "broken"</script>"><img src=x onerror="document.title=\'broken\'">'
 NUM_CASES = 200
 
 
-def make_cases():
+def make_cases(number_of=NUM_CASES, evil=EVIL):
     """Phantom cases of 224 px with random answers; each phantom is used several times."""
     rng = np.random.default_rng(0)
     drawn = [draw_case(index, seed=0, size=224, prevalence="flat") for index in range(40)]
     cases = []
-    for number in range(NUM_CASES):
+    for number in range(number_of):
         one = drawn[number % len(drawn)]
         # Separate noise per picture, so that JPEG sizes are realistic.
         pixels = np.clip(one.image + rng.normal(0, 4, one.image.shape), 0, 255).astype(np.uint8)
@@ -33,14 +45,14 @@ def make_cases():
         truth[rng.random(7) < 0.1] = NOT_ANNOTATED
         cases.append(
             ShownCase(
-                name=f"{number} {EVIL}",
-                about=one.case.origin + EVIL,
+                name=f"{number} {evil}",
+                about=one.case.origin + evil,
                 picture=write_picture(np.repeat(pixels[:, :, None], 3, axis=2)),
-                report=one.case.report + EVIL,
+                report=one.case.report + evil,
                 truth=truth,
                 probabilities=probabilities,
                 sets=probabilities > 0.1,
-                inconsistent=f"rule {EVIL}" if number % 9 == 0 else "",
+                inconsistent=f"rule {evil}" if number % 9 == 0 else "",
                 maps=rng.random((7, 14, 14)),
             )
         )
@@ -223,3 +235,210 @@ def test_a_phone_needs_no_sideways_scrolling(browser, written, tmp_path, scheme)
     assert (background == "rgb(20, 23, 26)") == (scheme == "dark")
     page.close()
     assert page.complaints == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A page with tables, heat cells, folded parts, settings and 12 cases, in ordinary words."""
+    drawn = [draw_case(index, seed=0, size=32, prevalence="flat").case for index in range(30)]
+    split = make_split(drawn, seed=3)
+    metrics, intervals = evaluate(split.predictions, DEFAULT_CHAIN), bootstrap(split, DEFAULT_CHAIN, num_resamples=20)
+    folded = render(
+        "consistency.html.j2",
+        most=5,
+        chains=[
+            {
+                "name": "student",
+                "share": 0.5,
+                "num_cases": 30,
+                "broken": [("Detection: Mixed with Diagnosis: Normal", 2)],
+            }
+        ],
+    )
+    sections = [
+        Section(
+            "results",
+            "Results",
+            "In percent.",
+            render(
+                "results.html.j2",
+                metrics=metrics,
+                intervals=intervals,
+                mean_of="mean of the steps",
+                difference="",
+                notes=[],
+            ),
+        ),
+        Section("confusion", "Confusion", "", render("confusion.html.j2", metrics=metrics)),
+        Section("consistency", "Consistency", "", folded),
+        Section("cases", "Cases", "", write_cases(make_cases(12, ""), DEFAULT_CHAIN, notes=[])),
+        Section("settings", "Settings", "", write_settings(small_settings(), {})),
+    ]
+    path = tmp_path_factory.mktemp("whole") / "report.html"
+    path.write_text(write_page(title="Run quickstart", about=["A run."], sections=sections))
+    return f"file://{path}"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+def test_axe_finds_nothing_and_heat_cells_can_be_read(browser, whole, width, scheme):
+    page = Watched(browser, width=width, scheme=scheme)
+    page.tab.goto(whole)
+    assert find_violations(page.tab) == []
+    cells = page.tab.locator(".confusion td")
+    assert page.tab.locator(".confusion td.heat-9").count() > 0
+    assert min(contrasts_of(cells)) >= 4.5
+    for level in range(10):  # also those that these predictions do not have
+        cells.nth(level).evaluate("(cell, level) => { cell.className = `heat-${level}`; }", level)
+    assert min(contrasts_of(cells)) >= 4.5
+    page.tab.locator(".case-card").first.click()
+    assert find_violations(page.tab) == []
+    page.close()
+    assert page.complaints == []
+
+
+def test_a_phone_breaks_no_word_and_shows_that_tables_scroll(browser, whole, tmp_path):
+    page = Watched(browser, width=390)
+    page.tab.goto(whole)
+    assert page.overflow == 0
+    assert find_broken_words(page.tab) == []
+    table = page.tab.locator("#results .scrolled").first
+    assert table.evaluate("each => each.scrollWidth - each.clientWidth") > 50
+
+    def brightness_of_the_right_edge():
+        table.screenshot(path=tmp_path / "table.png")
+        return np.median(np.asarray(Image.open(tmp_path / "table.png").convert("L"))[:, -4:])
+
+    at_first = brightness_of_the_right_edge()
+    table.evaluate("each => { each.scrollLeft = each.scrollWidth; }")
+    assert at_first < brightness_of_the_right_edge() - 20
+    page.tab.locator(".case-card").first.click()
+    assert find_broken_words(page.tab) == []
+    page.close()
+
+
+def test_filters_stay_in_the_address(browser, whole):
+    page = Watched(browser)
+    tab = page.tab
+    tab.goto(whole)
+
+    def state():
+        tab.wait_for_timeout(150)
+        result = tab.locator("[name=result]:checked").get_attribute("value")
+        return tab.evaluate("location.hash"), result, tab.locator("[name=judged]").input_value()
+
+    assert state() == ("", "all", "6")
+    tab.locator("[name=result][value=wrong]").check(force=True)
+    tab.select_option("[name=judged]", "2")
+    both = ("#cases&result=wrong&judged=2", "wrong", "2")
+    assert state() == both
+    count = tab.inner_text("#count")
+    tab.reload()
+    assert state() == both
+    assert tab.inner_text("#count") == count
+    tab.click("nav a[href='#results']")
+    assert state() == ("#results&result=wrong&judged=2", "wrong", "2")
+    tab.go_back()
+    assert state() == both
+    tab.go_back()
+    assert state() == ("#cases&result=wrong", "wrong", "6")
+    tab.go_back()
+    assert state() == ("", "all", "6")
+    tab.goto(f"{whole}#cases&result=right&judged=99&nonsense=%3Cb%3E")
+    assert state()[1:] == ("right", "6")
+    page.close()
+    assert page.complaints == []
+
+
+def test_print_shows_what_the_screen_folds_away(browser, whole, tmp_path):
+    page = Watched(browser, width=390, scheme="dark")
+    tab = page.tab
+    tab.goto(whole)
+    tab.locator("[name=result][value=right]").check(force=True)
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    tab.emulate_media(media="print")
+    assert tab.locator("#printed article:visible").count() == 12
+    assert tab.locator("#printed article").nth(3).locator("tbody tr").count() == 7
+    tab.wait_for_function("[...document.querySelectorAll('#printed img')].every((each) => each.naturalWidth > 0)")
+    assert tab.get_by_text("Detection: Mixed with Diagnosis: Normal").is_visible()
+    assert not tab.locator("nav, #filters, #gallery").first.is_visible()
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    tab.set_viewport_size({"width": 690, "height": 1000})  # of a sheet of A4 with its margins
+    assert tab.locator(".scrolled").evaluate_all("each => Math.max(...each.map((one) => one.scrollWidth))") <= 690
+    tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    tab.emulate_media(media="screen")
+    assert tab.locator("#printed article").count() == 0
+    assert not tab.get_by_text("Detection: Mixed with Diagnosis: Normal").is_visible()
+    tab.pdf(path=tmp_path / "page.pdf", format="A4")
+    num_pages = (tmp_path / "page.pdf").read_bytes().count(b"/Type /Page\n")
+    assert num_pages >= 7  # 12 cases, at most three of them on one
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory):
+    """A page with the operating points of 120 phantoms, whose answers are named with markup."""
+    steps = (
+        Step("Detection", "?", ("No", "Yes")),
+        Step(f"Diagnosis {EVIL}", "?", ("Normal", f"Mass {EVIL}", "Nodule")),
+    )
+    chain, rng = Chain(steps), np.random.default_rng(0)
+    splits = []
+    for _ in range(2):
+        labels = np.stack([rng.integers(0, step.num_answers, 120) for step in steps], axis=1).astype(np.int32)
+        logits = {model: rng.normal(0, 1, (120, 2, 3)).astype(np.float32) for model in ("teacher", "student")}
+        for own in logits.values():
+            np.put_along_axis(own, labels[..., None], np.take_along_axis(own, labels[..., None], 2) + 1.5, 2)
+            own[:, 0, 2] = -1e9
+        facts = {fact: np.array([""] * 120) for fact in FACTS}
+        splits.append(SplitPredictions(Predictions(np.arange(120, dtype=np.int32), labels, logits), facts))
+    val, test = splits
+    calibration, rule = fit_calibration(val.predictions, chain), Rule()
+    points = choose_operating_points(val, test, chain, calibration=calibration, rule=rule, num_resamples=20)
+    run = FinishedRun(None, None, chain, (), {}, test, calibration, OperatingPoints(rule, points))
+    path = tmp_path_factory.mktemp("curves") / "report.html"
+    path.write_text(write_page(title="Run", about=[], sections=[write_operating_section(run)]))
+    return path, points
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_a_threshold_can_be_tried_by_keyboard_and_the_chosen_point_is_marked(browser, curves, tmp_path, width, scheme):
+    path, points = curves
+    watched = Watched(browser, width=width, scheme=scheme)
+    tab = watched.tab
+    tab.goto(f"file://{path}")
+    assert tab.input_value("select[name=model]") == "student"
+    assert tab.input_value("select[name=step]").startswith("Diagnosis </script>")
+    tab.select_option("select[name=answer]", index=1)
+    point = next(own for (model, _, answer), own in points.items() if model == "student" and answer.startswith("Mass"))
+    said = tab.inner_text("#operating-figures")
+    assert said.startswith(f"Chosen on validation ({100 * point.threshold.value:.1f} %).")
+    assert (
+        f"sensitivity {100 * point.sensitivity.value:.1f} %, specificity {100 * point.specificity.value:.1f} %" in said
+    )
+    for name in ("roc", "pr"):
+        assert tab.locator(f"#{name} circle.chosen").count() == 1
+        marked, tried = (tab.locator(f"#{name} circle.{kind}") for kind in ("chosen", "current"))
+        assert [marked.get_attribute(end) for end in ("cx", "cy")] == [tried.get_attribute(end) for end in ("cx", "cy")]
+    place = float(tab.locator("#roc circle.chosen").get_attribute("cx"))
+    assert place == pytest.approx(46 + 240 * (1 - point.specificity.value), abs=0.1)
+    tab.focus("input[name=level]")
+    for _ in range(5):
+        tab.keyboard.press("ArrowRight")
+    moved = tab.inner_text("#operating-figures")
+    assert moved.startswith("Called from ")
+    assert tab.locator("input[name=level]").get_attribute("aria-valuetext") == moved
+    tab.keyboard.press("Home")
+    assert tab.inner_text("#operating-figures").startswith("Nothing is called: 0 of ")
+    assert tab.locator("#pr circle.current").count() == 0  # nothing is called: no precision
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    assert tab.inner_text("#operating-figures") == said
+    tab.select_option("select[name=model]", "teacher")
+    tab.select_option("select[name=step]", "Detection")
+    assert "cases with “No”" in tab.inner_text("#operating-figures")
+    tab.locator("#operating").screenshot(path=tmp_path / "curves.png")
+    assert spread_of(tmp_path / "curves.png") > 5
+    assert (watched.complaints, watched.overflow) == ([], 0)
+    assert [url for url in watched.requests if not url.startswith(("file://", "data:"))] == []
+    assert tab.title() == "Run"
+    watched.close()

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from policies.policy_workdir import SIDE, make_policy_workdir
-from report.browser import Watched, open_browser
+from report.browser import Watched, find_broken_words, find_violations, open_browser
 
 from stepcot_jax.evaluation.reply_scores import ScoringSettings, score_text
 from stepcot_jax.host.errors import BadInput
@@ -77,6 +77,20 @@ def test_the_page_can_be_filtered_in_a_browser(run):
         assert tab.locator("dialog rect.predicted").count() == tab.locator("dialog rect.true").count() > 0
         assert watched.overflow <= 0
         assert watched.complaints == []
+        watched.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_axe_finds_nothing_and_no_word_is_broken(run, width, scheme):
+    with open_browser() as browser:
+        watched = Watched(browser, width=width, scheme=scheme)
+        watched.tab.goto(f"file://{run[0]}/report.html")
+        watched.tab.wait_for_selector("#gallery li")
+        assert find_violations(watched.tab) == []
+        assert find_broken_words(watched.tab) == []
+        watched.tab.locator("#gallery button").first.click()
+        assert find_violations(watched.tab) == []
+        assert find_broken_words(watched.tab) == []
         watched.close()
 
 

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 from evaluate_replies.asked import ask, write_folder, write_replies
-from report.browser import Watched, open_browser, spread_of
+from report.browser import Watched, find_violations, open_browser, spread_of
 
 from stepcot_jax.evaluate_replies.__main__ import main
 from stepcot_jax.report import reply_page
@@ -94,6 +94,35 @@ def test_replies_can_be_looked_through(tmp_path, browser):
     assert tab.title().startswith("Replies to ")
     assert watched.complaints == []
     assert [url for url in watched.requests if not url.startswith("data:")] == [f"file://{tmp_path}/out/index.html"]
+    watched.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing_filters_stay_and_print_is_whole(tmp_path, browser, width, scheme):
+    records = write(tmp_path, num_images=8)
+    watched = Watched(browser, width=width, scheme=scheme)
+    tab = watched.tab
+    tab.goto(f"file://{tmp_path}/out/index.html")
+    tab.wait_for_selector("#gallery li")
+    assert find_violations(tab) == []
+    tab.select_option("select[name=kind]", "multi")
+    tab.fill("input[type=search]", "a b&c")
+    assert tab.evaluate("location.hash") == "#replies&kind=multi&search=a+b%26c"
+    tab.reload()
+    assert tab.input_value("input[type=search]") == "a b&c"
+    assert tab.inner_text("#count").startswith("0 of")
+    tab.go_back()
+    tab.wait_for_function("location.hash === ''")
+    assert tab.inner_text("#count") == f"{len(records)} of {len(records)} replies"
+    tab.locator("#gallery button").first.click()
+    assert find_violations(tab) == []
+    tab.click("#case-close")
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    tab.emulate_media(media="print")
+    assert tab.locator("#printed article:visible").count() == len(records)
+    tab.set_viewport_size({"width": 690, "height": 1000})  # of a sheet of A4 with its margins
+    assert watched.overflow == 0
+    assert watched.complaints == []
     watched.close()
 
 

@@ -9,16 +9,21 @@ import sys
 import numpy as np
 import pytest
 from report.finished_workdir import make_finished_workdir, make_split, write_run_files
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from stepcot_jax import report
 from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
+from stepcot_jax.evaluation.calibration import calibrated_probabilities
+from stepcot_jax.evaluation.calibration_files import read_calibration
 from stepcot_jax.evaluation.evaluator import evaluate
+from stepcot_jax.evaluation.operating_point_files import read_points
 from stepcot_jax.evaluation.prediction_files import read_predictions, write_predictions
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.report import operating_view
 from stepcot_jax.report.__main__ import main
-from stepcot_jax.settings.run_settings import read_settings, write_settings
+from stepcot_jax.settings.stored_settings import read_settings, write_settings
 
 NUM_TEST = 12
 
@@ -77,9 +82,31 @@ def test_figures_are_the_evaluators(page, workdir):
     text = re.search(r'<section id="results".*?</section>', page, re.DOTALL)[0]
     assert f'<span class="value">{100 * student.mean_accuracy:.1f}</span>' in text
     assert f'<span class="value">{100 * student.steps[3].auc:.1f}</span>' in text
+    card = re.search(r'<div class="card"><h3>Student.*?</div>', text, re.DOTALL)[0]
+    shares = (student.mean_majority_accuracy, student.steps[-1].majority_accuracy, student.majority_chain_accuracy)
+    assert re.findall(r"majority ([\d.]+)", card) == [f"{100 * share:.1f}" for share in shares]
     confusion = re.search(r'<section id="confusion".*?</section>', page, re.DOTALL)[0]
     counts = [int(count) for count in re.findall(r'<td class="heat[^>]*>(\d+)</td>', confusion)]
     assert sum(counts) == 2 * 7 * NUM_TEST
+
+
+def test_the_cards_leave_steps_with_one_answer_out_and_say_so(workdir, tmp_path):
+    run = shutil.copytree(workdir, tmp_path / "run")
+    split = read_predictions(run / "predictions" / "test.npz", DEFAULT_CHAIN)
+    labels = split.predictions.labels.copy()
+    labels[:, :5] = 1
+    changed = dataclasses.replace(split, predictions=dataclasses.replace(split.predictions, labels=labels))
+    write_predictions(run / "predictions" / "test.npz", changed, DEFAULT_CHAIN)
+    statistics = json.loads((run / "statistics.json").read_text())
+    del statistics["operating_points"]  # they are of the labels as they were
+    (run / "statistics.json").write_text(json.dumps(statistics))
+    assert main([str(run), "--without-data"]) == 0
+    text = (run / "report.html").read_text()
+    assert text.count("<dt>mean of 2 of 7 steps</dt>") == 2
+    assert "Detection: every case has the same answer; the mean over the steps leaves it out." in text
+    student = evaluate(changed.predictions, DEFAULT_CHAIN)["student"]
+    right = np.mean([step.accuracy for step in student.steps[5:]])
+    assert f'<dt>mean of 2 of 7 steps</dt><dd><span class="value">{100 * right:.1f}</span>' in text
 
 
 @pytest.mark.parametrize(
@@ -229,3 +256,47 @@ def test_the_style_and_the_script_load_nothing(name):
     assert not re.search(
         r"https?:|//[a-z]|url\(|@import|fetch\(|XMLHttp|innerHTML|insertAdjacent|document\.write", text
     )
+
+
+def test_operating_points_are_those_of_the_run_and_their_curves_those_of_the_test_cases(page, workdir):
+    found = read_points(workdir / "statistics.json", DEFAULT_CHAIN)
+    text = re.search(r'<section id="operating".*?</section>', page, re.DOTALL)[0]
+    assert "Thresholds: sensitivity of 80 % or more on validation." in text
+    curves = json.loads(re.search(r'id="operating-data">(.*?)</script>', text, re.DOTALL)[1])
+    expected = {finding for finding, point in found.points.items() if all(point.test)}
+    assert {(each["model"], each["step"], each["answer"]) for each in curves} == expected
+    assert text.count('<tr><th scope="row">') == len(found.points)
+    split = read_predictions(workdir / "predictions" / "test.npz", DEFAULT_CHAIN)
+    calibration = read_calibration(workdir / "calibration.json", DEFAULT_CHAIN)
+    for curve in curves:
+        model, point = curve["model"], found.points[curve["model"], curve["step"], curve["answer"]]
+        place = [step.name for step in DEFAULT_CHAIN.steps].index(curve["step"])
+        answer = DEFAULT_CHAIN.steps[place].options.index(curve["answer"])
+        shares = calibrated_probabilities(split.predictions.logits[model], model, calibration, DEFAULT_CHAIN)
+        truth = split.predictions.labels[:, place] == answer
+        assert (curve["positive"], curve["negative"]) == (truth.sum(), (~truth).sum())
+        assert curve["area"] == pytest.approx(roc_auc_score(truth, shares[:, place, answer]), abs=1e-4)
+        precision = average_precision_score(truth, shares[:, place, answer])
+        assert curve["precision"] == pytest.approx(precision, abs=1e-4)
+        _, hits, alarms = curve["levels"][curve["chosen"]]
+        assert hits / curve["positive"] == pytest.approx(point.sensitivity.value)
+        assert 1 - alarms / curve["negative"] == pytest.approx(point.specificity.value)
+        assert curve["levels"][0] == [None, 0, 0]
+        assert curve["levels"][-1][1:] == [curve["positive"], curve["negative"]]
+
+
+def test_long_curves_are_thinned_and_keep_the_chosen_point(monkeypatch):
+    for num_levels, chosen in ((2, 0), (40, 39), (5000, 1234)):
+        kept = operating_view._thin(num_levels, chosen)
+        assert kept == sorted(set(kept))
+        assert {0, num_levels - 1, chosen} <= set(kept)
+        assert len(kept) <= operating_view.MOST_LEVELS
+
+
+def test_a_run_without_operating_points_says_so(workdir, tmp_path):
+    run = shutil.copytree(workdir, tmp_path / "run")
+    (run / "statistics.json").unlink()
+    assert main([str(run), "--without-data"]) == 0
+    text = re.search(r'<section id="operating".*?</section>', (run / "report.html").read_text(), re.DOTALL)[0]
+    assert "This run chose none" in text
+    assert "operating-data" not in text

@@ -1,15 +1,19 @@
 """Kill a run with SIGKILL at random moments until it finishes, and compare it with a run that was never killed.
 
-python tests/run/kill_harness.py --kills 100 [--job distill|grpo] [--seed 0] [--workers 0] [--folder DIR]
+python tests/run/kill_harness.py --kills 100 [--job distill|baseline|grpo] [--seed 0] [--workers 0] [--folder DIR]
 
 Each start is a child process, forked after all imports and before JAX starts threads. A quarter of the kills fall at a
 uniform moment before training: drawing data, tracing, compiling or loading programs, restoring. The others fall at a
 uniform moment after training begins: training, validation, saving, results. Preparing takes most of a start, so moments
 uniform over a whole start would seldom meet a save, and runs would hardly progress between kills.
+
+Half of the kills meet the run's own process. With workers, a quarter meet its whole process group, and a quarter one
+worker, after which the run must stop by itself; without workers the other half meets the group.
 """
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import json
 import math
@@ -35,8 +39,16 @@ from stepcot_jax.run import training_run
 from stepcot_jax.systems.grpo_rollouts import Rollouts
 from stepcot_jax.training.stored_params import restore_params
 
-LONG = {"training__joint_epochs": 10, "training__log_every": 1, "training__checkpoint_minutes": 0.005}
+LONG = {
+    "training__joint_epochs": 10,
+    "baseline__epochs": 11,
+    "training__log_every": 1,
+    "training__checkpoint_minutes": 0.005,
+}
 """Eleven short epochs and a checkpoint every 0.3 s, so that many kills hit a save."""
+
+FEWER = {"training__joint_epochs": 2, "baseline__epochs": 3}
+"""With workers, which every reading of a split starts anew."""
 
 LONG_POLICY = {"grpo__epochs": 6, "training__log_every": 1}
 """Two epochs of fine-tuning and six of GRPO, with a checkpoint after every update."""
@@ -47,12 +59,20 @@ MAX_TRIES = 8
 SHARE_BEFORE_TRAINING = 0.25
 
 
+WORKER_DIED = "worker processes that read images died"
+"""What a run says that stops because of it."""
+
+KINDS = {False: ("run", "group"), True: ("run", "run", "group", "worker")}
+"""What a kill meets, by whether there are workers, each as often as it stands here."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """When to kill a start: seconds after the start, or after its training begins."""
+    """When to kill a start, and what of it: seconds after the start, or after its training begins."""
 
     seconds: float
     in_training: bool
+    kind: str
 
 
 @dataclasses.dataclass
@@ -70,7 +90,8 @@ def make_run(job: str, workdir: pathlib.Path, num_workers: int) -> training_run.
         Rollouts.reward_all = small_policy_run.reward_tokens
         return training_run.Run(small_policy_run.small_settings(**LONG_POLICY), workdir)
     inputs.make_resnet = lambda name: LinearEncoder()
-    return training_run.Run(small_settings(**LONG, data__num_workers=num_workers), workdir)
+    changes = LONG | (FEWER if num_workers else {})
+    return training_run.Run(small_settings(job=job, **changes, data__num_workers=num_workers), workdir)
 
 
 def start(job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
@@ -80,6 +101,8 @@ def start(job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int) 
         return child
     code = 1
     try:
+        os.setpgid(0, 0)
+        del sys.modules["__main__"].__file__  # spawned workers would import all of this file's imports
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -94,11 +117,12 @@ def start(job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int) 
 def run_once(
     job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill_at: Moment | None = None
 ) -> Ended:
-    """Start a run once; it ends "finished", "killed", "killed while saving" or "failed"."""
+    """Start a run once; it ends "finished", "failed" or by what was killed, such as "run killed while saving"."""
     facts = workdir / "settings.json"  # written last before training, by every start
     earlier = facts.stat().st_ino if facts.exists() else None
     begin, begun = time.monotonic(), math.inf
-    child, how = start(job, workdir, log, num_workers), ""
+    size = log.stat().st_size if log.exists() else 0
+    child, how, victim = start(job, workdir, log, num_workers), "", 0
     while not how:
         now = time.monotonic()
         if begun == math.inf and facts.exists() and facts.stat().st_ino != earlier:
@@ -106,11 +130,12 @@ def run_once(
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             how = "finished" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else "failed"
-        elif kill_at is not None and now >= (begun if kill_at.in_training else begin) + kill_at.seconds:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            half = list((workdir / "checkpoints").glob("*tmp*")) if (workdir / "checkpoints").is_dir() else []
-            how = "killed while saving" if half else "killed"
+            if victim and how == "failed" and WORKER_DIED in read_from(log, size):
+                how = "worker killed"
+        elif kill_at is not None and not victim and now >= (begun if kill_at.in_training else begin) + kill_at.seconds:
+            victim = find_victim(child, kill_at.kind)
+            if victim:
+                how = kill(child, victim, workdir, kill_at.kind)
         time.sleep(0.002)
     end = time.monotonic()
     ended = Ended(how, min(begun, end) - begin, max(end - begun, 0.0))
@@ -120,10 +145,47 @@ def run_once(
     return ended
 
 
-def draw_moment(moments: random.Random, whole: Ended) -> Moment:
+def find_victim(child: int, kind: str) -> int:
+    """Return the process to kill; 0 while the run has no worker of that kind."""
+    if kind != "worker":
+        return child
+    workers = []
+    for path in pathlib.Path(f"/proc/{child}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError):  # a thread or process that just ended
+            children = map(int, path.read_text().split())
+            workers += [each for each in children if is_worker(each)]
+    return min(workers, default=0)
+
+
+def is_worker(process: int) -> bool:
+    """Return whether a process was spawned to read, unlike the resource tracker."""
+    return b"spawn_main" in pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
+
+
+def kill(child: int, victim: int, workdir: pathlib.Path, kind: str) -> str:
+    """Kill a process or its group; return how the run ended, "" if it has to end by itself."""
+    if kind == "worker":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        return ""
+    (os.killpg if kind == "group" else os.kill)(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    half = list((workdir / "checkpoints").glob("*tmp*")) if (workdir / "checkpoints").is_dir() else []
+    return f"{kind} killed while saving" if half else f"{kind} killed"
+
+
+def read_from(log: pathlib.Path, size: int) -> str:
+    """Return what was appended to a log since it had a size."""
+    with log.open("rb") as opened:
+        opened.seek(size)
+        return opened.read().decode(errors="replace")
+
+
+def draw_moment(moments: random.Random, whole: Ended, kinds: tuple[str, ...]) -> Moment:
     """A random moment before training, or in a half of the whole run's training time: a resumed run has less left."""
     in_training = moments.random() >= SHARE_BEFORE_TRAINING
-    return Moment(moments.uniform(0, whole.training / 2 if in_training else whole.before_training), in_training)
+    seconds = moments.uniform(0, whole.training / 2 if in_training else whole.before_training)
+    return Moment(seconds, in_training, moments.choice(kinds))
 
 
 def final(workdir: pathlib.Path) -> tuple[Any, ...]:
@@ -162,7 +224,7 @@ def main() -> int:
     """Print the counts as JSON; return 0 if every run equals the undisturbed one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--job", choices=("distill", "grpo"), default="distill")
+    parser.add_argument("--job", choices=("distill", "baseline", "grpo"), default="distill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0, help="worker processes of a run; each takes seconds to start")
     parser.add_argument("--folder", type=pathlib.Path, default=None)
@@ -177,9 +239,9 @@ def main() -> int:
     moments = random.Random(options.seed)  # noqa: S311 - not for secrets
     counts: collections.Counter[str] = collections.Counter()
     num_runs = 0
-    while counts["killed"] + counts["killed while saving"] < options.kills:
+    while counts.total() - counts["finished"] < options.kills:
         for tries in range(MAX_TRIES + 1):
-            kill_at = draw_moment(moments, whole) if tries < MAX_TRIES else None
+            kill_at = draw_moment(moments, whole, KINDS[options.workers > 0]) if tries < MAX_TRIES else None
             how = run_once(options.job, folder / f"run_{num_runs}", log, options.workers, kill_at=kill_at).how
             counts[how] += 1
             if how == "failed":
@@ -189,10 +251,9 @@ def main() -> int:
                 break
         num_runs += 1
     differing = compare(folder, num_runs)
-    counted = {name: counts[name] for name in ("finished", "killed", "killed while saving", "failed")}
     whole_seconds = whole.before_training + whole.training
     times = {"seconds_of_a_whole_run": round(whole_seconds, 1), "seconds": round(time.monotonic() - begin, 1)}
-    print(json.dumps({"runs": num_runs, **counted, "runs_that_differ": len(differing), **times}))
+    print(json.dumps({"runs": num_runs, **dict(sorted(counts.items())), "runs_that_differ": len(differing), **times}))
     return 1 if differing else 0
 
 

@@ -1,16 +1,20 @@
 """A run that compiles in seconds: 60 phantom cases, a linear image encoder, narrow networks."""
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
+import pytest
 
 from configs import quickstart
 from stepcot_jax.features import inputs
 from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.training.parameter_paths import flatten
 
 
 class LinearEncoder(nn.Module):
@@ -81,3 +85,41 @@ def leaves(tree):
     """Arrays of a tree, with random keys as their data."""
     is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
     return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(tree)]
+
+
+def final_state(run, monkeypatch):
+    """Execute a run; return its report, its last state as NumPy arrays and its best checkpoints."""
+    kept = {}
+    run_loop = training_run.Loop.run
+
+    def remember(loop, state, progress):
+        state, best = run_loop(loop, state, progress)
+        kept["state"], kept["best"] = [np.asarray(leaf) for leaf in leaves(state)], dict(best)
+        return state, best
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run.Loop, "run", remember)
+        return run.execute(), kept["state"], kept["best"]
+
+
+def entries(workdir, kind):
+    """Entries of a kind of the metrics log, without their speed."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: v for key, v in line.items() if key != "cases_per_second"} for line in lines if line["kind"] == kind]
+
+
+class Began(Exception):
+    pass
+
+
+def first_params(run, monkeypatch):
+    """The parameters before the first update."""
+
+    def remember(loop, state, progress):
+        raise Began(jax.device_get(state.params))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run.Loop, "run", remember)
+        with pytest.raises(Began) as found:
+            run.execute()
+    return {path: np.asarray(leaf) for path, leaf in flatten(found.value.args[0]).items()}

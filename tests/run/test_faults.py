@@ -7,6 +7,7 @@ import pytest
 from run.small_run import small_run, small_settings
 
 from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
+from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.run import chain_task, training_run
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.loop import Loop
@@ -67,7 +68,7 @@ def test_a_run_that_is_refused_leaves_what_another_is_writing(tmp_path, monkeypa
     late = small_run(tmp_path, monkeypatch, **SHORT)
     half = tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp"
     half.mkdir(parents=True)
-    with training_run.lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
+    with lock_folder(tmp_path), pytest.raises(BadInput, match="in use by another process"):
         late.execute()
     assert half.is_dir()
 

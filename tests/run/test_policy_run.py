@@ -10,7 +10,8 @@ from run.small_policy_run import read_log, read_results, small_run
 
 from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.host.errors import Preempted
-from stepcot_jax.policies.policy_files import read_lengths, read_tokenizer
+from stepcot_jax.policies.policy_choice import read_tokenizer
+from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.stored_params import restore_params
 
@@ -68,7 +69,7 @@ def test_rewards_and_losses_are_logged(whole):
 def test_the_workdir_has_what_readers_need(whole):
     run = whole[0]
     lengths = read_lengths(run.workdir)
-    tokenizer = read_tokenizer(run.workdir, name="")
+    tokenizer = read_tokenizer(run.workdir, run.settings)
     assert tokenizer.num_words == lengths.num_words
     dataset = run.task.dataset
     tests = [dataset.records[place] for place in dataset.splits["test"]]
@@ -129,6 +130,28 @@ def test_a_stopped_run_goes_on_to_the_same_bits(whole, tmp_path, how, call):
         assert found[name] == expected[name], name
 
 
+def test_a_stopped_run_with_self_check_goes_on_to_the_same_bits(tmp_path):
+    changes = {"vqa__dialect": "lvkc", "self_check__enabled": True, "self_check__alpha": 0.2}
+    with pytest.MonkeyPatch.context() as patch:
+        small_run(tmp_path / "whole", patch, **changes).execute()
+        run = small_run(tmp_path / "stopped", patch, **changes)
+        stop_at(run, patch, 7, "kill")
+        with pytest.raises(Killed):
+            run.execute()
+        assert saved_steps(tmp_path / "stopped" / "checkpoints")[-1] > SFT_UPDATES
+    with pytest.MonkeyPatch.context() as patch:
+        small_run(tmp_path / "stopped", patch, **changes).execute()
+    rates = [
+        entry["rollouts/self_check_rate"]
+        for entry in read_log(tmp_path / "whole")
+        if "rollouts/self_check_rate" in entry
+    ]
+    assert max(rates) > 0  # some first attempts were wrong and checked
+    found, expected = (read_results(tmp_path / name) for name in ("stopped", "whole"))
+    for name in expected:
+        assert found[name] == expected[name], name
+
+
 def test_a_run_that_is_killed_while_it_writes_results_writes_them_again(whole, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         run = small_run(tmp_path, patch)
@@ -144,6 +167,25 @@ def test_a_run_that_is_killed_while_it_writes_results_writes_them_again(whole, t
     assert read_results(tmp_path) == whole[2]
 
 
+def test_without_a_penalty_no_reference_is_kept(tmp_path):
+    """A run that stops in fine-tuning goes on to the bits of a whole one."""
+    changes = {"grpo__beta": 0.0, "grpo__epochs": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        small_run(tmp_path / "whole", patch, **changes).execute()
+    with pytest.MonkeyPatch.context() as patch:
+        run = small_run(tmp_path / "stopped", patch, **changes)
+        stop_at(run, patch, SFT_UPDATES - 1, "kill")
+        with pytest.raises(Killed):
+            run.execute()
+    with pytest.MonkeyPatch.context() as patch:
+        small_run(tmp_path / "stopped", patch, **changes).execute()
+    found, expected = (read_results(tmp_path / name) for name in ("stopped", "whole"))
+    assert found == expected
+    folder = tmp_path / "whole" / "checkpoints"
+    assert all(set(restore_params(folder, step)) == {"policy"} for step in saved_steps(folder))
+    assert {entry["step"] for entry in read_log(tmp_path / "whole") if "grpo/loss" in entry}
+
+
 def test_the_job_sft_fine_tunes_alone(whole, tmp_path, monkeypatch):
     run = small_run(tmp_path, monkeypatch, job="sft")
     report = run.execute()
@@ -152,3 +194,11 @@ def test_the_job_sft_fine_tunes_alone(whole, tmp_path, monkeypatch):
     assert params.keys() == {"policy"}
     assert norm(params["policy"], whole[1][SFT_UPDATES]["policy"]) == 0
     assert not (tmp_path / "replies" / "grpo_test.jsonl").exists()
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_more_epochs_of_grpo_equal_a_run_that_had_them_from_the_start(whole, tmp_path, monkeypatch, capsys, epochs):
+    small_run(tmp_path, monkeypatch, grpo__epochs=epochs).execute()
+    small_run(tmp_path, monkeypatch, grpo__epochs=2).execute()
+    assert f"config.grpo.epochs was raised from {epochs} to 2: the run goes on" in capsys.readouterr().err
+    assert read_results(tmp_path) == whole[2]

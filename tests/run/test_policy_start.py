@@ -2,18 +2,22 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import msgspec
 import numpy as np
 import pytest
+from host.memory_store import put_workdir
 from policies.policy_workdir import BEST, SIZES, make_policy_workdir
 
+from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.run.policy_start import read_policy_start
+from stepcot_jax.run.policy_start import PATIENTS_FILE, read_policy_start, refuse_seen_patients, write_patients
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.settings.stored_settings import write_settings
 from stepcot_jax.training.stored_params import restore_params
 
 TINY = {
@@ -52,8 +56,22 @@ def test_grpo_starts_from_the_last_phases_best_and_measures_from_there(before, t
     jax.tree.map(np.testing.assert_array_equal, kept["reference"], best)
     same = jax.tree.leaves(jax.tree.map(np.array_equal, kept["policy"], best))
     assert not all(same)
+    assert set(json.loads((tmp_path / "run" / PATIENTS_FILE).read_text())) == {"train", "val", "test"}
     words = [json.loads((each / "vocabulary.json").read_text()) for each in (folder, tmp_path / "run")]
     assert words[0] == words[1]
+
+
+def test_a_start_may_be_on_a_store(before, tmp_path, monkeypatch):
+    folder, params = before
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    address = put_workdir(folder, monkeypatch)
+    found = read_policy_start(start_from(address))
+    assert found.settings == read_policy_start(start_from(folder)).settings
+    jax.tree.map(np.testing.assert_array_equal, found.params, params[BEST["grpo"].step])
+    with pytest.raises(BadInput, match=rf"^config\.policy\.start: {address} has other values of config\.policy\.width"):
+        read_policy_start(start_from(address, **{"policy.width": 32}))
+    with pytest.raises(BadInput, match=rf"^config\.policy\.start: {address}/none: holds no files"):
+        read_policy_start(start_from(f"{address}/none"))
 
 
 def test_a_start_that_is_missing_or_no_policy_is_refused(before, tmp_path):
@@ -77,6 +95,35 @@ def test_test_cases_that_may_have_been_training_cases_are_refused(before):
         read_policy_start(start_from(before[0], **{"data.split_seed": 1}))
     other_phantoms = {"phantom.seed": 1, "phantom.num_cases": 40, "data.split_seed": 1}
     assert read_policy_start(start_from(before[0], **other_phantoms)).phase == "grpo"
+
+
+def test_patients_that_the_start_has_learnt_from_are_refused(before, tmp_path):
+    """The settings of the splits are the same, but the records of the folder have moved between them."""
+    folder = shutil.copytree(before[0], tmp_path / "run")
+    settings = start_from(folder)
+    dataset = load_vqa_dataset(settings)
+    refuse_seen_patients(settings, dataset)  # a run of an earlier version does not say
+    write_patients(folder, dataset)
+    refuse_seen_patients(settings, dataset)
+    moved = dataclasses.replace(dataset, splits={**dataset.splits, "test": dataset.splits["train"]})
+    of_test = {dataset.records[place].patient_id for place in dataset.splits["train"]}
+    number = len(of_test)
+    found = rf"^config\.policy\.start: .*run has learnt from {number} of the {number} patients of this run's test split"
+    with pytest.raises(BadInput, match=found) as caught:
+        refuse_seen_patients(settings, moved)
+    assert not [patient for patient in of_test if patient in str(caught.value)]
+    refuse_seen_patients(start_from(folder, **{"phantom.seed": 1}), moved)  # other phantoms
+    # Neither may a run that starts from it.
+    later = tmp_path / "later"
+    later.mkdir()
+    write_settings(later / "settings.json", settings)
+    write_patients(later, dataset)
+    (later / PATIENTS_FILE).write_text(json.dumps({"train": [], "val": [], "test": []}))
+    with pytest.raises(BadInput, match=found):
+        refuse_seen_patients(start_from(later), moved)
+    (folder / PATIENTS_FILE).write_text("{")
+    with pytest.raises(BadInput, match=r"patients\.json.*expected the patients of a run"):
+        refuse_seen_patients(settings, dataset)
 
 
 def test_a_word_that_the_start_does_not_know_is_named(before, tmp_path, monkeypatch):

@@ -165,10 +165,13 @@ def test_other_data_are_refused_on_resuming(folder, of_a_folder, tmp_path, chang
 class Lossy:
     """A tokenizer of letters that forgets capitals."""
 
-    num_words, pad, stop = 2**16, 0, 1
+    num_words, pad, stop, more_stops, closed = 2**16, 0, 1, (), None
 
     def encode(self, text):
         return [ord(letter) for letter in text.lower()]
+
+    def encode_prompt(self, text):
+        return self.encode(text)
 
     def decode(self, tokens):
         return "".join(map(chr, tokens[: tokens.index(1)] if 1 in tokens else tokens))

@@ -2,21 +2,30 @@
 
 import dataclasses
 import json
+import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from stepcot_jax.evaluation.calibration import fit_calibration
 from stepcot_jax.evaluation.calibration_files import read_calibration
+from stepcot_jax.evaluation.calibration_fitting import fit_calibration
 from stepcot_jax.evaluation.consistency import count_pairs, make_rules, share_inconsistent
 from stepcot_jax.evaluation.consistency_files import read_pair_ratios, read_pairs
 from stepcot_jax.evaluation.evaluator import evaluate
+from stepcot_jax.evaluation.operating_point_files import read_points
+from stepcot_jax.evaluation.operating_points import Rule, choose_operating_points
 from stepcot_jax.evaluation.prediction_files import read_predictions
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.run.gate_fitting import fit_gates
 from stepcot_jax.run.results import write_results
-from stepcot_jax.run.run_checks import check_earlier_run, check_step_costs
-from stepcot_jax.settings.run_settings import load_settings, write_settings
+from stepcot_jax.run.run_checks import check_step_costs
+from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.run.training_data import describe_cases, describe_source
+from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.training.checkpoints import Best
+from stepcot_jax.training.stored_params import restore_params
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +37,34 @@ def splits(trained):
 def test_the_calibration_is_fitted_to_the_validation_split(trained, splits):
     chain = trained.run.task.dataset.chain
     found = read_calibration(trained.workdir / "calibration.json", chain)
-    assert found == fit_calibration(splits["val"].predictions, chain)
-    on_test = fit_calibration(splits["test"].predictions, chain)
+    fitted, on_test = (
+        fit_calibration(split.predictions, chain, confidence=0.95, patients=split.facts["patient_id"])
+        for split in (splits["val"], splits["test"])
+    )
+    assert found == fitted
     for model in ("teacher", "student"):
-        assert found.thresholds[model] != on_test.thresholds[model]
         assert found.temperatures[model] != on_test.temperatures[model]
+
+
+def test_operating_points_are_chosen_on_the_validation_split_and_measured_on_the_test_split(trained, splits):
+    chain, evaluation = trained.run.task.dataset.chain, trained.run.settings.evaluation
+    found = read_points(trained.workdir / "statistics.json", chain)
+    assert found.rule == Rule("youden", 0.9, 1.0)
+    expected = choose_operating_points(
+        splits["val"],
+        splits["test"],
+        chain,
+        calibration=read_calibration(trained.workdir / "calibration.json", chain),
+        rule=found.rule,
+        num_resamples=evaluation.num_resamples,
+    )
+    assert found.points.keys() == expected.keys()
+    assert len(expected) > 14
+    for finding, point in expected.items():
+        for name in ("threshold", "sensitivity", "specificity"):
+            own = getattr(found.points[finding], name).value
+            assert own == pytest.approx(getattr(point, name).value, nan_ok=True)
+        assert found.points[finding].test == point.test
 
 
 def test_pairs_are_those_of_the_training_labels(trained):
@@ -73,7 +105,14 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
         {name: split.predictions for name, split in splits.items()},
         best={"teacher": Best(0.5, 3)},
         wall_seconds=1.0,
-        evaluation=dataclasses.replace(run.settings.evaluation, coverage_by="answer", num_resamples=0),
+        evaluation=dataclasses.replace(
+            run.settings.evaluation,
+            coverage_by="answer",
+            coverage_confidence=0.0,
+            num_resamples=0,
+            operating_point="cost",
+            miss_cost=4.0,
+        ),
     )
     chain = run.task.dataset.chain
     counts = read_pairs(tmp_path / "pairs.json", chain)
@@ -89,6 +128,7 @@ def test_rules_are_those_of_the_training_labels_and_coverage_by_answer_reaches_t
     found = read_calibration(tmp_path / "calibration.json", chain)
     assert found == fit_calibration(splits["val"].predictions, chain, coverage_by="answer")
     assert found.coverage_by == "answer"
+    assert read_points(tmp_path / "statistics.json", chain).rule == Rule("cost", 0.9, 4.0)
     told = f"does not settle Diagnosis as 'Normal': {len(train)} of {len(train)} training chains have another answer"
     assert told in capsys.readouterr().out
 
@@ -109,16 +149,62 @@ def test_weights_of_pairs_are_written_for_each_network(trained):
         assert max(found.weights) > 0
 
 
-def test_costs_are_one_for_each_step_and_an_annealed_rate_keeps_its_length(trained, tmp_path):
+def test_costs_are_one_for_each_step(trained):
     settings, chain = trained.run.settings, trained.run.task.dataset.chain
     priced = dataclasses.replace(settings, evaluation=dataclasses.replace(settings.evaluation, step_costs=(1.0, 2.0)))
     check_step_costs(settings, chain)
     with pytest.raises(BadInput, match="step_costs: found 2 costs, expected one for each of 7 steps"):
         check_step_costs(priced, chain)
-    annealed = load_settings(dataclasses.asdict(settings), **{"training.given_answers": "annealed"})
-    longer = load_settings(dataclasses.asdict(annealed), **{"training.joint_epochs": 9})
-    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
-    write_settings(tmp_path / "settings.json", annealed)
-    check_earlier_run(annealed, tmp_path)
-    with pytest.raises(BadInput, match=r"config.training.joint_epochs \(the rate of given_answers='annealed'"):
-        check_earlier_run(longer, tmp_path)
+
+
+def test_each_network_gets_the_gate_of_its_own_encoder(trained):
+    task, steps = trained.run.task, {name: best["step"] for name, best in trained.report["best"].items()}
+
+    def params_of(name):
+        return restore_params(trained.workdir / "checkpoints", steps[name])
+
+    gates = fit_gates(task.feed, task.system.networks, ("teacher", "student"), params_of, false_alarms=0.5)
+    for name, gate in gates.items():
+        params = params_of(name)
+        features = {
+            split: encode_in_parts(task.system.networks, params, task.feed.sample_rows(split, 1000))
+            for split in ("train", "val")
+        }
+        np.testing.assert_allclose(gate.mean, features["train"].mean(axis=0), rtol=1e-4, atol=1e-5)
+        num_val = len(features["val"])
+        # Half of the images like these may be outside: the limit is the distance of the one in the middle.
+        assert np.sort(gate.scores(features["val"]))[math.ceil((num_val + 1) / 2) - 1] == pytest.approx(1, rel=1e-4)
+        assert gate.num_fitted == (len(features["train"]), num_val)
+
+
+def test_too_few_validation_images_for_the_false_alarms_give_no_gate(trained):
+    task, step = trained.run.task, trained.report["best"]["student"]["step"]
+    num_val = len(task.dataset.splits.val)
+
+    def fit(false_alarms):
+        params = restore_params(trained.workdir / "checkpoints", step)
+        return fit_gates(task.feed, task.system.networks, ("student",), lambda _: params, false_alarms=false_alarms)
+
+    assert fit(1.001 / (num_val + 1))
+    assert not fit(0.999 / (num_val + 1))
+
+
+def test_a_run_says_what_it_was_trained_on(trained):
+    found, num_train = read_reading(trained.workdir).trained_on, len(trained.run.task.dataset.splits.train)
+    num_cases = trained.run.settings.phantom.num_cases
+    assert found == f"phantoms (drawn images), {num_train} training cases of {num_cases}"
+
+
+def test_training_data_of_a_folder_in_words():
+    settings = load_settings("base", **{"data.source": "folder", "data.root": "/data/nih"})
+    cases = [SimpleNamespace(origin="NIH", view=view) for view in ("PA", "PA", "AP", "PA", "LL")]
+    splits = SimpleNamespace(train=(0, 1, 2, 3))
+    dataset = SimpleNamespace(cases=cases, splits=splits)
+    assert describe_source(settings) == "radiographs of nih"
+    assert describe_cases(settings, dataset) == (
+        "radiographs of nih, 4 training cases (NIH), frontal (PA 75 %, AP 25 %)"
+    )
+    splits.train = (0, 4)
+    assert describe_cases(settings, dataset).endswith("views (PA 50 %, LL 50 %)")
+    cases[0].view = cases[4].view = ""
+    assert describe_cases(settings, dataset).endswith("views not recorded")

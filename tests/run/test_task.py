@@ -165,10 +165,19 @@ def finished(tmp_path_factory):
 def test_a_finished_run_says_what_reads_it(tmp_path, monkeypatch, capsys):
     run = make_run(tmp_path / "a b", monkeypatch)
     run.say_next()
-    assert [line for line in capsys.readouterr().err.splitlines() if "next" in line] == [
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith(("next", "longer"))] == [
         f"next: python -m stepcot_jax.report '{tmp_path / 'a b'}'",
         f"next: python -m stepcot_jax.predict x.png --checkpoint='{tmp_path / 'a b'}'",
+        "longer: the same command with --config.training.joint_epochs=N goes on, N above 3",
     ]
+
+
+def test_an_interrupted_run_says_where_it_goes_on(tmp_path, monkeypatch):
+    run = make_run(tmp_path, monkeypatch)
+    assert run.describe_resume() == "no checkpoint was saved yet: the same command starts over"
+    for step in (5, 10):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    assert run.describe_resume() == "the same command goes on from checkpoint 10"
 
 
 def test_the_best_of_each_phase_is_reported(finished):

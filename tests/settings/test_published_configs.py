@@ -1,6 +1,7 @@
 """The configs of GEMeX-RMCoT, MEDSAGE and MedCLM: their numbers against a table that was typed from the papers."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import pytest
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.losses.policy_gradient import PolicyGradient
 from stepcot_jax.policies.policy_network import make_policy
+from stepcot_jax.policies.qwen.qwen_loading import qwen_shapes
+from stepcot_jax.policies.qwen.qwen_setup import find_qwen
 from stepcot_jax.rewards.presets import PRESETS
 from stepcot_jax.settings.configs import load_config
 from stepcot_jax.settings.run_settings import load_settings
@@ -158,9 +161,19 @@ def test_a_folder_is_required(name):
         load_settings(load_config(name))
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_the_small_decoder_takes_its_picture(name):
+@pytest.mark.parametrize("name", ["gemex", "medsage", "medsage_released"])
+def test_large_policies_start_from_the_published_model(name):
     settings = load_settings(name, **ROOT)
+    assert settings.policy.weights == "Qwen/Qwen2.5-VL-7B-Instruct"
+    assert (settings.policy.random, settings.policy.low_rank) == (False, 0)
+    source = find_qwen(load_settings(name, **ROOT, **{"policy.random": True}))  # its sizes, without its files
+    shapes = qwen_shapes(source.config.sizes, source.vision)
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == 8_292_166_656
+    assert source.grid == 16
+
+
+def test_the_small_decoder_takes_its_picture():
+    settings = load_settings("medclm", **ROOT)
     network, side = make_policy(settings, num_words=500), settings.image_encoder.image_size
     tokens = jnp.zeros((1, 5), jnp.int32)
     images = jnp.zeros((1, side, side, 3))

@@ -10,7 +10,8 @@ import pytest
 
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.settings.fields import RENAMED, describe_key
-from stepcot_jax.settings.run_settings import Settings, load_settings, make_settings, read_settings, write_settings
+from stepcot_jax.settings.run_settings import Settings, load_settings, make_settings
+from stepcot_jax.settings.stored_settings import read_settings, write_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.py"))
@@ -144,6 +145,29 @@ def test_a_later_setting_is_read_from_earlier_workdirs_and_required_of_configs(b
         (tmp_path / "settings.json").write_text(json.dumps(damaged))
         with pytest.raises(BadInput, match=r"settings\.json: config\.evaluation"):
             read_settings(tmp_path / "settings.json")
+
+
+@pytest.mark.parametrize(
+    ("weights", "without_effect"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"num_merges": 10}),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"width": 32, "encoder_widths": [8, 8]}),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"low_rank_alpha": 16.0, "low_rank_targets": "decoder/head"}),
+        ("", {"low_rank_alpha": 16.0}),
+    ],
+)
+def test_what_has_no_effect_is_read_from_earlier_workdirs_and_refused_to_new_runs(tmp_path, weights, without_effect):
+    settings = load_settings("base", **{"job": "sft", "policy.weights": weights, "sft.pack_length": 0})
+    write_settings(tmp_path / "settings.json", settings)
+    earlier = json.loads((tmp_path / "settings.json").read_text())
+    earlier["policy"] |= without_effect
+    (tmp_path / "settings.json").write_text(json.dumps(earlier))
+    assert read_settings(tmp_path / "settings.json") == settings
+    with pytest.raises(BadInput, match=rf"^config\.policy\.({'|'.join(without_effect)}): "):
+        make_settings(earlier)
+    (tmp_path / "settings.json").write_text(json.dumps({**earlier, "policy": 5}))
+    with pytest.raises(BadInput, match=r"settings\.json: config\.policy: 5 is not a group of settings"):
+        read_settings(tmp_path / "settings.json")
 
 
 def test_a_key_below_a_value_is_unknown():

@@ -30,7 +30,7 @@ PACKS = draw_packs(PROMPTS, seed=6)
 class Words:
     """A tokenizer whose texts are numbers of tokens."""
 
-    num_words, pad, stop = WORDS, 0, STOP
+    num_words, pad, stop, more_stops = WORDS, 0, STOP, ()
 
     def encode(self, text):
         return [int(word) for word in text.split()]
@@ -126,7 +126,7 @@ def roll(devices, state, **changes):
 
 def differentiate(update, state, batch, whole):
     """As an update, but the numbers are those of the global batch before it, and its gradients."""
-    batch = update.freeze(state.params, batch) if isinstance(update, GrpoUpdate) else batch
+    batch = update.freeze(state.params, batch, whole) if isinstance(update, GrpoUpdate) else batch
     return state.replace(step=state.step + 1), update.gradients(state.params, batch, whole)
 
 

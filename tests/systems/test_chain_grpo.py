@@ -5,6 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from host.memory_store import put_workdir
 from PIL import Image
 from run.small_run import LinearEncoder, leaves, small_run
 
@@ -111,9 +112,12 @@ def test_a_run_killed_within_an_epoch_of_rollouts_goes_on_to_the_same_bits(finis
     assert entries(tmp_path) == entries(workdir)
 
 
-def test_a_run_may_start_from_the_teacher_of_another(finished, tmp_path, monkeypatch):
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_run_may_start_from_the_teacher_of_another(finished, on_store, tmp_path, monkeypatch):
     workdir, _, report = finished
-    run = small_run(tmp_path, monkeypatch, **CHANGES, policy__start=str(workdir))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    start = put_workdir(workdir, monkeypatch) if on_store else str(workdir)
+    run = small_run(tmp_path / "run", monkeypatch, **CHANGES, policy__start=start)
     assert [phase.name for phase in run.system.phases()] == ["chain_grpo"]
     state, best = run._init(), restore_params(workdir / "checkpoints", report["best"]["teacher"]["step"])
     for name in ("teacher", "image_encoder"):

@@ -2,16 +2,23 @@
 
 import jax.numpy as jnp
 import pytest
+from host.memory_store import new_address
 from run.small_run import small_settings
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.settings.run_settings import write_settings
+from stepcot_jax.settings.stored_settings import write_settings
 from stepcot_jax.systems.chain_start import check_same_shapes, read_start
 
 
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(BadInput, match=r"config.policy.start: .*nowhere is not a folder"):
         read_start(tmp_path / "nowhere", small_settings(job="chain_grpo"))
+
+
+def test_a_folder_on_a_store_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(BadInput, match=r"config.policy.start: memory://.*/run: holds no files; expected the workdir"):
+        read_start(new_address(monkeypatch), small_settings(job="chain_grpo"))
 
 
 def test_other_data_or_networks_are_refused_by_name(tmp_path):
@@ -22,7 +29,7 @@ def test_other_data_or_networks_are_refused_by_name(tmp_path):
 
 def test_a_run_without_checkpoints_is_refused(tmp_path):
     write_settings(tmp_path / "settings.json", small_settings(job="teacher", data__augment="light"))
-    with pytest.raises(BadInput, match="no checkpoints"):
+    with pytest.raises(BadInput, match=r"config.policy.start: .*no checkpoints"):
         read_start(tmp_path, small_settings(job="chain_grpo"))
 
 

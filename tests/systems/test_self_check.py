@@ -13,23 +13,22 @@ from reasoning_records import make_record
 from stepcot_jax.policies.rollouts import rollout_keys
 from stepcot_jax.rewards.presets import Rewards, RewardSettings
 from stepcot_jax.settings.run_settings import load_settings
-from stepcot_jax.systems.grpo import GrpoUpdate
-from stepcot_jax.systems.grpo_objective import REFERENCE
-from stepcot_jax.systems.grpo_rollouts import Rollouts
-from stepcot_jax.systems.self_check import (
+from stepcot_jax.systems.attempts import (
     CHECK,
     CLOSE,
     FIRST,
     GIVEN,
     NOTHING,
     SECOND,
-    SelfCheck,
     describe_checks,
-    second_keys,
     token_advantages,
 )
+from stepcot_jax.systems.grpo import GrpoUpdate
+from stepcot_jax.systems.grpo_objective import REFERENCE
+from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.systems.self_check import SelfCheck, second_keys
 from stepcot_jax.systems.sft import POLICY
-from stepcot_jax.training.global_batch import ONE_DEVICE
+from stepcot_jax.training.global_batch import ONE_DEVICE, GlobalBatch
 from stepcot_jax.training.optimizers import make_optimizer
 from stepcot_jax.training.parallel import Devices
 from stepcot_jax.training.state import TrainState
@@ -42,7 +41,7 @@ STOP, OPENS, CLOSES = 1, 11, 12
 class Letters:
     """A tokenizer whose text is the tokens as numbers."""
 
-    num_words, pad, stop = WORDS, 0, STOP
+    num_words, pad, stop, more_stops = WORDS, 0, STOP, ()
 
     def encode(self, text):
         return [{"<CHECK>": OPENS, "</CHECK>": CLOSES}[text]]
@@ -331,7 +330,7 @@ def test_alpha_adds_its_term_and_0_none(norm):
     def losses(rows, **changes):
         update = make_update(**changes)
         rows = {name: jnp.asarray(each) for name, each in rows.items()}
-        rows = update.freeze(state().params, rows)
+        rows = update.freeze(state().params, rows, GlobalBatch())
         found, gradients = update.gradients(state().params, rows, ONE_DEVICE)
         return jax.device_get(found), gradients
 

@@ -359,8 +359,10 @@ def test_epochs_that_answer_the_same_number_right_tie_in_whatever_steps():
     system = StepCoT(chain, teacher_only=True)
     scores = set()
     for num_correct in ((1, 2, 3), (3, 2, 1), (2, 3, 1)):  # (0.1 + 0.2) + 0.3 is not 0.1 + (0.2 + 0.3) in float64
+        labels = np.tile(np.arange(10, dtype=np.int32)[:, None] % 2, (1, 3))
         correct = np.arange(10)[:, None] < np.array(num_correct)
-        logits = np.stack([correct, ~correct], axis=2).astype(np.float32)
-        predictions = Predictions(np.arange(10, dtype=np.int32), np.zeros((10, 3), np.int32), {"teacher": logits})
+        said = np.where(correct, labels, 1 - labels)
+        logits = np.stack([said == 0, said == 1], axis=2).astype(np.float32)
+        predictions = Predictions(np.arange(10, dtype=np.int32), labels, {"teacher": logits})
         scores.add(system.evaluate(predictions)["teacher"])
     assert len(scores) == 1

@@ -82,7 +82,7 @@ def make_inputs():
     splits = Splits(train=(0, 1, 2), val=(3,), test=tuple(range(4, NUM_CASES)))
     dataset = Dataset(CHAIN, cases, splits, None, Preprocessing(32), features=OWN.astype(np.float32))
     prepare = lambda batch: {name: batch[name] for name in ("image_features", "labels")}  # noqa: E731
-    return Inputs(dataset, None, None, prepare, {})
+    return Inputs(dataset, None, None, prepare)
 
 
 def make_weights(teacher):

@@ -67,7 +67,10 @@ def test_all_files_are_there_and_say_how_they_were_made(written):
 
 
 def test_diagnosis_has_both_baselines_of_each_encoder_and_the_published_rows(plan, written):
-    found = rows(written[0], "diagnosis")
+    constant, *found = rows(written[0], "diagnosis")
+    assert constant["model"] == "most frequent answer"
+    expected = np.bincount(LABELS[:, -1]).max() / NUM_CASES
+    assert float(constant["accuracy"]) == pytest.approx(expected, rel=1e-5)
     assert [row["intermediate steps"] for row in found] == ["without", "with"] * 3 + ["with"] * 2 + [""] * 2
     means = [np.mean([accuracy(plan, plan.baselines(seed)[0], "baseline", -1) for seed in (0, 1)])]
     means.append(np.mean([accuracy(plan, plan.baselines(seed)[1], "baseline", -1) for seed in (0, 1)]))
@@ -106,7 +109,8 @@ def test_steps_have_every_model_and_the_constant_answer(plan, written):
 def test_components_say_what_helps_and_what_is_not_shown_to(written):
     folder, _ = written
     found = {row["model"]: row for row in rows(folder, "components")}
-    assert list(found)[:4] == [
+    assert list(found)[:5] == [
+        "most frequent answer",
         "teacher",
         "teacher without memory",
         "teacher without text",

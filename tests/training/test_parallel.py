@@ -95,15 +95,15 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
-def test_two_processes_of_four_devices_find_what_one_device_finds(transform, tmp_path):
-    script, port = pathlib.Path(__file__).with_name("two_processes.py"), free_port()
-    flags = "--xla_force_host_platform_device_count=4 " + " ".join(
+def run_two_processes(script, *arguments, num_devices):
+    """Run a script of this folder in two processes, with so many devices each."""
+    port, path = free_port(), pathlib.Path(__file__).with_name(script)
+    flags = f"--xla_force_host_platform_device_count={num_devices} " + " ".join(
         flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag
     )
     processes = [
         subprocess.Popen(
-            [sys.executable, script, str(port), str(index), transform, tmp_path / "found"],
+            [sys.executable, path, str(port), str(index), *arguments],
             env={**os.environ, "XLA_FLAGS": flags},
             stderr=subprocess.PIPE,
             text=True,
@@ -112,6 +112,15 @@ def test_two_processes_of_four_devices_find_what_one_device_finds(transform, tmp
     ]
     outputs = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
+
+
+def test_a_tree_that_two_processes_divide_is_gathered_on_the_first_alone():
+    run_two_processes("gathering_processes.py", num_devices=2)
+
+
+@pytest.mark.parametrize("transform", ["pmap", "shard_map"])
+def test_two_processes_of_four_devices_find_what_one_device_finds(transform, tmp_path):
+    run_two_processes("two_processes.py", transform, tmp_path / "found", num_devices=4)
     expected = run()[:2]
     for index in range(2):
         with np.load(tmp_path / f"found.{index}.npz") as found:

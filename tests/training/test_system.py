@@ -273,6 +273,20 @@ def test_positions_of_another_number_of_streams_are_refused(tmp_path):
         train(tmp_path)
 
 
+def test_a_stream_that_was_added_for_a_later_phase_starts_with_its_first_batch():
+    first, second = Stream(Drawn(seed=1), 3), Stream(Drawn(seed=2), 4)
+    warm, main = Phase("warm", 1, None, stream=first), Phase("main", 2, None, stream=second)
+    for _ in range(3):
+        next(first.batches)
+    saved = Plan([warm], first).positions()
+    first.batches.set_state({"position": 0})
+    longer = Plan([warm, main], first)
+    longer.restore_positions(saved, step=3)
+    assert (first.batches.position, second.batches.position) == (3, 0)
+    with pytest.raises(BadInput, match="has the positions of 1 streams of batches, expected 2"):
+        longer.restore_positions(saved, step=4)
+
+
 def test_a_run_whose_phases_were_all_removed_resumes_to_its_end(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, stop_at=8)

@@ -2,9 +2,7 @@
 
 import asyncio
 import datetime
-import json
 import random
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,19 +13,21 @@ from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.endpoint import Endpoint, Unreadable, connect, hide_key, read_key
 from stepcot_jax.annotate.llm.prompt import Message
 from stepcot_jax.annotate.llm.replies import Entry, bound_prompt_tokens, read_reply, read_wait
+from stepcot_jax.annotate.llm.request_settings import (
+    FORMS,
+    TOKENS_NAMES,
+    TRANSIENT,
+    find_alternative,
+    find_refused_setting,
+    first_form,
+    fold_body,
+    say_status,
+    write_settings,
+)
 from stepcot_jax.host.errors import BadInput, RunStopped
 
-FORMS = ("json_schema", "json_object", "plain")
-"""Ways to request JSON, strictest first; an endpoint that refuses one is asked in the next. A prompt without a schema
-is asked in the last."""
-
-_TRANSIENT = {408, 409, 425, 429}
 _MAX_WAIT = 60.0
 _WAIT_STEP = 0.5
-_SETTINGS = ("temperature", "seed")
-_REFUSING = re.compile(r"support|permitted|allowed|accepted|unknown|unrecogni|unexpected|extra|invalid|must be|only")
-_FORM_WORDS = ("response_format", "json_schema", "json_object", "guided", "structured")
-
 
 Record = Callable[[Entry], None]
 
@@ -38,6 +38,10 @@ class RequestFailed(RuntimeError):
 
 class RequestRefused(RequestFailed):
     """The endpoint refuses this request, for example by a content filter; others may succeed."""
+
+
+class AwaitsReply(Exception):
+    """A request is in a batch file; its answer comes with a file of replies."""
 
 
 class _Again(Exception):
@@ -74,8 +78,7 @@ class Client:
         self._endpoint, self._budget, self._schema = endpoint, budget, schema
         self._key = read_key(endpoint)
         self._openai = connect(endpoint, self._key)
-        self._form = 0 if schema else len(FORMS) - 1
-        self._tokens_name, self._not_before = "max_tokens", 0.0
+        self._form, self._tokens_name, self._not_before = first_form(schema), TOKENS_NAMES[0], 0.0
         self._has_answered = self.answered_before = False
 
     async def close(self) -> None:
@@ -117,7 +120,7 @@ class Client:
         reserved, spent = sum(bounds), 0
         await self._budget.reserve(reserved)
         try:
-            started, form = time.monotonic(), FORMS[self._form]
+            started, form = time.monotonic(), self._form
             entry = Entry(
                 **about,
                 answer=None,
@@ -150,13 +153,7 @@ class Client:
         import openai
 
         tokens_name = self._tokens_name
-        settings: dict[str, Any] = {tokens_name: self._endpoint.max_answer_tokens}
-        settings |= {name: value for name, value in self._endpoint.decoding if name in _SETTINGS}
-        if form == "json_schema":
-            json_schema = {"name": "answer", "strict": True, "schema": dict(self._schema)}
-            settings["response_format"] = {"type": form, "json_schema": json_schema}
-        elif form == "json_object":
-            settings["response_format"] = {"type": form}
+        settings = write_settings(self._endpoint, self._schema, form=form, tokens_name=tokens_name)
         create = self._openai.chat.completions.with_raw_response.create
         try:
             # The package's timeout restarts with every byte, which a dripping server exploits.
@@ -182,25 +179,24 @@ class Client:
     def _judge(self, error: Any, *, form: str, tokens_name: str) -> Exception:
         """Return what an error status means; quotes the endpoint only where it cannot repeat a report."""
         status, where = error.status_code, self._endpoint.base_url
-        body = json.dumps(error.body)[: 1 << 16].casefold() if error.body is not None else ""
-        names = [name for name in (error.code or error.type, error.param) if isinstance(name, str)]
-        names = [hide_key(name, self._key) for name in names if re.fullmatch(r"[\w.-]{1,64}", name)]
-        said = f"HTTP {status} ({', '.join(names)})" if names else f"HTTP {status}"
+        body = fold_body(error.body)
+        said = say_status(status, error.code or error.type, error.param, key=self._key)
+        other = find_alternative(status, body, form=form, tokens_name=tokens_name)
+        if other is not None:
+            if other[1] != tokens_name:
+                self._tokens_name = other[1]
+            else:  # other requests in flight may have gone further already
+                self._form = max(self._form, other[0], key=FORMS.index)
+            return _OtherForm()
         if status in (400, 422):
-            if "max_completion_tokens" in body and tokens_name == "max_tokens":
-                self._tokens_name = "max_completion_tokens"
-                return _OtherForm()
-            if form != FORMS[-1] and any(word in body for word in _FORM_WORDS):
-                self._form = max(self._form, FORMS.index(form) + 1)
-                return _OtherForm()
-            setting = self._find_refused_setting(error, body)
+            setting = find_refused_setting(self._endpoint, body, error.param)
             if setting:
                 said += f"; if the endpoint refuses this setting, pass --omit={setting}"
                 # A parameter name is certain; a word in the text might come from the report.
                 return BadInput(f"{where}: {said}") if error.param == setting else RequestFailed(said)
         if status == 402 or "insufficient_quota" in body:
             return RunStopped(f"{where}: {said}: no credit; add credit and rerun the command to resume")
-        if status in _TRANSIENT or status >= 500:
+        if status in TRANSIENT or status >= 500:
             return _Again(said, wait=read_wait(error.response.headers))
         if status == 401 or (status == 403 and not self._has_answered):
             # Answers to other requests tell a refused report from a refused key.
@@ -216,15 +212,6 @@ class Client:
                 "and one of its models"
             )
         return RequestRefused(said)
-
-    def _find_refused_setting(self, error: Any, body: str) -> str:
-        """Return the decoding setting that an HTTP 400 or 422 is about, or ""."""
-        sent = [name for name, _ in self._endpoint.decoding if name in _SETTINGS]
-        if isinstance(error.param, str):
-            return error.param if error.param in sent else ""
-        if "content_filter" in body or not _REFUSING.search(body):
-            return ""
-        return next((name for name in sent if re.search(rf"\b{name}\b", body)), "")
 
     def _postpone(self, asked: float | None, attempt: int) -> None:
         """Delay all requests: an endpoint that throttles one throttles the others too."""

@@ -8,11 +8,11 @@ because every vote costs tokens.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from stepcot_jax.annotate.annotation import CannotAnnotate, Item, Provenance, Reason
 from stepcot_jax.annotate.llm.budget import Budget
-from stepcot_jax.annotate.llm.client import Client
+from stepcot_jax.annotate.llm.client import Client, Record
 from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.ledger import Ledger, digest_messages, digest_text
 from stepcot_jax.annotate.llm.prompt import TRUST, VOTES, Message, Prompt, write_repair
@@ -22,26 +22,59 @@ from stepcot_jax.annotate.llm.replies import Entry
 _Value = TypeVar("_Value")
 
 
+class Asker(Protocol):
+    """Asks an endpoint, as `client.Client` does."""
+
+    answered_before: bool
+
+    async def ask(self, messages: Sequence[Message], *, about: Mapping[str, str], record: Record) -> Entry:
+        """Return the entry of an answer, already recorded."""
+
+    async def close(self) -> None:
+        """Close connections."""
+
+
+Connect: TypeAlias = Callable[[Endpoint, Budget, Prompt], Asker]
+
+
+def connect_live(endpoint: Endpoint, budget: Budget, prompt: Prompt) -> Asker:
+    """Return a client that sends each request."""
+    return Client(endpoint, budget, prompt.schema)
+
+
+def identify(endpoint: Endpoint, prompt: Prompt) -> dict[str, Any]:
+    """Return the identity of the ledger of a model and a prompt."""
+    return {
+        "task": prompt.task,
+        "prompt_version": prompt.version,
+        "prompt_digest": prompt.digest,
+        "model": endpoint.model,
+        "decoding": dict(endpoint.decoding),
+    }
+
+
 class Interviewer:
     """Asks one model the questions of one task; a ledger in `folder` keeps the answers, the budget is charged with it.
 
-    An unreadable answer is asked for again `num_repairs` times.
+    An unreadable answer is asked for again `num_repairs` times. `connect` returns what asks the endpoint.
 
     Raises:
       BadInput: the key, the openai package or the ledger cannot be used.
     """
 
-    def __init__(self, endpoint: Endpoint, prompt: Prompt, *, folder: Path, budget: Budget, num_repairs: int) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prompt: Prompt,
+        *,
+        folder: Path,
+        budget: Budget,
+        num_repairs: int,
+        connect: Connect = connect_live,
+    ) -> None:
         self.prompt, self.endpoint = prompt, endpoint
-        self._client, self._num_tries = Client(endpoint, budget, prompt.schema), num_repairs + 1
-        identity = {
-            "task": prompt.task,
-            "prompt_version": prompt.version,
-            "prompt_digest": prompt.digest,
-            "model": endpoint.model,
-            "decoding": dict(endpoint.decoding),
-        }
-        self.ledger = Ledger(folder, identity)
+        self._client, self._num_tries = connect(endpoint, budget, prompt), num_repairs + 1
+        self.ledger = Ledger(folder, identify(endpoint, prompt))
         self._client.answered_before = len(self.ledger) > 0
         budget.num_spent += self.ledger.num_tokens
 
@@ -56,6 +89,7 @@ class Interviewer:
         Raises:
           CannotAnnotate: no answer could be parsed, repairs included.
           RequestFailed: a request was given up.
+          AwaitsReply: the request is in a batch file.
           RunStopped: the run has to stop.
           BadInput: the endpoint refuses the key, the address or the model.
         """

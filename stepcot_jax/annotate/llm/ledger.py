@@ -18,8 +18,8 @@ import msgspec
 
 from stepcot_jax.annotate.llm.prompt import Message
 from stepcot_jax.annotate.llm.replies import Entry
-from stepcot_jax.host.errors import BadInput, RunStopped, make_workdir
-from stepcot_jax.host.files import sync_folder
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.files import make_workdir, sync_folder
 from stepcot_jax.host.locks import lock_file
 from stepcot_jax.host.untrusted import open_untrusted
 
@@ -39,6 +39,16 @@ def digest_messages(messages: Sequence[Message]) -> str:
     return digest_text(json.dumps(messages, sort_keys=True))
 
 
+def digest_identity(identity: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a ledger's identity."""
+    return digest_text(json.dumps({"format": FORMAT, **identity}, sort_keys=True))
+
+
+def shorten_model(model: str) -> str:
+    """Return a model's name as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", model).strip("._")[:60]
+
+
 class Ledger:
     """The answers of one model to one prompt.
 
@@ -55,9 +65,8 @@ class Ledger:
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         make_workdir(folder)
         header = {"format": FORMAT, **identity}
-        digest = digest_text(json.dumps(header, sort_keys=True))
-        model = re.sub(r"[^A-Za-z0-9.-]+", "_", identity["model"]).strip("._")[:60]
-        self.path = folder / f"{identity['task']}-{model}-{digest[:12]}{SUFFIX}"
+        name = f"{identity['task']}-{shorten_model(identity['model'])}-{digest_identity(identity)[:12]}"
+        self.path = folder / f"{name}{SUFFIX}"
         _refuse_other_versions(folder, identity, self.path)
         self.num_tokens = 0
         self._places: dict[tuple[str, str], tuple[int, int]] = {}
@@ -90,22 +99,27 @@ class Ledger:
             return None
         return msgspec.json.decode(os.pread(self._file, place[1], place[0]), type=Entry)
 
-    def append(self, entry: Entry) -> None:
-        """Write an entry and sync it to disk.
+    def append(self, entry: Entry, *, sync: bool = True) -> None:
+        """Write an entry and sync it to disk, or leave that to `sync` if the answer is in another file too.
 
         Raises:
           RunStopped: the disk refuses it; no part of the entry remains.
         """
         line, start = msgspec.json.encode(entry) + b"\n", self._size
-        self._write(line)
+        self._write(line, sync=sync)
         self._count(entry, start, len(line))
 
-    def _write(self, line: bytes) -> None:
+    def sync(self) -> None:
+        """Sync all entries to disk."""
+        self._write(b"")
+
+    def _write(self, line: bytes, *, sync: bool = True) -> None:
         try:
             rest = memoryview(line)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-            os.fsync(self._file)
+            if sync:
+                os.fsync(self._file)
         except OSError as error:
             os.ftruncate(self._file, self._size)
             raise RunStopped(
@@ -165,6 +179,41 @@ def count_spent(path: Path) -> int:
             return sum(found.num_tokens for found, _, _ in _scan(file, path) if isinstance(found, Entry))
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); --max-tokens needs an intact ledger") from None
+
+
+def merge_ledgers(paths: Sequence[Path], target: Path) -> None:
+    """Add the entries of several ledgers of one identity to another file, each line once.
+
+    Args:
+      paths: ledgers; missing ones are left out.
+      target: created if missing; readable by its owner only.
+
+    Raises:
+      BadInput: a ledger is damaged before its last line, or belongs to another prompt, model or setting.
+    """
+    make_workdir(target.parent)
+    header, lines = None, dict[bytes, None]()
+    for path in (target, *paths):
+        if not path.exists():
+            continue
+        with open_untrusted(path, accepted="a ledger") as file:
+            for found, position, length in list(_scan(file, path)):
+                line = os.pread(file.fileno(), length, position)
+                if isinstance(found, Entry):
+                    lines[line] = None
+                elif header not in (None, line):
+                    raise BadInput(f"{path}, line 1 belongs to another prompt, model or setting than {target.name}")
+                else:
+                    header = line
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.writelines([header or b"", *lines])
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _scan(file: BinaryIO, path: Path) -> Iterator[tuple[Entry | dict[str, Any], int, int]]:

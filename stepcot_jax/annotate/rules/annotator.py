@@ -4,13 +4,17 @@
 answers. Every answer cites its sentence; an implied answer (a nodule's pattern is nodular, an effusion is in the
 pleura) cites the sentence of the diagnosis. A step that the report does not answer stays open (`NOT_ANNOTATED`, no
 reasoning): the density where only the heart is enlarged, the pattern of an atelectasis that is no line.
+
+A finding that the report calls possible ("may represent", "cannot be excluded") is answered, and marked uncertain: the
+diagnosis, what is said of a lesion that no asserted shadow supports, and N/A beside a possible secondary effect. Likely
+findings ("probable", "suggests") count as asserted.
 """
 
 from stepcot_jax.annotate.annotation import Annotation, Report
 from stepcot_jax.annotate.rules import descriptions, terms
 from stepcot_jax.annotate.rules.assertions import Status
 from stepcot_jax.annotate.rules.diagnosis import find_asserted, find_diagnosis, is_incidental, rank_first
-from stepcot_jax.annotate.rules.lesions import Answer, Lesion
+from stepcot_jax.annotate.rules.lesions import Answer, Lesion, doubted
 from stepcot_jax.annotate.rules.mentions import Mention, Reading, read_report
 from stepcot_jax.chain import DEFAULT_CHAIN, DIAGNOSIS_OPTIONS, NOT_ANNOTATED, NOT_APPLICABLE, Chain, fold
 from stepcot_jax.host.errors import BadInput
@@ -80,14 +84,12 @@ def _answers(reading: Reading, chief: Mention | None) -> list[Answer | None]:
         return _normal_answers(reading)
     lesion = Lesion(reading, chief)
     named = chief.finding in DIAGNOSIS_OPTIONS
+    about = [lesion.distribution(), lesion.pattern(), lesion.location(), lesion.morphology()]
     return [
         _detection(reading, chief, lesion),
-        lesion.distribution(),
-        lesion.pattern(),
-        lesion.location(),
-        lesion.morphology(),
+        *(answer if lesion.is_asserted or answer is None else doubted(answer) for answer in about),
         _secondary(reading, chief),
-        Answer(chief.finding, chief.sentence.text) if named else None,
+        Answer(chief.finding, chief.sentence.text, uncertain=not chief.present) if named else None,
     ]
 
 
@@ -108,11 +110,14 @@ def _detection(reading: Reading, chief: Mention, lesion: Lesion) -> Answer | Non
         return described
     lucent = chief if chief.finding in _LUCENT else find_asserted(reading, _LUCENT)
     dense = chief if chief.finding in _DENSE else find_asserted(reading, _DENSE)
+    group = _LUCENT if chief is lucent else _DENSE
+    doubtful = not chief.present and chief in (lucent, dense) and find_asserted(reading, group) is None
     if lucent and dense:
-        return Answer(descriptions.MIXED, " ".join(dict.fromkeys(item.sentence.text for item in (lucent, dense))))
+        sentences = " ".join(dict.fromkeys(item.sentence.text for item in (lucent, dense)))
+        return Answer(descriptions.MIXED, sentences, doubtful)
     if lucent:
-        return Answer(descriptions.DECREASED, lucent.sentence.text)
-    return Answer(descriptions.INCREASED, dense.sentence.text) if dense else None
+        return Answer(descriptions.DECREASED, lucent.sentence.text, doubtful)
+    return Answer(descriptions.INCREASED, dense.sentence.text, doubtful) if dense else None
 
 
 def _secondary(reading: Reading, chief: Mention) -> Answer:
@@ -122,6 +127,9 @@ def _secondary(reading: Reading, chief: Mention) -> Answer:
     for finding, answer in SECONDARY.items():
         if finding in beside:
             return Answer(answer, beside[finding].sentence.text)
+    named = [item for item in reading.mentions if item.finding in SECONDARY and item.finding != chief.finding]
+    if possible := [item for item in named if item.status == Status.POSSIBLE]:
+        return Answer(NOT_APPLICABLE, possible[0].sentence.text, uncertain=True)
     denied = [item for item in reading.mentions if item.finding in SECONDARY and item.status == Status.ABSENT]
     return Answer(NOT_APPLICABLE, (denied or [chief])[0].sentence.text)
 
@@ -129,7 +137,7 @@ def _secondary(reading: Reading, chief: Mention) -> Answer:
 def _annotation(answers: list[Answer | None], chain: Chain) -> Annotation:
     if chain.num_steps != len(answers):
         raise BadInput(f"--annotator=rules answers the {len(answers)} default steps; the chain has {chain.num_steps}")
-    labels, reasoning = [], []
+    labels, reasoning, uncertain = [], [], []
     for step, expected, answer in zip(chain.steps, DEFAULT_CHAIN.steps, answers, strict=True):
         options = {fold(option): label for label, option in enumerate(step.options)}
         missing = [option for option in expected.options if fold(option) not in options]
@@ -139,4 +147,5 @@ def _annotation(answers: list[Answer | None], chain: Chain) -> Annotation:
             )
         labels.append(options[fold(answer.text)] if answer else NOT_ANNOTATED)
         reasoning.append(answer.sentence if answer else "")
-    return Annotation(tuple(labels), tuple(reasoning))
+        uncertain.append(answer is not None and answer.uncertain)
+    return Annotation(tuple(labels), tuple(reasoning), uncertain=tuple(uncertain) if any(uncertain) else ())

@@ -61,10 +61,16 @@ Site = tuple[frozenset[str], frozenset[str]]
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer and the sentence that supports it."""
+    """An answer, the sentence that supports it, and whether it is no more than possible."""
 
     text: str
     sentence: str
+    uncertain: bool = False
+
+
+def doubted(answer: Answer) -> Answer:
+    """Return the answer as no more than possible; N/A, which names no finding, stays as it is."""
+    return dataclasses.replace(answer, uncertain=answer.text != NOT_APPLICABLE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +99,8 @@ class Lesion:
         near = (chief.number - 1, chief.number) if chief.concluded else ()
         self.linked = [item for item in _opacities(reading) if item.number in near]
         explained = self.linked or _explained(reading, chief)[:_MOST_MENTIONS]
+        self.is_asserted = chief.present or bool(self.linked) or any(_may_be_one(chief, item) for item in explained)
+        """Whether the report asserts the finding, or a shadow at its site that it may explain."""
         # All words of a sentence that names no other finding describe this one.
         num_named = collections.Counter(item.number for item in reading.mentions)
         alone = {number for number, count in num_named.items() if count == 1}
@@ -138,7 +146,8 @@ class Lesion:
         named = self._named(descriptions.PATTERN, beside_name=self._chief.finding in (terms.NODULE, terms.MASS))
         if named is None and self._chief.finding == terms.ATELECTASIS and self._is_no_line():
             return None
-        return named or self._implied(IMPLIED_PATTERN.get(self._chief.finding, NOT_APPLICABLE))
+        implied = self._implied(IMPLIED_PATTERN.get(self._chief.finding, NOT_APPLICABLE))
+        return named or (implied if self._chief.present else doubted(implied))
 
     def _is_no_line(self) -> bool:
         """Whether an atelectasis is a collapse, or its shadow is called patchy, hazy or the like."""
@@ -191,12 +200,17 @@ def _explained(reading: Reading, chief: Mention) -> list[Mention]:
     site = _find_site(chief)
     if chief.sort == "lesion":
         lesions = [item for item in reading.mentions if item.sort == "lesion" and item.present]
-        pairs = ((item, zip(_find_site(item), site, strict=True)) for item in lesions)
-        return [item for item, pair in pairs if all(not one or not two or one & two for one, two in pair)]
+        return [item for item in lesions if _may_be_one(chief, item)]
     calcified = [item for item in reading.mentions if item.finding in _CALCIFIED and item.present]
     is_placed_nodule = chief.finding == terms.NODULE and site[0]
     of_nodule = [item for item in calcified if _find_site(item) == site] if is_placed_nodule else []
     return [*_opacities(reading), *of_nodule] if chief.finding in _OF_LUNG else []
+
+
+def _may_be_one(one: Mention, other: Mention) -> bool:
+    """Return whether no zone or side that the report names tells the sites of two mentions apart."""
+    pairs = zip(_find_site(one), _find_site(other), strict=True)
+    return all(not ours or not theirs or bool(ours & theirs) for ours, theirs in pairs)
 
 
 def _opacities(reading: Reading) -> Iterator[Mention]:

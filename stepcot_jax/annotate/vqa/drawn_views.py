@@ -14,8 +14,8 @@ from stepcot_jax.boxes import Corners
 from stepcot_jax.data.grounded.drawn_boxes import draw_boxes, scale_boxes
 from stepcot_jax.data.images.image_decoding import decode_picture, most_bytes
 from stepcot_jax.data.records.record_reader import ImageLocator
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_workdir, read_file, write_whole
 from stepcot_jax.reasoning.record import VqaRecord
 
 DRAWN_FOLDER = "boxed"

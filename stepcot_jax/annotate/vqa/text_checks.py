@@ -12,17 +12,18 @@ from stepcot_jax.reasoning.markup import BOX, IN_ROUND_BRACKETS, corners_of, fin
 from stepcot_jax.reasoning.record import VqaRecord
 
 REPORT_WORDS = (
-    r"reports?|reported|reporting|radiologists?|(?:stated|given|provided|listed|described) findings?|findings? "
-    r"(?:given|provided|supplied|stat\w+|list\w*|says?|said|mention\w*|show\w*|describ\w+|not(?:es?|ed|ing)|"
-    r"document\w*)|according to|"
+    r"reports?|reported|reporting|radiologists?|(?:stated|given|provided|supplied|listed|described|mentioned|noted|"
+    r"documented|recorded) findings?|findings? (?:given|provided|supplied|stat\w+|list\w*|says?|said|mention\w*|"
+    r"show\w*|describ\w+|not(?:es?|ed|ing)|document\w*|section)|per the findings?|impression section|dictat\w+|"
+    r"transcripts?|(?:medical|clinical) (?:records?|notes?)|according to|"
     r"as (?:stated|given|described|provided|written|documented|told|instructed)|"
     r"(?:study|source|input|given|provided|supplied|accompanying|clinical|original) (?:text|sentences?|statements?)|"
     r"(?:text|sentences?|statements?|information|descriptions?|answers?) (?:that (?:was|were) )?(?:given|provided|"
     r"supplied|says?|states?|mentions?|notes?|tells?)|(?:given|provided|supplied) (?:answers?|information|"
-    r"descriptions?|regions?|box(?:es)?|labels?)|"
+    r"descriptions?|regions?|box(?:es)?|labels?|coordinates|context)|"
     r"i(?: am|'m| was| were| have been|'ve been| had been)? (?:told|given|informed|asked|instructed)|"
-    r"(?:the|this|my) (?:prompt|instructions?|data|json|system)|ground truth|annotations?|annotated|answer key|"
-    r"correct answer (?:given|provided)|previous instructions"
+    r"(?:the|this|my) (?:prompt|instructions?|data|json|system)|ground[- ]truth|annotations?|annotated|answer key|"
+    r"(?:reference|gold|expected) answer|correct answer (?:given|provided)|previous instructions"
 )
 """Words of texts that speak of a report instead of the picture."""
 

@@ -17,8 +17,8 @@ from stepcot_jax.annotate.output import SET_ASIDE_NAME
 from stepcot_jax.boxes import mean_iou
 from stepcot_jax.chain import fold
 from stepcot_jax.data.grounded.record_files import read_vqa_records
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_workdir, read_file, write_whole
 from stepcot_jax.reasoning.markup import BOX, corners_of, write_answer
 from stepcot_jax.reasoning.record import KINDS, STAGE_NAMES, VqaRecord
 from stepcot_jax.rewards.answer_rewards import token_f1

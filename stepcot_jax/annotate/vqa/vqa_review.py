@@ -18,8 +18,8 @@ from stepcot_jax.annotate.output import SET_ASIDE_NAME, bring_images
 from stepcot_jax.annotate.review import CONFIRMED
 from stepcot_jax.annotate.spreadsheets import encode_rows, is_same_cell, read_rows
 from stepcot_jax.data.grounded.record_files import FILE_NAME, VqaCollection, read_vqa_records, write_vqa_records
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import write_whole
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.reasoning.markup import write_answer
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 

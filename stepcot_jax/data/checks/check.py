@@ -24,6 +24,7 @@ from stepcot_jax.data.sources.layouts import AUTO, detect_layout, read_source
 from stepcot_jax.data.splits.split_making import make_splits
 from stepcot_jax.data.splits.split_resolver import resolve_tables
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
+from stepcot_jax.data.uncertain import Treatment, UncertainAnswers
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 
@@ -45,6 +46,7 @@ class CheckOptions:
       num_threads: images decoded at a time.
       single_label: leave images with several findings out, in layouts with lists of findings.
       labels_from: table that ChestX-ray8's labels come from.
+      uncertain: what training makes of uncertain answers.
     """
 
     layout: str = AUTO
@@ -56,6 +58,7 @@ class CheckOptions:
     num_threads: int = 2
     single_label: bool = True
     labels_from: Literal["auto", "boxes", "entries"] = "auto"
+    uncertain: Treatment = "ignore"
 
 
 def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
@@ -73,6 +76,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
         findings = Findings(_scan_published(root, reasons, options, require_images, terminal), reasons, layout)
     else:
         findings = _read_other(root, layout, options, require_images)
+    findings.uncertain = UncertainAnswers(options.uncertain)
     scan, reasons = findings.scan, findings.reasons
     if sharded:
         for place, reason in find_missing(read_index(root), scan.table.image_paths).items():

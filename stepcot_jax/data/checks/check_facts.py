@@ -6,12 +6,15 @@ import itertools
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64, Integer
 
+from stepcot_jax.chain import Chain, find_one_answer
 from stepcot_jax.data.checks.check_records import Reasons
 from stepcot_jax.data.records.cases import CaseTable
 from stepcot_jax.data.records.record_scan import Scan
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Assignment
+from stepcot_jax.data.uncertain import IGNORED, Targets, UncertainAnswers, make_targets
+from stepcot_jax.host.errors import BadInput
 
 _NUM_EXAMPLES = 20
 
@@ -28,6 +31,7 @@ class Findings:
       original: for each record the first one whose image has the same pixels; None if no image was decoded.
       assignment: the splits; None if no record is good.
       boxes_of: cases whose boxes are counted; None for those of the scan.
+      uncertain: what training makes of uncertain answers.
       stops: what would stop a run.
       notes: what a run accepts but a person may want to know.
     """
@@ -39,6 +43,7 @@ class Findings:
     original: Int64[np.ndarray, " record"] | None = None
     assignment: Assignment | None = None
     boxes_of: CaseTable | None = None
+    uncertain: UncertainAnswers = IGNORED
     stops: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -51,6 +56,7 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
     if findings.boxes_of is not None:
         boxes_of, boxed = findings.boxes_of, np.ones(len(findings.boxes_of), bool)
     num_boxes, num_with_boxes, num_with_one_label = boxes_of.count_boxes(boxed)
+    targets, stops = _find_targets(findings)
     facts: dict[str, Any] = {
         "root": str(scan.root),
         "layout": findings.layout,
@@ -61,7 +67,8 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
         "set_aside": num_aside,
         "set_aside_reasons": findings.reasons.as_facts(),
         "origins": table.count_origins(scan.good),
-        "steps": _count_steps(scan),
+        "steps": _count_steps(scan, targets),
+        "uncertain": findings.uncertain.treatment,
         "records_with_other_options": scan.num_other_options,
         "records_with_other_wordings": scan.count_other_wordings(),
         "records_that_repeat_an_image": scan.num_repeated,
@@ -74,13 +81,31 @@ def gather(findings: Findings, *, images: str) -> dict[str, Any]:
         "images_with_one_box_label": num_with_one_label,
         **_describe_splits(assignment, scan),
     }
-    facts["stops"] = [*findings.stops, *_find_stops(assignment, scan)]
-    facts["notes"] = [*findings.notes, *_note(facts, assignment, scan)]
+    facts["stops"] = [*findings.stops, *stops, *_find_stops(assignment, scan, targets)]
+    facts["notes"] = [*findings.notes, *_note(facts, assignment, scan, targets)]
     return facts
 
 
-def _count_steps(scan: Scan) -> list[dict[str, Any]]:
+def _find_targets(findings: Findings) -> tuple[Targets | None, list[str]]:
+    """Return what training on the train split compares with, and why a run could not make it.
+
+    None without a train split; uncertain answers are ignored where the run could not treat them as it should.
+    """
+    scan, assignment = findings.scan, findings.assignment
+    if assignment is None or scan.chain is None:
+        return None, []
+    chosen = assignment.member[0] & scan.good
+    answers = {"labels": scan.table.labels[chosen], "uncertain": scan.table.uncertain[chosen]}
+    try:
+        return make_targets(**answers, chain=scan.chain, rule=findings.uncertain), []
+    except BadInput as error:
+        return make_targets(**answers, chain=scan.chain, rule=IGNORED), [str(error)]
+
+
+def _count_steps(scan: Scan, targets: Targets | None) -> list[dict[str, Any]]:
     steps = []
+    trained = None if targets is None else (targets.labels >= 0).sum(axis=0).tolist()
+    uncertain = scan.table.count_uncertain(scan.good).tolist() if scan.chain else []
     for number, step in enumerate(scan.chain.steps if scan.chain else ()):
         counts = scan.table.count_answers(scan.good, step=number, num_answers=step.num_answers).tolist()
         steps.append(
@@ -89,6 +114,8 @@ def _count_steps(scan: Scan) -> list[dict[str, Any]]:
                 "question": step.question,
                 "wordings": scan.num_wordings[number],
                 "annotated": sum(counts),
+                "uncertain": uncertain[number],
+                "trained": None if trained is None else trained[number],
                 "answers": dict(zip(step.options, counts, strict=True)),
             }
         )
@@ -144,18 +171,61 @@ def _describe_splits(assignment: Assignment | None, scan: Scan) -> dict[str, Any
     }
 
 
-def _find_stops(assignment: Assignment | None, scan: Scan) -> list[str]:
+def _find_stops(assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
     if assignment is None:
         return []
-    is_annotated = scan.table.labels >= 0
+    val = scan.table.labels[assignment.member[1]]
+    answers = {"train": val[:0] if targets is None else targets.labels, "val": val}
     return [f"splits: {problem}" for problem in assignment.problems.values()] + [
         f"splits: the {name} split has no annotated answer; at least one is required"
-        for name, member in zip(SPLIT_NAMES, assignment.member, strict=True)
-        if name in ("train", "val") and member.any() and not is_annotated[member].any()
+        for name, labels in answers.items()
+        if len(labels) and not (labels >= 0).any()
     ]
 
 
-def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan) -> list[str]:
+_OF_ONE_ANSWER = {
+    "train": ("nothing to learn there", "nothing to learn"),
+    "val": ("not counted for the best weights", "no best weights can be chosen, the last are kept"),
+    "test": ("not in the mean accuracy", "there is no mean accuracy"),
+}
+"""What it means for a split that all its annotated cases have the same answer at a step; and at every step."""
+
+
+def note_one_answers(
+    labels: Integer[np.ndarray, "case step"], member: Bool[np.ndarray, "split case"], targets: Targets, chain: Chain
+) -> list[str]:
+    """Return, for each split with steps at which all its annotated cases have the same answer, what follows from it.
+
+    Args:
+      labels: certain answers of all cases, which validation and test count.
+      member: cases of each split.
+      targets: of the train split's cases.
+      chain: the steps.
+    """
+    notes = []
+    for name, own in zip(SPLIT_NAMES, member, strict=True):
+        counted = targets.labels if name == "train" else labels[own]
+        same = targets.has_one_answer if name == "train" else find_one_answer(counted)
+        annotated = (counted >= 0).any(axis=0)
+        if not same.any():
+            continue
+        steps = ", ".join(step.name for step, is_same in zip(chain.steps, same, strict=True) if is_same)
+        of_a_step, of_all = _OF_ONE_ANSWER[name]
+        follows = of_all if same.sum() == annotated.sum() else of_a_step
+        share = f"{same.sum()} of {annotated.sum()} steps"
+        notes.append(f"every case of the {name} split has the same answer at {steps} ({share}): {follows}")
+    return notes
+
+
+_TRAINED_AS = {
+    "ignore": "ignores them",
+    "negative": "takes the negative option in their place",
+    "positive": "takes them for certain",
+    "soft": "takes them and the negative option as soft targets",
+}
+
+
+def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan, targets: Targets | None) -> list[str]:
     notes = [
         f"{facts[name]} {what}"
         for name, what in (
@@ -165,11 +235,16 @@ def _note(facts: dict[str, Any], assignment: Assignment | None, scan: Scan) -> l
         )
         if facts[name]
     ]
-    if assignment is not None and scan.chain is not None and assignment.member[0].any():
-        trained = (scan.table.labels[assignment.member[0]] >= 0).any(axis=0)
-        untrained = [step.name for step, is_trained in zip(scan.chain.steps, trained, strict=True) if not is_trained]
+    if num_uncertain := sum(step["uncertain"] for step in facts["steps"]):
+        notes.append(
+            f"{num_uncertain} answers are uncertain: never the truth in validation or test; training "
+            f"{_TRAINED_AS[facts['uncertain']]} (config.data.uncertain={facts['uncertain']})"
+        )
+    if assignment is not None and targets is not None and scan.chain is not None and len(targets.labels):
+        untrained = [step["name"] for step in facts["steps"] if not step["trained"]]
         if untrained:
             notes.append(f"nobody answered {', '.join(untrained)} in the train split: not trained")
+        notes += note_one_answers(scan.table.labels, assignment.member & scan.good, targets, scan.chain)
     if passed_over := sum(split["rows_that_name_nothing"] or 0 for split in facts["splits"]):
         notes.append(f"{passed_over} rows of split tables name nothing (empty or merged cells) and are passed over")
     return notes

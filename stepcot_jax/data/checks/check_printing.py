@@ -11,6 +11,7 @@ from stepcot_jax.host.text import make_printable
 
 _WIDTH = 120
 _MOST_REASONS = 20
+_SPLITS_FROM = {"made": "drawn by patient, without split tables", "tables": "from split tables"}
 _SUMMARY = (
     *("records", "cases", "patients", "set_aside", "records_with_other_options", "records_with_other_wordings"),
     *("records_that_repeat_an_image", "images_found", "images_missing", "images_unreadable"),
@@ -49,6 +50,8 @@ def print_facts(facts: dict[str, Any], file: TextIO | None = None, *, tables: li
 
 def list_tables(facts: dict[str, Any]) -> list[Table]:
     """Return the facts as tables of printable cells; shares of answers refer to annotated cases."""
+    has_uncertain = any(step["uncertain"] for step in facts["steps"])
+    numbers = ("annotated", *(["uncertain", "trained"] if has_uncertain else []), "wordings")
     tables: list[Table] = [
         (
             f"{facts['root']}: {facts['layout']} ({facts['file']})",
@@ -57,15 +60,12 @@ def list_tables(facts: dict[str, Any]) -> list[Table]:
         ),
         (
             "Steps",
-            ("step", "annotated", "wordings", "answers"),
-            [
-                [step["name"], _number(step["annotated"]), _number(step["wordings"]), _list_answers(step)]
-                for step in facts["steps"]
-            ],
+            ("step", *numbers, "answers"),
+            [[step["name"], *(_number(step[key]) for key in numbers), _list_answers(step)] for step in facts["steps"]],
         ),
         (
-            f"Splits ({facts['splits_from']})",
-            ("split", "cases", "patients", "rows", "of"),
+            f"Splits ({_SPLITS_FROM.get(facts['splits_from'], facts['splits_from'])})",
+            ("split", "cases", "patients", "rows in table", "table"),
             [
                 [split["name"], *(_number(split[key]) for key in ("cases", "patients", "rows")), split["file"]]
                 for split in facts["splits"]

@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.host.errors import BadInput, make_new_folder
+from stepcot_jax.host.addresses import output_path
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_new_folder
 from stepcot_jax.host.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def add_vqa(commands: Any) -> None:
         description="Writes records.jsonl, images and masks: a question of each of four kinds about each image, split "
         "by patient; or the questions of GEMeX or MEDSAGE as released, with their splits.",
     )
-    parser.add_argument("out", type=pathlib.Path, metavar="OUT", help="new or empty folder")
+    parser.add_argument("out", type=output_path, metavar="OUT", help="new or empty folder")
     source = (
         "phantom, or a folder with a detection list (ChestX-ray8, PadChest-GR, VinBigData, phantoms), GEMeX or MEDSAGE"
     )
@@ -101,6 +103,7 @@ def _filling(out: pathlib.Path) -> Iterator[None]:
 def _read_vqa_source(options: argparse.Namespace) -> "list[VqaRecord]":
     """Read the folder of --source, copy its images to OUT and return the records."""
     from stepcot_jax.data.grounded.making import copy_images, make_folder_records
+    from stepcot_jax.data.records.cases import SetAside
     from stepcot_jax.data.sources.detections import DETECTION_LAYOUTS, read_detections
     from stepcot_jax.data.sources.vqa_layouts import detect_vqa_layout, read_vqa_source
 
@@ -125,7 +128,10 @@ def _read_vqa_source(options: argparse.Namespace) -> "list[VqaRecord]":
             progress=lambda found: Terminal().watch(found, "asking about the images"),
         )
     _refuse_other(options, ("with_normal", "readers"), f"FOLDER of layout {layout}")
-    records = list(read_vqa_source(source, layout=layout, box_size=box_size, **reading))
+    set_aside: list[SetAside] = []
+    records = list(read_vqa_source(source, layout=layout, box_size=box_size, set_aside=set_aside, **reading))
+    if set_aside:
+        print(f"{len(set_aside):,} of {len(records) + len(set_aside):,} records set aside; first {set_aside[0].reason}")
     if not with_images:
         return records
     return copy_images(options.out, Terminal().watch(records, "copying the images"), root=root)

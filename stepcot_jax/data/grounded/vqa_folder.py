@@ -23,6 +23,7 @@ from stepcot_jax.data.records.cases import SetAside
 from stepcot_jax.data.records.record_reader import ImageLocator
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.settings.run_settings import Settings
@@ -169,7 +170,8 @@ def load_folder(
       BadInput: a record, a split or an image is bad; no record is left.
     """
     data = settings.data
-    collection = read_vqa_records(Path(settings.vqa.root), on_bad_record=data.on_bad_record)
+    root = find_files(settings.vqa.root, "config.vqa.root", holds="a folder with records.jsonl")
+    collection = read_vqa_records(root, on_bad_record=data.on_bad_record)
     split = split_records(collection, settings=data)
     chosen = [(record, line) for record, line in zip(split, collection.lines, strict=True) if record.split in splits]
     first: dict[str, str] = {}

@@ -1,13 +1,13 @@
 """Radiographs from DICOM files as a workstation shows them, without the patient's data.
 
-Only the elements that the picture needs are parsed; names, dates and identifiers are never read. pydicom's messages
-quote values, so they are kept out of exceptions, warnings and logs.
+Only the elements that the picture needs are parsed. Names, dates and identifiers are read by `read_header` alone, for
+reports that are filed with the image. pydicom's and highdicom's messages quote values, so they are kept out of
+exceptions, warnings and logs.
 """
 
 import contextlib
 import dataclasses
 import importlib
-import io
 import logging
 import math
 import re
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from jaxtyping import UInt8
 
+from stepcot_jax.data.images.dicom_bounds import HeaderFile, is_packed
 from stepcot_jax.data.images.dicom_fields import EXTRA, SYNTAXES, Fields, attempt
 from stepcot_jax.data.images.dicom_pixels import PixelFormat, decode_stored
+from stepcot_jax.data.images.dicom_projection import Projection, find_projection
 from stepcot_jax.data.images.dicom_tone import make_tone_table
 from stepcot_jax.host.errors import BadInput
 
@@ -31,16 +33,16 @@ SpacingSource = Literal["PixelSpacing", "ImagerPixelSpacing", "NominalScannedPix
 
 _PREAMBLE_BYTES, _MAGIC = 128, b"DICM"
 _MAX_SIDE = 65_535
-_FILE_META_GROUP = 2
+_FILE_META_GROUP, _PIXELS = 2, 0x7FE00000
 _PARSED = (
-    *("SOPClassUID", "Modality", "ViewPosition", "PixelSpacing", "ImagerPixelSpacing"),
+    *("SOPClassUID", "Modality", "ViewPosition", "ViewCodeSequence", "PixelSpacing", "ImagerPixelSpacing"),
     *("NominalScannedPixelSpacing", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("NumberOfFrames", "Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("PixelPaddingValue", "PixelPaddingRangeLimit", "RescaleIntercept", "RescaleSlope", "ModalityLUTSequence"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "PixelData"),
 )
 _SPACINGS: tuple[SpacingSource, ...] = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing")
-_QUOTING = r"(pydicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
+_QUOTING = r"(pydicom|highdicom|pylibjpeg|openjpeg|libjpeg|rle|jpeg_ls|_CharLS|gdcm)(\.|$)"
 _IGNORED = ("ignore", None, Warning, re.compile(_QUOTING), 0)
 
 
@@ -96,6 +98,28 @@ def read_dicom(content: bytes, *, name: str, max_pixels: int) -> DicomImage:
     return DicomImage(pixels, spacing, source, view=fields.code("ViewPosition"), modality=fields.code("Modality"))
 
 
+def read_projection(content: bytes, *, name: str) -> Projection:
+    """Return the projection that the header of a file names, without decoding its picture; "" if it is no DICOM file.
+
+    Raises:
+      BadInput: pydicom is missing, or the header cannot be read; the message begins with `name`.
+    """
+    if not is_dicom(content):
+        return ""
+    _silence_pydicom(name)
+    return find_projection(_read_fields(content, name=name))
+
+
+def read_header(content: bytes, *, name: str) -> Fields:
+    """Return the elements of a file up to the pixels, without private ones and overlays: patient and study are there.
+
+    Raises:
+      BadInput: pydicom is missing, or the header cannot be read or exceeds a limit; the message begins with `name`.
+    """
+    _silence_pydicom(name)
+    return _read_fields(content, name=name, whole=True)
+
+
 def _silence_pydicom(name: str) -> None:
     otherwise = BadInput(f"{name}: reading a DICOM file requires pydicom: {EXTRA}")
     attempt(lambda: importlib.import_module("pydicom.pixels"), otherwise)
@@ -110,13 +134,13 @@ def _drop(_: logging.LogRecord) -> bool:
     return False
 
 
-def _read_fields(content: bytes, *, name: str) -> Fields:
+def _read_fields(content: bytes, *, name: str, whole: bool = False) -> Fields:
     if not is_dicom(content):
         raise BadInput(f"{name}: is not a DICOM file; {_EXPECTED}")
-    file = io.BytesIO(content)
+    file = HeaderFile(content, name=name)
     file.seek(_PREAMBLE_BYTES + len(_MAGIC))
     otherwise = BadInput(f"{name}: cannot be read as DICOM; {_EXPECTED}")
-    syntax = attempt(lambda: _read_syntax(file), otherwise)
+    syntax = file.parse(lambda: _read_syntax(file), otherwise)
     if syntax not in SYNTAXES:
         from pydicom.uid import UID_dictionary
 
@@ -124,10 +148,11 @@ def _read_fields(content: bytes, *, name: str) -> Fields:
         found = UID_dictionary[syntax][0] if syntax in UID_dictionary else "an unknown syntax"
         accepted = ", ".join(known.name for known in SYNTAXES.values())
         raise BadInput(f"{name}: TransferSyntaxUID: {found} is not one of {accepted}")
-    return Fields(attempt(lambda: _read_dataset(file, syntax), otherwise), name=name, syntax=syntax)
+    dataset = file.parse(lambda: _read_dataset(file, syntax, whole=whole), otherwise)
+    return Fields(dataset, name=name, syntax=syntax)
 
 
-def _read_syntax(file: io.BytesIO) -> str:
+def _read_syntax(file: HeaderFile) -> str:
     from pydicom.filereader import read_dataset
 
     meta = read_dataset(
@@ -139,8 +164,8 @@ def _read_syntax(file: io.BytesIO) -> str:
     return str(meta.get("TransferSyntaxUID", ""))
 
 
-def _read_dataset(file: io.BytesIO, syntax: str) -> "Dataset":
-    """Parse the needed elements; `dcmread` would inflate a deflated file first, to any size."""
+def _read_dataset(file: HeaderFile, syntax: str, *, whole: bool) -> "Dataset":
+    """Parse the picture's elements, or the `whole` header; `dcmread` would inflate a deflated file, to any size."""
     from pydicom.datadict import tag_for_keyword
     from pydicom.dataset import FileMetaDataset
     from pydicom.filereader import read_dataset
@@ -150,7 +175,14 @@ def _read_dataset(file: io.BytesIO, syntax: str) -> "Dataset":
     tags: list[BaseTag | int] = [Tag(tag) for keyword in _PARSED if (tag := tag_for_keyword(keyword)) is not None]
     uid = UID(syntax)
     implicit, little_endian = uid.is_implicit_VR, uid.is_little_endian
-    dataset = read_dataset(file, implicit, little_endian, specific_tags=tags)
+    if whole:
+        dataset = read_dataset(
+            file, implicit, little_endian, stop_when=lambda *element: file.watch(*element) or element[0] >= _PIXELS
+        )
+        for tag in filter(is_packed, list(dataset.keys())):
+            del dataset[tag]
+    else:
+        dataset = read_dataset(file, implicit, little_endian, stop_when=file.watch, specific_tags=tags)
     dataset.set_original_encoding(implicit, little_endian)
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = uid

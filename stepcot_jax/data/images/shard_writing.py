@@ -25,8 +25,8 @@ from stepcot_jax.data.records.data_json import FILE_NAME
 from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.split_resolver import TABLE_SUFFIXES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
-from stepcot_jax.host.errors import BadInput, make_workdir
-from stepcot_jax.host.files import digest_file, read_file, read_json, write_whole
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import digest_file, make_workdir, read_file, read_json, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.threads import map_in_threads
 

@@ -33,12 +33,16 @@ _BYTE_ORDER_MARKS = {
 
 
 class PublishedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `vqa_chain`; a missing answer means the same as null: not annotated."""
+    """One entry of `vqa_chain`; a missing answer means the same as null: not annotated.
+
+    `uncertain` is ours and optional: the answer is a possible one.
+    """
 
     step: str
     question: str
     options: tuple[str, ...]
     answer: str | None = None
+    uncertain: bool | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | None
 
 

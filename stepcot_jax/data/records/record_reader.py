@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stepcot_jax.chain import Step, read_options
+from stepcot_jax.chain import NOT_ANNOTATED, Step, read_options
 from stepcot_jax.data.records.cases import Box, Case
 from stepcot_jax.data.records.data_json import NOTHING_ADDED, PublishedRecord, PublishedStep
 from stepcot_jax.host.errors import BadInput
@@ -134,6 +134,10 @@ class RecordReader:
             steps.append(self._read_step(record.vqa_chain[place], position=position, place=place))
             labels.append(self._read_label(record.vqa_chain[place], step=steps[-1], place=place))
         added = record.stepcot_jax or NOTHING_ADDED
+        marks = [record.vqa_chain[place].uncertain is True for place in entries]
+        for place, label, mark in zip(entries, labels, marks, strict=True):
+            if mark and label == NOT_ANNOTATED:
+                raise BadInput(f"vqa_chain[{place}].uncertain: true without an answer; expected the possible answer")
         case = Case(
             patient_id=patient_id,
             image_path=normalise_image_path(record.image_path),
@@ -147,7 +151,7 @@ class RecordReader:
             view=added.view,
             provenance=tuple(sorted(added.provenance.items())),
         )
-        return case, tuple(steps), real_path
+        return case.with_stated(labels, marks) if any(marks) else case, tuple(steps), real_path
 
     def _order(self, entries: Sequence[PublishedStep]) -> list[int]:
         """Return the position in `vqa_chain` of each step of the chain."""

@@ -131,11 +131,12 @@ def encode_records(chain: Chain, cases: Sequence[Case]) -> bytes:
                     step=f"Step {number}",
                     question=step.question,
                     options=step.lettered_options,
-                    answer=step.written(label),
+                    answer=step.written(stated),
+                    uncertain=msgspec.UNSET if stated == label else True,
                     reasoning=reasoning,
                 )
-                for number, (step, label, reasoning) in enumerate(
-                    zip(chain.steps, case.labels, case.reasoning, strict=True), start=1
+                for number, (step, label, stated, reasoning) in enumerate(
+                    zip(chain.steps, case.labels, case.stated, case.reasoning, strict=True), start=1
                 )
             ),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, read_options
+from stepcot_jax.chain import DEFAULT_CHAIN, NOT_ANNOTATED, Chain, Step, fold, read_options
 from stepcot_jax.data.records.cases import Case
 from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES, Collection, OnBadRecord
@@ -64,9 +64,10 @@ def read_csv_table(
     """Read `cases.csv`: image, report, patient_id, origin, sex, age, view and one column per step.
 
     Column names ignore letter case, spacing, "_" and "-". Only image and one column with answers are required. Answers
-    are letters or texts of the options; an empty cell is not annotated. The chain comes from `chain.json` beside the
-    table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN` is answered, `findings` adds the answers
-    that follow from it. Without patient_id each image counts as a patient of its own, with a warning.
+    are letters or texts of the options, with "?" behind one that is uncertain; an empty cell is not annotated. The
+    chain comes from `chain.json` beside the table, else it is `DEFAULT_CHAIN`. If only the diagnosis of `DEFAULT_CHAIN`
+    is answered, `findings` adds the answers that follow from it. Without patient_id each image counts as a patient of
+    its own, with a warning.
 
     Args:
       root: folder with `cases.csv`, or a table of any name.
@@ -142,7 +143,7 @@ class _RowReader:
         age = read_age(texts.get("age", ""), most=_MAX_AGE)
         if texts.get("age") and age is None:
             raise BadInput(f"column age: is not a number of years from 0 to {_MAX_AGE} or empty")
-        labels, reasoning = self._answer(row)
+        labels, reasoning, doubts = self._answer(row)
         case = Case(
             patient_id=texts.get(PATIENT_COLUMN, normalise_image_path(image)),
             image_path=normalise_image_path(image),
@@ -154,24 +155,35 @@ class _RowReader:
             age=age,
             view=texts.get("view", ""),
         )
-        return case, real_path
+        return case.with_stated(labels, doubts) if any(doubts) else case, real_path
 
-    def _answer(self, row: Row) -> Answers:
-        labels = tuple(
-            NOT_ANNOTATED if place is None else self._read_label(index, row.cells[place])
+    def _answer(self, row: Row) -> tuple[tuple[int, ...], tuple[str, ...], tuple[bool, ...]]:
+        """Return the labels of a row, the reasons, and which labels are uncertain."""
+        found = [
+            (NOT_ANNOTATED, False) if place is None else self._read_label(index, row.cells[place])
             for index, place in enumerate(self._columns.steps)
-        )
+        ]
+        labels, doubts = tuple(label for label, _ in found), tuple(doubt for _, doubt in found)
         if not self._derives or labels[-1] == NOT_ANNOTATED:
-            return labels, ("",) * len(labels)
-        diagnosis = self._chain.steps[-1].options[labels[-1]]
+            return labels, ("",) * len(labels), doubts
+        # What follows from an uncertain diagnosis is as uncertain.
+        return *self._derive(self._chain.steps[-1].options[labels[-1]]), (doubts[-1],) * len(labels)
+
+    def _derive(self, diagnosis: str) -> Answers:
         reason = f"Follows from the diagnosis {diagnosis}."
         if diagnosis == NORMAL:
             return answer_normal(reason)
         return answer_findings([DIAGNOSES[diagnosis]], diagnosis=diagnosis, reason=reason)
 
-    def _parse_label(self, index: int, written: str) -> int:
+    def _parse_label(self, index: int, written: str) -> tuple[int, bool]:
+        """Return a cell's label, and whether a "?" that belongs to no option marks it uncertain."""
+        step = self._chain.steps[index]
+        is_marked = written.endswith("?") and fold(written) not in map(fold, step.options)
         try:
-            return self._chain.steps[index].read_answer(written)
+            label = step.read_answer(written.removesuffix("?") if is_marked else written)
+            if is_marked and label == NOT_ANNOTATED:
+                raise BadInput("'?' without an answer; expected the possible answer before it")
+            return label, is_marked
         except BadInput as error:
             raise BadInput(f"column {self._chain.steps[index].name}: {error}") from error
 

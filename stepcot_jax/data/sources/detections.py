@@ -5,6 +5,7 @@ clipped; none of the 984 released boxes of ChestX-ray8 does.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,7 +68,7 @@ def read_detections(
     layout = detect_detection_layout(root) if layout == AUTO else layout
     if readers != "all" and (isinstance(readers, bool) or not isinstance(readers, int) or readers < 1):
         raise BadInput(f"readers: {readers!r} is not 'all' or a number from 1")
-    listing = _find_reader(layout)
+    listing = _find_reader(layout, with_normal=with_normal)
     path = find_file(root, *DETECTION_LAYOUTS[layout])
     if path is None:
         raise BadInput(f"{root}: has no {DETECTION_LAYOUTS[layout][0]}")
@@ -119,9 +120,9 @@ def _names_readers(path: Path) -> bool:
         return b"rad_id" in file.readline(4096)
 
 
-def _find_reader(layout: str) -> Callable[[Path, bool, Readers], Listing]:
+def _find_reader(layout: str, *, with_normal: bool) -> Callable[[Path, bool, Readers], Listing]:
     if layout == "chestxray8":
-        return _list_chestxray8
+        return functools.partial(_list_chestxray8, with_normal=with_normal)
     if layout == "padchest_gr":
         from stepcot_jax.data.sources.padchest_grounding import list_padchest_gr
 
@@ -137,8 +138,8 @@ def _find_reader(layout: str) -> Callable[[Path, bool, Readers], Listing]:
     raise BadInput(f"layout: {layout[:80]!r} is not one of {', '.join((AUTO, *DETECTION_LAYOUTS))}")
 
 
-def _list_chestxray8(path: Path, require_images: bool, readers: Readers) -> Listing:
-    """List the images of the box list, then those that the table of labels calls normal."""
+def _list_chestxray8(path: Path, require_images: bool, readers: Readers, *, with_normal: bool) -> Listing:
+    """List the images of the box list, then on request those that the table of labels calls normal."""
     del readers  # the list has one box per finding
     finder = ImageFinder(path.parent, folders=IMAGE_FOLDERS, require_images=require_images)
     table = find_file(path.parent, nih.ENTRY_TABLE)
@@ -148,7 +149,7 @@ def _list_chestxray8(path: Path, require_images: bool, readers: Readers) -> List
         rows = ", ".join(str(box.number) for box in record.boxes)
         yield record.place, _ground(record, finder=finder, file=path.name, rows=rows)
     listed = {record.image for record in records}
-    for entry in entries:
+    for entry in entries if with_normal else ():  # else their files need not be there
         if table and entry.labels == (nih.NO_FINDING,) and entry.image not in listed:
             normal = ImageRecord(entry.image, f"row {entry.number}", entry.labels, (), entry, "")
             yield (

@@ -90,6 +90,15 @@ def check_manifest(path: Path, splits: Splits, cases: Iterable[Case], *, set_asi
         )
 
 
+def read_members(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the image paths of each split of a manifest.
+
+    Raises:
+      BadInput: the file is unreadable or does not match its digest.
+    """
+    return dict(_decode(Path(path)).splits)
+
+
 def _decode(path: Path) -> _Manifest:
     manifest = read_json(path, _Manifest, accepted=_EXPECTED)
     if sorted(manifest.splits) != sorted(SPLIT_NAMES):

@@ -19,6 +19,7 @@ from stepcot_jax.host.text import defuse_formula, escape_markdown, make_printabl
 
 Row = Sequence[str | int | float]
 
+UNCERTAIN_NAME = "(uncertain, of those not annotated)"
 _PERCENTILES = (5, 25, 50, 75, 95)
 
 
@@ -60,6 +61,8 @@ def _answers(statistics: Statistics) -> list[Row]:
         shares = [*(round(count / max(sum(given), 1), 6) for count in given), ""]
         answers = zip(statistics.answer_names(number), [*given, missing], shares, strict=True)
         rows += [[step.name, *answer] for answer in answers]
+        if number_uncertain := int(statistics.uncertain[number]):
+            rows.append([step.name, UNCERTAIN_NAME, number_uncertain, ""])
     return rows
 
 

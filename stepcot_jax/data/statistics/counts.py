@@ -32,6 +32,7 @@ class Statistics:
       origins: names, the most frequent first.
       diagnoses: cases of each answer of the last step and each origin.
       answers: for each step, the cases of each answer.
+      uncertain: for each step, the cases whose answer is uncertain; they are among those not annotated.
       flows: for each step but the last, the cases with each answer and each next answer.
       rest_flows: the same without the cases of the most frequent first answer.
       words: for each step and origin, the number of words of each reasoning that is not empty.
@@ -47,6 +48,7 @@ class Statistics:
     origins: tuple[str, ...]
     diagnoses: Int64[np.ndarray, "answer origin"]
     answers: tuple[Int64[np.ndarray, " answer"], ...]
+    uncertain: Int64[np.ndarray, " step"]
     flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]
     rest_flows: tuple[Int64[np.ndarray, "answer next_answer"], ...]
     words: tuple[tuple[Int64[np.ndarray, " reasoning"], ...], ...]
@@ -81,6 +83,7 @@ def compute_statistics(cases: Iterable[Case], chain: Chain, splits: Splits, *, s
         origins=origins,
         diagnoses=_cross(places[:, -1], origin_of, sizes[-1], len(origins)),
         answers=answers,
+        uncertain=table.count_uncertain(np.ones(len(table), bool)),
         flows=_count_flows(places, sizes),
         rest_flows=_count_flows(rest, sizes),
         words=_group_lengths(words, origin_of, len(origins)),

@@ -1,18 +1,18 @@
 """Prepare a folder in the published layout as the dataset `step_cot` of tensorflow_datasets, without tensorflow."""
 
 import argparse
-import pathlib
 
 from stepcot_jax.data.tfds.preparing import Reading, import_tfds
 from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
+from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import run_tool
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prepare the folder from the command line and print the numbers of cases."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.data.tfds", description=__doc__)
-    parser.add_argument("root", type=pathlib.Path, metavar="ROOT", help="folder with data.json and images")
-    parser.add_argument("data_dir", type=pathlib.Path, metavar="DIR", help="where datasets are kept")
+    parser.add_argument("root", type=local_path, metavar="ROOT", help="folder with data.json and images")
+    parser.add_argument("data_dir", type=local_path, metavar="DIR", help="where datasets are kept")
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     parser.add_argument("--split-seed", type=int, default=0, help="of splits that are made; default 0")
     parser.add_argument(

@@ -17,7 +17,8 @@ from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.data.tfds import preparing
 from stepcot_jax.data.tfds.preparing import Reading, import_tfds
 from stepcot_jax.data.tfds.source import QUARANTINE_NAME, VERSION, Shard, check_prepared_from, write_contents
-from stepcot_jax.host.errors import BadInput, make_workdir
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_workdir
 
 tfds = import_tfds()
 
@@ -49,7 +50,8 @@ class StepCot(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version(VERSION)
     RELEASE_NOTES: ClassVar = {
-        "1.0.0": "First version: all fields of the published layout, images as their files have them."
+        "1.0.0": "First version: all fields of the published layout, images as their files have them.",
+        "1.1.0": "Marks of uncertain answers.",
     }
     MANUAL_DOWNLOAD_INSTRUCTIONS = (
         "Put the published folder (data.json, images/ and, if there are any, train.xlsx, val.xlsx and test.xlsx) into "
@@ -151,7 +153,7 @@ def _find_manual_dir(dl_manager: Any) -> Path:
 
 
 def prepare(root: Path, data_dir: Path, reading: Reading | None = None) -> Path:
-    """Prepare a folder in the published layout, unless it is prepared already; return `step_cot/1.0.0` in `data_dir`.
+    """Prepare a folder in the published layout, unless it is prepared already; return `step_cot/1.1.0` in `data_dir`.
 
     Raises:
       BadInput: the folder cannot be used, or other data are prepared there.

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stepcot_jax.chain import NOT_ANNOTATED
 from stepcot_jax.data.images.image_decoding import MAX_PIXELS
 from stepcot_jax.data.images.image_files import ImageFiles, check_images, folder_files
 from stepcot_jax.data.images.near_duplicates import find_near_duplicates, perceptual_hash
@@ -138,6 +139,9 @@ def make_features() -> Any:
             "origin": text(doc="Collection the image comes from."),
             "report": text(doc="The radiologist's report."),
             "labels": features.Tensor(shape=(None,), dtype=np.int32, doc="Label of each step; -100: not annotated."),
+            "uncertain": features.Tensor(
+                shape=(None,), dtype=np.int32, doc="Label of each step's uncertain answer; -100 elsewhere."
+            ),
             "reasoning": features.Sequence(text(), doc="Reason given for each step's answer."),
             "boxes": features.Sequence(
                 {"label": text(), **dict.fromkeys(("x", "y", "width", "height"), np.float64), "sentence": text()},
@@ -172,6 +176,7 @@ def make_example(case: Case, content: bytes) -> dict[str, Any]:
     return values | {
         "image": content,
         "labels": np.array(case.labels, np.int32),
+        "uncertain": np.array(case.uncertain or (NOT_ANNOTATED,) * len(case.labels), np.int32),
         "reasoning": list(case.reasoning),
         "boxes": boxes,
         "age": math.nan if case.age is None else float(case.age),

@@ -23,7 +23,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
 
 NAME = "step_cot"
-VERSION = "1.0.0"
+VERSION = "1.1.0"
 CONTENTS_NAME = "step_cot.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.qwen_vision import QwenImages, VisionSizes
+from stepcot_jax.models.qwen_vision import QwenImages, VisionSizes, unit_places
 from stepcot_jax.models.qwen_vl import PromptEnds, QwenPrompts
 from stepcot_jax.policies.qwen.qwen_images import CutImage
 
@@ -132,17 +132,15 @@ def pack_images(
       The images; and of each the places of its units, row by row, among the units of all images with their padding.
     """
     side, joined = vision.window_units, vision.merge_size**2
-    columns_of = [-(-image.num_columns // side) for image in images]
-    counts = [-(-image.num_rows // side) * columns for image, columns in zip(images, columns_of, strict=True)]
+    counts = [-(-image.num_rows // side) * -(-image.num_columns // side) for image in images]
     num_windows = bucket_size(max(num_windows, *counts))
     shape = (bucket_size(max(num_images, len(images))), num_windows, side**2 * joined)
     patches = np.zeros((*shape, vision.num_features), np.float32)
     blank: Any = (patches, np.zeros((2, *shape), np.int32), np.zeros(shape, bool))
     packed, units = QwenImages(*blank), []
-    for number, (image, columns) in enumerate(zip(images, columns_of, strict=True)):
+    for number, image in enumerate(images):
         row, column = np.divmod(np.arange(image.num_rows * image.num_columns), image.num_columns)
-        window = row // side * columns + column // side
-        unit = window * side**2 + row % side * side + column % side
+        unit = unit_places(image.num_rows, image.num_columns, vision)
         slots = unit[:, None] * joined + np.arange(joined)
         down, right = np.divmod(np.arange(joined), vision.merge_size)
         for array, values in (

@@ -16,14 +16,18 @@ from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.qwen.qwen_batches import QwenPrompt, lay_out_prompts
 from stepcot_jax.policies.qwen.qwen_images import CutImage, QwenPreprocessing, cut_image, read_qwen_preprocessing
 from stepcot_jax.policies.qwen.qwen_loading import Qwen, load_qwen
+from stepcot_jax.policies.qwen.qwen_template import (
+    SYSTEM,
+    TEXT_SYSTEM,
+    WrittenTurn,
+    find_control_tokens,
+    refuse_control,
+    write_turns,
+)
 from stepcot_jax.policies.rollouts import Sampling, rollout_keys
-
-SYSTEM = "You are a helpful assistant."
-"""The system prompt of the published chat template, used where a chat has none."""
+from stepcot_jax.policies.tokenizers import special_tokens
 
 _LONGEST_TEXT = 2**17
-_TURN = ("<|im_start|>", "<|im_end|>")
-_IMAGE = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 
 
 class Turn(NamedTuple):
@@ -118,38 +122,25 @@ class QwenReader:
         Raises:
           BadInput: see `reply`.
         """
-        turns = list(chat) if chat and chat[0].role == "system" else [Turn("system", SYSTEM), *chat]
-        control = self._control_tokens()
-        start, end = (control[name] for name in _TURN)
-        newline, tokens, images = self._encode("\n", control), list[int](), list[CutImage]()
-        for turn in turns:
-            images += [self._cut(pixels) for pixels in turn.images]
-            shown = [control[name] for _ in turn.images for name in _IMAGE]
-            # Control tokens divide a text, whose parts are tokenized one by one.
-            parts = (f"{turn.role}\n", turn.text) if shown else (f"{turn.role}\n{turn.text}", "")
-            first, second = (self._encode(part, control) for part in parts)
-            tokens += [start, *first, *shown, *second, end, *newline]
-        return QwenPrompt([*tokens, start, *self._encode("assistant\n", control)], images)
+        images = [self._cut(pixels) for turn in chat for pixels in turn.images]
+        control = find_control_tokens(
+            self.tokenizer, source=str(self.model.folder), has_images=self.preprocessing is not None
+        )
+
+        refused = {**special_tokens(self.tokenizer), **control}
+
+        def encode(text: str) -> list[int]:
+            tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False) if text else []
+            return refuse_control(text, tokens, refused)
+
+        turns = [WrittenTurn(turn.role, turn.text, len(turn.images)) for turn in chat]
+        system = TEXT_SYSTEM if self.preprocessing is None else SYSTEM
+        return QwenPrompt(write_turns(turns, encode, control, system=system), images)
 
     def _cut(self, pixels: UInt8[np.ndarray, "height width 3"]) -> CutImage:
         if self.preprocessing is None:
             raise BadInput(f"{self.model.folder}: a text model was shown an image (expected none)")
         return cut_image(pixels, self.preprocessing)
-
-    def _control_tokens(self) -> dict[str, int]:
-        vocabulary, names = self.tokenizer.get_vocab(), _TURN + (_IMAGE if self.preprocessing else ())
-        if missing := [name for name in names if name not in vocabulary]:
-            raise BadInput(f"{self.model.folder}: the tokenizer has no {', '.join(missing)} (expected Qwen's)")
-        return {name: vocabulary[name] for name in names}
-
-    def _encode(self, text: str, control: dict[str, int]) -> list[int]:
-        """Return the tokens of a text that may come from anyone."""
-        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False) if text else []
-        # A question could otherwise end its turn and speak for the model.
-        if set(tokens) & set(control.values()):
-            names = ", ".join(name for name, token in control.items() if token in tokens)
-            raise BadInput(f"the text {text[:60]!r} has the control token {names} (expected plain text)")
-        return tokens
 
 
 def load_qwen_reader(source: str, *, dtype: DTypeLike = jnp.bfloat16, max_pixels: int | None = None) -> QwenReader:

@@ -1,9 +1,10 @@
 """Write a Qwen2.5 or Qwen2.5-VL as a checkpoint folder that transformers, and `qwen_loading`, read."""
 
+import contextlib
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.traverse_util
@@ -14,6 +15,7 @@ from jax.typing import DTypeLike
 from stepcot_jax.encoders.assignment import LAYOUTS
 from stepcot_jax.encoders.weights import INDEX
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import sync_folder
 from stepcot_jax.models.qwen_vl import QwenVl
 from stepcot_jax.policies.qwen.qwen_names import OLD_TEXT, qwen_table
 
@@ -21,9 +23,9 @@ MOST_BYTES = 4 * 2**30
 """Of a shard."""
 
 COPIED = (
-    "config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.json",
-    "chat_template.jinja",
+    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
+    "video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.json", "chat_template.jinja",
 )  # fmt: skip
 """Files of a checkpoint that training does not change."""
 
@@ -74,15 +76,33 @@ def write_qwen(
         raise BadInput(f"{folder}: exists (expected a new folder)")
     if not (source / "config.json").is_file():
         raise BadInput(f"{source}: no config.json (expected the checkpoint that training started from)")
-    # Written beside and renamed, so that a folder of this name is complete.
+    with _whole_folder(folder) as partial:
+        _copy(source, partial)
+        _write_shards(partial, name_tensors(params, network), dtype=dtype, most_bytes=most_bytes)
+
+
+def copy_files(source: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copy the files of `COPIED` that a checkpoint has into a new folder, which appears when all are in it."""
+    with _whole_folder(folder) as partial:
+        _copy(source, partial)
+
+
+@contextlib.contextmanager
+def _whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Make a folder beside `folder` that gets its name when the block ends, so that a folder of this name is whole."""
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    yield partial
+    sync_folder(partial)
+    partial.rename(folder)
+    sync_folder(folder.parent)
+
+
+def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
     for name in COPIED:
         if (source / name).is_file():
-            shutil.copyfile(source / name, partial / name)
-    _write_shards(partial, name_tensors(params, network), dtype=dtype, most_bytes=most_bytes)
-    partial.rename(folder)
+            shutil.copyfile(source / name, folder / name)
 
 
 def _write_shards(

@@ -10,7 +10,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from stepcot_jax.data.images.preprocessing import CLIP_MEAN, CLIP_STD
-from stepcot_jax.encoders.checkpoint_files import BICUBIC, ConfigFile, read_colours, read_config
+from stepcot_jax.encoders.checkpoint_files import BICUBIC, ConfigFile, read_colours, read_image_processor
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.qwen_vision import VisionSizes
 
@@ -63,14 +63,17 @@ class CutImage(NamedTuple):
 
 
 def read_qwen_preprocessing(folder: pathlib.Path, vision: VisionSizes) -> QwenPreprocessing:
-    """Return the preprocessing of a checkpoint's preprocessor_config.json.
+    """Return the preprocessing of a checkpoint's preprocessor_config.json or processor_config.json.
 
     Raises:
-      BadInput: the file is missing, or disagrees with the vision tower or with what `cut_image` does.
+      BadInput: both files are missing, or one disagrees with the vision tower or with what `cut_image` does.
     """
-    config = read_config(folder / "preprocessor_config.json")
+    config = read_image_processor(folder)
     if config is None:
-        raise BadInput(f"{folder}: no preprocessor_config.json (expected it beside config.json)")
+        raise BadInput(
+            f"{folder}: no preprocessor_config.json or processor_config.json with an image processor (expected one "
+            "beside config.json)"
+        )
     for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         config.one_of(key, (True,), True)
     config.one_of("resample", (BICUBIC,), BICUBIC)

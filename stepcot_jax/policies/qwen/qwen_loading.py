@@ -3,14 +3,14 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from stepcot_jax.encoders.assignment import assign
+from stepcot_jax.encoders.assignment import assign, assign_later
 from stepcot_jax.encoders.checkpoint_files import resolve
 from stepcot_jax.encoders.weights import read_tensors
 from stepcot_jax.host.errors import BadInput
@@ -28,7 +28,7 @@ class Qwen:
     Attributes:
       config: of the checkpoint.
       network: what computes.
-      params: its parameters, NumPy arrays.
+      params: its parameters, NumPy arrays or `assignment.Deferred`.
       folder: of the checkpoint, with its tokenizer.
     """
 
@@ -38,13 +38,16 @@ class Qwen:
     folder: pathlib.Path
 
 
-def load_qwen(source: str, *, dtype: DTypeLike = jnp.bfloat16, param_dtype: DTypeLike | None = None) -> Qwen:
+def load_qwen(
+    source: str, *, dtype: DTypeLike = jnp.bfloat16, param_dtype: DTypeLike | Literal["stored"] | None = None
+) -> Qwen:
     """Load a model; every tensor is used exactly once.
 
     Args:
       source: a folder or a Hugging Face id, with config.json and safetensors, in shards or not.
-      dtype: compute dtype; norms, scores, softmax and logits stay float32.
-      param_dtype: of the parameters; None for `dtype`.
+      dtype: compute dtype; norms, scores and softmax stay float32, logits are rounded to it.
+      param_dtype: of the parameters, None for `dtype`; "stored" for that of each tensor in its file, where it is read
+        when its values are asked for.
 
     Raises:
       BadInput: there is no such checkpoint, it is no Qwen2.5 or Qwen2.5-VL, or its tensors do not match its config;
@@ -55,12 +58,13 @@ def load_qwen(source: str, *, dtype: DTypeLike = jnp.bfloat16, param_dtype: DTyp
         raise BadInput(f"{source}: is a file; expected a folder with config.json and *.safetensors")
     config = read_qwen_config(folder)
     network = QwenVl(config.sizes, config.vision, jnp.dtype(dtype))
-    params = assign_qwen(read_tensors(folder), network, source=str(folder), dtype=param_dtype or dtype)
+    kept = None if param_dtype == "stored" else param_dtype or dtype
+    params = assign_qwen(read_tensors(folder), network, source=str(folder), dtype=kept)
     return Qwen(config=config, network=network, params=params, folder=folder)
 
 
 def assign_qwen(
-    tensors: Mapping[str, np.ndarray], network: QwenVl, *, source: str, dtype: DTypeLike = jnp.float32
+    tensors: Mapping[str, np.ndarray], network: QwenVl, *, source: str, dtype: DTypeLike | None = jnp.float32
 ) -> dict[str, Any]:
     """Return a network's parameters from named tensors, each used exactly once.
 
@@ -68,7 +72,7 @@ def assign_qwen(
       tensors: by the names of the published files or of transformers' classes.
       network: what computes.
       source: folder for error messages.
-      dtype: of the parameters.
+      dtype: of the parameters; None for that of each tensor, which is then read when its values are asked for.
 
     Raises:
       BadInput: tensors are unexpected, missing, misshapen, not floating-point or not finite; all are listed.
@@ -80,9 +84,10 @@ def assign_qwen(
         (embedding,) = (name for name, place in table.items() if place.path == "decoder/embedding/embedding")
         if embedding in tensors and np.array_equal(tensors["lm_head.weight"], tensors[embedding]):
             unused = ("lm_head.weight",)
-    return assign(
-        table, tensors, shapes=qwen_shapes(network.sizes, network.vision), unused=unused, source=source, dtype=dtype
-    )
+    shapes = qwen_shapes(network.sizes, network.vision)
+    if dtype is None:
+        return assign_later(table, tensors, shapes=shapes, unused=unused, source=source)
+    return assign(table, tensors, shapes=shapes, unused=unused, source=source, dtype=dtype)
 
 
 def qwen_shapes(sizes: DecoderSizes, vision: VisionSizes | None) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
     """Return how a parameter is divided.
 
     Args:
-      path: '/'-joined names.
+      path: '/'-joined names, whatever they begin with, such as the name of a part or an optimizer.
       shape: of the parameter.
       mesh_shape: devices along each axis of the mesh.
 
@@ -58,7 +58,7 @@ def spec_of(path: str, shape: tuple[int, ...], mesh_shape: Mapping[str, int]) ->
     ('data', 'model')
     """
     for rule, axes in RULES:
-        if re.fullmatch(rule, path):
+        if re.fullmatch(f"(.*/)?{rule}", path):
             kept = (
                 axis if axis and not size % mesh_shape[axis] else None for axis, size in zip(axes, shape, strict=True)
             )

@@ -78,8 +78,14 @@ def split_params(params: Any, trained: str) -> tuple[dict[str, Any], dict[str, A
       params: nested.
       trained: regular expression of the whole paths of those that train; "" for none.
     """
+    chosen, frozen = divide_params(params, trained)
+    return {path: leaf.astype(jnp.float32) for path, leaf in chosen.items()}, frozen
+
+
+def divide_params(params: Any, trained: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `split_params`, but all arrays stay as they are."""
     flat = flax.traverse_util.flatten_dict(params, sep="/")
-    chosen = {path: leaf.astype(jnp.float32) for path, leaf in flat.items() if re.fullmatch(trained, path)}
+    chosen = {path: leaf for path, leaf in flat.items() if re.fullmatch(trained, path)}
     return chosen, {path: leaf for path, leaf in flat.items() if path not in chosen}
 
 

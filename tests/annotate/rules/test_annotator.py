@@ -310,3 +310,64 @@ def test_phantom_reports_give_their_answers_back():
     for step in range(DEFAULT_CHAIN.num_steps):
         agreeing = sum(labels[step] == case.labels[step] for labels, case in zip(given, cases, strict=True))
         assert agreeing >= 0.98 * len(cases), DEFAULT_CHAIN.steps[step].name
+
+
+def doubts(text):
+    """The steps whose answers are uncertain, with these answers."""
+    annotation = annotate_report(report(text))
+    marks = annotation.uncertain or (False,) * DEFAULT_CHAIN.num_steps
+    pairs = zip(DEFAULT_CHAIN.steps, answers(text), marks, strict=True)
+    return {step.name: answer for step, answer, mark in pairs if mark}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FINDINGS: Right lower lobe pneumonia.", {}),
+        ("FINDINGS: Probable right lower lobe pneumonia.", {}),
+        (
+            "FINDINGS: Possible right lower lobe pneumonia.",
+            {
+                "Detection": "Increased opacity",
+                "Lesion distribution": "Focal",
+                "Radiographic pattern": "Consolidation",
+                "Anatomical location": "Lower lung zone",
+                "Diagnosis": "Pneumonia",
+            },
+        ),
+        (
+            "FINDINGS: Right lower lobe opacity, which may represent pneumonia.",
+            {"Radiographic pattern": "Consolidation", "Diagnosis": "Pneumonia"},
+        ),
+        (
+            "FINDINGS: A small left pneumothorax cannot be excluded.",
+            {
+                "Detection": "Decreased opacity",
+                "Lesion distribution": "Focal",
+                "Anatomical location": "Pleura/Chest wall",
+                "Diagnosis": "Pneumothorax",
+            },
+        ),
+        ("FINDINGS: Right lower lobe pneumonia. Possible small pleural effusion.", {"Secondary effects": "N/A"}),
+        ("FINDINGS: Right lower lobe pneumonia. Small pleural effusion. Possible cardiomegaly.", {}),
+    ],
+)
+def test_what_a_report_calls_possible_is_uncertain(text, expected):
+    assert doubts(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        (
+            "FINDINGS: Right lower lobe opacity. IMPRESSION: Possible spiculated left upper lobe mass.",
+            {"Anatomical location", "Morphologic feature"},
+        ),
+        (
+            "FINDINGS: Possible left lower lobe atelectasis. There is a small left opacity at the apex.",
+            {"Anatomical location"},
+        ),
+    ],
+)
+def test_a_shadow_at_another_place_supports_no_possible_finding(text, steps):
+    assert steps <= doubts(text).keys()

@@ -115,6 +115,13 @@ def test_coordinates_are_found(text):
         ("In the study text it is large.", Reason.SPEAKS_OF_REPORT),
         ("The sentence provided says so.", Reason.SPEAKS_OF_REPORT),
         ("I was told the answer is B.", Reason.SPEAKS_OF_REPORT),
+        ("From the supplied findings I know.", Reason.SPEAKS_OF_REPORT),
+        ("The documented findings agree.", Reason.SPEAKS_OF_REPORT),
+        ("The findings section has it.", Reason.SPEAKS_OF_REPORT),
+        ("Per the findings, it is large.", Reason.SPEAKS_OF_REPORT),
+        ("The clinical notes have it.", Reason.SPEAKS_OF_REPORT),
+        ("By the provided coordinates it is there.", Reason.SPEAKS_OF_REPORT),
+        ("The reference answer is B.", Reason.SPEAKS_OF_REPORT),
     ],
 )
 def test_a_text_speaks_of_the_picture_alone(text, reason):
@@ -130,6 +137,7 @@ def test_a_text_speaks_of_the_picture_alone(text, reason):
         "I see signs of a mass.", "These findings indicate pneumonia.", "The heart is voluminous.",
         "I rule out a mass.", "An assistive device.", "I would answer No.",
         "As noted, the lungs are clear.", "I look on and choose B.",
+        "The lungs show no such findings here.", "The findings confirm it.", "Air in the clinical picture.",
         "The rule is that a meniscus must be seen.", "Clips of a bypass.", "You should see a line.",
     ],
 )  # fmt: skip

@@ -429,3 +429,24 @@ def test_real_box_list(shared):
 def test_real_report_archive(shared):
     facts = facts_of(shared / "data" / "iu_xray", images="none")
     assert (facts["layout"], facts["records"], facts["cases"], facts["stops"]) == ("iu_xray", 3721, 1835, [])
+
+
+def test_steps_with_one_answer_are_told_before_training(root):
+    entries = records_of(root)
+    for split, num_steps in (("train", 2), ("val", 7)):
+        paths = {path for _, path in read_rows(root, split)}
+        first, *others = [entry["vqa_chain"] for entry in entries if entry["image_path"] in paths]
+        for chain in others:
+            for place in range(num_steps):
+                chain[place]["answer"] = first[place]["answer"]
+    write_all(root, entries)
+    notes = facts_of(root, images="none")["notes"]
+    of_train = [note for note in notes if note.startswith("every case of the train split")]
+    of_val = [note for note in notes if note.startswith("every case of the val split")]
+    assert len(of_train) == len(of_val) == 1
+    assert of_train[0].endswith("at Detection, Lesion distribution (2 of 7 steps): nothing to learn there")
+    assert of_val[0].endswith("no best weights can be chosen, the last are kept")
+    config = base.get_config()
+    config.data.source, config.data.root = "folder", str(root)
+    dataset = load_dataset(make_settings(config), preprocessing=Preprocessing(size=16))
+    assert {f"note: {note}" for note in (*of_train, *of_val)} <= set(check_annotated(dataset))

@@ -161,6 +161,17 @@ def test_options_that_would_be_ignored_are_refused(tmp_path, flags, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_released_records_that_are_set_aside_are_counted_aloud(tmp_path, capsys):
+    turns = [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": "Yes"}]
+    stage = [turns[0], {"from": "gpt", "value": "<LOC>There.</LOC>"}]
+    records = [{"conversations": each, "images": ["x.png"]} for each in (turns, stage)]
+    (tmp_path / "sft.json").write_text(json.dumps(records))
+    main(["vqa", str(tmp_path / "out"), f"--source={tmp_path}", "--images=none", "--box-size", "64", "64"])
+    printed = capsys.readouterr().out
+    assert "1 of 2 records set aside; first sft.json, record 1, conversations[1].value: the single stage" in printed
+    assert "1 records in" in printed
+
+
 def test_a_failure_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
     def fail(out, records, dialect):
         raise BadInput(f"{len(records)} records, {len(list(out.iterdir()))} folders")

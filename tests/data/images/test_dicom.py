@@ -24,7 +24,7 @@ from pydicom.pixels import get_decoder, get_encoder
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.sequence import Sequence
 
-from stepcot_jax.data.images.dicom import is_dicom, read_dicom
+from stepcot_jax.data.images.dicom import is_dicom, read_dicom, read_projection
 from stepcot_jax.data.images.dicom_fields import EXTRA
 from stepcot_jax.host.errors import BadInput
 
@@ -591,7 +591,8 @@ def test_no_patient_in_messages(kind, content, caplog, capfd):
         warnings.simplefilter("always")
         try:
             image = read_dicom(content, name="scan.dcm", max_pixels=MAX_PIXELS)
-            said = f"{image.view} {image.modality} {image.spacing_source}"
+            projection = read_projection(content, name="scan.dcm")
+            said = f"{image.view} {image.modality} {image.spacing_source} {projection}"
         except BadInput as error:
             assert_no_marker(error)
             said = str(error)

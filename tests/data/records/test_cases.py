@@ -23,6 +23,7 @@ cases = st.builds(
     st.none() | st.integers(0, 99) | st.floats(0, 99),
     words,
     st.lists(st.tuples(words, words), max_size=2).map(tuple),
+    st.sampled_from([(), (3, NOT_ANNOTATED), (0, 1)]),
 )
 
 
@@ -36,7 +37,7 @@ def test_a_table_returns_its_cases_unchanged(listed):
     assert table.labels.shape[0] == len(listed)
     assert table.count_patients() == len({case.patient_id for case in listed})
     bare = CaseTable(listed, with_texts=False)
-    assert [case.labels for case in bare] == [case.labels for case in listed]
+    assert [(case.labels, case.uncertain) for case in bare] == [(case.labels, case.uncertain) for case in listed]
     chosen = np.ones(len(listed), bool)
     assert bare.count_boxes(chosen) == table.count_boxes(chosen)
     assert table.count_boxes(chosen)[0] == sum(len(case.boxes) for case in listed)

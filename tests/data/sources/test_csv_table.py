@@ -330,3 +330,23 @@ def test_any_bytes_are_a_collection_or_bad_input(tmp_path_factory, content):
     except BadInput as error:
         messages.append(str(error))
     assert all(message.startswith(f"{root}/cases.csv") for message in messages)
+
+
+def test_a_question_mark_behind_an_answer_marks_it_uncertain(tmp_path):
+    write(tmp_path, "image,diagnosis\na.png,Pneumonia?\nb.png,B ?\nc.png,Pneumonia\n")
+    possible, letter, stated = read(tmp_path).cases
+    assert possible.stated == stated.labels  # the density follows from the diagnosis, and is as uncertain
+    assert set(possible.labels) == {NOT_ANNOTATED}
+    assert (letter.stated[-1], letter.labels[-1]) == (1, NOT_ANNOTATED)
+    assert stated.uncertain == ()
+
+
+def test_a_question_mark_of_an_option_is_no_mark(tmp_path):
+    chain = [{"name": "Anything", "question": "Is there?", "options": ["No", "Yes?"]}]
+    (tmp_path / "chain.json").write_text(json.dumps(chain))
+    write(tmp_path, "image,anything\na.png,Yes?\nb.png,Yes??\n")
+    plain, marked = read(tmp_path, step_names=("Anything",)).cases
+    assert (plain.labels, plain.uncertain, marked.labels, marked.uncertain) == ((1,), (), (NOT_ANNOTATED,), (1,))
+    write(tmp_path, "image,anything\na.png,?\n")
+    with pytest.raises(BadInput, match=r"row 2.*'\?' without an answer"):
+        read(tmp_path, step_names=("Anything",))

@@ -110,6 +110,17 @@ def test_missing_images_are_bad_rows(shared):
         read_detections(shared / "data/nih_chestxray8")
 
 
+def test_normal_images_need_no_file_unless_they_are_asked_for(tmp_path):
+    (tmp_path / "BBox_List_2017.csv").write_text("Image Index,Finding Label,Bbox [x,y,w,h],,,\na.png,Mass,1,2,3,4\n")
+    columns = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position"
+    rows = ("a.png,Mass,0,1,50,M,PA", "n.png,No Finding,0,2,50,M,PA")
+    (tmp_path / "Data_Entry_2017.csv").write_text("\n".join([columns, *rows]) + "\n")
+    Image.new("L", (64, 64)).save(tmp_path / "a.png")
+    assert [image.id for image in read_detections(tmp_path)] == ["a"]
+    with pytest.raises(BadInput, match=r"row 3: no image 'n.png'"):
+        read_detections(tmp_path, with_normal=True)
+
+
 # VinBigData
 
 

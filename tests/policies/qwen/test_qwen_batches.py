@@ -174,3 +174,20 @@ def test_bad_preprocessing(tmp_path, change, message):
         read_qwen_preprocessing(tmp_path, vision)
     with pytest.raises(BadInput, match=r"no preprocessor_config\.json"):
         read_qwen_preprocessing(tmp_path / "nowhere", vision)
+
+
+def test_preprocessing_inside_processor_config(tmp_path):
+    """As transformers 5 saves a processor."""
+    vision = read_qwen_vision()
+    own = {"patch_size": VISION["patch_size"], "size": {"shortest_edge": 64, "longest_edge": 640}, "resample": 3}
+    inside = {"processor_class": "Qwen2_5_VLProcessor", "image_processor": own | {"image_mean": [0.1, 0.2, 0.3]}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(inside))
+    found = read_qwen_preprocessing(tmp_path, vision)
+    assert (found.min_pixels, found.max_pixels, found.mean) == (64, 640, (0.1, 0.2, 0.3))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(own | {"image_mean": [0.5, 0.5, 0.5]}))
+    assert read_qwen_preprocessing(tmp_path, vision) == found  # transformers reads this one too
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen2_5_VLProcessor"}))
+    assert read_qwen_preprocessing(tmp_path, vision).mean == (0.5, 0.5, 0.5)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": own | {"resample": 2}}))
+    with pytest.raises(BadInput, match=r"processor_config\.json\.image_processor\.resample: 2 is not one of 3"):
+        read_qwen_preprocessing(tmp_path, vision)

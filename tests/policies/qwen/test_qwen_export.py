@@ -18,6 +18,8 @@ from stepcot_jax.policies.qwen.qwen_loading import load_qwen
 @pytest.mark.parametrize("is_new", [False, True])
 def test_what_was_read_is_written(tmp_path, is_new):
     tensors, _ = write_qwen(tmp_path / "a", IMAGES, is_new=is_new)
+    for name in ("processor_config.json", "video_preprocessor_config.json"):
+        (tmp_path / "a" / name).write_text(name)
     loaded = load_qwen(str(tmp_path / "a"), dtype=np.float32)
     written = {"dtype": np.float32, "most_bytes": 20_000}
     qwen_export.write_qwen(tmp_path / "b", loaded.params, loaded.network, source=tmp_path / "a", **written)
@@ -25,6 +27,8 @@ def test_what_was_read_is_written(tmp_path, is_new):
     again = load_qwen(str(tmp_path / "b"), dtype=np.float32)
     jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
     assert again.config == loaded.config
+    for name in ("processor_config.json", "video_preprocessor_config.json"):
+        assert (tmp_path / "b" / name).read_text() == name
     held = [name for file in (tmp_path / "b").glob("*.safetensors") for name in load_file(file)]
     assert len(held) == len(tensors) == len(set(held))
 

@@ -1,6 +1,8 @@
 """Qwen2.5 and Qwen2.5-VL against transformers' PyTorch classes, with random weights in every tensor."""
 
+import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +98,25 @@ def test_logits_with_no_one_and_two_images(vl):
         assert largest_difference(found[row, : len(tokens)], expected) <= 1e-4
 
 
+def test_a_tied_head_with_images(tmp_path):
+    """VL-3B's head is its embedding, in the file and in the config of transformers too."""
+    model = make_vl(tmp_path, tied=True)
+    ours = load_qwen(str(tmp_path), dtype=jnp.float32)
+    assert ours.config.sizes.is_tied
+    assert "head" not in ours.params["decoder"]
+    preprocessing = read_qwen_preprocessing(tmp_path, ours.config.vision)
+    prompt = QwenPrompt([1, IMAGE, 2, 3], [cut_image(picture(6, 13, 30), preprocessing)])
+    found, (laid, ends) = logits(ours, [prompt])
+    inputs = torch_inputs(laid.tokens[0, : ends.lengths[0]].tolist(), prompt.images)
+    with torch.inference_mode():
+        expected = model(**inputs).logits[0]
+    assert largest_difference(found[0, : ends.lengths[0]], expected) <= 1e-4
+    write_qwen(tmp_path / "out", ours.params, ours.network, source=tmp_path, dtype=np.float32)
+    again = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "out")
+    with torch.inference_mode():
+        assert torch.equal(again(**inputs).logits[0], expected)
+
+
 def test_positions_of_two_images():
     tokens = [1, *[IMAGE] * 6, 2, 3, *[IMAGE] * 2, 4]
     found, start = rope_positions(tokens, [(3, 2), (1, 2)], image_token=IMAGE)
@@ -144,10 +165,14 @@ def test_layers_at_published_width(tmp_path):
     assert largest_difference(found[0, : ends.lengths[0]], expected) <= 1e-4
 
 
-def test_preprocessing_agrees_with_transformers():
+def test_preprocessing_agrees_with_transformers(vl, tmp_path):
+    vision = dataclasses.replace(vl[1].config.vision, patch_size=14, window_size=112)
     for least, most in [(56 * 56, 28 * 28 * 16), (28 * 28 * 20, 28 * 28 * 1280)]:
         processor = transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": least, "longest_edge": most})
         preprocessing = QwenPreprocessing(min_pixels=least, max_pixels=most)
+        inside = {"image_processor": processor.to_dict()}  # as a processor is saved
+        (tmp_path / "processor_config.json").write_text(json.dumps(inside))
+        assert read_qwen_preprocessing(tmp_path, vision) == preprocessing
         for seed, (height, width) in enumerate([(28, 28), (42, 70), (333, 97), (90, 400), (3, 500), (56, 84)]):
             pixels = picture(seed, height, width)
             expected = processor(pixels, return_tensors="np", input_data_format="channels_last")

@@ -1,0 +1,123 @@
+"""Annotate by rules on a Ray cluster; finished blocks are kept in a folder, so that a stopped run goes on."""
+
+import dataclasses
+import hashlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stepcot_jax import __version__
+from stepcot_jax.annotate.annotation import Annotation, Aside, CannotAnnotate, Outcome, Provenance, Report
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file, write_whole
+from stepcot_jax.host.ray_blocks import Cluster, map_blocks
+
+FOLDER = "blocks"
+BLOCK_SIZE = 256
+"""Reports of a block: a quarter of a second of work."""
+
+_MAX_BLOCK_BYTES = 1 << 30
+
+Annotate = Callable[[Report], tuple[Annotation, Provenance]]
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """The outcome of a report, without the report."""
+
+    made: Annotation | None
+    provenance: Provenance
+    aside: Aside | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RulesOfWorker:
+    """What a worker needs; the function that it makes annotates a block.
+
+    Attributes:
+      make: returns the function that annotates one report, which may raise `CannotAnnotate`.
+    """
+
+    make: Callable[[], Annotate]
+
+    def __call__(self) -> Callable[[Sequence[Report]], bytes]:
+        """Return the function that annotates a block and returns the encoded outcomes."""
+        annotate = self.make()
+
+        def annotate_block(reports: Sequence[Report]) -> bytes:
+            return msgspec.json.encode([_annotate(report, annotate) for report in reports])
+
+        return annotate_block
+
+
+def _annotate(report: Report, annotate: Annotate) -> _Done:
+    try:
+        made, provenance = annotate(report)
+    except CannotAnnotate as error:
+        return _Done(None, (), Aside(report.id, error.reason, error.detail))
+    return _Done(made, provenance, None)
+
+
+def annotate_with_ray(
+    reports: Iterable[Report],
+    make: Callable[[], Annotate],
+    cluster: Cluster,
+    *,
+    folder: Path,
+    settings: str,
+    watch: Callable[[int], None],
+) -> Iterator[Outcome[Report, Annotation]]:
+    """Yield the outcome of each report, in order, annotated in the workers of a cluster.
+
+    Each finished block is written to `folder`, named by its reports and the settings; a later run does the others only.
+    `forget_blocks` removes them.
+
+    Args:
+      reports: the reports; all are held in memory.
+      make: called once in each worker, and pickled; returns the function that annotates one report.
+      cluster: the processes.
+      folder: of the result; blocks are kept below it.
+      settings: what outcomes depend on, beside the reports and the version of the package.
+      watch: called with the number of reports done.
+
+    Raises:
+      BadInput: the cluster or a kept block cannot be used.
+      RunStopped: Ray gave up.
+    """
+    source = iter(reports)
+    blocks = list(iter(lambda: list(itertools.islice(source, BLOCK_SIZE)), []))
+    paths = [folder / FOLDER / f"{_name_block(block, settings)}.json" for block in blocks]
+    missing = [place for place, path in enumerate(paths) if not path.exists()]
+    num_done = sum(map(len, blocks)) - sum(len(blocks[place]) for place in missing)
+    for place, content in map_blocks([blocks[place] for place in missing], RulesOfWorker(make), cluster):
+        write_whole(paths[missing[place]], content)
+        num_done += len(blocks[missing[place]])
+        watch(num_done)
+    for block, path in zip(blocks, paths, strict=True):
+        for report, done in zip(block, _read_block(path, num_reports=len(block)), strict=True):
+            yield Outcome(report, done.made, done.provenance, done.aside)
+
+
+def forget_blocks(folder: Path) -> None:
+    """Remove the finished blocks of a run that is complete."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
+def _name_block(block: Sequence[Report], settings: str) -> str:
+    digest = hashlib.sha256(repr((__version__, settings)).encode("utf-8", "surrogatepass"))
+    for report in block:
+        digest.update(repr(report).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:32]
+
+
+def _read_block(path: Path, *, num_reports: int) -> list[_Done]:
+    try:
+        content = read_file(path, max_bytes=_MAX_BLOCK_BYTES, accepted="a finished block")
+        found = msgspec.json.decode(content, type=list[_Done])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        found = []
+    if len(found) != num_reports:
+        raise BadInput(f"{path} is not a block of {num_reports} reports; remove it and rerun the command")
+    return found

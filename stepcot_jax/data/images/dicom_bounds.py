@@ -1,0 +1,78 @@
+"""The content of a DICOM file that ends a parse above the limits on its header: elements and bytes.
+
+pydicom makes objects of hundreds of bytes of an element or a sequence's item, which may take 8 bytes in the file, and
+parses sequences of undefined length even if nobody wants them.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import TypeVar
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import exceeds, read_limits
+
+PIXELS = 0x7FE00010
+"""Tag of PixelData."""
+
+_READS_PER_ELEMENT = 3  # tag with type, length, value; an item is one read
+_UNDEFINED = 0xFFFFFFFF
+_PACKED = (None, "OB", "OW", "UN")
+_PICTURES, _GROUP_OF_PICTURES = (0x50003000, 0x60003000), 0xFF00FFFF  # curves and overlays; one for each even group
+_Parsed = TypeVar("_Parsed")
+
+
+class HeaderFile(io.BytesIO):
+    """Counts what pydicom reads of a header, and refuses more than `Limits.elements` and `Limits.header_bytes`.
+
+    Values of pixels, overlays, curves and private elements do not count: `watch` recognises them. Skipped values are
+    not read, and do not count either.
+
+    Args:
+      content: of the file.
+      name: of the file, for messages.
+    """
+
+    def __init__(self, content: bytes, *, name: str) -> None:
+        super().__init__(content)
+        self._name, self._size, limits = name, len(content), read_limits()
+        self._reads_left = _READS_PER_ELEMENT * limits.elements
+        self._bytes_left = limits.header_bytes
+        self._is_packed = False
+        self._refusal: BadInput | None = None
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes."""
+        self._reads_left -= 1
+        if self._reads_left < 0:
+            self._refusal = exceeds(self._name, "its header has too many elements and items", "elements")
+        if not self._is_packed:
+            left = max(0, self._size - self.tell())
+            self._bytes_left -= left if size is None or size < 0 else min(size, left)
+            if self._bytes_left < 0:
+                self._refusal = exceeds(self._name, "the elements of its header take too many bytes", "header_bytes")
+        if self._refusal is not None:
+            raise self._refusal
+        return super().read(size)
+
+    def watch(self, tag: int, kind: str | None, length: int) -> bool:
+        """Take note of the element whose value comes next; always False, as pydicom's `stop_when` that never stops."""
+        is_whole = length != _UNDEFINED or (tag == PIXELS and kind != "UN")  # else pydicom looks for items
+        self._is_packed = is_packed(tag) and kind in _PACKED and is_whole
+        return False
+
+    def parse(self, parse: Callable[[], _Parsed], otherwise: BadInput) -> _Parsed:
+        """Return what `parse` returns.
+
+        Raises:
+          BadInput: a limit was exceeded; or `otherwise`, where `parse` raises anything else, without its text.
+        """
+        with contextlib.suppress(Exception):
+            return parse()
+        # Outside of an except block, as in `dicom_fields.attempt`.
+        raise self._refusal or otherwise
+
+
+def is_packed(tag: int) -> bool:
+    """Whether an element holds pixels, an overlay or a curve, or is private: never parsed here."""
+    return tag == PIXELS or bool(tag >> 16 & 1) or tag & _GROUP_OF_PICTURES in _PICTURES

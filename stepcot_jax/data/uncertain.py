@@ -1,0 +1,102 @@
+"""Training targets of uncertain answers: ignored, negative, positive, or soft (Irvin et al., CheXpert, AAAI 2019).
+
+The step's negative option is `chain.Step.negative`. Only targets of training depend on the setting: an uncertain answer
+is never among a case's labels, so that no figure of validation or test takes it for the truth.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int, Int32
+
+from stepcot_jax.chain import NEGATIVE_OPTIONS, Chain, find_one_answer
+from stepcot_jax.host.errors import BadInput
+
+Treatment = Literal["ignore", "negative", "positive", "soft"]
+
+
+@dataclasses.dataclass(frozen=True)
+class UncertainAnswers:
+    """What training makes of uncertain answers.
+
+    Attributes:
+      treatment: "ignore": as if nobody had answered. "negative": the step's negative option. "positive": the uncertain
+        answer. "soft": the uncertain answer with probability `weight`, else the negative option; an uncertain negative
+        option is ignored.
+      weight: above 0 and below 1 for a run, so that a soft answer is never taken for a certain one.
+    """
+
+    treatment: Treatment = "ignore"
+    weight: float = 0.5
+
+
+IGNORED = UncertainAnswers()
+"""Uncertain answers add no loss."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """What the losses of training compare with.
+
+    Attributes:
+      labels: int32 [case, step], `chain.NOT_ANNOTATED` where no loss counts; of a soft target the more probable answer.
+      distributions: float32 [case, step, answer], the probability of each answer, 0 where no loss counts; None if no
+        target is soft.
+    """
+
+    labels: Int32[np.ndarray, "case step"]
+    distributions: Float32[np.ndarray, "case step answer"] | None = None
+
+    @property
+    def has_one_answer(self) -> Bool[np.ndarray, " step"]:
+        """Whether all targets of a step are the same certain answer (`chain.find_one_answer`)."""
+        same = find_one_answer(self.labels)
+        return same if self.distributions is None else same & (self.distributions.any(axis=0).sum(axis=1) == 1)
+
+
+def make_targets(
+    *,
+    labels: Int[np.ndarray, "case step"],
+    uncertain: Int[np.ndarray, "case step"],
+    chain: Chain,
+    rule: UncertainAnswers,
+) -> Targets:
+    """Return the targets of cases.
+
+    Args:
+      labels: certain answers, negative elsewhere.
+      uncertain: uncertain answers, negative elsewhere.
+      chain: the steps.
+      rule: what is made of uncertain answers.
+
+    Raises:
+      BadInput: the rule needs a negative option, and a step with uncertain answers has none.
+    """
+    labels, doubtful = labels.astype(np.int32), uncertain >= 0
+    if rule.treatment == "ignore" or not doubtful.any():
+        return Targets(labels)
+    if rule.treatment == "positive":
+        return Targets(np.where(doubtful, uncertain, labels).astype(np.int32))
+    negatives = _find_negatives(chain, doubtful.sum(axis=0).tolist(), treatment=rule.treatment)
+    if rule.treatment == "negative":
+        return Targets(np.where(doubtful, negatives, labels).astype(np.int32))
+    spread = doubtful & (uncertain != negatives)  # what is left of a doubtful negative option is unknown
+    probable = np.where(spread, uncertain if rule.weight >= 0.5 else negatives, labels).astype(np.int32)
+    answers = np.arange(max(chain.answers_per_step))
+    sources = labels, np.where(spread, uncertain, -1), np.where(spread, negatives, -1)
+    certain, positive, negative = ((each[..., None] == answers).astype(np.float32) for each in sources)
+    weight = np.float32(rule.weight)
+    return Targets(probable, certain + weight * positive + (np.float32(1) - weight) * negative)
+
+
+def _find_negatives(chain: Chain, num_uncertain: Sequence[int], *, treatment: str) -> Int32[np.ndarray, " step"]:
+    """Return the label of each step's negative option, -1 for a step without one and without uncertain answers."""
+    for step, number in zip(chain.steps, num_uncertain, strict=True):
+        if number and step.negative is None:
+            raise BadInput(
+                f"config.data.uncertain: {treatment!r} needs a negative option; step {step.name!r} ({number} uncertain "
+                f"training answers) offers none of {', '.join(NEGATIVE_OPTIONS)}; expected 'ignore' or 'positive'"
+            )
+    return np.array([-1 if step.negative is None else step.negative for step in chain.steps], np.int32)

@@ -1,0 +1,127 @@
+"""A gate before reading: how far an image lies from the training images, in the space of its encoder.
+
+The score is the Mahalanobis distance of an image's encoder features to those of the training images, with Ledoit and
+Wolf's shrinkage of the covariance, divided by a limit; above 1 an image counts as unlike what the network was trained
+on. The limit is a rank of the validation images' distances, so that a chosen share of images like them exceeds it.
+docs/gate.md has what it finds and what it misses, measured.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from stepcot_jax.host.array_files import read_arrays
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import writing_whole
+
+_PARTS = ("mean", "whitening", "limit", "false_alarms", "num_fitted")
+_EXPECTED = "expected the gate.npz of a run (running main again with the same --config and --workdir writes it)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """The distance to the training images and its limit.
+
+    Attributes:
+      mean: of the training images' features.
+      whitening: a feature's difference to the mean, times this, has the Mahalanobis distance as its length.
+      limit: distance from which an image is outside.
+      false_alarms: share of images like the validation images that the limit leaves outside.
+      num_fitted: training images, and validation images.
+    """
+
+    mean: Float32[np.ndarray, "feature"]
+    whitening: Float32[np.ndarray, "feature feature"]
+    limit: float
+    false_alarms: float
+    num_fitted: tuple[int, int]
+
+    @functools.cached_property
+    def _whitening(self) -> Float[np.ndarray, "feature feature"]:
+        return self.whitening.astype(np.float64)  # once: for a batch of images it takes longer than the product
+
+    def scores(self, features: Float[np.ndarray, "case feature"]) -> Float[np.ndarray, "case"]:
+        """Return each image's distance over the limit: above 1 it is outside."""
+        away = (features.astype(np.float64) - self.mean) @ self._whitening
+        return np.sqrt((away**2).sum(axis=1)) / self.limit
+
+
+def fit_gate(
+    training: Float[np.ndarray, "case feature"],
+    validation: Float[np.ndarray, "case2 feature"],
+    *,
+    false_alarms: float,
+) -> Gate | None:
+    """Return the gate of a network; None if the validation images are too few for its limit, or nothing varies.
+
+    Args:
+      training: features of the training images, at least two.
+      validation: features of other images of the same kind.
+      false_alarms: wanted share of images like these that the gate leaves outside, above 0 and below 1.
+    """
+    from sklearn.covariance import LedoitWolf  # takes a second to import
+
+    rank = math.ceil((len(validation) + 1) * (1 - false_alarms) - 1e-9)
+    if rank > len(validation) or len(training) < 2:
+        return None
+    training = training.astype(np.float64)
+    spread = training.std(axis=0)
+    spread[spread < 1e-6 * max(spread.max(), 1e-12)] = max(spread.max(), 1.0)  # a dead channel
+    fitted = LedoitWolf().fit(training / spread)
+    values, directions = np.linalg.eigh(fitted.covariance_)
+    if not values.max() > 0:  # all training images are the same
+        return None
+    smallest = np.finfo(np.float32).eps * values.max()
+    whitening = directions / np.sqrt(np.maximum(values, smallest)) / spread[:, None]
+    gate = Gate(
+        mean=training.mean(axis=0).astype(np.float32),
+        whitening=whitening.astype(np.float32),
+        limit=1.0,
+        false_alarms=false_alarms,
+        num_fitted=(len(training), len(validation)),
+    )
+    limit = float(np.sort(gate.scores(validation))[rank - 1])
+    return dataclasses.replace(gate, limit=limit)
+
+
+def write_gates(path: str | os.PathLike[str], gates: Mapping[str, Gate]) -> None:
+    """Write the gates of a run's networks, by name, to one file without pickle; it appears whole."""
+    arrays = {f"{name}/{part}": np.asarray(getattr(gate, part)) for name, gate in gates.items() for part in _PARTS}
+    with writing_whole(path) as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def read_gate(path: str | os.PathLike[str], model: str) -> Gate | None:
+    """Read the gate of one network; None if there is no file, or it has none of this network.
+
+    Raises:
+      BadInput: the file is damaged.
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        return None
+    arrays = read_arrays(path, accepted="a gate", expected=_EXPECTED)
+    if not any(name.startswith(f"{model}/") for name in arrays):
+        return None
+    missing = [part for part in _PARTS if f"{model}/{part}" not in arrays]
+    if missing:
+        raise BadInput(f"{path}: array '{model}/{missing[0]}' is missing; {_EXPECTED}")
+    parts = [arrays[f"{model}/{part}"] for part in _PARTS]
+    mean, whitening, limit, false_alarms, num_fitted = parts
+    if (
+        mean.ndim != 1
+        or whitening.shape != (len(mean), len(mean))
+        or (limit.shape, false_alarms.shape, num_fitted.shape) != ((), (), (2,))
+        or any(part.dtype.kind not in "fi" or not np.isfinite(part).all() for part in parts)
+        or not limit > 0
+    ):
+        raise BadInput(f"{path}, {model!r}: its arrays are not those of a gate; {_EXPECTED}")
+    numbers = tuple(map(int, num_fitted))
+    whole = mean.astype(np.float32), whitening.astype(np.float32)
+    return Gate(*whole, float(limit), float(false_alarms), (numbers[0], numbers[1]))

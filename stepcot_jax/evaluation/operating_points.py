@@ -1,0 +1,287 @@
+"""Operating points: for each answer, the probability from which a finding is called, chosen on validation cases.
+
+An answer is taken against all others of its step. A case is above the point if its probability, after temperature
+scaling, is the threshold or more. The threshold is chosen on the validation cases, its sensitivity and specificity are
+those of the test cases; both have intervals from a bootstrap by patient. Answers that no case, or every case, of the
+validation split has get no point.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcot_jax.chain import NOT_ANNOTATED, Chain
+from stepcot_jax.evaluation.calibration import Calibration, calibrated_probabilities
+from stepcot_jax.evaluation.intervals import Interval, percentiles
+from stepcot_jax.evaluation.prediction_files import SplitPredictions
+from stepcot_jax.evaluation.resamples import Weights, count_once, divide, resample
+
+RuleName = Literal["youden", "sensitivity", "specificity", "cost"]
+
+FIGURES = ("sensitivity", "specificity", "ppv", "npv")
+
+_LEVEL = 0.95
+_SEED = 0
+_ROUNDING = 1e-9
+
+Finding = tuple[str, str, str]
+"""Names of model, step and answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How a threshold is chosen; of equally good ones the highest is taken, with "specificity" the lowest.
+
+    Attributes:
+      name: "youden": highest sum of sensitivity and specificity; "sensitivity": the highest threshold with a
+        sensitivity of `target` or more; "specificity": the lowest one with such a specificity; "cost": lowest cost of
+        missed cases and false alarms.
+      target: of "sensitivity" and "specificity", in 0..1.
+      miss_cost: what a missed case costs, in false alarms.
+    """
+
+    name: RuleName = "youden"
+    target: float = 0.9
+    miss_cost: float = 1.0
+
+    def describe(self) -> str:
+        """Return the rule in words.
+
+        >>> Rule("sensitivity", target=0.95).describe()
+        'sensitivity of 95 % or more on validation'
+        """
+        return {
+            "youden": "highest sensitivity + specificity on validation",
+            "sensitivity": f"sensitivity of {100 * self.target:g} % or more on validation",
+            "specificity": f"specificity of {100 * self.target:g} % or more on validation",
+            "cost": f"lowest cost on validation, a missed case counting as {self.miss_cost:g} false alarms",
+        }[self.name]
+
+    def choose(self, levels: "Levels") -> npt.NDArray[np.float64]:
+        """Return the threshold [resample]; infinite if no case should be called, NaN without cases of both kinds."""
+        hits, alarms = levels.hits, levels.alarms
+        num_positive, num_negative = hits[:, -1:], alarms[:, -1:]
+        if self.name == "youden":
+            # Times both numbers of cases: whole numbers, of which equal ones are equal.
+            place = (hits * num_negative - alarms * num_positive).argmax(axis=1)
+        elif self.name == "cost":
+            place = (self.miss_cost * (num_positive - hits) + alarms).argmin(axis=1)
+        elif self.name == "sensitivity":
+            place = (hits >= self.target * num_positive - _ROUNDING).argmax(axis=1)
+        else:
+            last = (alarms <= (1 - self.target) * num_negative + _ROUNDING).sum(axis=1, keepdims=True) - 1
+            called = hits + alarms  # levels of cases that do not count add nothing
+            place = (called >= np.take_along_axis(called, last, axis=1)).argmax(axis=1)
+        both = (num_positive > 0) & (num_negative > 0)
+        return np.where(both[:, 0], levels.thresholds[place], np.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Levels:
+    """What lies at or above each threshold.
+
+    Attributes:
+      thresholds: [level], falling: infinity, then the distinct scores.
+      hits: [resample, level], weight of the positive cases at or above the threshold.
+      alarms: [resample, level], weight of the negative ones.
+    """
+
+    thresholds: npt.NDArray[np.float64]
+    hits: npt.NDArray[np.float64]
+    alarms: npt.NDArray[np.float64]
+
+
+def count_levels(weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> Levels:
+    """Count the positive and negative cases at or above every threshold that a score gives.
+
+    Sensitivity is `hits` over its last column, false-positive rate `alarms` over its last, precision `hits` over the
+    sum of both; these are the points of scikit-learn's `roc_curve` and `precision_recall_curve`.
+
+    Args:
+      weights: [resample, case].
+      scores: [case].
+      positive: [case].
+
+    Raises:
+      ValueError: the shapes do not fit, or a score is NaN.
+    """
+    if scores.ndim != 1 or positive.shape != scores.shape or weights.shape[1:] != scores.shape:
+        raise ValueError(
+            "weights, scores and positive must have shapes [resample, case], [case] and [case]; "
+            f"got {weights.shape}, {scores.shape} and {positive.shape}"
+        )
+    if np.isnan(scores).any():
+        raise ValueError("scores must be numbers; got NaN")
+    order = np.argsort(-scores, kind="stable")
+    last_of_level = np.flatnonzero(np.diff(scores[order], append=-np.inf))
+    ordered = weights[:, order]
+    nothing = np.zeros((len(weights), 1))
+    hits, alarms = (
+        np.concatenate([nothing, np.cumsum(ordered * own[order], axis=1)[:, last_of_level]], axis=1)
+        for own in (positive, ~positive)
+    )
+    return Levels(np.concatenate([[np.inf], scores[order][last_of_level]]), hits, alarms)
+
+
+def figures_at(
+    weights: Weights, *, scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_], threshold: float
+) -> npt.NDArray[np.float64]:
+    """Compute the figures of a threshold in each resample.
+
+    Args:
+      weights: [resample, case].
+      scores: [case].
+      positive: [case].
+      threshold: scores from it on are called; infinite: none is.
+
+    Returns:
+      [resample, figure] in the order of `FIGURES`; NaN where undefined.
+    """
+    above = scores >= threshold
+    cells = np.stack([above & positive, above & ~positive, ~above & positive, ~above & ~positive], axis=1)
+    hits, alarms, misses, rest = (weights @ cells.astype(np.float64)).T
+    pairs = ((hits, misses), (rest, alarms), (hits, alarms), (rest, misses))
+    return np.stack([divide(part, part + other) for part, other in pairs], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatingPoint:
+    """The operating point of one answer.
+
+    Attributes:
+      threshold: calibrated probability from which the finding is called, with its interval over validation samples;
+        infinite if none should be called.
+      validation: number of validation cases with and without the answer.
+      test: the same of the test cases.
+      sensitivity: share of the test cases with the answer that lie at or above the threshold.
+      specificity: share of the test cases without it that lie below.
+      ppv: share of the test cases at or above the threshold that have the answer.
+      npv: share of those below that do not have it.
+    """
+
+    threshold: Interval
+    validation: tuple[int, int]
+    test: tuple[int, int]
+    sensitivity: Interval
+    specificity: Interval
+    ppv: Interval
+    npv: Interval
+
+
+def choose_operating_points(
+    val: SplitPredictions,
+    test: SplitPredictions,
+    chain: Chain,
+    *,
+    calibration: Calibration,
+    rule: Rule,
+    num_resamples: int,
+) -> dict[Finding, OperatingPoint]:
+    """Choose the operating points of every model and measure them.
+
+    Args:
+      val: the cases that choose the thresholds.
+      test: the cases of the figures.
+      chain: the steps.
+      calibration: of the probabilities.
+      rule: how to choose.
+      num_resamples: of the bootstraps by patient; 0 for no intervals.
+
+    Returns:
+      The points of the answers that some, but not all annotated validation cases have.
+
+    Raises:
+      BadInput: the calibration lacks a model.
+    """
+    of_val, of_test = (dict(_list_findings(split, chain, calibration)) for split in (val, test))
+    chosen = {finding: each for finding, each in of_val.items() if each.has_both}
+
+    def choose(weights: Weights) -> dict[Finding, npt.NDArray]:
+        return {finding: rule.choose(each.count(weights)) for finding, each in chosen.items()}
+
+    thresholds = {finding: float(own[0]) for finding, own in choose(count_once(len(val.predictions.labels))).items()}
+
+    def measure(weights: Weights) -> dict[Finding, npt.NDArray]:
+        return {finding: of_test[finding].measure(weights, at) for finding, at in thresholds.items()}
+
+    measured = measure(count_once(len(test.predictions.labels)))
+    spread = _resample(choose, val, num_resamples)
+    spreads = _resample(measure, test, num_resamples)
+    return {
+        finding: OperatingPoint(
+            _interval(at, spread.get(finding)),
+            of_val[finding].counts,
+            of_test[finding].counts,
+            *(
+                _interval(float(measured[finding][0, place]), spreads[finding][:, place] if spreads else None)
+                for place in range(len(FIGURES))
+            ),
+        )
+        for finding, at in thresholds.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Against:
+    """One answer against the others of its step: the annotated cases with their scores."""
+
+    cases: npt.NDArray[np.intp]
+    scores: npt.NDArray[np.float64]
+    positive: npt.NDArray[np.bool_]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of cases with and without the answer."""
+        return int(self.positive.sum()), int((~self.positive).sum())
+
+    @property
+    def has_both(self) -> bool:
+        """Whether some, but not all cases have the answer."""
+        return all(self.counts)
+
+    def count(self, weights: Weights) -> Levels:
+        """Return the levels for weights of all cases of the split."""
+        return count_levels(weights[:, self.cases], scores=self.scores, positive=self.positive)
+
+    def measure(self, weights: Weights, threshold: float) -> npt.NDArray[np.float64]:
+        """Return the figures of a threshold for weights of all cases of the split."""
+        return figures_at(weights[:, self.cases], scores=self.scores, positive=self.positive, threshold=threshold)
+
+
+def _list_findings(
+    split: SplitPredictions, chain: Chain, calibration: Calibration
+) -> Iterator[tuple[Finding, _Against]]:
+    for model, logits in split.predictions.logits.items():
+        probabilities = calibrated_probabilities(logits, model, calibration, chain)
+        for place, step in enumerate(chain.steps):
+            labels = split.predictions.labels[:, place]
+            cases = np.flatnonzero(labels != NOT_ANNOTATED)
+            for answer, option in enumerate(step.options):
+                scores = probabilities[cases, place, answer]
+                order = np.argsort(-scores, kind="stable")  # sorted once; sorting it again in each block is fast
+                own = _Against(cases[order], scores[order], labels[cases[order]] == answer)
+                yield (model, step.name, option), own
+
+
+def _resample(
+    compute: Callable[[Weights], dict[Finding, npt.NDArray]], split: SplitPredictions, num_resamples: int
+) -> dict[Finding, npt.NDArray]:
+    if not num_resamples:
+        return {}
+    return resample(compute, split.facts["patient_id"], num_resamples=num_resamples, seed=_SEED)
+
+
+def _interval(value: float, resampled: npt.NDArray[np.float64] | None) -> Interval:
+    """Return the interval of a figure; without ends where there are no resamples."""
+    if resampled is None:
+        return Interval(value, math.nan, math.nan)
+    defined = resampled[~np.isnan(resampled)]
+    if not np.isinf(defined).any():
+        return percentiles(value, resampled, level=_LEVEL)
+    # A threshold above every score has no number: ends are resampled values, not means of two.
+    ends = np.quantile(defined, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], method="higher")
+    return Interval(value, float(ends[0]), float(ends[1]), 1 - len(defined) / len(resampled))

@@ -1,0 +1,150 @@
+"""Write networks of a run as ONNX, with a loader that needs only numpy and onnxruntime, after comparing the logits."""
+
+import dataclasses
+import importlib
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from stepcot_jax import __version__
+from stepcot_jax.export import exported_files, loader, onnx_loader
+from stepcot_jax.export.folder import (
+    LOADER,
+    check_images,
+    describe_models,
+    describe_preprocessing,
+    list_sizes,
+    require_equal,
+    require_new,
+    save_tensors,
+    write_json,
+    write_sums,
+    writing_folder,
+)
+from stepcot_jax.export.model_card import RESIZE, write_front_matter, write_model_card
+from stepcot_jax.export.onnx_tracing import OPSET, trace_to_onnx
+from stepcot_jax.export.program import Program, make_program
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import install_extra
+from stepcot_jax.predict.exported_model import LABELS_FILE, PREPROCESSING_FILE
+from stepcot_jax.predict.trained_model import Trained, load_trained
+
+TOLERANCE = 1e-4
+"""Largest difference between the logits of onnxruntime and of JAX, absolute or relative."""
+
+_HERE = pathlib.Path(__file__).parent
+_DESCRIBED = {
+    LOADER: "the loader",
+    "exported_files.py": "what it reads files with",
+    LABELS_FILE: "questions and answers, in the order of the logits",
+    PREPROCESSING_FILE: "from an image file to the model's input",
+    onnx_loader.MANIFEST: "the file and the temperatures of each model, versions",
+    "check.safetensors": "two images of noise and their logits, for `python load.py`",
+    exported_files.SUMS: "digests of all files (`sha256sum -c SHA256SUMS`)",
+}
+
+
+def export_onnx(
+    workdir: str | pathlib.Path | Trained,
+    out: str | pathlib.Path,
+    *,
+    models: Sequence[str] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Write networks of a run, or of an export of one, as ONNX files with their image encoders.
+
+    Args:
+      workdir: of the run, or the loaded run.
+      out: the folder; it must not exist or be empty.
+      models: "student", "teacher" or both, the loader's default first; None for all networks of the run.
+      say: called with a message before each slow part.
+
+    Returns:
+      "folder", "files" (names -> bytes), "models" (names -> "parameters" and "max_error").
+
+    Raises:
+      BadInput: the package onnx or onnxruntime is missing, the run cannot be loaded, the folder is not empty, or a
+        network has no ONNX form, with the operator's name.
+      RunStopped: onnxruntime computes other logits than the networks.
+    """
+    _require_onnx()
+    trained, out = workdir, pathlib.Path(out)
+    require_new(out)
+    if not isinstance(trained, Trained):
+        trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
+    programs = [make_program(trained, name) for name in models or sorted(trained.params)]
+    with writing_folder(out) as partial:
+        _write(partial, trained, programs, say=say)
+        say("reading it back with onnxruntime")
+        results = onnx_loader.check(partial, tolerance=TOLERANCE)
+        require_equal(results, tolerance=TOLERANCE)
+    return {"folder": str(out), "files": list_sizes(out), "models": describe_models(programs, results)}
+
+
+def _require_onnx() -> None:
+    for name in ("onnx", "onnxruntime"):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise BadInput(f"--format=onnx needs {name} ({install_extra('onnx')})") from None
+
+
+def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], *, say: Callable[[str], None]) -> None:
+    """Write all files."""
+    calibrated = {} if trained.calibration is None else trained.calibration.temperatures
+    rules = describe_preprocessing(trained.preprocessing)
+    pixels = exported_files.Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"]))
+    check: dict[str, Any] = {"images": check_images(rules["size"])}
+    models: dict[str, Any] = {}
+    for program in programs:
+        say(f"writing the {program.name}")
+        made = trace_to_onnx(program.read, program.tensors, size=program.size)
+        (folder / f"{program.name}.onnx").write_bytes(made.SerializeToString())
+        ones = [1.0] * trained.chain.num_steps
+        temperatures = list(map(float, calibrated.get(program.name, ones)))
+        models[program.name] = {"file": f"{program.name}.onnx", "temperatures": temperatures}
+        found = jax.jit(program.read)(program.tensors, pixels.normalise(check["images"]))
+        check[f"logits/{program.name}"] = np.asarray(found)
+    save_tensors(folder / "check.safetensors", check)
+    steps = [dataclasses.asdict(step) for step in trained.chain.steps]
+    write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
+    write_json(folder / PREPROCESSING_FILE, rules)
+    made_with = {"stepcot_jax": __version__, "jax": jax.__version__}
+    manifest = {"format": onnx_loader.FORMAT, "models": models, "opset": OPSET, "made_with": made_with}
+    manifest["trained_on"] = trained.trained_on
+    write_json(folder / onnx_loader.MANIFEST, manifest)
+    shutil.copyfile(onnx_loader.__file__, folder / LOADER)
+    shutil.copy(exported_files.__file__, folder)
+    card = write_front_matter("image-classification") + write_model_card(trained, programs)
+    readme = f"{card.rstrip()}\n\n{write_use(trained, models)}"
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    write_sums(folder)
+
+
+def write_use(trained: Trained, models: Mapping[str, Any]) -> str:
+    """Return the part of the card that says how to use the files.
+
+    Args:
+      trained: the run.
+      models: of onnx.json.
+    """
+    first, *others = models
+    files = {models[name]["file"]: f"the {name}, image encoder included" for name in models} | _DESCRIBED
+    return (
+        (_HERE / "onnx_use.txt")
+        .read_text(encoding="utf-8")
+        .format(
+            opset=f"opset {OPSET}",
+            argument=f', "{first}"' if others else "",
+            step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
+            size=trained.preprocessing.size,
+            resize=RESIZE[trained.preprocessing.fit],
+            model=first,
+            files="\n".join(f"| `{name}` | {what} |" for name, what in files.items()),
+        )
+    )

@@ -1,0 +1,135 @@
+"""Read a Step-CoT model as ONNX. Needs numpy and onnxruntime alone; an export has a copy of this file as load.py.
+
+    from load import load
+    model = load(".")                        # the folder of the export
+    model(images)["Diagnosis"]               # (answers, probabilities [case, option])
+    model.logits(images)                     # float32 [case, step, answer]
+
+`python load.py` checks that this machine computes the exported logits.
+
+Every export has a copy of this file and of exported_files.py, which compares each file with SHA256SUMS before its use.
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+if __package__:
+    from stepcot_jax.export.exported_files import (
+        Files,
+        RefusedExport,
+        check_models,
+        read_pixel_rules,
+        read_steps,
+        run_check,
+        to_answers,
+    )
+else:  # in the folder of an export
+    from exported_files import (  # type: ignore[import-not-found,no-redef]
+        Files,
+        RefusedExport,
+        check_models,
+        read_pixel_rules,
+        read_steps,
+        run_check,
+        to_answers,
+    )
+
+FORMAT = 1
+MANIFEST = "onnx.json"
+PROVIDERS = ("CPUExecutionProvider",)
+"""Where onnxruntime computes by default."""
+
+
+class Model:
+    """An exported model.
+
+    Attributes:
+      name: "student" or "teacher".
+      steps: the questions and their answers.
+      preprocessing: size and normalisation of the images.
+      temperatures: divisor of each step's logits before the softmax; 1 without calibration.
+      session: of onnxruntime.
+    """
+
+    def __init__(
+        self, folder: str | pathlib.Path, name: str | None = None, *, providers: Sequence[str] = PROVIDERS
+    ) -> None:
+        import onnxruntime
+
+        files = Files(pathlib.Path(folder))
+        manifest = files.read_json(MANIFEST)
+        if manifest.get("format") != FORMAT:
+            raise RefusedExport(f"{folder}: format {manifest.get('format')!r} is not supported; expected {FORMAT}")
+        models = manifest["models"]
+        name = next(iter(models)) if name is None else name
+        if name not in models:
+            raise RefusedExport(f"{folder} has no model {name!r}; it has {', '.join(models)}")
+        self.name = name
+        self.steps = read_steps(files)
+        self.preprocessing = read_pixel_rules(files)
+        self.temperatures = tuple(models[name]["temperatures"])
+        self.session = onnxruntime.InferenceSession(bytes(files.read(models[name]["file"])), providers=list(providers))
+
+    def logits(self, images: Any) -> np.ndarray:
+        """Return the logits of all steps.
+
+        Args:
+          images: see `exported_files.Preprocessing.normalise`.
+
+        Returns:
+          float32 [case, step, answer]; about -1e9 beyond a step's own answers.
+        """
+        (logits,) = self.session.run(None, {"images": self.preprocessing.normalise(images)})
+        return logits
+
+    def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
+        """Return the answers of all steps.
+
+        Args:
+          images: see `exported_files.Preprocessing.normalise`.
+
+        Returns:
+          By the name of the step: the most probable answer of each image, and the probabilities of the step's options
+          [case, option].
+        """
+        return to_answers(self.logits(images), self.steps, self.temperatures)
+
+
+def load(folder: str | pathlib.Path, model: str | None = None, *, providers: Sequence[str] = PROVIDERS) -> Model:
+    """Load a model.
+
+    Args:
+      folder: of the export.
+      model: "student" or "teacher"; default: the first of the export.
+      providers: of onnxruntime, such as "CUDAExecutionProvider".
+
+    Raises:
+      RefusedExport: a file is missing, changed, or has another format.
+    """
+    return Model(folder, model, providers=providers)
+
+
+def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
+    """Compare this machine's logits of the stored images with the stored logits of JAX.
+
+    Args:
+      folder: of the export.
+      tolerance: largest accepted difference, the smaller of absolute and relative.
+
+    Returns:
+      For each model: "model", "max_error", "same_answers" and "ok".
+    """
+    return check_models(folder, load, manifest=MANIFEST, tolerance=tolerance)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused."""
+    return run_check(check, arguments, here=pathlib.Path(__file__).parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""A feature store's folder on an object store: its shards are copied here, and new ones there as they are written.
+
+Shards never change and are named by their content. So any number of machines may add some at once, without a lease, and
+a machine that is killed leaves the shards that it has finished.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from stepcot_jax.features.shards import SUFFIX
+from stepcot_jax.features.spec import DESCRIPTION_FILE
+from stepcot_jax.features.store import BAD_SUFFIX, FeatureStore
+from stepcot_jax.host.locks import wait_for_lock
+from stepcot_jax.host.store_cache import naming, staging_folder
+from stepcot_jax.host.store_copies import copy_missing
+from stepcot_jax.host.stores import StoreFolder
+from stepcot_jax.host.terminal import Terminal
+
+_KEY = "config.features.folder"
+
+
+class RemoteFeatures:
+    """The folder of one feature store on an object store, and its copy on this machine.
+
+    Args:
+      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, of several feature stores.
+      name: of this one, `StoreSpec.folder_name`.
+      terminal: shows progress.
+
+    Attributes:
+      folder: the copy; processes of this machine share it.
+
+    Raises:
+      BadInput: the address has another form, or the copy cannot be made.
+    """
+
+    def __init__(self, address: str, name: str, *, terminal: Terminal) -> None:
+        with naming(_KEY):
+            self._store = StoreFolder(f"{address.rstrip('/')}/{name}")
+            self.folder = staging_folder("features", self._store.address)
+        self._terminal = terminal
+
+    def fetch(self) -> None:
+        """Copy the shards that are not here.
+
+        Raises:
+          BadInput: the store cannot be read, or the disk has no room.
+        """
+        waits = f"{self._store.address}: another process is downloading it"
+        with naming(_KEY), wait_for_lock(self.folder / ".lock", say=lambda: self._terminal.say(waits)):
+            found = {name: entry for name, entry in self._store.list().items() if self._is_kept(name)}
+            copy_missing(self._store, found, self.folder, terminal=self._terminal)
+
+    def push(self) -> None:
+        """Copy what is here alone to the store, such as shards of a process that could not reach it.
+
+        Raises:
+          StoreError: the store cannot be written.
+        """
+        here = {path.name: path for path in self.folder.iterdir() if self._is_kept(path.name)}
+        with naming(_KEY):
+            new = here.keys() - self._store.list().keys()
+            self._store.upload({name: here[name] for name in new & {DESCRIPTION_FILE}})  # shards alone are no store
+            self._store.upload({name: here[name] for name in new - {DESCRIPTION_FILE}})
+
+    def upload(self, shard: Path) -> None:
+        """Copy one new shard to the store.
+
+        Raises:
+          StoreError: the store cannot be written.
+        """
+        with naming(_KEY):
+            self._store.upload({shard.name: shard})
+
+    @contextlib.contextmanager
+    def uploading(self, store: FeatureStore) -> Iterator[None]:
+        """Copy every shard that is written within the context, after those that an earlier start has left here."""
+        self.push()
+        store.saved = self.upload
+        try:
+            yield
+        finally:
+            store.saved = None  # readers in other processes get a copy of the store
+
+    def _is_kept(self, name: str) -> bool:
+        """Return whether a name is of a complete file of the store, and was not found to be bad here."""
+        is_file = name == DESCRIPTION_FILE or (name.endswith(SUFFIX) and not name.startswith("."))
+        return is_file and "/" not in name and not (self.folder / f"{name}{BAD_SUFFIX}").exists()

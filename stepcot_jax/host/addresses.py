@@ -1,0 +1,77 @@
+"""Addresses, such as gs://BUCKET/FOLDER, where a folder of this machine is expected: refused, never made a folder.
+
+`pathlib` takes "gs://bucket/run" for the folder "gs:" of the working directory; a run would write there without a word.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import shorten
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+_HERE = (
+    "is an address, not a path; expected a folder or file of this machine (python -m stepcot_jax.data fetch copies "
+    "folders of gs:// and s3:// here)"
+)
+
+
+_OUTPUT = (
+    "is an address, not a path; expected a folder or file of this machine: write there, then copy it to the store "
+    "(aws s3 cp --recursive, gcloud storage cp -r)"
+)
+
+
+def is_address(place: object) -> bool:
+    """Return whether a place begins with a scheme, as "gs://..." does, also after `pathlib` has dropped a slash.
+
+    >>> is_address("s3://bucket/run"), is_address(pathlib.Path("s3://bucket/run")), is_address("runs/s3")
+    (True, True, False)
+    """
+    return isinstance(place, str | os.PathLike) and _ADDRESS.match(os.fspath(place)) is not None
+
+
+def refuse_address(place: str | os.PathLike[str], what: str = "", *, is_output: bool = False) -> None:
+    """Refuse an address.
+
+    Args:
+      place: a path of this machine, or an address.
+      what: the setting or flag that names it, for the message.
+      is_output: whether it is written; the message says what to do instead.
+
+    Raises:
+      BadInput: it is an address.
+    """
+    if is_address(place):
+        hint = _OUTPUT if is_output else _HERE
+        raise BadInput(f"{what}{': ' if what else ''}{shorten(os.fspath(place))} {hint}")
+
+
+def name_place(place: str) -> str:
+    """Return one name for the same folder or file: an address without a slash at its end, or a path without links."""
+    return place.rstrip("/") if is_address(place) else str(pathlib.Path(place).resolve())
+
+
+def local_path(text: str, *, is_output: bool = False) -> pathlib.Path:
+    """Return the path that an argument names; the `type=` of argparse for every path of this machine that is read.
+
+    Raises:
+      argparse.ArgumentTypeError: it is an address.
+    """
+    try:
+        refuse_address(text, is_output=is_output)
+    except BadInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return pathlib.Path(text)
+
+
+def output_path(text: str) -> pathlib.Path:
+    """Return the path that an argument names; the `type=` of argparse for every path that is written.
+
+    Raises:
+      argparse.ArgumentTypeError: it is an address.
+    """
+    return local_path(text, is_output=True)

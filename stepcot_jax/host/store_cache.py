@@ -1,0 +1,185 @@
+"""Read a folder of a store: download it once into the user's cache, and again when an object has changed."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+
+from stepcot_jax.host.addresses import refuse_address
+from stepcot_jax.host.compilation_cache import user_folder
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import make_private_folder
+from stepcot_jax.host.locks import wait_for_lock
+from stepcot_jax.host.mirrors import digest_listing, find_damaged, is_copied, read_complete
+from stepcot_jax.host.store_copies import copy_missing
+from stepcot_jax.host.stores import Stored, StoreFolder, is_store_address
+from stepcot_jax.host.terminal import Terminal
+
+_NOT_READ = frozenset({"tensorboard", "profile", "wandb", "mlartifacts"})
+
+
+def fetch_run(address: str, *, terminal: Terminal) -> pathlib.Path:
+    """Download a run's folder, or an export, and return its copy in `~/.cache/stepcot_jax/stores`.
+
+    The complete checkpoints are taken and compared with their digests; logs of other programs stay.
+
+    Args:
+      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+      terminal: shows what is downloaded.
+
+    Raises:
+      BadInput: the address is no folder of a store, which cannot be read or is empty; the disk has no room for it; or
+        a checkpoint is not as it was written.
+    """
+    store = StoreFolder(address)
+    complete = read_complete(store)
+    found = {
+        name: entry
+        for name, entry in store.list().items()
+        if (complete is None or is_copied(name, complete)) and name.partition("/")[0] not in _NOT_READ
+    }
+
+    def check(folder: pathlib.Path) -> None:
+        if damaged := find_damaged(folder, complete or {}):
+            raise BadInput(
+                f"{store.address}/{damaged[0]}: is not as it was written, by the digests in mirror.json (a run that "
+                "goes on may have removed it: try again)"
+            )
+
+    return _fetch(store, found, holds="the workdir of a run, or an export", check=check, terminal=terminal)
+
+
+def fetch_files(address: str, *, holds: str, terminal: Terminal) -> pathlib.Path:
+    """Download a folder of cases or weights, and return its copy in `~/.cache/stepcot_jax/stores`.
+
+    Args:
+      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+      holds: what is expected there, for messages.
+      terminal: shows what is downloaded.
+
+    Raises:
+      BadInput: the address is no folder of a store, which cannot be read or is empty; the disk has no room for it; or
+        an object changed meanwhile.
+    """
+    store = StoreFolder(address)
+    found = store.list()
+
+    def check(folder: pathlib.Path) -> None:  # noqa: ARG001
+        if store.list() != found:
+            raise BadInput(f"{store.address}: an object changed while the folder was downloaded; try again")
+
+    return _fetch(store, found, holds=holds, check=check, terminal=terminal)
+
+
+def find_workdir(source: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
+    """Return the folder of a run or an export; one on a store is downloaded first.
+
+    Args:
+      source: a folder, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+      flag: the flag or setting that names it, for messages.
+
+    Raises:
+      BadInput: it is another address, or as for `fetch_run`; names the flag.
+    """
+    if not is_store_address(source):
+        refuse_address(source, flag)
+        return pathlib.Path(source)
+    with naming(flag):
+        return fetch_run(str(source), terminal=Terminal())
+
+
+def find_files(source: str, key: str = "", *, holds: str) -> pathlib.Path:
+    """Return the folder or file of cases or weights that a setting names; a folder on a store is downloaded first.
+
+    Args:
+      source: a path, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+      key: the setting, for messages.
+      holds: what is expected there, for messages.
+
+    Raises:
+      BadInput: it is another address, or as for `fetch_files`; names the setting.
+    """
+    if not is_store_address(source):
+        refuse_address(source, key)
+        return pathlib.Path(source)
+    with naming(key):
+        return fetch_files(source, holds=holds, terminal=Terminal())
+
+
+def _fetch(
+    store: StoreFolder,
+    found: Mapping[str, Stored],
+    *,
+    holds: str,
+    check: Callable[[pathlib.Path], None],
+    terminal: Terminal,
+) -> pathlib.Path:
+    """Return the copy of some objects, named by their listing; an interrupted download goes on."""
+    if not found:
+        raise BadInput(f"{store.address}: holds no files; expected {holds}")
+    cache, name = _make_cache(), store.address.rpartition("/")[2]
+    entry = cache / digest_listing(store.address, found)[:32]
+    if (entry / name).is_dir():
+        return entry / name
+    whose = hashlib.sha256(store.address.encode()).hexdigest()[:16]
+    with wait_for_lock(
+        cache / f".lock-{whose}", say=lambda: terminal.say(f"{store.address}: another process is downloading it")
+    ):
+        if (entry / name).is_dir():
+            return entry / name
+        partial = cache / f".partial-{whose}-{entry.name}"
+        for left in cache.glob(f".partial-{whose}-*"):
+            if left != partial:  # of an earlier listing
+                shutil.rmtree(left)
+        (partial / name).mkdir(parents=True, exist_ok=True)
+        size = sum(each.size for each in found.values())
+        terminal.say(f"{store.address}: downloading {len(found)} files, {size / 1e6:.1f} MB, to {entry / name}")
+        copy_missing(store, found, partial / name, terminal=terminal)
+        try:
+            check(partial / name)
+        except BadInput:
+            shutil.rmtree(partial)
+            raise
+        partial.rename(entry)
+    return entry / name
+
+
+@contextlib.contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Name the flag or setting in a `BadInput` about an address."""
+    try:
+        yield
+    except BadInput as error:
+        raise type(error)(f"{key}: {error}" if key else str(error)) from error
+
+
+def staging_folder(kind: str, address: str) -> pathlib.Path:
+    """Return a folder of this machine for what belongs to an address, the same at each start; closed to other users.
+
+    Args:
+      kind: of the contents, such as "runs".
+      address: of the folder, with what else distinguishes it.
+
+    Raises:
+      BadInput: it belongs to another user, or cannot be made.
+    """
+    base = user_folder()
+    if base is None:
+        base = pathlib.Path(tempfile.gettempdir()) / f"stepcot_jax-{os.getuid()}"
+        make_private_folder(base)
+    folder = base / kind / hashlib.sha256(address.encode()).hexdigest()[:32]
+    make_private_folder(folder.parent)
+    make_private_folder(folder)
+    return folder
+
+
+def _make_cache() -> pathlib.Path:
+    base = user_folder()
+    if base is None:
+        raise BadInput("there is no home for the cache of downloaded folders; set XDG_CACHE_HOME to a folder")
+    cache = base / "stores"
+    make_private_folder(cache)
+    return cache

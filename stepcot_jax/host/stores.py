@@ -1,0 +1,219 @@
+"""Folders on object stores, gs://BUCKET/FOLDER and s3://BUCKET/FOLDER, through fsspec.
+
+A store has no appends, renames or locks. What it has: an object is written whole or not at all, replaces the one of the
+same name, and can be created only if there is none. Credentials are those of the machine, which gcsfs and s3fs find.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import install_extra, one_line, shorten
+
+EXTRAS = {"gs": "gcs", "s3": "s3"}
+"""Schemes of stores -> the extra that reads and writes them."""
+
+_FORM = "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
+_ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<folder>\w[\w.-]*(?:/[^/\\\s?#*\[\]{}]+)+)/?")
+_TAGS = ("generation", "ETag", "etag", "md5Hash", "created", "mtime")
+_NUM_THREADS = 8
+
+
+class StoreError(BadInput):
+    """A store cannot be read or written; the message names the address and the cause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """An object of a store.
+
+    Attributes:
+      size: in bytes.
+      tag: changes when the content does.
+    """
+
+    size: int
+    tag: str
+
+
+def is_store_address(source: object) -> bool:
+    """Return whether a source is an address of an object store, and not a path.
+
+    >>> is_store_address("gs://bucket/runs/q"), is_store_address("runs/q"), is_store_address("hf://ann/chest")
+    (True, False, False)
+    """
+    return isinstance(source, str) and source.partition("://")[0] in EXTRAS and "://" in source
+
+
+def check_store_address(address: str) -> re.Match[str]:
+    """Return the scheme and the folder of an address, without opening the store.
+
+    Raises:
+      BadInput: it has another form.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if not is_store_address(address) or found is None or {".", ".."} & set(found["folder"].split("/")):
+        raise BadInput(f"{shorten(address)}: not the address of a folder on a store; expected {_FORM}")
+    return found
+
+
+class StoreFolder:
+    """A folder on an object store.
+
+    Args:
+      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+
+    Attributes:
+      address: of the folder, without a slash at its end.
+      compares: whether `replace` is one step. S3 has conditional writes (If-Match); gcsfs has none but `create`.
+
+    Raises:
+      BadInput: the address is not of this form, or the extra is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        found = check_store_address(address)
+        self.address = address.rstrip("/")
+        self._root = found["folder"]
+        self.compares = found["scheme"] == "s3"
+        try:
+            import fsspec  # with its stores a second; most runs are in folders of the machine
+
+            # Others write here too: a listing is never taken from memory.
+            self._files: Any = fsspec.filesystem(found["scheme"], use_listings_cache=False)
+        except ImportError:
+            extra = EXTRAS[found["scheme"]]
+            raise BadInput(f"{self.address}: the extra {extra} is required ({install_extra(extra)})") from None
+        except Exception as error:  # credentials that cannot be read
+            raise StoreError(f"{self.address}: the store cannot be opened ({_describe(error)})") from None
+
+    def list(self) -> dict[str, Stored]:
+        """Return the objects by their names below the folder.
+
+        Raises:
+          StoreError: the store cannot be read, or an object has no file's name.
+        """
+        with self._explain("listed"):
+            self._files.invalidate_cache()
+            found = self._files.find(self._root, detail=True)
+        objects = {}
+        for path, facts in found.items():
+            name = path.lstrip("/").removeprefix(self._root).lstrip("/")
+            if not name or name.endswith("/"):  # a marker of a folder, which consoles make
+                continue
+            if "\\" in name or {"", ".", ".."} & set(name.split("/")):
+                raise StoreError(f"{self.address}: {shorten(name)!r} is not the name of a file")
+            objects[name] = Stored(int(facts["size"]), _find_tag(facts))
+        return objects
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of an object; None if there is none."""
+        with self._explain("read"):
+            try:
+                content: bytes = self._files.cat_file(f"{self._root}/{name}")
+            except FileNotFoundError:
+                return None
+            return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object, in the place of one of the same name."""
+        with self._explain("written"):
+            self._files.pipe_file(f"{self._root}/{name}", content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write an object if there is none of its name; return whether there was none."""
+        with self._explain("written"):
+            try:
+                self._files.pipe_file(f"{self._root}/{name}", content, mode="create")
+            except FileExistsError:
+                return False
+            except Exception:
+                if self._files.exists(f"{self._root}/{name}"):  # stores differ in how they say so
+                    return False
+                raise
+            return True
+
+    def tag(self, name: str) -> str | None:
+        """Return what changes with an object's content; None if there is no such object."""
+        with self._explain("read"):
+            try:
+                return _find_tag(self._files.info(f"{self._root}/{name}"))
+            except FileNotFoundError:
+                return None
+
+    def replace(self, name: str, content: bytes, tag: str) -> bool:
+        """Write an object if it still has a tag; return whether it had.
+
+        Without `compares`, another may write between the comparison and the write, and is overwritten.
+        """
+        if not self.compares:
+            if self.tag(name) != tag:
+                return False
+            self.write(name, content)
+            return True
+        with self._explain("written"):
+            try:
+                self._files.pipe_file(f"{self._root}/{name}", content, IfMatch=tag)
+            except Exception:
+                if self.tag(name) != tag:  # "precondition failed", in the words of each server
+                    return False
+                raise
+            return True
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects; one that is not there is no error."""
+
+        def remove_one(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rm_file(f"{self._root}/{name}")
+
+        with self._explain("written"):
+            _each(remove_one, names)
+
+    def upload(self, files: Mapping[str, pathlib.Path]) -> None:
+        """Write files as objects: name -> file."""
+        with self._explain("written"):
+            _each(lambda pair: self._files.put_file(str(pair[1]), f"{self._root}/{pair[0]}"), files.items())
+
+    def download(self, files: Mapping[str, pathlib.Path]) -> None:
+        """Copy objects to files, whose folders are made: name -> file."""
+
+        def get_one(pair: tuple[str, pathlib.Path]) -> None:
+            pair[1].parent.mkdir(parents=True, exist_ok=True)
+            self._files.get_file(f"{self._root}/{pair[0]}", str(pair[1]))
+
+        with self._explain("read"):
+            _each(get_one, files.items())
+
+    @contextlib.contextmanager
+    def _explain(self, done: str) -> Iterator[None]:
+        """Turn every error of the store into one line.
+
+        Raises:
+          StoreError: in its place.
+        """
+        try:
+            yield
+        except Exception as error:  # botocore, aiohttp, google.auth and the system raise dozens of kinds
+            raise StoreError(f"{self.address}: cannot be {done} ({_describe(error)})") from error
+
+
+def _find_tag(facts: Mapping[str, Any]) -> str:
+    return next((str(facts[key]) for key in _TAGS if facts.get(key) is not None), "")
+
+
+def _each(call: Any, items: Iterable[Any]) -> None:
+    """Call a function for each item, on several threads; the first error ends it."""
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        for _ in pool.map(call, items):
+            pass
+
+
+def _describe(error: BaseException) -> str:
+    kind, text = type(error).__name__, one_line(error)
+    return kind if text == kind else f"{kind}: {text}"

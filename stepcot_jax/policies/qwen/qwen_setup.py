@@ -1,0 +1,188 @@
+"""The Qwen2.5-VL that a run's settings name: config, tokenizer, policy and first parameters.
+
+`policy.weights` is a checkpoint's folder or Hugging Face id. With `policy.random` only its config and tokenizer are
+read, and of a published id nothing: sizes are built in, and a closed vocabulary takes the tokenizer's place.
+"""
+
+import dataclasses
+import pathlib
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from stepcot_jax.encoders.checkpoint_files import resolve
+from stepcot_jax.encoders.text_encoder import load_tokenizer
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.stores import is_store_address
+from stepcot_jax.models.low_rank import LowRankSettings, list_layers
+from stepcot_jax.models.qwen_vision import VisionSizes
+from stepcot_jax.models.square_qwen import SquareQwen
+from stepcot_jax.policies.qwen.qwen_config import QwenConfig, read_qwen_config
+from stepcot_jax.policies.qwen.qwen_dry_run import shrink_config
+from stepcot_jax.policies.qwen.qwen_export import copy_files
+from stepcot_jax.policies.qwen.qwen_images import read_qwen_preprocessing
+from stepcot_jax.policies.qwen.qwen_loading import load_qwen, qwen_shapes
+from stepcot_jax.policies.qwen.qwen_policy import Params, QwenPolicy
+from stepcot_jax.policies.qwen.qwen_published import published_config
+from stepcot_jax.policies.qwen.qwen_template import find_control_tokens
+from stepcot_jax.policies.qwen.qwen_tokens import ChatTokenizer
+from stepcot_jax.policies.tokenizers import PretrainedTokenizer, Vocabulary
+from stepcot_jax.settings.configs import load_config
+from stepcot_jax.settings.run_settings import Settings
+
+FOLDER = "qwen"
+"""Of a workdir: config, tokenizer and preprocessing of the checkpoint that the run started from."""
+
+_LONGEST_TEXT = 2**17
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QwenSource:
+    """What a run starts from.
+
+    Attributes:
+      folder: of the checkpoint, or of its config and tokenizer; None for a published model's sizes alone.
+      config: of the network, shrunk as the settings say.
+      vision: of the tower.
+      grid: tokens on a side of an image.
+    """
+
+    folder: pathlib.Path | None
+    config: QwenConfig
+    vision: VisionSizes
+    grid: int
+
+    def read_tokenizer(self, vocabulary: Vocabulary | None = None) -> ChatTokenizer:
+        """Return the folder's tokenizer; without a folder, the vocabulary with control tokens.
+
+        Raises:
+          BadInput: the tokenizer is missing or broken, or is not Qwen's.
+        """
+        number = self.grid**2
+        if self.folder is None:
+            if vocabulary is None:
+                raise ValueError("vocabulary is required without a folder")
+            return ChatTokenizer.around(vocabulary, num_image_tokens=number)
+        size = self.config.sizes.num_words
+        loaded = load_tokenizer(self.folder, max_tokens=_LONGEST_TEXT, vocabulary_size=size).loaded
+        control = find_control_tokens(loaded, source=str(self.folder))
+        tokenizer = ChatTokenizer(
+            PretrainedTokenizer(loaded), control, num_image_tokens=number, stops=self.config.stops
+        )
+        if tokenizer.image_token != self.config.image_token:
+            raise BadInput(
+                f"{self.folder}: the image token is {tokenizer.image_token} in the tokenizer and "
+                f"{self.config.image_token} in config.json"
+            )
+        return tokenizer
+
+    def make_policy(self, settings: Settings, tokenizer: ChatTokenizer, *, mesh: Mesh | None = None) -> QwenPolicy:
+        """Return the policy.
+
+        Args:
+          settings: of the run.
+          tokenizer: of `read_tokenizer`.
+          mesh: over which parameters and cases are divided; None for whole arrays.
+        """
+        policy, sizes = settings.policy, self.config.sizes
+        if self.folder is None:
+            sizes = dataclasses.replace(sizes, num_words=tokenizer.num_words)
+        network = SquareQwen(
+            sizes,
+            self.vision,
+            jnp.dtype(settings.training.compute_dtype),
+            settings.parallel.remat,
+            grid=self.grid,
+            image_token=tokenizer.image_token,
+        )
+        low_rank = None
+        if policy.low_rank:
+            _check_targets(policy.low_rank_targets, network)
+            low_rank = LowRankSettings(
+                rank=policy.low_rank, alpha=policy.low_rank_alpha, targets=policy.low_rank_targets
+            )
+        return QwenPolicy(network, low_rank, mesh, is_given=not policy.random)
+
+    def load(self, policy: QwenPolicy) -> Params:
+        """Return the checkpoint's parameters in the parts of the policy, without LoRA's, as stored.
+
+        All are checked here. Each is read again and cast where it is put on the devices (`training.state.put_given`),
+        so that the host holds one at a time.
+
+        Raises:
+          BadInput: see `qwen_loading.load_qwen`.
+        """
+        loaded = load_qwen(str(self.folder), dtype=policy.dtype, param_dtype="stored")
+        return policy.divide(loaded.params)
+
+    def copy_files(self, workdir: pathlib.Path) -> None:
+        """Copy config, tokenizer and preprocessing into a workdir, so that the run is read without the checkpoint."""
+        if self.folder is not None and not (workdir / FOLDER).exists():
+            copy_files(self.folder, workdir / FOLDER)
+
+
+def _check_targets(targets: str, network: SquareQwen) -> None:
+    names = list_layers(qwen_shapes(network.sizes, network.vision))
+    if not any(re.fullmatch(targets, name) for name in names):
+        found = sorted({re.sub(r"\d+", "N", name) for name in names})
+        raise BadInput(
+            f"config.policy.low_rank_targets: {targets!r} matches no layer (expected a regular expression of whole "
+            f"names: {', '.join(found)}, where N is a number)"
+        )
+
+
+def find_qwen(settings: Settings, *, workdir: pathlib.Path | None = None) -> QwenSource:
+    """Return what the settings name; a missing Hugging Face id is downloaded.
+
+    Args:
+      settings: of the run, with `policy.weights`.
+      workdir: of a run that `QwenSource.copy_files` wrote; None to start one.
+
+    Raises:
+      BadInput: there is no such checkpoint, it is no Qwen2.5-VL, it cannot shrink so far, the pictures do not suit it,
+        or, of a new run, a setting of a closed vocabulary is given beside its tokenizer; names the setting.
+    """
+    policy = settings.policy
+    folder: pathlib.Path | None = pathlib.Path(policy.weights).expanduser()
+    try:
+        if workdir is not None and (workdir / FOLDER).is_dir():
+            folder = workdir / FOLDER
+        elif not policy.random or is_store_address(policy.weights):
+            folder = resolve(policy.weights)
+        elif not pathlib.Path(policy.weights).expanduser().is_dir():
+            folder = None
+        config = published_config(policy.weights) if folder is None else read_qwen_config(folder)
+        if config.vision is None:
+            raise BadInput(f"{folder} is a text model; a Qwen2.5-VL is required")
+        config = shrink_config(config, policy.shrink)
+    except BadInput as error:
+        raise BadInput(f"config.policy.weights: {error}") from None
+    vision: Any = config.vision
+    unit, size = vision.patch_size * vision.merge_size, settings.image_encoder.image_size
+    if size % unit:
+        raise BadInput(f"config.image_encoder.image_size: {size} is not a multiple of {unit} px, a token's side")
+    if folder is not None:
+        _check_pictures(settings, folder, vision)
+        if workdir is None and policy.num_merges != (default := load_config("base").policy.num_merges):
+            raise BadInput(
+                f"config.policy.num_merges: {policy.num_merges} has no effect with the tokenizer of {folder} (leave it "
+                f"out: {default})"
+            )
+    return QwenSource(folder=folder, config=config, vision=vision, grid=size // unit)
+
+
+def _check_pictures(settings: Settings, folder: pathlib.Path, vision: VisionSizes) -> None:
+    """Refuse pictures that the checkpoint's own preprocessing would change."""
+    expected, encoder = read_qwen_preprocessing(folder, vision), settings.image_encoder
+    for name in ("mean", "std"):
+        found, wanted = getattr(encoder, name), getattr(expected, name)
+        if not np.allclose(found, wanted, atol=1e-6):
+            raise BadInput(f"config.image_encoder.{name}: {found} is not that of {folder} ({wanted})")
+    if not expected.min_pixels <= encoder.image_size**2 <= expected.max_pixels:
+        raise BadInput(
+            f"config.image_encoder.image_size: {encoder.image_size} px squared is not {expected.min_pixels} to "
+            f"{expected.max_pixels} pixels, the limits of {folder}"
+        )

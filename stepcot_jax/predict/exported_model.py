@@ -1,0 +1,190 @@
+"""The parts of a trained model as an export holds them: JSON and safetensors, read without running its programs.
+
+An export carries `settings.json`, `calibration.json`, `pairs.json` and `statistics.json` under the names of a workdir,
+so that what reads those from a run reads them from an export.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any, Literal
+
+import jax
+import msgspec
+import numpy as np
+
+from stepcot_jax.chain import Chain, Step
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.encoders.described_networks import make_network
+from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.features.spec import FrozenImageEncoder
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
+from stepcot_jax.training.exported_weights import MANIFEST_FILE, read_weights, require_read
+from stepcot_jax.training.parameter_paths import unflatten
+from stepcot_jax.training.state import Params
+
+ENCODER = "image_encoder"
+PROMPTS = "prompts"
+"""Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder."""
+
+LABELS_FILE, PREPROCESSING_FILE = "labels.json", "preprocessing.json"
+
+_MOST_BYTES = 4 * 2**20
+_ACCEPTED = "expected a file that python -m stepcot_jax.export wrote"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredParts:
+    """What a run or an export holds of its networks.
+
+    Attributes:
+      chain: the steps.
+      text_features: float32 [step, width]; None without text.
+      frozen: the frozen image encoder; None if the parameters hold one.
+      params: by network, its parameter tree.
+      best_steps: the update of each network's weights.
+      trained_on: the training data in a few words; "" if the export does not say.
+    """
+
+    chain: Chain
+    text_features: jax.Array | None
+    frozen: FrozenImageEncoder | None
+    params: dict[str, Params]
+    best_steps: dict[str, int]
+    trained_on: str = ""
+
+
+class _Model(msgspec.Struct):
+    tensors: tuple[str, ...]
+    best_step: int = 0
+
+
+class _Encoder(msgspec.Struct):
+    name: str
+    width: int
+    digest: str
+    network: dict[str, Any]
+
+
+class _Manifest(msgspec.Struct):
+    format: Literal[1]
+    models: dict[Literal["student", "teacher"], _Model]
+    encoder: _Encoder | None = None
+    trained_on: str = ""
+
+
+class _Step(msgspec.Struct):
+    name: str
+    question: str
+    options: tuple[str, ...]
+
+
+class _Labels(msgspec.Struct):
+    steps: tuple[_Step, ...]
+
+
+class _Preprocessing(msgspec.Struct):
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    fit: Literal["crop", "pad", "stretch"]
+
+
+def list_exported_models(folder: pathlib.Path) -> tuple[str, ...]:
+    """Return the networks of an export, the default last.
+
+    Raises:
+      BadInput: its manifest is damaged or of another format, or it is of a policy.
+    """
+    return tuple(reversed(_read_manifest(folder).models))
+
+
+def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> StoredParts:
+    """Read networks of an export; every file is compared with its digest first.
+
+    Args:
+      folder: of the export.
+      names: of the networks, of `list_exported_models`.
+
+    Raises:
+      BadInput: a file is missing, damaged, changed, or does not fit the others.
+    """
+    require_read(folder)
+    manifest = _read_manifest(folder)
+    labels = read_json(folder / LABELS_FILE, _Labels, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
+    try:
+        chain = Chain(tuple(Step(step.name, step.question, step.options) for step in labels.steps))
+    except BadInput as error:
+        raise BadInput(f"{folder / LABELS_FILE}: {error}; {_ACCEPTED}") from None
+    text = None
+    params: dict[str, Params] = {}
+    encoder: Params | None = None
+    for name in names:
+        tensors = read_weights(folder, manifest.models[name].tensors)  # type: ignore[index]
+        text = tensors.pop(PROMPTS, text)
+        tree = unflatten(tensors)
+        if manifest.encoder is not None:
+            encoder = tree.pop(ENCODER, None)
+        params[name] = tree
+    frozen = None if manifest.encoder is None else _make_encoder(folder, manifest.encoder, encoder)
+    if text is not None and (text.ndim != 2 or len(text) != chain.num_steps or not np.isfinite(text).all()):
+        raise BadInput(f"{folder}: {PROMPTS} has the shape {list(text.shape)}; expected [{chain.num_steps}, width]")
+    return StoredParts(
+        chain=chain,
+        text_features=None if text is None else jax.device_put(text),
+        frozen=frozen,
+        params=params,
+        best_steps={name: manifest.models[name].best_step for name in names},  # type: ignore[index]
+        trained_on=manifest.trained_on,
+    )
+
+
+def read_exported_preprocessing(folder: pathlib.Path) -> Preprocessing:
+    """Return the preprocessing of an export's images.
+
+    Raises:
+      BadInput: preprocessing.json is damaged or out of range.
+    """
+    path = folder / PREPROCESSING_FILE
+    found = read_json(path, _Preprocessing, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
+    try:
+        return Preprocessing(found.size, mean=found.mean, std=found.std, fit=found.fit)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _read_manifest(folder: pathlib.Path) -> _Manifest:
+    manifest = read_json(folder / MANIFEST_FILE, _Manifest, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
+    if not manifest.models:
+        raise BadInput(f"{folder / MANIFEST_FILE}: no models; {_ACCEPTED}")
+    if not (folder / "settings.json").is_file():
+        raise BadInput(
+            f"{folder}: the export has no settings.json, as an earlier version wrote it; its load.py reads it, and a "
+            "new export of the run is read here too"
+        )
+    return manifest
+
+
+def _make_encoder(folder: pathlib.Path, found: _Encoder, params: Params | None) -> ImageEncoder:
+    network = make_network(found.network, where=f"{folder / MANIFEST_FILE}, encoder.network")
+    preprocessing = read_exported_preprocessing(folder)
+    images = jax.ShapeDtypeStruct((1, preprocessing.size, preprocessing.size, 3), np.float32)
+    shapes = jax.eval_shape(network.init, jax.random.key(0), images)["params"]
+    expected, given = (
+        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (shapes, params or {})
+    )
+    if other := sorted(key for key in expected.keys() | given.keys() if expected.get(key) != given.get(key)):
+        raise BadInput(
+            f"{folder}, {ENCODER}{other[0]}: {given.get(other[0], 'missing')} does not fit {MANIFEST_FILE}, which "
+            f"needs {expected.get(other[0], 'no such tensor')}; {len(other)} tensors differ"
+        )
+    return ImageEncoder(
+        name=found.name,
+        width=found.width,
+        preprocessing=preprocessing,
+        digest=found.digest,
+        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
+        network=network,
+        read_params=lambda: params,
+    )

@@ -1,0 +1,110 @@
+"""The answer to one question of a reading, with its probabilities, answer set and operating points."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from stepcot_jax.chain import Step
+from stepcot_jax.predict.called_findings import Finding, find_called, find_points
+from stepcot_jax.predict.paragraph import percent
+
+if TYPE_CHECKING:
+    from stepcot_jax.evaluation.operating_point_files import OperatingPoints
+
+
+@dataclasses.dataclass(frozen=True)
+class StepAnswer:
+    """The answer to one question.
+
+    Attributes:
+      step: the question with its options.
+      label: of the most probable answer: the person's if one was given, else the network's.
+      probabilities: the network's, one for each option, also if an answer was given.
+      given_shares: the person's probability of each option; () if no answer was given.
+      answer_set: the options of the conformal set, most probable first; None without calibration.
+      coverage_range: 95 % range of the set's coverage (`Calibration.coverage_range`); None if unknown.
+      findings: the answers with an operating point, most probable first; empty without, and from a given answer on.
+    """
+
+    step: Step
+    label: int
+    probabilities: tuple[float, ...]
+    given_shares: tuple[float, ...]
+    answer_set: tuple[str, ...] | None
+    coverage_range: tuple[float, float] | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def above(self) -> tuple[str, ...]:
+        """The answers at or above their operating points, most probable first."""
+        return tuple(each.answer for each in self.findings if each.is_above)
+
+    @property
+    def given(self) -> bool:
+        """Whether a person gave the answer."""
+        return bool(self.given_shares)
+
+    @property
+    def answer(self) -> str:
+        """The answer's text."""
+        return self.step.options[self.label]
+
+    @property
+    def probability(self) -> float:
+        """The network's probability of the answer."""
+        return self.probabilities[self.label]
+
+    def describe_certainty(self) -> str:
+        """Return the probability and the other answers of the conformal set, in words."""
+        if self.given:
+            share = self.given_shares[self.label]
+            return f"given{'' if share == 1 else f' at {percent(share)}'} (network: {percent(self.probability)})"
+        others = [option for option in self.answer_set or () if option != self.answer]
+        return " or ".join([percent(self.probability), *([", ".join(others)] if others else [])])
+
+
+def answer_step(
+    step: Step,
+    probabilities: Float[np.ndarray, "case answer"],
+    given: Float[np.ndarray, "step answer"],
+    place: int,
+    sets: Bool[np.ndarray, "case answer"] | None,
+    points: "OperatingPoints | None",
+    model: str,
+    spread: tuple[float, float] | None = None,
+) -> list[StepAnswer]:
+    """Return the answers of all cases to a step.
+
+    Args:
+      step: the question.
+      probabilities: the network's; padding beyond the step's own answers.
+      given: distributions that a person gave, the same for all cases, zeros for the network's own.
+      place: of the step in the chain.
+      sets: the conformal sets; None without calibration.
+      points: operating points; None for none.
+      model: "teacher" or "student".
+      spread: 95 % range of the sets' coverage; None if unknown.
+    """
+    own = probabilities[:, : step.num_answers]
+    shares = tuple(given[place, : step.num_answers].tolist()) if given[place].any() else ()
+    labels = [int(np.argmax(shares))] * len(own) if shares else own.argmax(axis=1).tolist()
+    numbers = [tuple(row) for row in own.tolist()]
+    if given[: place + 1].any():  # sets and operating points were fitted without given answers
+        pairs = zip(labels, numbers, strict=True)
+        return [StepAnswer(step, label, row, shares, None, spread) for label, row in pairs]
+    orders, chosen = np.argsort(-own, axis=1, kind="stable").tolist(), find_points(step, points, model)
+    included = [None] * len(own) if sets is None else sets.tolist()
+    return [
+        StepAnswer(
+            step,
+            label,
+            row,
+            (),
+            None if held is None else tuple(step.options[option] for option in order if held[option]),
+            spread,
+            find_called(chosen, row, order),
+        )
+        for label, row, order, held in zip(labels, numbers, orders, included, strict=True)
+    ]

@@ -1,0 +1,111 @@
+"""Tensors of an export, compared with its SHA256SUMS; nothing of the export is run."""
+
+import pathlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from stepcot_jax.encoders.weights import read_tensors
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import digest_file, read_file
+from stepcot_jax.host.text import shorten
+
+MANIFEST_FILE, SUMS_FILE = "export.json", "SHA256SUMS"
+
+READ_SUFFIXES = (".json", ".npz")
+"""Endings of the files that readers use beside the tensors."""
+
+_MOST_LAYERS = 1024
+_MOST_SUMS_BYTES = 2**16
+_MOST_BYTES = 4 * 2**30
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a name is of a file in the folder itself, and leads nowhere else."""
+    return bool(name) and name not in (".", "..") and pathlib.PurePath(name).name == name and "\\" not in name
+
+
+def is_export(folder: pathlib.Path) -> bool:
+    """Return whether a folder is an export and not a run's workdir."""
+    return (folder / MANIFEST_FILE).is_file() or (folder / SUMS_FILE).is_file()
+
+
+def list_files(folder: pathlib.Path) -> list[str]:
+    """Return the names of the files that an export has digests of.
+
+    Raises:
+      BadInput: its SHA256SUMS cannot be read, or names a file outside of the folder.
+    """
+    return list(_read_sums(folder / SUMS_FILE))
+
+
+def require_read(folder: pathlib.Path) -> None:
+    """Compare all files that readers use beside the tensors, see `require_whole`."""
+    require_whole(folder, [name for name in list_files(folder) if name.endswith(READ_SUFFIXES)])
+
+
+def require_modest(folder: pathlib.Path, **sizes: int) -> None:
+    """Refuse sizes of settings.json that would take hours to lay out; weights are compared with them afterwards.
+
+    Raises:
+      BadInput: a size is above 1024.
+    """
+    for name, size in sizes.items():
+        if size > _MOST_LAYERS:
+            raise BadInput(
+                f"{folder / 'settings.json'}, {name}: {size} is above {_MOST_LAYERS}, the limit of an export"
+            )
+
+
+def require_whole(folder: pathlib.Path, names: Iterable[str]) -> None:
+    """Compare files of an export with their digests.
+
+    Args:
+      folder: of the export.
+      names: of the files.
+
+    Raises:
+      BadInput: a file is missing, has no digest, or is not what was exported.
+    """
+    digests = _read_sums(folder / SUMS_FILE)
+    for name in names:
+        if name not in digests:
+            raise BadInput(f"{folder / SUMS_FILE}: no digest of {shorten(name)!r}; expected one for each file")
+        try:
+            _, found = digest_file(folder / name)
+        except OSError as error:
+            raise BadInput(f"{folder / name}: cannot be read ({error.strerror}); the export is incomplete") from None
+        if found != digests[name]:
+            raise BadInput(f"{folder / name}: has changed since the export, or is incomplete: not its {SUMS_FILE}")
+
+
+def read_weights(folder: pathlib.Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return the tensors of .safetensors files of an export by name, float32.
+
+    Raises:
+      BadInput: a file is not whole, is no file name of the folder, or holds other types than float32.
+    """
+    names = list(names)
+    for name in names:
+        if not is_file_name(name) or not name.endswith(".safetensors"):
+            raise BadInput(f"{folder / MANIFEST_FILE}: {shorten(name)!r} is not a .safetensors file of the same folder")
+    require_whole(folder, names)
+    if (total := sum((folder / name).stat().st_size for name in names)) > _MOST_BYTES:
+        raise BadInput(f"{folder}: the tensors take {total} bytes; the limit is {_MOST_BYTES}")
+    found = {key: tensor for name in names for key, tensor in read_tensors(folder / name).items()}
+    for key, tensor in found.items():
+        if tensor.dtype != np.float32:
+            raise BadInput(f"{folder}: tensor {shorten(key)} has the type {tensor.dtype}; expected float32")
+    return found
+
+
+def _read_sums(path: pathlib.Path) -> dict[str, str]:
+    try:
+        text = read_file(path, max_bytes=_MOST_SUMS_BYTES, accepted="the digests of an export").decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); the export is incomplete") from None
+    pairs = [line.partition("  ") for line in text.splitlines()]
+    for digest, _, name in pairs:
+        if len(digest) != 64 or not is_file_name(name):
+            raise BadInput(f"{path}: {shorten(f'{digest}  {name}')!r} is not a digest and the name of a file there")
+    return {name: digest for digest, _, name in pairs}

@@ -1,0 +1,329 @@
+"""Batch files in place of live requests: the same result, and each kind of reply line by name."""
+
+import json
+import random
+import re
+
+import pytest
+from annotate.batch_runner import BatchRunner, write_lines
+from annotate.misbehaving_server import NUM_TOKENS, REPORT, MisbehavingServer
+from annotate.phantom_records import write_folder
+from annotate.test_pipeline import KEY, command, read_lines, six, write_reports  # noqa: F401
+from annotate.test_sharding import entries, files
+from annotate.vqa.test_vqa_pipeline import answer, learn
+from annotate.vqa.test_vqa_pipeline import command as vqa_command
+
+from stepcot_jax.annotate.__main__ import main
+from stepcot_jax.host.errors import BadInput, RunStopped
+
+pytest.importorskip("openai", reason="the extra annotate")
+
+FLAGS = ("--model=m", "--attempts=3")
+
+
+def ask(source, out, *more):
+    main(["requests", *map(str, source if isinstance(source, tuple) else (source,)), f"--out={out}", *FLAGS, *more])
+
+
+def take(out, *paths):
+    main(["replies", str(out), *map(str, paths)])
+
+
+def finish(source, out, runner, *more, most=12):
+    """Rounds until the result is there; returns their number."""
+    for number in range(most):
+        ask(source, out, *more)
+        if any((out / name).exists() for name in ("data.json", "records.jsonl")):
+            return number
+        replies = runner.run(out)
+        assert replies
+        random.Random(number).shuffle(replies)  # noqa: S311
+        take(out, write_lines(out.parent / f"replies-{number}.jsonl", replies))
+    raise AssertionError("no result")
+
+
+def result_files(folder):
+    return {name: content for name, content in files(folder).items() if not name.startswith("batch/")}
+
+
+WORDS = ("plain", "alpha", "beta", "gamma", "delta")
+
+
+def by_content(request, number):
+    """Answers that depend on the messages alone: a repair, distrust, a refusal, a vote against."""
+    text, last = json.dumps(request["messages"]), request["messages"][-1]["content"]
+    is_vote = '"vote"' in request["messages"][0]["content"]
+    if "alpha" in text and len(request["messages"]) == 2 and not is_vote:
+        return "answer", "not an object"
+    if "beta" in text and '"trust"' in last:
+        return "answer", json.dumps({"reasoning": "Unsure.", "trust": "not sure"})
+    if "gamma" in text:
+        return "status", (400, {"error": {"message": "filtered", "code": "content_filter"}}, {})
+    if "delta" in text and is_vote and request["model"] == "v2":
+        return "answer", json.dumps({"reasoning": "No.", "vote": "incorrect"})
+    return None
+
+
+@pytest.mark.parametrize("layout", ["openai", "vllm"])
+def test_batches_give_the_result_of_the_live_endpoint(tmp_path, monkeypatch, capsys, layout):
+    source = write_reports(tmp_path, [REPORT.format(f"{number} {WORDS[number % 5]}") for number in range(15)])
+    more = ["--trust", "--voter=v1", "--voter=v2", "--on-failure=set-aside"]
+    with MisbehavingServer(by_content) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        main(command(source, tmp_path / "live", server, *more))
+        monkeypatch.delenv("OPENAI_API_KEY")  # batch files need no key
+        runner = BatchRunner(server, layout)
+        num_live = len(server.paid)
+        num_rounds = finish(source, tmp_path / "batch", runner, *more)
+        assert len(server.paid) == 2 * num_live
+    assert num_rounds == 5  # annotate, repair, trust, and two voters, one after the other
+    assert result_files(tmp_path / "batch") == result_files(tmp_path / "live")
+    assert entries(tmp_path / "batch") == entries(tmp_path / "live")
+    assert len({line["custom_id"] for line in runner.lines}) == len(runner.lines)
+    assert all(len(line["custom_id"]) <= 64 for line in runner.lines)
+    kinds = {path.name for path in (tmp_path / "batch" / "batch").glob("*")}
+    assert {"round-001-m-001.jsonl", "round-004-v1-001.jsonl", "journal.jsonl"} <= kinds
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "batch" / "batch").glob("*"))
+    printed = capsys.readouterr()
+    assert "refused: HTTP 400 (content_filter)" in printed.out
+    assert "lungs" not in printed.out + printed.err
+
+
+def test_requests_are_those_of_the_live_endpoint(tmp_path, six, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with MisbehavingServer() as server:
+        main(command(six, tmp_path / "live", server))
+        sent = server.requests
+    ask(six, tmp_path / "batch")
+    lines = read_lines(tmp_path / "batch" / "batch" / "round-001-m-001.jsonl")
+    written = [line["body"] for line in lines]
+    key = lambda body: json.dumps(body, sort_keys=True)  # noqa: E731
+    assert sorted(map(key, written)) == sorted(map(key, sent))
+
+
+def test_files_keep_their_limits(tmp_path, six):  # noqa: F811
+    out = tmp_path / "out"
+    ask(six, out, "--max-requests=4")
+    sizes = [len(read_lines(path)) for path in sorted((out / "batch").glob("round-001-m-*.jsonl"))]
+    assert sizes == [4, 2]
+    big = write_reports(tmp_path, ["FINDINGS: " + "The lungs are clear. " * 20_000] * 4, "big.jsonl")
+    ask(big, tmp_path / "big", "--max-megabytes=1")
+    paths = sorted((tmp_path / "big" / "batch").glob("round-001-m-*.jsonl"))
+    assert [len(read_lines(path)) for path in paths] == [2, 2]
+    assert all(path.stat().st_size <= 1_000_000 for path in paths)
+    for flag in ("--max-requests", "--max-megabytes"):
+        with pytest.raises(BadInput, match=f"{flag} must be above 0"):
+            ask(six, tmp_path / "none", f"{flag}=0")
+
+
+def start(source, out, server, *more):
+    """One round, and its replies, not yet taken."""
+    ask(source, out, *more)
+    return BatchRunner(server).run(out)
+
+
+def test_partial_repeated_foreign_and_damaged_lines_are_named(tmp_path, six, capsys):  # noqa: F811
+    out, path = tmp_path / "out", tmp_path / "replies.jsonl"
+    with MisbehavingServer() as server:
+        ask(six, out)
+        runner = BatchRunner(server)
+        replies = runner.run(out)
+    foreign = [{**replies[0], "custom_id": "annotate-of-another-run"}, {**replies[1], "custom_id": "x-r1"}]
+    other = json.loads(json.dumps(replies[0]))
+    other["response"]["body"]["choices"][0]["message"]["content"] = "another answer"
+    future = {**replies[5], "custom_id": replies[5]["custom_id"].replace("-r1", "-r2")}
+    capsys.readouterr()
+    take(out, write_lines(path, [*replies[:3], replies[2], *foreign, other, future]))
+    assert capsys.readouterr().out.splitlines() == [
+        "3 answers taken",
+        "1 lines repeat what is known",
+        f"1 answered before, with another answer: the first stays: {replies[0]['custom_id']}",
+        f"3 not asked by this folder: annotate-of-another-run, x-r1, {future['custom_id']}",
+        "3 requests have no reply yet",
+    ]
+    path.write_text("\n".join([json.dumps(replies[3]), "{", "[]", "", json.dumps(replies[4])[:-20]]))
+    with pytest.raises(BadInput, match=r"replies.jsonl, line 2 \(.*\) and 2 more lines: not a reply of a batch"):
+        take(out, path)
+    assert "1 answers taken\n2 requests have no reply yet" in capsys.readouterr().out
+    ask(six, out)
+    assert "2 requests of earlier rounds have no reply yet; --again" in capsys.readouterr().out
+    assert not (out / "batch" / "round-002-m-001.jsonl").exists()
+    ask(six, out, "--again")
+    again = read_lines(out / "batch" / "round-002-m-001.jsonl")
+    assert [line["body"] for line in again] == [line["body"] for line in runner.lines[4:]]
+    # A late reply of the first round counts too, and the reply of the second round repeats it.
+    take(out, write_lines(path, replies[4:]))
+    take(out, write_lines(path, [{**replies[4], "custom_id": again[0]["custom_id"]}]))
+    ask(six, out)
+    assert len(json.loads((out / "data.json").read_text())) == 6
+    with pytest.raises(BadInput, match=r"none of 1 replies is about a request of \S*out \(first custom_id: 'x-r1'\)"):
+        take(out, write_lines(path, foreign[1:]))
+    with pytest.raises(BadInput, match=r"batch has no journal.jsonl; expected a folder that `annotate requests` wrote"):
+        take(tmp_path / "nowhere", path)
+
+
+ERRORS = [
+    ({"response": None, "error": {"code": "batch_expired", "message": "late"}}, "not answered (batch_expired)"),
+    ({"response": None, "error": None}, "not answered (no reason given)"),
+    ({"response": {"status_code": 500, "request_id": "", "body": {"error": {"code": "oops"}}}}, "HTTP 500 (oops)"),
+    ({"response": {"status_code": 429, "request_id": "", "body": "slow down"}}, "HTTP 429"),
+    ({"response": {"status_code": 401, "request_id": "", "body": None}}, "HTTP 401"),
+    ({"response": {"status_code": 200, "request_id": "", "body": {}}}, "the response is not a chat completion"),
+    ({"response": {"status_code": 503, "request_id": ""}, "error": "engine died"}, "HTTP 503"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), ERRORS)
+def test_an_error_is_asked_again_until_the_attempts_are_used_up(tmp_path, six, capsys, line, problem):  # noqa: F811
+    out, path = tmp_path / "out", tmp_path / "replies.jsonl"
+    with MisbehavingServer() as server:
+        runner = BatchRunner(server)
+        ask(six, out)
+        first, *others = runner.run(out)
+        failed = first["custom_id"].removesuffix("-r1")
+        take(out, write_lines(path, [*others, {"custom_id": f"{failed}-r1", **line}]))
+        assert f"1 to be asked again: {problem}" in capsys.readouterr().out
+        old = path.read_bytes()
+        for number in (2, 3):
+            ask(six, out)
+            assert [each["custom_id"] for each in runner.run(out)] == [f"{failed}-r{number}"]
+            capsys.readouterr()
+            path.write_bytes(old)
+            take(out, path)  # the first round's file again: no news about this one
+            assert (
+                capsys.readouterr().out
+                == "0 answers taken\n6 lines repeat what is known\n1 requests have no reply yet\n"
+            )
+            take(out, write_lines(path, [{"custom_id": f"{failed}-r{number}", **line}] * 2))
+        with pytest.raises(RunStopped, match=rf"'r0': {re.escape(problem)} \(attempts: 3\)\); all other answers"):
+            ask(six, out)
+        ask(six, out, "--again")
+        take(out, write_lines(path, runner.run(out)))
+        ask(six, out)
+    assert len(json.loads((out / "data.json").read_text())) == 6
+
+
+def test_an_endpoint_that_refuses_a_wording_is_asked_in_the_next(tmp_path, six, capsys):  # noqa: F811
+    def behave(request, number):
+        if "max_tokens" in request:
+            return "status", (400, {"error": {"message": "use 'max_completion_tokens' instead"}}, {})
+        if request.get("response_format", {}).get("type") == "json_schema":
+            return "status", (400, {"error": {"message": "response_format is not known"}}, {})
+        return None
+
+    out = tmp_path / "out"
+    with MisbehavingServer(behave) as server:
+        runner = BatchRunner(server)
+        assert finish(six, out, runner, "--attempts=1") == 3
+    wordings = [("max_tokens" in line["body"], line["body"]["response_format"]["type"]) for line in runner.lines]
+    assert wordings == [(True, "json_schema")] * 6 + [(False, "json_schema")] * 6 + [(False, "json_object")] * 6
+    assert (
+        "6 to be asked again: HTTP 400: to be asked with json_schema, max_completion_tokens" in capsys.readouterr().out
+    )
+
+
+def test_a_refused_setting_is_named(tmp_path, six, capsys):  # noqa: F811
+    error = {"message": "unsupported value", "param": "temperature", "code": "unsupported_value"}
+    with MisbehavingServer(lambda request, number: ("status", (400, {"error": error}, {}))) as server:
+        replies = start(six, tmp_path / "out", server)
+    take(tmp_path / "out", write_lines(tmp_path / "r.jsonl", replies))
+    assert (
+        "6 refused: HTTP 400 (unsupported_value, temperature); if the endpoint refuses this setting, pass --omit="
+        in (capsys.readouterr().out)
+    )
+
+
+def test_the_cap_holds_for_batches(tmp_path, six, capsys):  # noqa: F811
+    out, path = tmp_path / "out", tmp_path / "replies.jsonl"
+    ask(six, tmp_path / "free")
+    journal = read_lines(tmp_path / "free" / "batch" / "journal.jsonl")
+    bound = max(line["prompt_tokens"] + line["answer_tokens"] for line in journal if line["type"] == "asked")
+    cap = f"--max-tokens={2 * bound + 10}"
+    with MisbehavingServer() as server:
+        runner = BatchRunner(server)
+        ask(six, out, cap)
+        assert "4 requests have to wait for tokens under --max-tokens" in capsys.readouterr().out
+        ask(six, out, cap)
+        assert "2 requests of earlier rounds have no reply yet" in capsys.readouterr().out
+        # The first file may be charged too, so that nothing fits beside it.
+        with pytest.raises(RunStopped, match=r"0 of \d+ tokens are spent and up to \d+ may be charged"):
+            ask(six, out, cap, "--again")
+        replies = runner.run(out)
+        assert len(replies) == 2
+        take(out, write_lines(path, replies))
+        with pytest.raises(RunStopped, match=rf"--max-tokens: {2 * sum(NUM_TOKENS)} of \d+ tokens are spent"):
+            ask(six, out, f"--max-tokens={2 * sum(NUM_TOKENS) + 100}")
+        assert finish(six, out, runner) == 1
+
+
+def test_a_killed_command_loses_nothing(tmp_path, six):  # noqa: F811
+    """A kill between files and journal leaves files that the next run writes again, under the same names."""
+    out = tmp_path / "out"
+    with MisbehavingServer() as server:
+        replies = start(six, out, server)
+    before = (out / "batch" / "round-001-m-001.jsonl").read_bytes()
+    journal = out / "batch" / "journal.jsonl"
+    content = journal.read_bytes()
+    header, *_ = content.splitlines(keepends=True)
+    journal.write_bytes(header + b'{"type":"asked","id"')
+    ask(six, out)
+    assert (out / "batch" / "round-001-m-001.jsonl").read_bytes() == before
+    assert journal.read_bytes() == content
+    take(out, write_lines(tmp_path / "r.jsonl", replies))
+    journal.write_bytes(content)  # as after a kill between ledger and journal
+    take(out, tmp_path / "r.jsonl")
+    ask(six, out)
+    assert len(json.loads((out / "data.json").read_text())) == 6
+    journal.write_bytes(b"nonsense\n" + content)
+    with pytest.raises(BadInput, match=r"journal.jsonl, line 1 is not an entry"):
+        take(out, tmp_path / "r.jsonl")
+
+
+def test_a_live_run_continues_batches(tmp_path, six, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    out = tmp_path / "out"
+    with MisbehavingServer() as server:
+        take_some = start(six, out, server)[:4]
+        take(out, write_lines(tmp_path / "r.jsonl", take_some))
+        num_paid = len(server.paid)
+        main(command(six, out, server))
+        assert len(server.paid) == num_paid + 2
+
+
+def test_wrong_flags_are_refused(tmp_path, six):  # noqa: F811
+    with pytest.raises(BadInput, match="--model is required with --annotator=llm"):
+        main(["requests", str(six), f"--out={tmp_path / 'out'}"])
+    with pytest.raises(BadInput, match="requests needs a language model"):
+        main(["requests", str(six), f"--out={tmp_path / 'out'}", "--annotator=rules"])
+
+
+def test_shards_write_batches_too(tmp_path, six):  # noqa: F811
+    with MisbehavingServer() as server:
+        runner = BatchRunner(server)
+        for index in range(2):
+            finish(six, tmp_path / str(index), runner, f"--shard={index}/2")
+    main(["merge", str(tmp_path / "0"), str(tmp_path / "1"), f"--out={tmp_path / 'out'}"])
+    assert len(json.loads((tmp_path / "out" / "data.json").read_text())) == 6
+
+
+@pytest.mark.parametrize("task", ["rmcot", "lvkc", "medclm"])
+def test_reasoning_records_by_batches_are_those_of_the_live_endpoint(tmp_path, monkeypatch, task):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    source = write_folder(tmp_path / "few", (1, 11))
+    pictures = [] if task == "rmcot" else ["--send-images"]
+    more = ["--trust", "--voter=v", "--regenerate=1", *pictures]
+    known = learn(task, source)
+
+    def behave(request, number):
+        content = request["messages"][1]["content"]
+        if isinstance(content, list):
+            content = content[0]["text"]
+        messages = [*request["messages"]]
+        messages[1] = {"role": "user", "content": content}
+        return "answer", answer(known, {"messages": messages})
+
+    with MisbehavingServer(behave) as server:
+        main(vqa_command(task, source, tmp_path / "live", server, *more))
+        finish(("vqa", source), tmp_path / "batch", BatchRunner(server), f"--task={task}", *more)
+    assert result_files(tmp_path / "batch") == result_files(tmp_path / "live")
+    assert entries(tmp_path / "batch") == entries(tmp_path / "live")

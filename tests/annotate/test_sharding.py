@@ -1,0 +1,225 @@
+"""Shards of a run, annotated apart and merged: the same files as one run; gaps, doubles and strangers by name."""
+
+import json
+import shutil
+
+import pytest
+from annotate.misbehaving_server import MisbehavingServer, read_data
+from annotate.test_pipeline import command, read_funnel, read_lines
+from PIL import Image
+
+from stepcot_jax.annotate import pipeline
+from stepcot_jax.annotate.__main__ import main
+from stepcot_jax.annotate.sharding import Shard, read_shard
+from stepcot_jax.host.errors import BadInput
+
+TEXTS = (
+    "FINDINGS: The lungs are clear. IMPRESSION: No acute disease.",
+    "FINDINGS: There is a small right pleural effusion. IMPRESSION: Effusion.",
+    "FINDINGS: The heart is enlarged. IMPRESSION: Cardiomegaly.",
+    "",
+    "FINDINGS: A 2 cm nodule in the left upper lobe. IMPRESSION: Nodule.",
+    "FINDINGS: Emphysema. IMPRESSION: Emphysema.",
+)
+NUM_SHARDS = 5
+
+
+def write_source(folder, *, number=40, with_images=True):
+    """Reports of all kinds, two of them repeated, some with two images."""
+    (folder / "images").mkdir(parents=True)
+    rows = []
+    for index in range(number):
+        names = [f"images/{index}.png"] + ([f"images/{index}b.png"] if index % 7 == 0 else [])
+        if with_images:
+            for name in names:
+                Image.new("L", (4, 4), index).save(folder / name)
+        rows.append({"id": f"r{index}", "report": TEXTS[index % len(TEXTS)], "image": names, "patient_id": f"p{index}"})
+    rows += [{**rows[3], "report": "again"}, {**rows[8], "report": "again"}]
+    (folder / "reports.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "reports.jsonl"
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_source(tmp_path / "source")
+
+
+def annotate_shards(source, out, *more, count=NUM_SHARDS):
+    folders = [out / str(index) for index in range(count)]
+    for index, folder in enumerate(folders):
+        main([str(source), f"--out={folder}", f"--shard={index}/{count}", *more])
+    return folders
+
+
+def merge(folders, out, *more):
+    main(["merge", *map(str, folders), f"--out={out}", *more])
+
+
+def files(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock" and "ledger" not in path.parts
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2, NUM_SHARDS, 60])
+def test_merged_shards_are_the_files_of_one_run(tmp_path, source, count):
+    main([str(source), f"--out={tmp_path / 'whole'}"])
+    folders = annotate_shards(source, tmp_path / "shards", count=count)
+    merge(folders[::-1], tmp_path / "merged")
+    assert files(tmp_path / "merged") == files(tmp_path / "whole")
+    assert "images/7b.png" in files(tmp_path / "merged")
+    assert {row[1]: row[2] for row in read_funnel(tmp_path / "merged")}["no report"] == 7
+    for name in ("whole", "merged"):
+        main(["review-out", str(tmp_path / name), f"--out={tmp_path / name}.csv", "--names=rules"])
+        main(
+            ["agree", str(tmp_path / name), str(tmp_path / "whole"), "--names", "a", "b", f"--out={tmp_path}/a-{name}"]
+        )
+    assert (tmp_path / "merged.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert files(tmp_path / "a-merged") == files(tmp_path / "a-whole")
+
+
+def test_a_shard_depends_on_the_id_alone():
+    names = [f"CXR{number}" for number in range(3000)]
+    shards = [[name for name in names if Shard(index, 7).has(name)] for index in range(7)]
+    assert sorted(name for shard in shards for name in shard) == sorted(names)
+    assert all(350 < len(shard) < 510 for shard in shards)
+    # Fixed forever: a shard of an older run must stay that shard.
+    assert [next(i for i in range(7) if Shard(i, 7).has(name)) for name in names[:8]] == [0, 5, 0, 6, 5, 2, 1, 4]
+
+
+@pytest.mark.parametrize("written", ["", "3", "4/4", "-1/4", "1/0", "a/b", "1/2/3"])
+def test_a_flag_that_names_no_shard_is_refused(written):
+    with pytest.raises(BadInput, match=r"--shard: .* is not I/N"):
+        read_shard(written)
+
+
+def test_gaps_doubles_and_strangers_are_refused_by_name(tmp_path, source):
+    folders = annotate_shards(source, tmp_path / "shards", "--images=none")
+    out = tmp_path / "out"
+    with pytest.raises(BadInput, match=r"2 of 5 shards are missing: 1/5, 3/5; pass all folders"):
+        merge([folders[0], folders[2], folders[4]], out)
+    shutil.copytree(folders[1], tmp_path / "copy")
+    with pytest.raises(BadInput, match=r"shard 1/5 is in \S*shards/1 and in \S*copy; pass each shard once"):
+        merge([*folders, tmp_path / "copy"], out)
+    with pytest.raises(BadInput, match=r"source has no shard.json: expected the folder of a complete run with --shard"):
+        merge([*folders, source.parent], out)
+    (four,) = annotate_shards(source, tmp_path / "four", "--images=none", count=4)[3:]
+    with pytest.raises(BadInput, match=r"four/3/shard.json: is one of 4 shards, \S*shards/0 one of 5"):
+        merge([*folders[:4], four], out)
+    other = write_source(tmp_path / "other", number=39)
+    main([str(other), f"--out={tmp_path / 'strange'}", "--shard=4/5", "--images=none"])
+    with pytest.raises(BadInput, match=r"strange/shard.json: was made from another source than \S*shards/0"):
+        merge([*folders[:4], tmp_path / "strange"], out)
+    assert not out.exists()
+    merge(folders, out)
+    with pytest.raises(BadInput, match=r"out/data.json exists; choose another folder or pass --overwrite"):
+        merge(folders, out)
+    merge(folders, out, "--overwrite")
+
+
+def test_a_report_in_two_shards_or_none_is_refused(tmp_path, source):
+    folders = annotate_shards(source, tmp_path / "shards", "--images=none")
+    path = folders[2] / "shard.json"
+    shard = json.loads(path.read_text())
+    (place, number), *others = shard["annotated"]
+    path.write_text(json.dumps({**shard, "annotated": others}))
+    with pytest.raises(BadInput, match=rf"41 of 42 reports are in the shards; report {place} of the source is in none"):
+        merge(folders, tmp_path / "out")
+    first = json.loads((folders[0] / "shard.json").read_text())["annotated"][0][0]
+    path.write_text(json.dumps({**shard, "annotated": [[first, number], *others]}))
+    with pytest.raises(BadInput, match=rf"report {first} of the source is in \S*shards/0 and in \S*shards/2"):
+        merge(folders, tmp_path / "out")
+
+
+def test_a_changed_shard_is_refused(tmp_path, source):
+    folders = annotate_shards(source, tmp_path / "shards", "--images=none")
+    records, asides = folders[1] / "data.json", folders[1] / "set_aside.jsonl"
+    content = records.read_text()
+    records.write_text(json.dumps(json.loads(content)[1:]))
+    with pytest.raises(BadInput, match=r"shards/1/data.json has \d+ records; its shard.json says \d+"):
+        merge(folders, tmp_path / "out")
+    records.unlink()
+    with pytest.raises(BadInput, match=r"shards/1: shard 1/5 is not complete"):
+        merge(folders, tmp_path / "out")
+    records.write_text(content)
+    asides.write_text(asides.read_text() + asides.read_text())
+    with pytest.raises(BadInput, match=r"shards/1/set_aside.jsonl has \d+ lines"):
+        merge(folders, tmp_path / "out")
+    asides.write_text("{")
+    with pytest.raises(BadInput, match=r"shards/1/set_aside.jsonl cannot be read"):
+        merge(folders, tmp_path / "out")
+
+
+def test_a_folder_holds_one_shard(tmp_path, source):
+    main([str(source), f"--out={tmp_path / 'a'}", "--shard=0/5"])
+    with pytest.raises(BadInput, match=r"a holds shard 0/5, expected 1/5; each shard needs its own folder"):
+        main([str(source), f"--out={tmp_path / 'a'}", "--shard=1/5", "--overwrite"])
+    with pytest.raises(BadInput, match=r"a/data.json exists"):
+        main([str(source), f"--out={tmp_path / 'a'}", "--shard=0/5"])
+
+
+def entries(folder):
+    """Ledger entries without what differs between equal runs: order, duration, time."""
+    found = {}
+    for path in sorted((folder / "ledger").glob("*.jsonl")):
+        header, *lines = read_lines(path)
+        kept = [
+            {name: value for name, value in line.items() if name not in ("seconds", "time")}
+            for line in lines
+            if line.get("is_final", True)  # a busy machine loses an attempt now and then
+        ]
+        found[path.name] = (header, sorted(json.dumps(line, sort_keys=True) for line in kept))
+        assert path.stat().st_mode & 0o077 == 0
+    return found
+
+
+def test_merged_shards_of_a_language_model_have_the_ledger_of_one_run(tmp_path, source, monkeypatch):
+    pytest.importorskip("openai", reason="the extra annotate")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-marker-0123456789")
+
+    def behave(request, number):
+        """Answers that depend on the report: a third is bad at first."""
+        is_first = len(request["messages"]) == 2
+        return ("answer", "no") if is_first and "effusion" in json.dumps(read_data(request)) else None
+
+    more = ["--trust", "--voter=v"]
+    with MisbehavingServer(behave) as server:
+        main(command(source, tmp_path / "whole", server, *more))
+        folders = [tmp_path / "shards" / str(index) for index in range(3)]
+        for index, folder in enumerate(folders):
+            main(command(source, folder, server, *more, f"--shard={index}/3"))
+        num_paid = len(server.paid)
+        merge(folders, tmp_path / "merged")
+        assert files(tmp_path / "merged") == files(tmp_path / "whole")
+        assert entries(tmp_path / "merged") == entries(tmp_path / "whole")
+        main(command(source, tmp_path / "merged", server, *more, "--overwrite"))  # asks nothing again
+        assert len(server.paid) == num_paid
+    merge(folders, tmp_path / "merged", "--overwrite")
+    assert entries(tmp_path / "merged") == entries(tmp_path / "whole")
+    with MisbehavingServer() as server:
+        main(command(source, folders[2], server, *more, "--shard=2/3", "--repairs=1", "--overwrite"))
+    with pytest.raises(BadInput, match=r"was made with other settings \(repairs: 1 instead of 2\)"):
+        merge(folders, tmp_path / "other")
+
+
+def test_the_result_is_no_shard(tmp_path, source):
+    folders = annotate_shards(source, tmp_path / "shards", count=2)
+    before = files(folders[0])
+    with pytest.raises(BadInput, match=r"shards/0 is one of the shards; choose another folder"):
+        merge(folders, folders[0] / ".", "--overwrite")
+    assert files(folders[0]) == before
+
+
+def test_a_shard_that_is_killed_while_it_is_replaced_is_not_merged(tmp_path, source, monkeypatch):
+    folders = annotate_shards(source, tmp_path / "shards", count=2)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "write_records", stop)
+    with pytest.raises(KeyboardInterrupt):
+        main([str(source), f"--out={folders[0]}", "--shard=0/2", "--overwrite"])
+    with pytest.raises(BadInput, match=r"shard 0/2 is not complete \(data\.json is missing\)"):
+        merge(folders, tmp_path / "merged")

@@ -1,0 +1,169 @@
+"""The authors' checkpoint as a workdir: predict, export and `start.checkpoint` read it."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from encoders.test_weights import write_clip
+from run.small_run import first_params, small_run
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.convert import __main__ as convert
+from stepcot_jax.convert.torch_names import NETWORKS, entries
+from stepcot_jax.convert.torch_reference import from_torch_networks
+from stepcot_jax.data.images.preprocessing import normalise_grey
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.export.folder import export_model
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict import load
+from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.training.parameter_paths import flatten
+
+SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads": 2, "head_width": 3}
+SIZES |= {"projection_width": 4, **{f"answers_{n}": size for n, size in enumerate(DEFAULT_CHAIN.answers_per_step)}}
+CONFIG = """
+from configs import paper
+
+
+def get_config():
+    config = paper.get_config()
+    config.prompts.encoder = "hashed"
+    config.prompts.width = 6
+    return config
+"""
+
+
+def length(axis):
+    if isinstance(axis, int):
+        return axis
+    factor, _, name = axis.rpartition("*")
+    return int(factor or 1) * SIZES[name]
+
+
+def random_tensors(networks):
+    """A random state dict of each network, in the authors' names and shapes."""
+    rng = np.random.default_rng(0)
+    return {
+        name: {
+            entry.torch_name: rng.standard_normal([length(axis) for axis in entry.axes], np.float32)
+            for entry in entries(name, num_steps=DEFAULT_CHAIN.num_steps, num_layers=1)
+        }
+        for name in networks
+    }
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A folder with the authors' checkpoint, an image encoder, the chain and a config."""
+    folder = tmp_path_factory.mktemp("authors")
+    write_clip(folder / "clip")
+    safetensors.numpy.save_file(flatten(random_tensors(NETWORKS)), folder / "theirs.safetensors")
+    alone = flatten(random_tensors(["teacher"]))
+    safetensors.numpy.save_file(alone, folder / "teacher.safetensors")
+    student = flatten(random_tensors(["student"]))
+    safetensors.numpy.save_file(student, folder / "student.safetensors")
+    (folder / "chain.json").write_text(json.dumps([dataclasses.asdict(step) for step in DEFAULT_CHAIN.steps]))
+    (folder / "hashed.py").write_text(CONFIG)
+    return folder
+
+
+def run(folder, dest, *more, source="theirs.safetensors", chain="chain.json"):
+    arguments = [folder / source, dest, "--to", "jax", "--chain", folder / chain, "--config", folder / "hashed.py"]
+    return convert.main([str(each) for each in (*arguments, "--image-encoder", folder / "clip", *more)])
+
+
+@pytest.fixture(scope="module")
+def workdir(sources):
+    dest = sources / "converted"
+    assert run(sources, dest) == 0
+    return dest
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.tree.map(jnp.asarray, from_torch_networks(random_tensors(NETWORKS)))
+
+
+def test_predict_reads_with_the_converted_weights(workdir, params):
+    pixels = draw_case(1, seed=5, size=32).image  # the encoder's own size
+    trained = load_trained(workdir)
+    assert trained.chain == DEFAULT_CHAIN
+    features = jnp.asarray(trained.frozen_encoder.encode(normalise_grey(pixels, trained.preprocessing)[None]))
+    networks, text = trained.networks, trained.text_features
+    apply = {"image_features": features, "deterministic": True}
+    expected = {
+        "teacher": networks.teacher.apply({"params": params["teacher"]}, **apply, text_features=text).logits,
+        "student": networks.student.apply({"params": params["student"]}, **apply).logits,
+    }
+    for name, logits in expected.items():
+        reading = load(workdir, model=name).read(pixels)
+        found = [answer.answer for answer in reading.steps]
+        labels = np.asarray(logits)[0].argmax(axis=-1)
+        assert found == [step.options[label] for step, label in zip(DEFAULT_CHAIN.steps, labels, strict=True)]
+
+
+def test_export_names_where_the_weights_come_from(workdir, tmp_path):
+    found = export_model(workdir, tmp_path / "out", torch_names=True)
+    assert set(found["models"]) == {"teacher", "student"}
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "converted from theirs.safetensors" in card
+    assert "best updates" not in card
+    back = safetensors.numpy.load_file(tmp_path / "out" / "torch_names.safetensors")
+    for name, array in flatten(random_tensors(NETWORKS)).items():
+        np.testing.assert_array_equal(back[name], array)
+
+
+def test_a_run_starts_from_it(workdir, sources, params, tmp_path, monkeypatch, capsys):
+    changes = {"image_encoder__name": "pretrained", "image_encoder__weights": str(sources / "clip")}
+    sizes = {"teacher__width": 6, "student__width": 5, "prompts__width": 6, "training__joint_epochs": 0}
+    start = {"start__checkpoint": str(workdir), "training__given_answers": "none"}
+    with jax.numpy_dtype_promotion("standard"):  # optax adds integers to floats
+        found = first_params(small_run(tmp_path, monkeypatch, **changes, **sizes, **start), monkeypatch)
+    for path, array in flatten(params).items():
+        np.testing.assert_array_equal(found[path], array)
+    assert f"from update 0 of {workdir}" in capsys.readouterr().err
+
+
+def test_a_teacher_alone_is_a_teachers_run_and_says_what_is_random(sources, tmp_path, capsys):
+    assert run(sources, tmp_path / "run", source="teacher.safetensors") == 0
+    printed = capsys.readouterr().out
+    assert "not in the file, random: student, teacher_projection, student_projection\n" in printed
+    assert f"next: python -m stepcot_jax.predict IMAGE --checkpoint={tmp_path / 'run'}\n" in printed
+    assert list(load_trained(tmp_path / "run").params) == ["teacher"]
+
+
+def test_what_does_not_fit_is_named_and_leaves_nothing(sources, tmp_path):
+    dest = tmp_path / "run"
+    with pytest.raises(BadInput, match=r"student\.safetensors: .*found student; a workdir needs the teacher's tensors"):
+        run(sources, dest, source="student.safetensors")
+    steps = [dataclasses.asdict(step) for step in DEFAULT_CHAIN.steps]
+    (tmp_path / "short.json").write_text(json.dumps(steps[:-1]))
+    with pytest.raises(BadInput, match=r"short\.json: 6 steps; the tensors have 7"):
+        run(sources, dest, "--chain", tmp_path / "short.json")
+    steps[1]["options"] = steps[1]["options"][:-1]
+    (tmp_path / "other.json").write_text(json.dumps(steps))
+    with pytest.raises(BadInput, match=r"other\.json, step 'Lesion distribution': 3 options; the tensors have 4"):
+        run(sources, dest, "--chain", tmp_path / "other.json")
+    write_clip(tmp_path / "wide", projection_dim=20)
+    with pytest.raises(BadInput, match=r"image_projection.* does not fit settings.json"):
+        run(sources, dest, "--image-encoder", tmp_path / "wide")
+    assert not dest.exists()
+    arguments = [str(sources / "theirs.safetensors"), str(dest), "--to", "jax"]
+    with pytest.raises(BadInput, match=r"--chain is required to write the workdir .*; DEST\.safetensors writes a file"):
+        convert.main(arguments)
+    with pytest.raises(BadInput, match=r"--chain is for a workdir \(--to jax, DEST a new folder\)"):
+        convert.main([arguments[0], f"{dest}.safetensors", "--to", "jax", "--chain", "x"])
+    with pytest.raises(
+        BadInput, match=r"image_encoder.weights is required .*; --image-encoder and --text-encoder name"
+    ):
+        convert.main([*arguments, "--chain", str(sources / "chain.json")])
+    dest.mkdir()
+    (dest / "file").touch()
+    with pytest.raises(BadInput, match="is not empty"):
+        run(sources, dest)
+    with pytest.raises(BadInput, match=r"theirs\.safetensors is a file; expected the workdir of a run .*convert"):
+        load_trained(sources / "theirs.safetensors")

@@ -1,0 +1,106 @@
+"""Headers of DICOM files: elements, items and bytes are limited while they are parsed; bulk data are not counted."""
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+
+pydicom = pytest.importorskip("pydicom")
+
+from pydicom import uid
+from pydicom.dataset import Dataset, FileMetaDataset
+
+from stepcot_jax.data.images.dicom import read_dicom, read_header, read_projection
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.untrusted import VARIABLE
+
+PIXELS = np.arange(64, dtype=np.uint8).reshape(8, 8)
+SYNTAXES = [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian]
+
+
+def write(*, syntax=uid.ExplicitVRLittleEndian, change=lambda image: None):
+    """The bytes of a radiograph."""
+    image = Dataset()
+    image.file_meta = FileMetaDataset()
+    image.file_meta.TransferSyntaxUID = syntax
+    image.SOPClassUID, image.ViewPosition = uid.DigitalXRayImageStorageForPresentation, "PA"
+    image.Rows, image.Columns = PIXELS.shape
+    image.SamplesPerPixel, image.PhotometricInterpretation = 1, "MONOCHROME2"
+    image.BitsAllocated, image.BitsStored, image.HighBit, image.PixelRepresentation = 8, 8, 7, 0
+    image.PixelData = PIXELS.tobytes()
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        change(image)
+        image.set_original_encoding(syntax.is_implicit_VR, syntax.is_little_endian)
+        image.preamble = b"\0" * 128
+        pydicom.dcmwrite(file, image, enforce_file_format=False)
+    return file.getvalue()
+
+
+def add_items(keyword, *, number, undefined):
+    """What adds a sequence of empty items, 8 bytes each, or a few more where their length is undefined."""
+
+    def change(image):
+        setattr(image, keyword, [Dataset() for _ in range(number)])
+        image[keyword].is_undefined_length = undefined
+
+    return change
+
+
+def read(content, *, whole):
+    if whole:
+        return read_header(content, name="scan.dcm")
+    return read_dicom(content, name="scan.dcm", max_pixels=100)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize("whole", [False, True], ids=["picture", "header"])
+def test_items_of_a_sequence_that_nobody_wants_are_counted(monkeypatch, syntax, whole):
+    content = write(syntax=syntax, change=add_items("OtherPatientIDsSequence", number=2000, undefined=True))
+    read(content, whole=whole)
+    monkeypatch.setenv(VARIABLE, "elements=500")
+    with pytest.raises(BadInput, match=r"^scan.dcm: its header has too many .* at most 500 .*elements=NUMBER") as found:
+        read(content, whole=whole)
+    assert found.value.__context__ is None
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        add_items("VOILUTSequence", number=200, undefined=False),
+        lambda image: setattr(image, "WindowCenter", ["1"] * 700),
+        lambda image: setattr(image, "SpecificCharacterSet", ["ISO_IR 100"] * 140),
+    ],
+    ids=["sequence", "numbers", "character sets"],
+)
+def test_values_are_limited_before_they_are_converted(monkeypatch, syntax, change):
+    content = write(syntax=syntax, change=change)
+    monkeypatch.setenv(VARIABLE, "header_bytes=1000")
+    for reading in (lambda: read(content, whole=False), lambda: read_projection(content, name="scan.dcm")):
+        with pytest.raises(BadInput, match=r"^scan.dcm: the elements of its header take too .* at most 1000 "):
+            reading()
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_overlays_private_values_and_pixels_do_not_count(monkeypatch, syntax):
+    def change(image):
+        image.PatientID = "7"
+        image.private_block(0x0011, "ACME", create=True).add_new(1, "OB", b"x" * 5000)
+        image.add_new(0x60003000, "OW", b"\0" * 5000)
+
+    content = write(syntax=syntax, change=change)
+    monkeypatch.setenv(VARIABLE, "header_bytes=1000")
+    header = read(content, whole=True)
+    assert header.value("PatientID") == "7"
+    assert not [tag for tag in header.dataset.keys() if tag.is_private or tag.group == 0x6000]  # noqa: SIM118
+    assert read(content, whole=False).pixels.shape == (8, 8)
+
+
+def test_private_values_of_another_type_count(monkeypatch):
+    content = write(change=lambda image: image.add_new(0x60003000, "DS", ["1"] * 1000))
+    monkeypatch.setenv(VARIABLE, "header_bytes=1000")
+    with pytest.raises(BadInput, match="the elements of its header"):
+        read(content, whole=True)

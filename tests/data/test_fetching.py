@@ -1,0 +1,37 @@
+"""`data fetch`: a folder of cases from a store, continued after an interruption."""
+
+import pytest
+from host.memory_store import new_address, put_files
+
+from stepcot_jax.data.__main__ import main
+from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
+from stepcot_jax.data.sources.layouts import read_source
+from stepcot_jax.host.errors import BadInput
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+    main(["phantom", str(tmp_path / "cases"), "--num-cases=30", "--size=32"])
+    return put_files(tmp_path / "cases", monkeypatch)
+
+
+def test_a_fetched_folder_is_read_as_the_one_that_was_uploaded(address, tmp_path, capsys):
+    out = tmp_path / "here"
+    assert main(["fetch", address, str(out)]) == 0
+    options = {"layout": "auto", "step_names": PUBLISHED_STEP_NAMES, "on_bad_record": "stop"}
+    assert len(read_source(out, **options).cases) == len(read_source(tmp_path / "cases", **options).cases) == 30
+    assert {path.name for path in out.iterdir()} == {path.name for path in (tmp_path / "cases").iterdir()}
+    (out / "data.json").write_bytes(b"cut off")
+    (out / "mine").write_bytes(b"")
+    capsys.readouterr()
+    main(["fetch", address, str(out)])
+    assert capsys.readouterr().out == f"{out}: 1 files copied\n"
+    assert (out / "data.json").read_bytes() == (tmp_path / "cases" / "data.json").read_bytes()
+    assert (out / "mine").exists()
+
+
+def test_an_empty_address_and_a_path_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(BadInput, match="holds no files; expected a folder of cases"):
+        main(["fetch", new_address(monkeypatch), str(tmp_path / "here")])
+    with pytest.raises(BadInput, match="not the address of a folder on a store"):
+        main(["fetch", str(tmp_path), str(tmp_path / "here")])

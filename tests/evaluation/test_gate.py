@@ -1,0 +1,103 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import mahalanobis
+from sklearn.covariance import LedoitWolf
+
+from stepcot_jax.evaluation.gate import fit_gate, read_gate, write_gates
+from stepcot_jax.host.errors import BadInput
+
+
+def draw(num_cases, *, seed, shift=0.0):
+    """Correlated features of very different spreads, one of them constant."""
+    generator = np.random.default_rng(seed)
+    mixed = generator.standard_normal((num_cases, 5)) @ np.random.default_rng(9).standard_normal((5, 5))
+    spread = np.array([1e-3, 1.0, 50.0, 1.0, 2.0])
+    return np.column_stack([(mixed + shift) * spread, np.zeros(num_cases)]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def gate():
+    return fit_gate(draw(400, seed=0), draw(199, seed=1), false_alarms=0.05)
+
+
+def test_the_score_is_the_shrunk_mahalanobis_distance_over_the_limit(gate):
+    training, others = draw(400, seed=0).astype(float)[:, :5], draw(7, seed=2, shift=1.0)
+    scaled = training.std(axis=0)
+    fitted = LedoitWolf().fit(np.column_stack([training / scaled, np.zeros(400)]))
+    expected = [
+        mahalanobis(row, fitted.location_[:5], fitted.precision_[:5, :5])
+        for row in others[:, :5].astype(float) / scaled
+    ]
+    np.testing.assert_allclose(gate.scores(others) * gate.limit, expected, rtol=1e-4)
+
+
+def test_the_limit_leaves_the_wanted_share_of_validation_images_outside(gate):
+    scores = gate.scores(draw(199, seed=1))
+    assert (scores > 1).sum() == 9  # the 190th of 199 is the limit
+    assert np.sort(scores)[189] == pytest.approx(1)
+    fresh = gate.scores(draw(20_000, seed=3))
+    assert 0.02 < (fresh > 1).mean() < 0.09
+    assert (gate.scores(draw(200, seed=4, shift=8.0)) > 1).mean() > 0.95
+
+
+def test_a_channel_that_never_moved_in_training_counts_once_it_moves(gate):
+    still = draw(3, seed=5)
+    moved = still.copy()
+    moved[:, 5] = 500.0
+    assert (gate.scores(moved) > gate.scores(still)).all()
+
+
+def test_too_few_validation_images_give_no_gate():
+    training = draw(50, seed=0)
+    assert fit_gate(training, draw(18, seed=1), false_alarms=0.05) is None
+    assert fit_gate(training, draw(19, seed=1), false_alarms=0.05) is not None
+    assert fit_gate(training[:1], draw(19, seed=1), false_alarms=0.05) is None
+
+
+def test_images_that_are_all_alike_give_no_gate():
+    assert fit_gate(np.ones((30, 4)), np.ones((30, 4)), false_alarms=0.05) is None
+
+
+def test_files(gate, tmp_path):
+    path = tmp_path / "gate.npz"
+    assert read_gate(path, "student") is None
+    write_gates(path, {"student": gate})
+    found = read_gate(path, "student")
+    for field in dataclasses.fields(gate):
+        np.testing.assert_array_equal(getattr(found, field.name), getattr(gate, field.name))
+    assert read_gate(path, "teacher") is None
+    write_gates(path, {})
+    assert read_gate(path, "student") is None
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("mean", np.zeros((2, 2), np.float32), "not those of a gate"),
+        ("whitening", np.zeros((3, 3), np.float32), "not those of a gate"),
+        ("mean", np.full(6, np.nan, np.float32), "not those of a gate"),
+        ("limit", np.array(0.0), "not those of a gate"),
+        ("num_fitted", np.array([1]), "not those of a gate"),
+        ("limit", None, "'student/limit' is missing"),
+        ("limit", np.array([object()]), "cannot be read"),
+    ],
+)
+def test_a_damaged_file_is_refused(gate, tmp_path, part, value, words):
+    path = tmp_path / "gate.npz"
+    write_gates(path, {"student": gate})
+    with np.load(path) as found:
+        arrays = dict(found)
+    arrays[f"student/{part}"] = value
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    with pytest.raises(BadInput, match=words):
+        read_gate(path, "student")
+
+
+def test_a_cut_file_is_refused(gate, tmp_path):
+    path = tmp_path / "gate.npz"
+    write_gates(path, {"student": gate})
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(BadInput, match=r"gate.npz: cannot be read"):
+        read_gate(path, "student")

@@ -1,0 +1,273 @@
+"""Exports go to a hub and come back, through huggingface_hub's own calls to a local server; errors are one line."""
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from export.fake_hub import TOKEN, FakeHub
+from policies.policy_workdir import make_policy_workdir
+from trained_workdir import make_trained_workdir, write_gate
+
+from stepcot_jax.export.__main__ import main
+from stepcot_jax.export.folder import export_model, write_sums
+from stepcot_jax.export.policy_folder import export_policy
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.hub import download_folder
+from stepcot_jax.predict.loading import load
+
+constants = pytest.importorskip("huggingface_hub.constants")
+pytest.importorskip("yaml")
+IMAGE = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick(small_encoder):
+    """Compiling takes nearly all of the time here."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    make_trained_workdir(folder / "run", calibrated=True)
+    write_gate(folder / "run")
+    export_model(folder / "run", folder / "out", models=["student"])
+    return folder / "run", folder / "out"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A server that huggingface_hub talks to, a cache and an account of this test."""
+    hub = FakeHub()
+    with hub.running() as endpoint:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
+
+
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
+
+
+def download(address):
+    return download_folder(address, allow=["*.json", "*.safetensors", "SHA256SUMS"], ignore=["check.safetensors"])
+
+
+def test_what_is_pushed_is_loaded_again(folders, hub, tmp_path, capsys):
+    out = tmp_path / "out"
+    flags = [f"--checkpoint={folders[0]}", f"--out={out}", "--model=student", "--push-to-hub=ann/chest"]
+    assert main([*flags, "--json", "--private"]) == 0
+    address = json.loads(capsys.readouterr().out)["address"]
+    name, _, commit = address.partition("@")
+    assert (name, hub.files[commit]) == ("hf://ann/chest", content_of(out))
+    assert "ann/chest" in hub.private
+    assert any(line.startswith("PUT /store/") for line in hub.asked)
+    expected = load(folders[0]).read(IMAGE).as_dict()
+    hub.asked.clear()
+    for source in (address, "hf://ann/chest", "hf://ann/chest@main"):
+        assert load(source).read(IMAGE).as_dict() == expected
+    fetched = {line.rpartition("/")[2] for line in hub.asked if "/resolve/" in line}
+    assert {"student.safetensors", "gate.npz"} <= fetched
+    assert not {name for name in fetched if name.endswith((".py", ".stablehlo"))}
+
+
+def card_of(hub, repository):
+    return hub.files[hub.repositories[repository]["main"]]["README.md"].decode()
+
+
+def test_the_licence_of_the_repository_is_kept_unless_one_is_given(folders, hub, tmp_path):
+    out = folders[1]
+    before = content_of(out)
+    hub.commit("ann/chest", {"README.md": b"---\nlicense: other\nlicense_name: ours\ntags:\n- old\n---\n# Old"})
+    assert main(["push", str(out), "ann/chest"]) == 0
+    card = card_of(hub, "ann/chest")
+    own = before["README.md"].decode()
+    assert card == own.replace("---\n", "---\nlicense: other\nlicense_name: ours\n", 1)
+    assert load("hf://ann/chest").model == "student"
+    files = hub.files[hub.repositories["ann/chest"]["main"]]
+    assert f"{hashlib.sha256(card.encode()).hexdigest()}  README.md" in files["SHA256SUMS"].decode()
+    assert {**files, **dict.fromkeys(("README.md", "SHA256SUMS"), b"")} == {
+        **before,
+        **dict.fromkeys(("README.md", "SHA256SUMS"), b""),
+    }
+    assert main(["push", str(out), "ann/chest", "--license=cc-by-nc-4.0"]) == 0
+    assert card_of(hub, "ann/chest") == own.replace("---\n", "---\nlicense: cc-by-nc-4.0\n", 1)
+    assert main(["push", str(out), "ann/new"]) == 0
+    assert card_of(hub, "ann/new") == own
+    assert content_of(out) == before
+    with pytest.raises(BadInput, match="--license: 'no such: one' is no identifier"):
+        main(["push", str(out), "ann/chest", "--license=no such: one"])
+
+
+def test_a_checkpoint_without_a_card_leaves_the_cards_of_the_hub(hub, tmp_path, capsys):
+    """As an exported Qwen2.5-VL is."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("{}")
+    write_sums(tmp_path / "out")
+    hub.commit("ann/qwen", {"README.md": b"---\nlicense: other\n---\n"})
+    assert main(["push", str(tmp_path / "out"), "ann/qwen"]) == 0
+    assert card_of(hub, "ann/qwen") == "---\nlicense: other\n---\n"
+    assert "next: hf download ann/qwen --revision=" in capsys.readouterr().out
+    with pytest.raises(BadInput, match=r"no README\.md, so there is no card"):
+        main(["push", str(tmp_path / "out"), "ann/qwen", "--license=mit"])
+
+
+def test_the_commit_that_was_read_is_told(folders, hub, capsys):
+    commit = hub.commit("ann/chest", content_of(folders[1]))
+    for address in ("hf://ann/chest", "hf://ann/chest@main"):
+        assert load(address).trained.workdir.name == commit
+        assert f"read hf://ann/chest@{commit} " in capsys.readouterr().err
+    hub.commit("ann/chest", {"labels.json": b"{}"})
+    assert load(f"hf://ann/chest@{commit}").model == "student"
+    assert "read hf://" not in capsys.readouterr().err
+
+
+def test_a_policy_is_loaded_from_the_hub(hub, tmp_path, capsys):
+    _, records, _ = make_policy_workdir(tmp_path / "run")
+    export_policy(tmp_path / "run", tmp_path / "out")
+    assert main(["push", str(tmp_path / "out"), "ann/vqa"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1] == f'next: sc.load("{printed[0].removeprefix("uploaded: ")}")'
+    question = next(record.question for record in records if record.kind == "closed")
+    of_run, of_hub = (load(source).answer(IMAGE, question) for source in (tmp_path / "run", "hf://ann/vqa"))
+    assert of_hub.as_dict() == of_run.as_dict()
+
+
+def test_revisions_are_told_apart(folders, hub):
+    first = hub.commit("ann/chest", content_of(folders[1]))
+    second = hub.commit("ann/chest", {"labels.json": b"{}"}, revision="broken")
+    assert download(f"hf://ann/chest@{first}") != download("hf://ann/chest@broken")
+    assert (download(f"hf://ann/chest@{second}") / "labels.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("hf://ann", "not an address on the Hugging Face hub; expected hf://OWNER/NAME"),
+        ("hf://../../etc/passwd", "not an address"),
+        ("hf://ann/chest@", "not an address"),
+        ("hf://ann/chest/more", "not an address"),
+        ("hf://ann/chest@v9", "has no such revision; expected one of its branches, tags or commits"),
+        ("hf://ann/nothing", r"no such repository, or a private one that this account may not read \(HTTP 401\)"),
+        ("hf://ann/empty", "none of the expected files"),
+        ("hf://ann/other", r"no export\.json; expected what python -m stepcot_jax.export"),
+    ],
+)
+def test_a_wrong_address_is_one_line(folders, hub, address, words):
+    hub.commit("ann/chest", content_of(folders[1]))
+    hub.commit("ann/empty", {"README.md": b"-"})
+    hub.commit("ann/other", {"config.json": b"{}"})
+    with pytest.raises(BadInput, match=words) as raised:
+        load(address)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_network_uses_what_was_downloaded_before(folders, hub, monkeypatch):
+    hub.commit("ann/chest", content_of(folders[1]))
+    found = download("hf://ann/chest")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert download("hf://ann/chest") == found
+    with pytest.raises(BadInput, match=r"hub cannot be reached .*and the cache does not have this revision") as raised:
+        download("hf://ann/other")
+    assert "\n" not in str(raised.value)
+    (found / "labels.json").unlink()
+    with pytest.raises(BadInput, match="an earlier download in the cache is incomplete"):
+        download("hf://ann/chest")
+
+
+def test_a_download_that_breaks_off_is_said_and_goes_on(folders, hub, monkeypatch):
+    hub.commit("ann/chest", content_of(folders[1]))
+    hub.cut_after["student.safetensors"] = 1000
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(BadInput, match=r"the download broke off .* running it again continues it") as raised:
+        load("hf://ann/chest")
+    assert "\n" not in str(raised.value)
+    hub.cut_after.clear()
+    assert load("hf://ann/chest").model == "student"
+
+
+def test_a_changed_file_on_the_hub_is_refused(folders, hub):
+    content = content_of(folders[1])
+    changed = bytearray(content["student.safetensors"])
+    changed[-1] ^= 1
+    hub.commit("ann/chest", {**content, "student.safetensors": bytes(changed)})
+    with pytest.raises(BadInput, match=r"student\.safetensors: has changed since the export"):
+        load("hf://ann/chest")
+
+
+def test_nothing_outside_of_the_folder_is_written_or_run(folders, hub, tmp_path):
+    content = content_of(folders[1])
+    trap = b"raise SystemExit('ran')"
+    strays = {"../../../trap.json": trap, "sub/trap.json": trap, "sitecustomize.py": trap, "load.py": trap}
+    hub.commit("ann/chest", {**content, **strays})
+    assert load("hf://ann/chest").model == "student"
+    names = {path.name for path in tmp_path.rglob("*")}
+    assert "student.safetensors" in names
+    assert not names & {"trap.json", "sitecustomize.py", "load.py"}
+    sums = content["SHA256SUMS"] + b"0" * 64 + b"  ../trap.json\n"
+    hub.commit("ann/chest", {"SHA256SUMS": sums})
+    with pytest.raises(BadInput, match=r"trap\.json' is not a digest and the name of a file there"):
+        load("hf://ann/chest")
+
+
+def test_files_of_terabytes_are_refused_before_the_download(folders, hub, monkeypatch):
+    hub.commit("ann/chest", content_of(folders[1]))
+    monkeypatch.setattr("stepcot_jax.host.hub._MOST_BYTES", 1000)
+    with pytest.raises(BadInput, match=r"take \d+ bytes; the limit is 1000"):
+        download("hf://ann/chest")
+    assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.asked)
+
+
+def test_without_a_token_nothing_is_computed(folders, hub, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    flags = [f"--checkpoint={folders[0]}", f"--out={tmp_path / 'out'}", "--push-to-hub=ann/chest"]
+    with pytest.raises(BadInput, match="no token for the Hugging Face hub; run hf auth login, or set HF_TOKEN"):
+        main(flags)
+    with pytest.raises(BadInput, match="chest: not a name on the Hugging Face hub; expected OWNER/NAME"):
+        main([*flags[:2], "--push-to-hub=chest"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_token_that_may_not_write_is_said_with_the_way_on(folders, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    with pytest.raises(BadInput, match=r"may not write there \(HTTP 403\).*export push .*out ann/chest uploads it"):
+        main(["push", str(folders[1]), "ann/chest"])
+
+
+def test_only_whole_exports_are_pushed(folders, hub, tmp_path):
+    with pytest.raises(BadInput, match="not an export"):
+        main(["push", str(tmp_path), "ann/chest"])
+    stray = folders[1] / "patients.csv"
+    stray.write_text("x")
+    with pytest.raises(BadInput, match=r"patients\.csv: not a file of the export"):
+        main(["push", str(folders[1]), "ann/chest"])
+    stray.unlink()
+    assert hub.repositories == {}
+
+
+def test_the_environment_names_the_hub(folders, hub, tmp_path):
+    """Another process, as a user would run it."""
+    hub.commit("ann/chest", content_of(folders[1]))
+    code = (
+        "from stepcot_jax.host.hub import download_folder as d\nprint(d('hf://ann/chest', allow=['*.json'], ignore=[]))"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-1000:]
+    found = pathlib.Path(done.stdout.strip())
+    assert found.is_relative_to(tmp_path / "home")
+    assert (found / "labels.json").is_file()
+    assert not (found / "student.safetensors").exists()

@@ -1,0 +1,272 @@
+"""Exports say until when JAX reads them, load as a run does, and are written anew from what they carry."""
+
+import dataclasses
+import datetime
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from policies.policy_workdir import make_policy_workdir
+from trained_workdir import make_trained_workdir, write_gate
+
+from stepcot_jax.encoders.described_networks import describe_network, make_network
+from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_frozen_resnet
+from stepcot_jax.export import loader, policy_loader, renewal
+from stepcot_jax.export.__main__ import main
+from stepcot_jax.export.carried_files import hide_folder, write_shared_settings
+from stepcot_jax.export.folder import export_model, write_sums
+from stepcot_jax.export.lifetime import RELEASES, describe_lifetime, replace_lifetime, write_lifetime
+from stepcot_jax.export.policy_folder import export_policy
+from stepcot_jax.export.renewal import renew_export
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.predict.loading import load
+from stepcot_jax.settings.stored_settings import read_settings
+from tests.export import random_run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick(small_encoder):
+    """Compiling takes nearly all of the time here."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A run with calibration, and its export."""
+    folder = tmp_path_factory.mktemp("renewal")
+    make_trained_workdir(folder / "run", calibrated=True)
+    write_gate(folder / "run")
+    export_model(folder / "run", folder / "out")
+    return folder / "run", folder / "out"
+
+
+@pytest.fixture
+def copy(folders, tmp_path):
+    return pathlib.Path(shutil.copytree(folders[1], tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("version", "first", "last"),
+    [
+        ("0.10.2", "2026-05-27", "2026-12-17"),
+        ("0.11.0", "2026-06-25", "2027-01-16"),
+        ("0.11.9", "2026-08-27", "2027-03-17"),  # not known: at least as late as the release before it
+        ("0.12.0.1", "2026-09-30", "2027-04-21"),
+        ("0.12.1.dev20261101", "2026-09-30", "2027-04-21"),
+    ],
+)
+def test_the_promise_is_six_months_on_and_three_weeks_back(version, first, last):
+    found = describe_lifetime(version)
+    assert (found["read_by_jaxlib_from"], found["read_by_jaxlib_until"]) == (first, last)
+    text = write_lifetime(found)
+    assert f"until **{last}**" in text
+    assert ("or later" in text) == (version not in RELEASES)
+
+
+def test_months_end_where_they_end():
+    from stepcot_jax.export.lifetime import _add_months
+
+    assert _add_months(datetime.date(2026, 8, 31), 6) == datetime.date(2027, 2, 28)
+    assert _add_months(datetime.date(2026, 12, 31), 6) == datetime.date(2027, 6, 30)
+
+
+def test_only_the_section_of_a_card_is_replaced():
+    old, new = describe_lifetime("0.10.2"), describe_lifetime("0.12.0")
+    card = f"# A\n\n{write_lifetime(old)}\n## Files\n\nb\n"
+    found = replace_lifetime(card, new)
+    assert found.startswith("# A\n\n## Lifetime\n")
+    assert found.endswith("\n\n## Files\n\nb\n")
+    assert "2026-12-17" not in found
+    assert replace_lifetime("# A\n", new) == f"# A\n\n{write_lifetime(new)}"
+
+
+def test_the_card_of_an_export_has_metadata_figures_use_and_lifetime(folders):
+    card = (folders[1] / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: stepcot-jax\npipeline_tag: image-classification\n")
+    places = [card.index(f"\n## {part}") for part in ("Intended use", "Figures", "Use", "Files", "Lifetime")]
+    assert places == sorted(places)
+    lifetime = json.loads((folders[1] / "export.json").read_text())["lifetime"]
+    assert f"**{lifetime['read_by_jaxlib_until']}**" in card
+
+
+@pytest.mark.parametrize("model", ["student", "teacher"])
+def test_an_export_reads_as_its_run(folders, model):
+    image = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
+    of_run, of_export = (load(folder, model=model).read(image) for folder in folders)
+    assert of_export.as_dict() == of_run.as_dict()
+    assert of_export.steps[0].answer_set is not None
+    step, answer = of_run.steps[0].step.name, of_run.steps[0].step.options[-1]
+    given = [load(folder, model=model).read(image, given={step: answer}).as_dict() for folder in folders]
+    assert given[0] == given[1]
+
+
+def test_an_export_of_one_network_reads(folders, tmp_path):
+    report = export_model(folders[0], tmp_path / "one", models=["student"])
+    assert list(report["models"]) == ["student"]
+    assert load(tmp_path / "one").model == "student"
+    with pytest.raises(BadInput, match="has no trained 'teacher'; it has student"):
+        load(tmp_path / "one", model="teacher")
+
+
+def test_a_frozen_encoder_is_made_again_from_the_export(tmp_path, monkeypatch):
+    from stepcot_jax.predict.trained_model import load_trained
+
+    run = random_run.make_run(tmp_path / "run", frozen=True)
+    run = dataclasses.replace(
+        run, frozen_encoder=dataclasses.replace(run.frozen_encoder, name="CLIP of /home/ann/clip")
+    )
+    export_model(run, tmp_path / "out")
+    found = load_trained(tmp_path / "out")
+    assert found.frozen_encoder.name == "CLIP of clip"
+    assert set(found.frozen_encoder.params) == set(run.frozen_encoder.params)  # on the device before they are traced
+    images = np.random.default_rng(3).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    for name in ("student", "teacher"):
+        expected = random_run.expected_logits(run, name, images)
+        np.testing.assert_allclose(random_run.expected_logits(found, name, images), expected, atol=1e-6)
+    assert "/home/ann" not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.[jm][sd]*"))
+
+
+@pytest.mark.parametrize("network", [FrozenDenseNet(), make_frozen_resnet("resnet50", "bfloat16")])
+def test_networks_are_made_again_from_json(network):
+    described = json.loads(json.dumps(describe_network(network)))
+    assert make_network(described, where="x") == network
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"class": "Popen"}, "expected a class of VisionTransformer"),
+        ({"dtype": "object"}, "a dtype of float32"),
+        ({"growth": 10**9}, "<= 65536"),
+        ({"more": 1}, "unknown field `more`"),
+        ({"layers_per_block": [6] * 9}, "length <= 8"),
+        ({"layers_per_block": [10**4]}, "<= 256"),
+    ],
+)
+def test_networks_of_another_kind_are_refused(change, words):
+    with pytest.raises(BadInput, match=words):
+        make_network(describe_network(FrozenDenseNet()) | change, where="export.json")
+
+
+def test_settings_are_shared_without_folders_and_addresses(folders, tmp_path):
+    settings = read_settings(folders[0] / "settings.json")
+    data = dataclasses.replace(settings.data, source="folder", root="/mnt/hospital/ann")
+    rewards = dataclasses.replace(
+        settings.rewards, open_answer="judge", judge_url="http://secret:1/v1", judge_model="m"
+    )
+    write_shared_settings(tmp_path / "s.json", dataclasses.replace(settings, data=data, rewards=rewards))
+    found = read_settings(tmp_path / "s.json")
+    assert (found.data.root, found.rewards.judge_url) == ("ann", "https://removed.invalid")
+    assert "hospital" not in (tmp_path / "s.json").read_text()
+    assert hide_folder("transformers:/a/b/c") == "transformers:c"
+    assert hide_folder("~/weights/clip") == "clip"
+
+
+def test_a_changed_cut_or_missing_file_is_refused_when_it_is_read(folders, copy):
+    for name in ("settings.json", "calibration.json", "gate.npz", "labels.json", "export.json", "student.safetensors"):
+        whole = (folders[1] / name).read_bytes()
+        for content in (whole[:-1] + b" ", whole[: len(whole) // 2], None):
+            (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
+            with pytest.raises(BadInput, match=name.replace(".", r"\.")):
+                load(copy)
+        (copy / name).write_bytes(whole)
+    manifest = json.loads((copy / "export.json").read_text())
+    manifest["models"]["student"]["tensors"] = ["../student.safetensors"]
+    (copy / "export.json").write_text(json.dumps(manifest))
+    write_sums(copy)
+    with pytest.raises(BadInput, match=r"'\.\./student\.safetensors' is not a \.safetensors file of the same folder"):
+        load(copy)
+
+
+def test_renew_writes_the_programs_and_keeps_everything_else(folders, copy, capsys):
+    manifest = json.loads((copy / "export.json").read_text())
+    old = manifest["lifetime"] | {"jaxlib": "0.9.0", "read_by_jaxlib_until": "2026-07-20"}
+    (copy / "export.json").write_text(json.dumps(manifest | {"lifetime": old}))
+    (copy / "README.md").write_text(replace_lifetime((copy / "README.md").read_text(), old))
+    for name in ("student", "student_gate", "teacher"):
+        (copy / f"{name}.stablehlo").write_bytes(b"written by a jax that nobody reads any more")
+    write_sums(copy)
+    with pytest.raises(loader.RefusedExport, match=r"cannot read the program .* renew"):
+        loader.load(copy)
+    assert main(["renew", str(copy)]) == 0
+    assert "released until" in (printed := capsys.readouterr().out)
+    assert "(was 2026-07-20)" in printed
+    for path in folders[1].iterdir():
+        if path.suffix != ".stablehlo":
+            assert (copy / path.name).read_bytes() == path.read_bytes() or path.name == "SHA256SUMS", path.name
+    assert all(result["ok"] for result in loader.check(copy, tolerance=1e-5))
+    noise = np.random.default_rng(4).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    scores = [loader.load(folder, "student").gate_scores(noise) for folder in (copy, folders[1])]
+    np.testing.assert_array_equal(*scores)
+    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+@pytest.mark.parametrize("of_gate", [False, True])
+def test_renew_writes_nowhere_else(copy, tmp_path, of_gate):
+    manifest = json.loads((copy / "export.json").read_text())
+    student = manifest["models"]["student"]
+    (student["gate"] if of_gate else student)["program"] = str(tmp_path / "elsewhere")
+    (copy / "export.json").write_text(json.dumps(manifest))
+    write_sums(copy)
+    with pytest.raises(BadInput, match=r"programs of student must be named as stepcot_jax\.export does"):
+        renew_export(copy)
+    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+def test_renew_stops_when_the_numbers_differ(copy, monkeypatch):
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    wrong = [{"model": "student", "max_error": 0.5, "ok": False}]
+    monkeypatch.setattr(renewal.loader, "check", lambda folder, tolerance: wrong)
+    with pytest.raises(RunStopped, match=r"differ by 5\.0e-01"):
+        renew_export(copy)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+def test_what_cannot_be_renewed(copy, tmp_path):
+    with pytest.raises(BadInput, match="not an export"):
+        renew_export(tmp_path)
+    (copy / "labels.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"labels\.json has changed"):
+        renew_export(copy)
+
+
+def test_sizes_that_would_take_hours_are_refused(copy):
+    settings = json.loads((copy / "settings.json").read_text())
+    settings["teacher"]["num_layers"] = 10**7
+    (copy / "settings.json").write_text(json.dumps(settings))
+    write_sums(copy)
+    with pytest.raises(BadInput, match=r"settings\.json, num_layers: 10000000 is above 1024"):
+        load(copy)
+
+
+def test_an_export_of_an_earlier_version_says_how_to_go_on(copy):
+    (copy / "settings.json").unlink()
+    write_sums(copy)
+    with pytest.raises(BadInput, match=r"settings\.json"):
+        renew_export(copy)
+    assert loader.load(copy).name == "student"
+
+
+def test_a_policy_reads_and_renews_as_its_run(tmp_path):
+    _, records, _ = make_policy_workdir(tmp_path / "run")
+    export_policy(tmp_path / "run", tmp_path / "out")
+    question = next(record.question for record in records if record.kind == "closed")
+    image = np.random.default_rng(2).integers(0, 256, (50, 40), dtype=np.uint8)
+    of_run, of_export = (load(tmp_path / name).answer(image, question) for name in ("run", "out"))
+    assert of_export.as_dict() == of_run.as_dict()
+    with pytest.raises(BadInput, match="no weights of the phase 'sft'; the export has those of 'grpo'"):
+        load(tmp_path / "out", model="sft")
+    (tmp_path / "out" / "prefill.stablehlo").write_bytes(b"old")
+    write_sums(tmp_path / "out")
+    report = renew_export(tmp_path / "out")
+    assert report["renewed"] == ["extend.stablehlo", "prefill.stablehlo"]
+    assert policy_loader.check(tmp_path / "out")["ok"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: stepcot-jax\npipeline_tag: visual-question-answering\n")
+    assert f"**{report['lifetime']['read_by_jaxlib_until']}**" in card

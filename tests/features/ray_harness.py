@@ -1,0 +1,77 @@
+"""Encodes a folder of numbered images on a local Ray cluster; a program of its own, so that it can be killed.
+
+python -m features.ray_harness STORE LOG NUM_IMAGES NUM_WORKERS [SECONDS_A_BATCH]
+
+Prints the counts. The log has a line for each start of a worker and for each encoded image: "PID start", "PID NUMBER".
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import sys
+import time
+import types
+
+from features.fake_encoders import FakeImageEncoder, draw
+
+from stepcot_jax.features.encode import image_keys
+from stepcot_jax.features.keys import digest_pixels
+from stepcot_jax.features.ray_engine import encode_with_ray
+from stepcot_jax.features.spec import describe_image_store
+from stepcot_jax.features.store import FeatureStore
+from stepcot_jax.host.ray_blocks import Cluster
+
+BATCH_SIZE, SHARD_SIZE = 4, 8
+
+
+def note(log, line):
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{os.getpid()} {line}\n".encode())
+    os.close(descriptor)
+
+
+def load(log, seconds):
+    """An encoder that notes its worker and what it encodes."""
+
+    def visit(numbers):
+        time.sleep(seconds)
+        for number in numbers:
+            note(log, number)
+
+    note(log, "start")
+    return FakeImageEncoder(visit=visit)
+
+
+@dataclasses.dataclass
+class Cases:
+    image_paths: list
+
+
+def make_dataset(num_images):
+    """What the engine reads of a dataset: every tenth image is the one before it again."""
+    numbers = [number - (number % 10 == 9) for number in range(num_images)]
+    pixels = [draw(number) for number in numbers]
+    cases = Cases([f"{number}.png" for number in numbers])
+    keys = image_keys(FakeImageEncoder(), list(map(digest_pixels, pixels)))
+    return types.SimpleNamespace(pixels=pixels, cases=cases), keys
+
+
+def encode(folder, log, num_images, num_workers, seconds=0.0):
+    dataset, keys = make_dataset(num_images)
+    store = FeatureStore(folder, describe_image_store(FakeImageEncoder()))
+    return encode_with_ray(
+        functools.partial(load, str(log), seconds),
+        dataset,
+        keys,
+        store,
+        Cluster("", num_workers, 1.0),
+        batch_size=BATCH_SIZE,
+        shard_size=SHARD_SIZE,
+        num_threads=1,
+    )
+
+
+if __name__ == "__main__":
+    out, log, number, workers, *slow = sys.argv[1:]
+    print(encode(pathlib.Path(out), log, int(number), int(workers), *map(float, slow)).describe("images"))

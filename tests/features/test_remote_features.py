@@ -1,0 +1,115 @@
+"""Features in a folder on a store: encoded once for all machines, uploaded shard by shard."""
+
+import pytest
+from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
+from host.memory_store import new_address, objects
+
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.features import encode, inputs
+from stepcot_jax.features.__main__ import fill
+from stepcot_jax.features.sharing import Processes
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.stores import StoreError, StoreFolder
+from stepcot_jax.host.terminal import Terminal
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cases")
+    export_phantom(root, num_cases=40, seed=0, size=32, prevalence="flat")
+    return root
+
+
+@pytest.fixture
+def load(folder, tmp_path, monkeypatch):
+    """Load the inputs on a machine; return them, and the numbers of images and prompts that were encoded."""
+    address = new_address(monkeypatch)
+
+    def on_machine(name, **more):
+        image, text = FakeEncoder(), FakeTextEncoder()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
+        monkeypatch.setattr(inputs, "load_text_encoder", lambda source, dtype, max_tokens: text)
+        settings = frozen_settings(folder, features__folder=address)
+        found = inputs.load_inputs(settings, tmp_path / f"run-{name}", Terminal(), **more)
+        assert not (tmp_path / f"run-{name}" / "features").exists()
+        return found, (image.num_seen, text.num_seen)
+
+    on_machine.address = address
+    return on_machine
+
+
+def same(one, other):
+    return (one.dataset.features[:] == other.dataset.features[:]).all() and (
+        one.text_features == other.text_features
+    ).all()
+
+
+def test_another_machine_encodes_nothing(load, monkeypatch):
+    first, seen = load("a")
+    assert seen == (48, 7)  # the last batch of 16 is padded
+    names = sorted(name.partition("/")[2] for name in objects(load.address))
+    assert names[-2:] == ["store.json", "store.json"]
+    second, seen = load("b")
+    assert (seen, same(first, second)) == ((0, 0), True)
+    monkeypatch.setattr(StoreFolder, "download", lambda store, files: pytest.fail(f"downloads {sorted(files)}"))
+    monkeypatch.setattr(StoreFolder, "upload", lambda store, files: files and pytest.fail(f"uploads {sorted(files)}"))
+    third, seen = load("b")
+    assert (seen, same(first, third)) == ((0, 0), True)
+
+
+def test_what_a_killed_machine_has_encoded_is_there_for_others(load, monkeypatch):
+    monkeypatch.setattr(encode, "_MAX_SHARD_BYTES", 1)  # a shard a batch
+    upload, seen = StoreFolder.upload, []
+
+    def fail_once(store, files):
+        if len(seen) == 2 and any(name.endswith(".safetensors") for name in files):
+            seen.append(None)
+            raise StoreError("the network is down")
+        seen.extend(name for name in files if name.endswith(".safetensors"))
+        upload(store, files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "upload", fail_once)
+        with pytest.raises(BadInput, match=r"^config\.features\.folder: the network is down"):
+            load("a")
+    num_uploaded = len([name for name in objects(load.address) if name.endswith(".safetensors")])
+    assert num_uploaded == 2
+    other, (num_images, _) = load("b")
+    assert 0 < num_images < 40
+    again, (num_images, _) = load("a")
+    assert (num_images, same(other, again)) == (0, True)
+
+
+def test_processes_that_share_no_folder_encode_a_share_each(load, tmp_path, monkeypatch, capsys):
+    def second_process(name):
+        load("b", processes=Processes(1, 2))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a"))
+
+    found, _ = load("a", processes=Processes(0, 2, second_process))
+    shares = [int(line.split()[6]) for line in capsys.readouterr().err.splitlines() if " of 2: " in line]
+    assert len(shares) == 2
+    assert sum(shares) == 40 == len(found.dataset.features)
+    assert 0 < shares[0] < 40
+
+
+def test_a_store_that_cannot_be_read_is_named_with_the_setting(load, monkeypatch):
+    monkeypatch.setattr(StoreFolder, "list", lambda store: (_ for _ in ()).throw(StoreError("no such bucket")))
+    with pytest.raises(StoreError, match=r"^config\.features\.folder: no such bucket"):
+        load("a")
+
+
+def test_workers_of_ray_need_a_folder(folder, tmp_path, monkeypatch, capsys):
+    class Flags:
+        FLAGS = type("Values", (), {"workdir": str(tmp_path), "encoder": "", "engine": "ray", "config": None})
+
+    from stepcot_jax.features import __main__ as command
+
+    settings = frozen_settings(folder, features__folder="gs://bucket/features")
+    monkeypatch.setattr(command, "flags", Flags)
+    monkeypatch.setattr(command, "make_settings", lambda config: settings)
+    with pytest.raises(SystemExit):
+        fill(["features"])
+    assert "--engine=ray: config.features.folder='gs://bucket/features' is on a store; expected a folder that" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,110 @@
+"""A reading says which answers lie at or above their operating points, in text, JSON and sheets."""
+
+import csv
+import json
+import math
+
+import pytest
+from PIL import Image
+from trained_workdir import make_trained_workdir, write_operating_points
+
+import stepcot_jax.predict
+from stepcot_jax.chain import Step
+from stepcot_jax.data.phantom.phantom import draw_case
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict import __main__ as predict
+from stepcot_jax.predict.called_findings import Finding, describe_called, find_called, find_points
+
+pytestmark = pytest.mark.usefixtures("small_encoder")
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("called") / "run"
+    make_trained_workdir(folder, calibrated=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def points(workdir):
+    return write_operating_points(workdir)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "a.png"
+    Image.fromarray(draw_case(0, seed=5, size=48).image).save(path)
+    return path
+
+
+def test_each_answer_is_compared_with_its_own_threshold(workdir, points, image):
+    for model in ("student", "teacher"):
+        reading = stepcot_jax.predict.load(workdir, model=model).read(image)
+        called = []
+        for each in reading.steps:
+            own = points.of_step(model, each.step.name)
+            assert {finding.answer for finding in each.findings} == set(own) == set(each.step.options[1:])
+            for finding in each.findings:
+                share = dict(zip(each.step.options, each.probabilities, strict=True))[finding.answer]
+                assert finding.probability == share
+                assert finding.is_above == (share >= own[finding.answer].threshold.value)
+                called += [finding.answer] if finding.is_above else []
+            shares = [finding.probability for finding in each.findings]
+            assert shares == sorted(shares, reverse=True)
+        assert called
+        text = str(reading)
+        assert (
+            "above the operating point (sensitivity of 80 % or more on validation; figures of the test cases):" in text
+        )
+        assert all(f"{answer} (sensitivity 80 %, specificity 70 %)" in text for answer in called)
+        assert reading._repr_html_().count("above the operating point") == 1
+
+
+def test_json_and_sheets_have_them(workdir, points, image, tmp_path, capsys):
+    assert predict.main([str(image), f"--checkpoint={workdir}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["operating_rule"] == "sensitivity of 80 % or more on validation"
+    for step in found["steps"]:
+        own = points.of_step("student", step["step"])
+        assert step["operating_points"].keys() == own.keys()
+        for answer, point in step["operating_points"].items():
+            assert point["threshold"] == own[answer].threshold.value
+            assert (point["sensitivity"], point["specificity"]) == (0.8, 0.7)
+            assert point["above"] == (step["probabilities"][answer] >= point["threshold"])
+    out = tmp_path / "answers.csv"
+    assert predict.main([str(image), f"--checkpoint={workdir}", f"--out={out}"]) == 0
+    with out.open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    for step in found["steps"]:
+        above = [answer for answer, point in step["operating_points"].items() if point["above"]]
+        assert row[f"{step['step']} above"] == "; ".join(above)
+
+
+def test_from_a_given_answer_on_there_are_none(workdir, points, image):
+    reading = stepcot_jax.predict.load(workdir, model="teacher").read(image, given={"Radiographic pattern": "Linear"})
+    assert all(each.findings for each in reading.steps[:2])
+    assert not any(each.findings for each in reading.steps[2:])
+
+
+def test_a_run_without_points_says_nothing_and_a_damaged_file_is_named(tmp_path, image):
+    folder = tmp_path / "run"
+    make_trained_workdir(folder, calibrated=True)
+    reading = stepcot_jax.predict.load(folder).read(image)
+    assert "operating point" not in str(reading)
+    assert reading.as_dict()["operating_rule"] == ""
+    (folder / "statistics.json").write_text('{"operating_points": []}')
+    with pytest.raises(BadInput, match=r"statistics\.json"):
+        stepcot_jax.predict.load(folder).read(image)
+
+
+def test_what_was_not_measured_and_what_is_never_called_are_told():
+    never = Finding("Mass", 0.999, math.inf, math.nan, 1.0)
+    assert not never.is_above
+    assert never.as_dict() == {"threshold": None, "sensitivity": None, "specificity": 1.0, "above": False}
+    assert str(never) == "Mass (specificity 100 %)"
+    assert str(Finding("Mass", 0.5, 0.5, math.nan, math.nan)) == "Mass (not measured)"
+    lines = describe_called({"One": (never,), "Two": ()}, "rule")
+    assert lines == ["above the operating point (rule; figures of the test cases):", "  One: none"]
+    assert describe_called({"One": ()}, "rule") == []
+    assert find_points(Step("One", "?", ("Yes", "No")), None, "student") == {}
+    assert find_called({}, (0.5, 0.5), (1, 0)) == ()

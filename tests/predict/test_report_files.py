@@ -1,0 +1,94 @@
+"""Files of structured reports: one a content, kept; what has none is named."""
+
+import csv
+import sys
+
+import pytest
+from PIL import Image
+from trained_workdir import make_trained_workdir, write_gate, write_operating_points
+
+pydicom = pytest.importorskip("pydicom")
+highdicom = pytest.importorskip("highdicom")
+
+from highdicom.sr import srread
+from predict.dicom_reports import (
+    NETWORK,
+    PIXELS,
+    dicom,
+    groups_of,
+    make_reading,
+)
+
+from stepcot_jax.chain import DEFAULT_CHAIN
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict import __main__ as predict
+from stepcot_jax.predict.structured_report import ReportFolder
+
+
+def test_one_file_a_report_that_is_kept(tmp_path):
+    for name in ("a.dcm", "copy.dcm"):
+        (tmp_path / name).write_bytes(dicom())
+    (tmp_path / "x.png").write_bytes(b"\x89PNG")
+    folder, refused = tmp_path / "deep" / "reports", []
+    sources = [str(tmp_path / name) for name in ("a.dcm", "copy.dcm", "x.png", "gone.dcm")]
+
+    def write():
+        reports = ReportFolder(folder, NETWORK, max_pixels=10_000)
+        return list(reports.attach(map(make_reading, sources), refuse=refused.append))
+
+    found = write()
+    assert [reading.source for reading in found] == sources
+    assert found[0].report == found[1].report == str(next(folder.iterdir()))
+    assert [reading.report.partition(":")[0] for reading in found[2:]] == ["none", "none"]
+    assert [line.partition(": ")[0] for line in refused] == ["no structured report"] * 2
+    assert "x.png: is not a DICOM file" in refused[0]
+    assert "gone.dcm: cannot be read" in refused[1]
+    content, changed = next(folder.iterdir()).read_bytes(), next(folder.iterdir()).stat().st_mtime_ns
+    write()
+    assert len(list(folder.iterdir())) == 1
+    assert (next(folder.iterdir()).read_bytes(), next(folder.iterdir()).stat().st_mtime_ns) == (content, changed)
+
+
+def test_a_folder_or_package_that_is_missing_is_told_first(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="file: not a writable folder"):
+        ReportFolder(tmp_path / "file", NETWORK, max_pixels=10)
+    for name in ("highdicom", "highdicom.sr"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(BadInput, match=r'--dicom-out needs highdicom: pip install -e "\.\[sr\]"'):
+        ReportFolder(tmp_path / "new", NETWORK, max_pixels=10)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("small_encoder")
+def test_the_tool_writes_a_report_for_each_dicom_image_and_names_the_rest(tmp_path, capsys):
+    run, images, out = tmp_path / "run", tmp_path / "images", tmp_path / "reports"
+    make_trained_workdir(run, calibrated=True)
+    write_gate(run)
+    write_operating_points(run)
+    images.mkdir()
+    (images / "a.dcm").write_bytes(dicom())
+    (images / "b.dcm").write_bytes(dicom())
+    (images / "c.dcm").write_bytes(dicom(NumberOfFrames=2))
+    (images / "d.dcm").write_bytes(dicom(StudyInstanceUID=None))
+    Image.fromarray(PIXELS).save(images / "e.png")
+    sheet = tmp_path / "answers.csv"
+    flags = [str(images), f"--checkpoint={run}", f"--dicom-out={out}"]
+    assert predict.main([*flags, f"--out={sheet}"]) == 1
+    told = capsys.readouterr()
+    with sheet.open(newline="", encoding="utf-8") as file:
+        rows = {row["image"].rpartition("/")[2]: row for row in csv.DictReader(file)}
+    (path,) = out.iterdir()
+    assert [rows[name]["structured report"] for name in ("a.dcm", "b.dcm", "c.dcm")] == [str(path), str(path), ""]
+    assert "NumberOfFrames: 2 instead of 1" in rows["c.dcm"]["problem"]
+    assert "StudyInstanceUID: missing" in rows["d.dcm"]["structured report"]
+    assert "is not a DICOM file" in rows["e.png"]["structured report"]
+    assert rows["d.dcm"]["Diagnosis"] == rows["e.png"]["Diagnosis"] == rows["a.dcm"]["Diagnosis"] != ""
+    assert told.err.count("no structured report") == 2
+    assert "MARKER" not in told.out + told.err + sheet.read_text()
+    report = srread(path)
+    answers = [group.get_qualitative_evaluations()[1].value.meaning for group in groups_of(report)]
+    assert answers == [rows["a.dcm"][step.name] for step in DEFAULT_CHAIN.steps]
+    assert predict.main([str(images / "a.dcm"), *flags[1:]]) == 0
+    assert f"structured report: {path}" in capsys.readouterr().out
+    assert [each.name for each in out.iterdir()] == [path.name]

@@ -1,0 +1,49 @@
+"""Commands that read a run take its address on a store; those that do not refuse it on one line."""
+
+import json
+
+import numpy as np
+import pytest
+from host.memory_store import put_workdir
+from PIL import Image
+from trained_workdir import make_trained_workdir
+
+from stepcot_jax.export.__main__ import main as export
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.__main__ import main as predict
+from stepcot_jax.predict.loading import load
+from stepcot_jax.report.__main__ import main as report
+
+pytestmark = pytest.mark.usefixtures("small_encoder")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A workdir, and its address on a store."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_trained_workdir(tmp_path / "run")
+    return tmp_path / "run", put_workdir(tmp_path / "run", monkeypatch)
+
+
+def test_a_run_on_a_store_reads_as_the_folder_does(run, tmp_path, capsys):
+    folder, address = run
+    Image.fromarray(np.arange(1600, dtype=np.uint8).reshape(40, 40)).save(tmp_path / "chest.png")
+    for checkpoint in (str(folder), address):
+        assert predict([str(tmp_path / "chest.png"), f"--checkpoint={checkpoint}", "--json"]) == 0
+    local, remote = map(json.loads, capsys.readouterr().out.splitlines())
+    assert local["steps"] == remote["steps"]
+    assert load(address, model="teacher").read(tmp_path / "chest.png").as_dict()["steps"] != []
+    assert export([f"--checkpoint={address}", f"--out={tmp_path / 'out'}", "--model=student"]) == 0
+    assert (tmp_path / "out" / "SHA256SUMS").exists()
+
+
+def test_a_report_of_a_run_on_a_store_needs_a_place(run):
+    with pytest.raises(BadInput, match=r"--out is required with memory://.*/run \(the file of the page, on this"):
+        report([run[1]])
+
+
+def test_another_address_is_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"--checkpoint: https://x.org/run is an address, not a path"):
+        export(["--checkpoint=https://x.org/run", f"--out={tmp_path / 'out'}"])
+    with pytest.raises(BadInput, match="az://b/run is an address, not a path"):
+        load("az://b/run")

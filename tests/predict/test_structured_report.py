@@ -1,0 +1,249 @@
+"""Structured reports: what they say, whose they are, what is refused; messages quote no patient."""
+
+import dataclasses
+import logging
+import shutil
+import subprocess
+import time
+
+import pytest
+
+pydicom = pytest.importorskip("pydicom")
+highdicom = pytest.importorskip("highdicom")
+
+from predict.dicom_reports import (
+    IMAGE_CLASS,
+    NETWORK,
+    PATIENT,
+    UIDS,
+    dicom,
+    groups_of,
+    make_reading,
+    read_back,
+    report_on,
+    texts_of,
+)
+from pydicom import uid
+from pydicom.dataset import Dataset
+
+from stepcot_jax.chain import DEFAULT_CHAIN, Step
+from stepcot_jax.data.images.dicom import read_header
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.answers import ChainReading
+from stepcot_jax.predict.step_answers import StepAnswer
+from stepcot_jax.predict.structured_content import NOT_A_DIAGNOSIS, SCHEME
+from stepcot_jax.predict.structured_report import make_report
+
+
+def test_a_report_says_every_answer_with_what_limits_it():
+    report = read_back(report_on())
+    groups = groups_of(report)
+    assert [group.tracking_identifier for group in groups] == [step.name for step in DEFAULT_CHAIN.steps]
+    for group, step in zip(groups, DEFAULT_CHAIN.steps, strict=True):
+        number = step.num_answers
+        (certainty,) = group.get_measurements()
+        assert (certainty.name.value, certainty.unit.value) == ("111012", "%")
+        assert certainty.value == pytest.approx(100 * number / (number * (number + 1) / 2), abs=0.006)
+        coded = [(each.name.meaning, each.value.meaning) for each in group.get_qualitative_evaluations()][1:]
+        best, first = step.options[-1], step.options[0]
+        named = [(step.name, best), *(("in the answer set", option) for option in (best, first))]
+        assert coded == [*named, ("at or above its operating point", best)]
+        texts = dict(texts_of(group[0].ContentSequence))
+        assert texts["question"] == step.question
+        assert texts["figures of the operating points"] == f"{best} (sensitivity 80 %, specificity 70 %)"
+        assert texts["Algorithm Parameters"] == f"SHA-256 of the weights: {'ab' * 32}"
+        assert group.source_images[0].referenced_sop_instance_uid == UIDS["SOPInstanceUID"]
+    whole = dict(texts_of(report.ContentSequence))
+    assert whole["Comment"] == NOT_A_DIAGNOSIS
+    assert "Not a diagnosis" in NOT_A_DIAGNOSIS
+    assert whole["Summary"] == make_reading().paragraph
+    assert whole["Device Observer Model Name"] == "stepcot_jax student 1.2.3"
+    assert whole["Device Observer Serial Number"] == "ab" * 32
+    assert whole["answer sets"] == "such sets hold the true answer in 90 % of all cases"
+    warned = [text for name, text in texts_of(report.ContentSequence) if name == "warning"]
+    assert warned == list(make_reading().warnings)
+    assert len(warned) == 2
+    verdicts = {item.name.meaning: item.value.meaning for item in report.ContentSequence if item.ValueType == "CODE"}
+    assert verdicts["outside of what it was trained on"] == "Yes"
+
+
+def test_a_report_belongs_to_the_images_study_and_is_unverified():
+    report = read_back(report_on())
+    assert report.StudyInstanceUID == UIDS["StudyInstanceUID"]
+    assert report.SeriesInstanceUID != UIDS["SeriesInstanceUID"]
+    assert report.get_evidence() == [
+        (*(UIDS[f"{level}InstanceUID"] for level in ("Study", "Series", "SOP")), IMAGE_CLASS)
+    ]
+    for keyword, value in PATIENT.items():
+        if keyword != "Manufacturer":
+            assert str(report[keyword].value) == value
+    flags = (report.CompletionFlag, report.VerificationFlag, report.PreliminaryFlag, report.ContentQualification)
+    assert flags == ("COMPLETE", "UNVERIFIED", "PRELIMINARY", "RESEARCH")
+    assert (report.Modality, report.SOPClassUID) == ("SR", uid.ComprehensiveSRStorage)
+    assert "VerifyingObserverSequence" not in report
+
+
+def test_codes_are_the_standards_or_private():
+    schemes = set()
+
+    def walk(dataset):
+        for element in dataset:
+            if element.keyword == "CodingSchemeDesignator":
+                schemes.add(element.value)
+            if element.VR == "SQ":
+                for item in element.value:
+                    walk(item)
+
+    report = report_on()
+    walk(report)
+    assert schemes == {"DCM", "UCUM", "SCT", "LN", "RFC5646", SCHEME}
+    snomed = [item.value for item in report.content[0].ContentSequence if item.name.meaning.startswith("outside")]
+    assert [code.value for code in snomed] == ["373066001"]  # Yes
+    assert [item.CodingSchemeDesignator for item in report.CodingSchemeIdentificationSequence] == [SCHEME]
+
+
+def test_the_uid_is_of_the_content_and_not_of_the_time():
+    first = report_on()
+    time.sleep(1.1)
+    again = report_on()
+    assert again.SOPInstanceUID == first.SOPInstanceUID == again.file_meta.MediaStorageSOPInstanceUID
+    assert (again.ContentDate, again.ContentTime) > (first.ContentDate, first.ContentTime)
+    reading = make_reading()
+    others = [
+        report_on(dataclasses.replace(reading, rule="another")),
+        report_on(PatientID="another"),
+        report_on(SOPInstanceUID="1.2.3.9"),
+        make_report(reading, read_header(dicom(), name="x"), dataclasses.replace(NETWORK, digest="cd" * 32)),
+    ]
+    assert len({str(report.SOPInstanceUID) for report in [first, *others]}) == 5
+    # Each is instance 1 of a series of its own, so that no number depends on what was read before.
+    assert len({str(report.SeriesInstanceUID) for report in [first, *others]}) == 5
+    assert (again.SeriesInstanceUID, again.InstanceNumber) == (first.SeriesInstanceUID, 1)
+    assert all(
+        uid.UID(report[f"{level}InstanceUID"].value).is_valid for report in others for level in ("SOP", "Series")
+    )
+
+
+@pytest.mark.parametrize(
+    ("elements", "words"),
+    [
+        ({"StudyInstanceUID": None}, "StudyInstanceUID: missing"),
+        ({"SeriesInstanceUID": ""}, "SeriesInstanceUID: missing"),
+        ({"SOPInstanceUID": None}, "SOPInstanceUID: missing"),
+        ({"StudyInstanceUID": "1.MARKER"}, "StudyInstanceUID: is no UID"),
+        ({"SOPClassUID": "1.2.3.4"}, "cannot be copied"),
+        ({"SOPClassUID": None}, "SOPClassUID: missing"),
+        ({"PatientSex": "MARKER"}, "PatientSex: is not as in DICOM"),
+        ({"PatientBirthDate": "19994711"}, "PatientBirthDate: is not as in DICOM"),
+        ({"StudyTime": "4711MARKER"}, "StudyTime: is not as in DICOM"),
+        ({"StudyDate": ["20200101", "19991231"]}, "StudyDate: is not as in DICOM"),
+        ({"PatientName": "MARKER^Jörg"}, "SpecificCharacterSet: does not say"),
+        ({"PatientName": "MARKER^Jörg", "SpecificCharacterSet": "MARKER"}, "SpecificCharacterSet: does not say"),
+    ],
+)
+def test_what_cannot_be_filed_is_refused_without_a_value(elements, words, caplog, capfd):
+    with caplog.at_level(logging.DEBUG), pytest.raises(BadInput, match=f"^x.dcm: .*{words}") as caught:
+        report_on(**elements)
+    assert caught.value.__context__ is None
+    captured = capfd.readouterr()
+    for marker in ("MARKER", "4711", "19991231", "Jörg"):
+        assert marker not in str(caught.value) + caplog.text + captured.out + captured.err
+
+
+def test_a_patient_that_highdicom_finds_odd_is_not_logged(caplog, capfd, recwarn):
+    with caplog.at_level(logging.DEBUG):
+        report = report_on(PatientName="MARKER", OtherPatientIDs=["MARKER\\1"], PatientAge="MARKER 99")
+    assert str(report.PatientName) == "MARKER"
+    captured = capfd.readouterr()
+    assert "MARKER" not in caplog.text + captured.out + captured.err + "".join(str(each.message) for each in recwarn)
+
+
+@pytest.mark.parametrize(
+    ("name", "charset"),
+    [
+        ("Müller^Jörg", "ISO_IR 100"),
+        ("Yamada^Tarou=山田^太郎=やまだ^たろう", ["", "ISO 2022 IR 87"]),
+        ("Лужин^Фёдор", "ISO_IR 144"),
+        ("王^小東", "GB18030"),
+        ("Ωmega^λ", "ISO_IR 192"),
+    ],
+)
+@pytest.mark.parametrize("syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.ExplicitVRBigEndian])
+def test_names_keep_their_letters_in_utf_8(name, charset, syntax):
+    nested = Dataset()
+    nested.PatientID, nested.TypeOfPatientID = name[:16].split("=")[0], "TEXT"
+    elements = {"SpecificCharacterSet": charset, "PatientName": name, "OtherPatientIDsSequence": [nested]}
+    report = read_back(report_on(syntax=syntax, **elements))
+    assert report.SpecificCharacterSet == "ISO_IR 192"
+    assert str(report.PatientName) == name
+    assert report.OtherPatientIDsSequence[0].PatientID == nested.PatientID
+
+
+@pytest.mark.parametrize(
+    ("charset", "elements"),
+    [
+        (None, {"PatientName": b"O\x92Brien^Jane"}),  # Windows-1252
+        ("ISO_IR 6", {"PatientName": "\u041b\u0443\u0436\u0438\u043d".encode("cp1251")}),
+        ("ISO 2022 IR 6", {"PatientName": "J\u00f6rg".encode("latin-1")}),
+        (None, {"InstitutionName": "M\u00fcnchen".encode()}),
+    ],
+)
+def test_letters_that_the_character_set_does_not_cover_are_refused(charset, elements):
+    (keyword, value), *_ = elements.items()
+    content = dicom(SpecificCharacterSet=charset, **{keyword: "X" * len(value)}).replace(b"X" * len(value), value)
+    with pytest.raises(BadInput, match="SpecificCharacterSet: does not say"):
+        make_report(make_reading(), read_header(content, name="x.dcm"), NETWORK)
+
+
+def test_missing_elements_that_may_be_empty_are_empty():
+    report = read_back(report_on(**dict.fromkeys(PATIENT)))
+    for keyword in ("PatientName", "PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "AccessionNumber"):
+        assert not report[keyword].value
+
+
+def test_long_and_hostile_texts_fit():
+    steps = (Step("A\\B" * 30, "Q " * 2000, ("one", "\x1b[2J" + "x" * 100)), Step("Two", "Ω?", ("né", "no\\yes")))
+    report = read_back(report_on(make_reading(steps=steps)))
+    groups = groups_of(report)
+    answers = [group.get_qualitative_evaluations()[1] for group in groups]
+    assert answers[0].name.meaning == ("A/B" * 30)[:61] + "..."
+    assert answers[0].value.meaning.startswith("\\x1b[2J".replace("\\", "/") + "xxx")
+    assert len(answers[0].value.meaning) == 64
+    texts = [dict(texts_of(group[0].ContentSequence)) for group in groups]
+    assert texts[0]["answer in full"] == "\\x1b[2J" + "x" * 100
+    assert texts[0]["question"].rstrip() == steps[0].question.rstrip()
+    assert (texts[1]["answer in full"], answers[1].value.meaning) == ("no\\yes", "no/yes")
+    assert len({each.value.value for each in answers}) == 2
+
+
+def test_an_answer_of_a_person_is_said_to_be_one():
+    reading = make_reading(given=(2,))
+    groups = groups_of(read_back(report_on(reading)))
+    told = dict(texts_of(groups[2][0].ContentSequence))
+    assert told["answer given by a person"] == reading.steps[2].describe_certainty()
+    assert told["answer given by a person"].startswith("given (network: ")
+    assert "answer given by a person" not in dict(texts_of(groups[1][0].ContentSequence))
+    # Not an answer of the algorithm, whose family is the first evaluation of the others.
+    assert [each.name.meaning for each in groups[2].get_qualitative_evaluations()] == ["Radiographic pattern"]
+    measured = [group.get_measurements()[0].name.meaning for group in groups[1:3]]
+    assert measured == ["Certainty of Finding", "network's probability of the given answer"]
+
+
+def test_a_plain_reading_has_a_plain_report():
+    step = DEFAULT_CHAIN.steps[0]
+    plain = ChainReading("x", "teacher", False, None, (StepAnswer(step, 0, (0.5, 0.3, 0.2), (), None),))
+    report = read_back(report_on(plain))
+    names = [item.name.meaning for item in report.ContentSequence]
+    assert not {"warning", "answer sets", "outside of what it was trained on"} & set(names)
+    assert "no gate stored" in dict(texts_of(report.ContentSequence))["training data and distance to them"]
+
+
+@pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="needs dciodvfy (Debian: dicom3tools)")
+@pytest.mark.parametrize("reading", [make_reading(), make_reading(given=(0,))], ids=["own", "given"])
+def test_dciodvfy_finds_no_error(reading, tmp_path):
+    path = tmp_path / "report.dcm"
+    pydicom.dcmwrite(path, report_on(reading), enforce_file_format=True)
+    done = subprocess.run(["dciodvfy", str(path)], capture_output=True, text=True)
+    told = [line for line in (done.stdout + done.stderr).splitlines() if f"<{SCHEME}>" not in line]
+    assert told == ["ComprehensiveSR"]
+    assert done.returncode == 0

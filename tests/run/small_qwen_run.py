@@ -1,0 +1,128 @@
+"""Runs that start from a tiny Qwen2.5-VL in place of the published sizes, and one update of them by itself."""
+
+import contextlib
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from oracles.random_params import randomise
+from policies.qwen.tiny_qwen import IMAGES, VISION
+from run.small_policy_run import reward_tokens
+
+from stepcot_jax.policies.qwen import qwen_setup
+from stepcot_jax.policies.qwen.qwen_config import read_qwen_config
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.systems.grpo import GrpoUpdate
+from stepcot_jax.systems.grpo_objective import REFERENCE
+from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.systems.sft import POLICY
+from stepcot_jax.training.system import COLLECTED_NUMBERS
+
+PUBLISHED = "Qwen/Qwen2.5-VL-7B-Instruct"
+SMALL = {
+    "phantom.num_cases": 30,
+    "phantom.image_size": 32,
+    "phantom.prevalence": "flat",
+    "image_encoder.image_size": 32,
+    "vqa.num_validated": 4,
+    "sft.epochs": 1,
+    "sft.batch_size": 16,
+    "sft.pack_length": 0,
+    "sft.learning_rate": 1e-2,
+    "grpo.epochs": 1,
+    "grpo.batch_size": 4,
+    "grpo.group_size": 2,
+    "grpo.updates_per_epoch": 2,
+    "rewards.format_weight": 1.0,
+    "training.log_every": 1,
+    "evaluation.num_resamples": 0,
+    "evaluation.batch_size": 16,
+    "parallel.num_devices": 1,  # the suite has eight virtual devices
+}
+DRY = {"policy.random": True, "policy.longest_reply": 40}
+
+
+def settings_of(job, weights, **changes):
+    return load_settings("base", **{**SMALL, "job": job, "policy.weights": str(weights), **changes})
+
+
+@contextlib.contextmanager
+def tiny_published(folder):
+    """Within this context every published id has the sizes of `tiny_qwen.IMAGES`."""
+    (folder / "config.json").write_text(json.dumps(IMAGES | {"vision_config": VISION}))
+    config = read_qwen_config(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qwen_setup, "published_config", lambda name: config)
+        yield config
+
+
+def make_run(workdir, **changes):
+    """A dry run of both phases, not started."""
+    return Run(settings_of("grpo", PUBLISHED, **DRY, **{"grpo.batch_size": 8, **changes}), workdir)
+
+
+def start(run, *, likely=()):
+    """A state with random values everywhere, biases too, and a reference that is near the policy but another.
+
+    Scores of the tokens in `likely` are eight times as large, so that some are sampled in most replies.
+    """
+    shapes = run.state_shapes
+    policy, other, frozen = (
+        _draw_small(shapes.params[part], seed) for part, seed in ((POLICY, 1), (POLICY, 2), ("frozen", 3))
+    )
+    head = policy["plain"]["decoder"]["head"]
+    head["kernel"] = head["kernel"].at[:, list(likely)].multiply(8.0)
+    near = jax.tree.map(lambda one, two: 0.9 * one + 0.1 * two, policy, other)
+    params = {POLICY: policy, "frozen": frozen, REFERENCE: near}
+    state = jax.jit(run._init)().replace(params=params)
+
+    def place(leaf, to):
+        return jax.device_put(np.asarray(leaf).astype(to.dtype), to.sharding)
+
+    return jax.tree.map(place, state, shapes)
+
+
+def _draw_small(shapes, seed):
+    """Random values, matrices and biases small enough that no attention is sharp, which would enlarge rounding."""
+    return jax.tree.map_with_path(
+        lambda path, leaf: leaf if path[-1].key == "scale" else 0.5 * leaf, randomise(shapes, seed)
+    )
+
+
+def roll(run, state):
+    """The batch of rollouts of the first prompts, on the host."""
+    prompts = run.task.make_prompts(run.task.dataset.splits["train"][: run.settings.grpo.batch_size])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rollouts, "reward_all", reward_tokens)
+        batch = run.system.rollouts(state, prompts)
+    del batch[COLLECTED_NUMBERS]
+    return batch
+
+
+def draw_rows(run):
+    """The first batch of fine-tuning."""
+    with run.task.stream() as stream:
+        return next(stream.batches)
+
+
+def differentiate(run, name, state, batch):
+    """Raw gradients and numbers of the update of a phase, on the host; the state is used up."""
+
+    def compute(update, state, batch, whole):
+        batch = update.freeze(state.params, batch, whole) if isinstance(update, GrpoUpdate) else batch
+        return state, update.gradients(state.params, batch, whole)
+
+    numbers, gradients = run_update(run, name, compute, state, batch)
+    return gradients[POLICY], {name: float(number) for name, number in numbers.items()}
+
+
+def run_update(run, name, compute, state, batch):
+    """What `compute` of a phase's update, state, batch and its division returns beside the state; that is used up."""
+    with run.task.stream():
+        (update,) = (phase.update for phase in run.system.phases() if phase.name == name)
+    placed = run.task.prepare(batch)
+    compiled = run.devices.compile_update(functools.partial(compute, update), state=run.state_shapes, batch=placed)
+    return jax.device_get(compiled(state, placed)[1])

@@ -1,0 +1,140 @@
+"""Cases, records and weights on a store: the same data and runs as from their folder, downloaded once."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from host.memory_store import new_address, put_files
+from run.small_run import small_run, small_settings
+
+from stepcot_jax.data.__main__ import main as data
+from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.data.loading import load_dataset
+from stepcot_jax.encoders.load import load_image_encoder
+from stepcot_jax.features import inputs
+from stepcot_jax.features.importing import import_features
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.stores import StoreFolder
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.readers.reader_cases import open_run
+from stepcot_jax.settings.run_settings import load_settings
+from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.tables.cells import Cell, Cells
+from stepcot_jax.tables.encoders import write_random_encoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("cases") / "out"
+    data(["phantom", str(out), "--num-cases=60", "--size=32"])
+    return out
+
+
+@pytest.fixture
+def address(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return put_files(folder, monkeypatch)
+
+
+def of_root(root, **changes):
+    return small_settings(data__source="folder", data__root=str(root), **changes)
+
+
+def refuse_downloads(monkeypatch):
+    monkeypatch.setattr(StoreFolder, "download", lambda store, files: pytest.fail(f"downloads {sorted(files)}"))
+
+
+def test_cases_on_a_store_are_those_of_their_folder(folder, address, monkeypatch):
+    here, there = (load_dataset(of_root(root), preprocessing=Preprocessing(size=32)) for root in (folder, address))
+    assert (here.cases, here.splits, here.digest) == (there.cases, there.splits, there.digest)
+    np.testing.assert_array_equal(here.pixels[3], there.pixels[3])
+    assert there.splits_source.endswith(address) or "made from seed" in there.splits_source
+    refuse_downloads(monkeypatch)
+    assert load_dataset(of_root(address), preprocessing=Preprocessing(size=32)).digest == here.digest
+
+
+def test_a_run_of_cases_on_a_store_is_that_of_their_folder_and_resumes(folder, address, tmp_path, monkeypatch, capsys):
+    changes = {"data__source": "folder", "training__teacher_epochs": 0, "training__joint_epochs": 1}
+    report = small_run(tmp_path / "local", monkeypatch, **changes, data__root=str(folder)).execute()
+    changes["data__root"] = address
+    found = small_run(tmp_path / "run", monkeypatch, **changes).execute()
+    assert f"{address}: downloading" in capsys.readouterr().err
+    assert found["test"] == report["test"]
+    assert read_settings(tmp_path / "run" / "settings.json").data.root == address
+    refuse_downloads(monkeypatch)
+    assert small_run(tmp_path / "run", monkeypatch, **changes).execute()["test"] == report["test"]
+    cases = [open_run(tmp_path / name, "test") for name in ("local", "run")]
+    np.testing.assert_array_equal(*(np.asarray(source.picture(0)) for source in cases))
+
+
+def test_what_a_store_does_not_have_is_named_with_its_setting(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    address = new_address(monkeypatch)
+    with pytest.raises(BadInput, match=rf"^config\.data\.root: {address}: holds no files; expected a folder of cases"):
+        load_dataset(of_root(address), preprocessing=Preprocessing(size=32))
+    settings = load_settings("base", **{"job": "sft", "vqa.source": "folder", "vqa.root": address})
+    with pytest.raises(BadInput, match=rf"^config\.vqa\.root: {address}: holds no files; expected a folder with"):
+        load_vqa_dataset(settings)
+    with pytest.raises(BadInput, match=rf"{address}: holds no files; expected a folder of weights"):
+        load_image_encoder(address)
+
+
+def test_records_on_a_store_are_those_of_their_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data(["vqa", str(tmp_path / "vqa"), "--num-cases=36", "--size=48"])
+    changes = {"job": "sft", "image_encoder.image_size": 48, "vqa.source": "folder"}
+    here, there = (
+        load_vqa_dataset(load_settings("base", **changes, **{"vqa.root": root}))
+        for root in (str(tmp_path / "vqa"), put_files(tmp_path / "vqa", monkeypatch))
+    )
+    assert (here.records, here.digest) == (there.records, there.digest)
+
+
+def test_weights_on_a_store_are_those_of_their_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_random_encoder(tmp_path / "clip")
+    address = put_files(tmp_path / "clip", monkeypatch)
+    here, there = load_image_encoder(str(tmp_path / "clip")), load_image_encoder(address)
+    assert here.digest == there.digest
+    assert there.name.endswith(address)
+    jax.tree.map(np.testing.assert_array_equal, here.params, there.params)
+    refuse_downloads(monkeypatch)
+    load_image_encoder(address)
+
+
+def test_imported_features_may_be_on_a_store(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cases = load_dataset(of_root(folder), preprocessing=Preprocessing(size=32)).cases
+    rows = np.arange(8 * len(cases), dtype=np.float32).reshape(-1, 8)
+    np.savez(tmp_path / "given.npz", features=rows, ids=np.array(cases.image_paths))
+    import_features(tmp_path / "given.npz", None, cases, tmp_path / "imported")
+    address = put_files(tmp_path / "imported", monkeypatch)
+    settings = of_root(folder, image_encoder__name="imported", image_encoder__weights=address)
+    found = inputs.load_inputs(settings, tmp_path / "run", Terminal()).dataset.features
+    np.testing.assert_array_equal(found[:], rows)
+
+
+def test_cells_notice_records_that_changed_on_the_store(folder, address, tmp_path, monkeypatch):
+    cell = Cell("one", of_root(address))
+    cells = Cells(tmp_path / "tables", Terminal())
+    monkeypatch.setattr(Cells, "is_finished", lambda own, cell: True)
+    ran = []
+    monkeypatch.setattr("stepcot_jax.run.training_run.Run", lambda settings, folder: ran.append(settings) or _Ran())
+    cells._run(cell)
+    assert ran[0].data.root == address
+    cells.run([cell])
+    StoreFolder(address).write("data.json", json.dumps([]).encode())
+    with pytest.raises(BadInput, match=rf"the records in {address} have changed since it ran"):
+        cells.run([cell])
+    monkeypatch.chdir(tmp_path / "tables")  # an address is no path below the workdir
+    weights = of_root(folder, image_encoder__name="pretrained", image_encoder__weights="gs://bucket/clip")
+    digest = cells.digest(Cell("two", weights))
+    monkeypatch.chdir(tmp_path)
+    assert cells.digest(Cell("two", weights)) == digest
+
+
+class _Ran:
+    def execute(self):
+        return {}

@@ -1,0 +1,157 @@
+"""Runs that start from a Qwen2.5-VL: random at small sizes with SFT and GRPO, a checkpoint with LoRA, and on a mesh."""
+
+import json
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+from policies.qwen.tiny_qwen import write_reader
+from run.small_policy_run import reward_tokens
+from run.small_qwen_run import DRY, PUBLISHED, settings_of, tiny_published
+
+from stepcot_jax.export.policy_folder import export_policy
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.qwen.qwen_loading import load_qwen
+from stepcot_jax.predict.policy_reader import load_reader
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.systems.grpo_rollouts import Rollouts
+from stepcot_jax.training.checkpoints import Checkpoints, saved_steps
+from stepcot_jax.training.stored_params import restore_params
+
+
+@pytest.fixture(scope="module")
+def tiny_config(tmp_path_factory):
+    """A tiny Qwen2.5-VL in place of the published sizes."""
+    with tiny_published(tmp_path_factory.mktemp("config")) as config:
+        yield config
+
+
+@pytest.fixture(scope="module")
+def dry(tiny_config, tmp_path_factory):
+    """A finished dry run of SFT and GRPO, with rewards of any reply, since none is well formed after few updates."""
+    run = Run(settings_of("grpo", PUBLISHED, **DRY), tmp_path_factory.mktemp("dry") / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rollouts, "reward_all", reward_tokens)
+        run.execute()
+    return run
+
+
+def read_losses(workdir, name):
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [line[name] for line in lines if name in line]
+
+
+def test_what_trains_moves_and_what_is_frozen_stays(dry):
+    folder = dry.workdir / "checkpoints"
+    first = jax.device_get(jax.jit(dry._init)())
+    after = restore_params(folder, saved_steps(folder)[-1])
+    assert set(after) == {"policy", "frozen", "reference"}
+    assert set(after["frozen"]) == {"tower"}
+    jax.tree.map(np.testing.assert_array_equal, after["frozen"], first.params["frozen"])
+    trained = after["policy"]["plain"]
+    assert set(trained) == {"decoder", "tower"}
+    assert {name.split("_")[0] for name in trained["tower"]} == {"merger"}
+    unmoved = jax.tree.map(np.array_equal, after["policy"], first.params["policy"])
+    assert not any(jax.tree.leaves(unmoved))
+    for state in first.optimizers.values():
+        moments = [leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim]
+        assert len(moments) == 2 * len(jax.tree.leaves(trained))
+
+
+def test_the_run_leaves_what_every_policy_leaves(dry):
+    losses = read_losses(dry.workdir, "sft/loss")
+    assert losses[-1] < losses[0]
+    assert len(read_losses(dry.workdir, "grpo/loss")) == 2
+    assert min(read_losses(dry.workdir, "grpo/gradient_norm")) > 1e-4
+    assert all(np.isfinite(read_losses(dry.workdir, "grpo/kl")))
+    report = json.loads((dry.workdir / "report.json").read_text())
+    assert report["best"].keys() == report["test"].keys() == {"sft", "grpo"}
+    assert (dry.workdir / "replies" / "grpo_test.jsonl").stat().st_size > 0
+
+
+def test_a_finished_run_answers_as_it_did(dry):
+    reader = load_reader(dry.workdir)
+    task, places = dry.task, dry.task.dataset.splits["test"][:1]
+    record = task.dataset.records[places[0]]
+    picture = task.dataset.load_images(task.dataset.image_of[places])[0]
+    found = reader.answer(picture, record.question, choices=record.choices, kind=record.kind)
+    lines = (dry.workdir / "replies" / "grpo_test.jsonl").read_text().splitlines()
+    assert found.text == json.loads(lines[0])["reply"]
+    assert found.text != reader.answer(255 - picture, record.question, choices=record.choices, kind=record.kind).text
+    with pytest.raises(BadInput, match="a dry run cannot be exported"):
+        export_policy(dry.workdir, dry.workdir.parent / "out")
+
+
+def test_a_mesh_computes_what_one_device_does(dry, tmp_path):
+    changes = {**DRY, "parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 4}
+    run = Run(settings_of("sft", PUBLISHED, **changes), tmp_path / "run")
+    run.execute()
+    gate = run.state_shapes.params["policy"]["plain"]["decoder"]["layer_0"]["gate"]["kernel"]
+    assert tuple(gate.sharding.spec) == ("data", "model")
+    moments = run.state_shapes.optimizers["sft"][1].inner_state[0].mu["policy"]["plain"]
+    assert tuple(moments["decoder"]["layer_0"]["gate"]["kernel"].sharding.spec) == ("data", "model")
+    for name in ("sft/loss", "sft/gradient_norm"):
+        np.testing.assert_allclose(read_losses(run.workdir, name), read_losses(dry.workdir, name), rtol=2e-3)
+    other = Run(settings_of("sft", PUBLISHED, **{**changes, "parallel.model_devices": 2}), run.workdir)
+    restored, _ = _restore(other)
+    saved = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored.params), saved)
+    kernel = restored.params["policy"]["plain"]["decoder"]["layer_0"]["gate"]["kernel"]
+    assert [shard.data.size for shard in kernel.addressable_shards] == [kernel.size // 8] * 8
+
+
+def _restore(run):
+    checkpoints = Checkpoints(run.workdir / "checkpoints")
+    try:
+        return checkpoints.restore(run.state_shapes, checkpoints.latest_step)
+    finally:
+        checkpoints.close()
+
+
+def write_checkpoint(folder):
+    """A tiny checkpoint that takes pictures of 32 px squared."""
+    write_reader(folder)
+    limits = {"patch_size": 2, "merge_size": 2, "min_pixels": 16, "max_pixels": 4096}
+    (folder / "preprocessor_config.json").write_text(json.dumps(limits))
+
+
+def test_random_weights_with_a_folder_are_exported(tmp_path):
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder)
+    (folder / "model.safetensors").unlink()
+    changes = {"policy.random": True}
+    run = Run(settings_of("sft", folder, **changes), tmp_path / "run")
+    run.execute()
+    stored = json.loads((run.workdir / "settings.json").read_text())
+    stored["policy"] |= {"num_merges": 10, "low_rank_alpha": 16.0}  # as an earlier version let pass, without effect
+    (run.workdir / "settings.json").write_text(json.dumps(stored))
+    export_policy(run.workdir, tmp_path / "out")
+    found = load_qwen(str(tmp_path / "out")).params
+    expected = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])
+    expected = expected["policy"]["plain"]["decoder"]["layer_0"]["gate"]["kernel"]
+    gate = found["decoder"]["layer_0"]["gate"]["kernel"]
+    np.testing.assert_array_equal(gate, expected.astype(gate.dtype))
+
+
+def test_a_checkpoint_with_low_rank_layers(tmp_path):
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder)
+    run = Run(settings_of("sft", folder, **{"policy.low_rank": 2}), tmp_path / "run")
+    before = load_qwen(str(folder), dtype=np.float32).params
+    run.execute()
+    frozen = restore_params(run.workdir / "checkpoints", saved_steps(run.workdir / "checkpoints")[-1])["frozen"]
+    jax.tree.map(np.testing.assert_array_equal, frozen["decoder"], before["decoder"])
+    (folder / "model.safetensors").unlink()  # the run has what answering needs
+    export_policy(run.workdir, tmp_path / "out")
+    check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    listed = subprocess.run(check, cwd=tmp_path / "out", check=True, capture_output=True, text=True).stdout
+    assert listed.count(": OK") == len(list((tmp_path / "out").iterdir())) - 1
+    after = load_qwen(str(tmp_path / "out"), dtype=np.float32).params
+    block, old = (tree["decoder"]["layer_0"] for tree in (after, before))
+    assert np.abs(block["gate"]["kernel"] - old["gate"]["kernel"]).max() > 1e-3
+    np.testing.assert_array_equal(after["decoder"]["norm"]["scale"], before["decoder"]["norm"]["scale"])
+    np.testing.assert_array_equal(
+        after["tower"]["layer_0"]["qkv"]["kernel"], before["tower"]["layer_0"]["qkv"]["kernel"]
+    )
+    assert load_reader(run.workdir).answer(np.zeros((32, 32), np.uint8), "Is there a mass?").kind == "closed"

@@ -1,0 +1,135 @@
+"""A run whose workdir is on a store: the same results, resumed from the store alone, one run at a time."""
+
+import json
+import shutil
+
+import jax
+import pytest
+from host.memory_store import ended_process, new_address, objects
+from run.small_run import entries, final_state, small_run
+
+from stepcot_jax.host import leases
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.leases import LEASE_FILE, Lease
+from stepcot_jax.host.mirrors import MANIFEST
+from stepcot_jax.host.stores import StoreError, StoreFolder
+from stepcot_jax.run import training_run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An undisturbed run in a folder: its report, last state, best steps and entries of the log."""
+    folder, patch = tmp_path_factory.mktemp("whole"), pytest.MonkeyPatch()
+    with jax.numpy_dtype_promotion("standard"):
+        report, state, best = final_state(small_run(folder, patch), patch)
+    patch.undo()
+    names = {path.relative_to(folder).parts[0] for path in folder.rglob("*")} - {".lock"}
+    return report, state, best, names, [entries(folder, kind) for kind in ("train", "val")]
+
+
+@pytest.fixture
+def address(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
+    return new_address(monkeypatch)
+
+
+class Killed(BaseException):
+    pass
+
+
+def disturb(patch, method, number, error):
+    """Let the number-th call of a method of stores do half of its work, and raise an error."""
+    real, seen = getattr(StoreFolder, method), []
+
+    def call(store, given, *content):
+        is_lease = given == LEASE_FILE or given == [LEASE_FILE]
+        seen.extend([] if is_lease else [method])
+        if is_lease or len(seen) != number:
+            return real(store, given, *content)
+        if method == "upload":
+            real(store, dict(list(given.items())[: len(given) // 2]))
+        raise error
+
+    patch.setattr(StoreFolder, method, call)
+
+
+def check_same(run, whole, monkeypatch, tmp_path):
+    report, state, best = final_state(run, monkeypatch)
+    assert report["test"] == whole[0]["test"]
+    assert best == whole[2]
+    assert all((one == two).all() for one, two in zip(state, whole[1], strict=True))
+    there = objects(run.place.name)
+    named = json.loads(there[MANIFEST])["checkpoints"]
+    assert {name for name in there if name.startswith("checkpoints/")} == set(named)
+    (tmp_path / "metrics.jsonl").write_bytes(there["metrics.jsonl"])
+    assert [entries(tmp_path, kind) for kind in ("train", "val")] == whole[4]
+    return there
+
+
+def test_a_run_on_a_store_is_that_of_a_folder_and_leaves_its_files_there(whole, address, tmp_path, monkeypatch):
+    run = small_run(address, monkeypatch)
+    there = check_same(run, whole, monkeypatch, tmp_path)
+    assert {name.split("/")[0] for name in there} == whole[3] | {MANIFEST}
+    assert json.loads(there["report.json"])["test"] == whole[0]["test"]
+    assert run.workdir.is_relative_to(tmp_path / "cache")
+    assert [folder.stat().st_mode & 0o777 for folder in (run.workdir, run.workdir.parent)] == [0o700, 0o700]
+
+
+def test_a_logger_knows_a_run_on_a_store_by_its_address(address, monkeypatch):
+    named = []
+    monkeypatch.setattr(training_run, "open_loggers", lambda *given, name, say: named.append(name) or [])
+    small_run(address, monkeypatch)._open_log(0).close()
+    assert named == [address.rpartition("/")[2]] == ["run"]
+
+
+# The first `write` makes an empty manifest; a copy uploads the log, then the checkpoint, writes the manifest, removes.
+@pytest.mark.parametrize(("method", "number"), [("upload", 4), ("write", 3), ("remove", 3)])
+def test_a_run_killed_while_it_copies_resumes_elsewhere_to_the_same_bits(
+    method, number, whole, address, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        disturb(patch, method, number, Killed())
+        run = small_run(address, patch)
+        with pytest.raises(Killed):
+            run.execute()
+    StoreFolder(address).write(LEASE_FILE, ended_process())
+    shutil.rmtree(tmp_path / "cache")  # another machine
+    check_same(small_run(address, monkeypatch), whole, monkeypatch, tmp_path)
+
+
+def test_a_store_that_fails_once_is_tried_again_and_at_the_end_the_run_stops(
+    whole, address, tmp_path, monkeypatch, capsys
+):
+    with monkeypatch.context() as patch:
+        disturb(patch, "upload", 4, StoreError("the network is down"))
+        check_same(small_run(address, patch), whole, patch, tmp_path)
+    assert "warning: the network is down; this checkpoint is not on the store" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        disturb(patch, "upload", 1, StoreError("the network is down"))
+        run = small_run(address, patch)  # evaluates again, and has nothing to train
+        with pytest.raises(RunStopped, match="the network is down; the results are in"):
+            run.execute()
+
+
+def test_a_second_run_is_refused_and_one_that_lost_its_lease_writes_nothing(address, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
+    with Lease(StoreFolder(address), say=print).hold(), pytest.raises(BadInput, match="in use by process"):
+        small_run(address, monkeypatch)
+    run = small_run(address, monkeypatch)
+    before = objects(address)
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
+    taken = b'{"host": "other", "machine": "m", "process": 1, "token": "t"}'
+    with run.place.hold():
+        StoreFolder(address).write(LEASE_FILE, taken)
+        (run.workdir / "metrics.jsonl").write_text("{}")
+        with pytest.raises(RunStopped, match="the lease of this run is held by process 1 of other"):
+            run.place.finish()
+    assert objects(address) == before | {LEASE_FILE: taken}
+
+
+def test_a_folder_with_other_files_is_refused(address, monkeypatch):
+    StoreFolder(address).write("data.json", b"[]")
+    with pytest.raises(BadInput, match=r"holds data\.json and no mirror\.json; expected an empty folder"):
+        small_run(address, monkeypatch)
+    assert objects(address) == {"data.json": b"[]"}

@@ -1,0 +1,139 @@
+"""A run that starts from another run's weights, of a chain with other steps."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from host.memory_store import objects, put_workdir
+from run.small_run import first_params, small_run, small_settings
+
+from stepcot_jax.chain import DEFAULT_CHAIN, Chain
+from stepcot_jax.data import loading
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.stores import StoreFolder
+from stepcot_jax.run.warm_start import read_warm_start
+from stepcot_jax.settings.stored_settings import write_settings
+from stepcot_jax.training.parameter_paths import flatten
+
+FRESH = 2
+"""Place of the step that only the new chain has."""
+
+CHANGES = {"phantom__num_cases": 150, "training__given_answers": "none", "training__joint_epochs": 0}
+
+
+@pytest.fixture
+def other_chain(monkeypatch):
+    """Phantoms whose third step, and last answer, have other names than in the run that is the start."""
+    steps = list(DEFAULT_CHAIN.steps)
+    steps[FRESH] = dataclasses.replace(steps[FRESH], name="Texture")
+    steps[-1] = dataclasses.replace(steps[-1], options=(*steps[-1].options[:-1], "Fracture"))
+    monkeypatch.setattr(loading, "DEFAULT_CHAIN", Chain(tuple(steps)))
+
+
+def test_weights_are_those_of_the_other_run_and_other_steps_are_fresh(
+    trained, other_chain, tmp_path, monkeypatch, capsys
+):
+    plain = first_params(small_run(tmp_path / "plain", monkeypatch, **CHANGES), monkeypatch)
+    capsys.readouterr()
+    warm = small_run(tmp_path / "warm", monkeypatch, **CHANGES, start__checkpoint=str(trained.workdir))
+    found = first_params(warm, monkeypatch)
+    step = trained.report["best"]["teacher"]["step"]
+    there = {path: np.asarray(leaf) for path, leaf in flatten(trained.states[step]).items()}
+    assert found.keys() == there.keys() == plain.keys()
+    last = DEFAULT_CHAIN.num_steps - 1
+    for path, leaf in found.items():
+        if f"classifier_{FRESH}/" in path or f"head_{FRESH}/" in path:
+            np.testing.assert_array_equal(leaf, plain[path])
+        elif f"classifier_{last}/" in path or f"head_{last}/" in path:
+            np.testing.assert_array_equal(leaf[..., :-1], there[path][..., :-1])
+            np.testing.assert_array_equal(leaf[..., -1], plain[path][..., -1])
+        elif path.startswith(("teacher/heads/", "teacher/image_projections/")):
+            np.testing.assert_array_equal(leaf[FRESH], plain[path][FRESH])
+            others = np.arange(len(leaf)) != FRESH
+            np.testing.assert_array_equal(leaf[others], there[path][others])
+        else:
+            np.testing.assert_array_equal(leaf, there[path])
+    assert any(np.any(there[path] != leaf) for path, leaf in plain.items())
+    printed = capsys.readouterr().err
+    assert f"numbers from update {step} of {trained.workdir}\n" in printed
+    assert "start: steps taken over: 'Detection' (4 answers), 'Lesion distribution' (4 answers), 'Anat" in printed
+    assert "start: fresh: step 'Texture'; answers of 'Diagnosis': Fracture\n" in printed
+    written = json.loads((tmp_path / "warm" / "start.json").read_text())
+    assert written["fresh"] == ["step 'Texture'", "answers of 'Diagnosis': Fracture"]
+    assert "Texture" not in written["steps_taken_over"]
+    assert 0 < written["numbers_taken_over"] < written["numbers"] == sum(leaf.size for leaf in found.values())
+
+
+def test_a_start_on_a_store_is_that_of_its_folder(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = put_workdir(trained.workdir, monkeypatch)
+    found = [
+        first_params(small_run(tmp_path / name, monkeypatch, **CHANGES, start__checkpoint=start), monkeypatch)
+        for name, start in (("local", str(trained.workdir)), ("remote", address))
+    ]
+    for path, leaf in found[0].items():
+        np.testing.assert_array_equal(found[1][path], leaf)
+    assert f"of {address}\n" in capsys.readouterr().err
+    assert json.loads((tmp_path / "remote" / "start.json").read_text())["checkpoint"] == address
+    with pytest.raises(BadInput, match=rf"start.checkpoint: {address} has learnt from \d+ images"):
+        small_run(tmp_path / "split", monkeypatch, **CHANGES, start__checkpoint=address, data__split_seed=3)
+
+
+def test_a_run_whose_start_was_on_a_store_resumes_without_it(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = put_workdir(trained.workdir, monkeypatch)
+    changes = {**CHANGES, "start__checkpoint": address}
+    report = small_run(tmp_path / "warm", monkeypatch, **changes).execute()
+    StoreFolder(address).remove(objects(address))
+    assert small_run(tmp_path / "warm", monkeypatch, **changes).execute()["test"] == report["test"]
+    with pytest.raises(BadInput, match=rf"^config\.start\.checkpoint: {address}: holds no files; expected the workdir"):
+        small_run(tmp_path / "new", monkeypatch, **changes)
+    lost = small_run(tmp_path / "chained", monkeypatch, **CHANGES, start__checkpoint=str(tmp_path / "warm"))
+    assert lost.task.start.notes[0].startswith(f"an earlier start cannot be read ({address}: holds no files")
+
+
+def test_a_resumed_run_no_longer_needs_the_start(trained, tmp_path, monkeypatch, capsys):
+    start = tmp_path / "start"
+    start.symlink_to(trained.workdir)
+    changes = {**CHANGES, "start__checkpoint": str(start)}
+    report = small_run(tmp_path / "warm", monkeypatch, **changes).execute()
+    start.unlink()
+    capsys.readouterr()
+    assert small_run(tmp_path / "warm", monkeypatch, **changes).execute()["test"] == report["test"]
+    assert "start:" not in capsys.readouterr().err
+
+
+def test_a_start_that_cannot_be_used_is_named(trained, tmp_path):
+    def read(folder, **changes):
+        return read_warm_start(small_settings(**{**CHANGES, **changes}, start__checkpoint=str(folder)))
+
+    with pytest.raises(BadInput, match=r"config.start.checkpoint: .*nowhere is not a folder; expected the workdir"):
+        read(tmp_path / "nowhere")
+    notes = read(trained.workdir, prompts__template="{question}").notes
+    assert notes == ("config.prompts.template differs: its inputs were made otherwise",)
+    write_settings(tmp_path / "settings.json", small_settings(job="baseline"))
+    with pytest.raises(BadInput, match=r"trained no teacher \(config.job='baseline'\)"):
+        read(tmp_path)
+
+
+def test_test_cases_that_the_start_has_learnt_from_are_refused(trained, tmp_path, monkeypatch):
+    def make(name, **changes):
+        return small_run(tmp_path / name, monkeypatch, **{**CHANGES, **changes})
+
+    start = str(trained.workdir)
+    with pytest.raises(BadInput, match=r"has learnt from \d+ images of this run's test patients \(first 'images/"):
+        make("split", data__split_seed=3, start__checkpoint=start)
+    before = make("before", start__checkpoint=start)
+    before.execute()
+    (before.workdir / "splits.json").unlink()
+    with pytest.raises(BadInput, match=f"{start} has learnt from"):  # by way of the run between
+        make("chained", data__split_seed=3, start__checkpoint=str(before.workdir))
+    assert make("other images", data__split_seed=3, phantom__seed=1, start__checkpoint=start).task.start.notes == ()
+    unknown = make("unknown", start__checkpoint=str(before.workdir)).task.start.notes
+    assert [note.partition(" does not say")[0] for note in unknown] == [str(before.workdir)]
+
+
+def test_jobs_that_start_otherwise_say_how():
+    with pytest.raises(BadInput, match=r"must be '' with config.job='chain_grpo'; config.policy.start"):
+        small_settings(job="chain_grpo", start__checkpoint="x")

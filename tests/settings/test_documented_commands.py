@@ -1,0 +1,105 @@
+"""Every command of `stepcot_jax.main` that configs and documents show is accepted."""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from stepcot_jax.policies.qwen.qwen_setup import find_qwen
+from stepcot_jax.policies.qwen.qwen_sharding import param_shardings
+from stepcot_jax.settings.stored_settings import read_settings
+from stepcot_jax.training.mesh_devices import MeshDevices
+
+ROOT = pathlib.Path(__file__).parents[2]
+LARGE = ("gemex", "medsage", "medsage_released")
+PARSE = """
+import json, os, pathlib, sys
+from absl import flags
+from stepcot_jax.settings.flags import define_flags, parse
+from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.settings.stored_settings import write_settings
+
+folder = pathlib.Path(sys.argv[1])
+for number, arguments in enumerate(json.load(sys.stdin)):
+    if not os.fork():  # absl keeps the flags of a process
+        sys.argv = ["main", *arguments]
+        define_flags()
+        parse(sys.argv)
+        write_settings(folder / f"{number}.json", make_settings(flags.FLAGS.config))
+        os._exit(0)
+    os.wait()
+"""
+
+
+def read_commands():
+    """(file, arguments) of each command, that of a launch script included."""
+    found = []
+    for path in [*ROOT.glob("configs/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]:
+        text = path.read_text().replace("\\\n", " ")
+        for line in text.splitlines():
+            if match := re.search(r"python -m stepcot_jax\.main (--config=[^`]*)", line):
+                found.append((path.name, shlex.split(match[1], comments=True)))
+            elif match := re.match(r"CONFIG=(\w+) WORKDIR=(\S+) launch/gpu\.sh (.*)", line):
+                found.append((path.name, [f"--config={match[1]}", f"--workdir={match[2]}", *shlex.split(match[3])]))
+    return [(name, arguments) for name, arguments in found if "--config=NAME" not in arguments]
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory):
+    """(file, arguments, settings) of each command."""
+    folder, commands = tmp_path_factory.mktemp("settings"), read_commands()
+    text = json.dumps([arguments for _, arguments in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE, folder], input=text, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for number, (name, arguments) in enumerate(commands):
+        assert (folder / f"{number}.json").is_file(), (name, arguments, done.stderr)
+    return [(*command, read_settings(folder / f"{number}.json")) for number, command in enumerate(commands)]
+
+
+def test_every_command_is_accepted(parsed):
+    assert len(parsed) > 25
+    assert {name for name, _, _ in parsed} >= {"qwen.md", "launch.md", "README.md", *(f"{name}.py" for name in LARGE)}
+
+
+def test_batches_of_large_policies_divide_among_devices_and_passes(parsed):
+    """A dry run on one CPU; the others on eight accelerators with `model_devices`, which the command names."""
+    large = [(name, settings) for name, _, settings in parsed if settings.policy.weights]
+    dry = [settings for _, settings in large if settings.policy.random]
+    assert len(dry) == 3
+    assert len(large) >= 8
+    for name, settings in large:
+        parallel = settings.parallel
+        devices = MeshDevices(
+            param_shardings,
+            num_devices=1 if settings.policy.random else 8,
+            model_devices=parallel.model_devices,
+            num_passes=parallel.num_passes,
+        )
+        for section in ("sft", "grpo"):
+            devices.check_batch_size(getattr(settings, section).batch_size, setting=f"{name}, {section}")
+
+
+def test_dry_runs_find_their_network(parsed):
+    for _, _, settings in parsed:
+        if settings.policy.random:
+            source = find_qwen(settings)
+            assert (source.grid, source.config.sizes.width) == (4, 3584 // 8)
+
+
+def test_the_logits_of_a_pass_are_small(parsed):
+    """At most 2 GB of float32 logits a device: rows of a pass, tokens of prompt and reply, words of `model_devices`."""
+    tokens = {"gemex": (700, 300), "medsage": (2100, 2100), "medsage_released": (1400, 1024)}
+    for _, arguments, settings in parsed:
+        config = arguments[0].removeprefix("--config=")
+        if config not in LARGE or settings.policy.random:
+            continue
+        groups = 8 // settings.parallel.model_devices
+        sections = (("sft", 1), ("grpo", settings.grpo.group_size))
+        for (section, each), length in zip(sections, tokens[config], strict=True):
+            rows = getattr(settings, section).batch_size // groups // settings.parallel.num_passes
+            assert 4 * rows * each * length * 152_064 // settings.parallel.model_devices <= 2e9, (config, section)

@@ -1,0 +1,198 @@
+"""Loggers beside metrics.jsonl: the numbers they get, failures that do not stop a run, resuming, offline stores."""
+
+import json
+import struct
+
+import pytest
+from run.small_run import small_run, small_settings
+
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.training import loggers
+from stepcot_jax.training.log import MetricsLog
+from stepcot_jax.training.loggers import check_loggers, describe_settings, open_loggers
+
+
+class Remembered:
+    """A logger of the test: keeps numbers, fails on request."""
+
+    def __init__(self, workdir, settings, run_id, title, *, fails_at=None):
+        self.id, self.place, self.title = run_id or f"run-{workdir.name}", "here", title
+        self.got, self.closed, self.fails_at, self.resumed = [], False, fails_at, run_id is not None
+
+    def write(self, numbers, *, step):
+        if step == self.fails_at:
+            raise ConnectionError("no route to http://user:hunter2@host/api")
+        self.got.append((step, dict(numbers)))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The loggers that were opened, in order; `fails_at` of those to come."""
+    found, options = [], {}
+
+    def open_one(workdir, settings, run_id, title):
+        found.append(Remembered(workdir, settings, run_id, title, **options))
+        return found[-1]
+
+    monkeypatch.setattr(loggers, "_OPEN", {"wandb": open_one, "mlflow": open_one})
+    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: object())
+    return found, options
+
+
+def entries(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_logs_what_metrics_jsonl_has_and_resumes_the_same_run(tmp_path, monkeypatch, opened):
+    found, _ = opened
+    changes = {"loggers__names": ("wandb", "mlflow")}
+    small_run(tmp_path, monkeypatch, **changes, training__joint_epochs=0).execute()
+    assert [logger.closed for logger in found] == [True, True]
+    expected = [
+        (
+            entry["step"],
+            {
+                f"{entry['kind']}/{name}".replace(" ", "_"): number
+                for name, number in entry.items()
+                if name not in ("kind", "step", "epoch") and number is not None
+            },
+        )
+        for entry in entries(tmp_path)
+    ]
+    assert found[0].got == found[1].got == expected
+    assert {step for step, _ in expected} == {2, 4, 5}
+    assert json.loads((tmp_path / "loggers.json").read_text()) == dict.fromkeys(("wandb", "mlflow"), found[0].id)
+    small_run(tmp_path, monkeypatch, **changes, training__joint_epochs=0).execute()
+    assert [(logger.resumed, logger.id) for logger in found[2:]] == [(True, found[0].id)] * 2
+
+
+def test_a_logger_that_fails_is_named_once_and_the_others_go_on(tmp_path, opened):
+    found, options = opened
+    said = []
+    options["fails_at"] = 2
+    settings = small_settings(loggers__names=("wandb", "mlflow"))
+    first = open_loggers(tmp_path, settings, say=said.append)
+    found[1].fails_at = None
+    log = MetricsLog(tmp_path, first_step=0, loggers=first)
+    for step in (1, 2, 3):
+        log.write("train", step=step, epoch=0, numbers={"a b": step / 2, "undefined": float("nan")})
+    log.close()
+    assert found[0].got == [(1, {"train/a_b": 0.5})]
+    assert [step for step, _ in found[1].got] == [1, 2, 3]
+    assert said == [
+        "wandb: here",
+        "mlflow: here",
+        "warning: wandb no longer gets numbers (ConnectionError: no route to http://host/api); training goes on, and "
+        "metrics.jsonl has every number",
+    ]
+    assert (found[0].closed, found[1].closed) == (False, True)
+    assert [entry["step"] for entry in entries(tmp_path)] == [1, 2, 3]
+
+
+def test_a_run_is_named_as_the_settings_say_or_as_its_workdir(tmp_path, opened):
+    found, _ = opened
+    settings = small_settings(loggers__names=("wandb",))
+    open_loggers(tmp_path, settings, say=print)
+    open_loggers(tmp_path, settings, name="of-a-store", say=print)
+    open_loggers(tmp_path, small_settings(loggers__names=("wandb",), loggers__run="own"), name="of-a-store", say=print)
+    assert [logger.title for logger in found] == [tmp_path.name, "of-a-store", "own"]
+
+
+def test_a_logger_that_cannot_be_opened_leaves_the_run_alone(tmp_path, opened, monkeypatch):
+    said = []
+
+    def fail(*_):
+        raise RuntimeError("api_key not configured")
+
+    monkeypatch.setitem(loggers._OPEN, "wandb", fail)
+    assert len(open_loggers(tmp_path, small_settings(loggers__names=("wandb", "mlflow")), say=said.append)) == 1
+    assert said[0].startswith("warning: wandb cannot be opened (RuntimeError: api_key not configured); training goes")
+    assert json.loads((tmp_path / "loggers.json").read_text()) == {"mlflow": f"run-{tmp_path.name}"}
+
+
+def test_a_missing_package_is_named_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"config.loggers.names: 'mlflow' is not installed: pip install -e .*mlflow"):
+        check_loggers(small_settings(loggers__names=("mlflow",)).loggers)
+    with pytest.raises(BadInput, match="'wandb' is not installed"):
+        small_run(tmp_path / "run", monkeypatch, loggers__names=("wandb",))
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_are_told_without_paths_and_addresses():
+    settings = small_settings(
+        data__root="/secret/place", rewards__judge_url="http://user:hunter2@host/v1", features__folder="/secret/too"
+    )
+    told = describe_settings(settings)
+    assert told["training.joint_epochs"] == 3
+    assert told["data.source"] == "phantom"
+    assert "secret" not in json.dumps(told)
+    assert "hunter2" not in json.dumps(told)
+
+
+def test_mlflow_goes_on_in_its_offline_store(tmp_path):
+    pytest.importorskip("mlflow.store.tracking.sqlalchemy_store")
+    from mlflow.tracking import MlflowClient
+
+    own, said = {"loggers__names": ("mlflow",), "loggers__run": "first"}, []
+    for first_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):  # killed after 3; resumed from 2 with more epochs
+        settings = small_settings(**own, training__joint_epochs=5 if first_step else 3)
+        log = MetricsLog(tmp_path, first_step=first_step, loggers=open_loggers(tmp_path, settings, say=said.append))
+        for step in steps:
+            log.write("train", step=step, epoch=0, numbers={"teacher/total (sum)": step / 2})
+        log.close()
+    assert not [line for line in said if line.startswith("warning")]
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("stepcot-jax")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_name, found.info.status) == ("first", "FINISHED")
+    assert found.data.params["training.joint_epochs"] == "3"
+    assert {key: value for key, value in found.data.tags.items() if key.startswith("resumed")} == {
+        "resumed.training.joint_epochs": "5"
+    }
+    history = client.get_metric_history(found.info.run_id, "train/teacher/total__sum_")
+    assert [(entry.step, entry.value) for entry in history] == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
+
+
+def read_wandb(path):
+    """(step, numbers) of each entry of a .wandb file: LevelDB's log format, after a header of 7 bytes."""
+    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    content, place, parts, found = path.read_bytes(), 7, [], []
+    while place + 7 <= len(content):
+        left = 32768 - place % 32768
+        if left < 7:  # no record begins at the end of a block
+            place += left
+            continue
+        size, kind = struct.unpack_from("<HB", content, place + 4)
+        parts.append(content[place + 7 : place + 7 + size])
+        place += 7 + size
+        if kind not in (1, 4):  # the record goes on in the next block
+            continue
+        record = pb.Record()
+        record.ParseFromString(b"".join(parts))
+        parts = []
+        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        if items:
+            step = items.pop("_step", record.history.step.num)
+            found.append((step, {name: number for name, number in items.items() if not name.startswith("_")}))
+    return found
+
+
+def test_wandb_writes_offline_runs_of_one_id(tmp_path):
+    pytest.importorskip("wandb")
+    settings, said = small_settings(loggers__names=("wandb",), data__root="/secret"), []
+    for first_step, steps in ((0, (1, 2)), (2, (3,))):
+        log = MetricsLog(tmp_path, first_step=first_step, loggers=open_loggers(tmp_path, settings, say=said.append))
+        for step in steps:
+            log.write("train", step=step, epoch=0, numbers={"loss": step / 2})
+        log.close()
+    assert not [line for line in said if line.startswith("warning")]
+    run_id = json.loads((tmp_path / "loggers.json").read_text())["wandb"]
+    files = sorted((tmp_path / "wandb").glob(f"offline-run-*/run-{run_id}.wandb"))
+    found = [entry for path in files for entry in read_wandb(path)]
+    assert found == [(step, {"train/loss": step / 2}) for step in (1, 2, 3)]
+    assert not any(b"/secret" in path.read_bytes() for path in files)
+    assert not list((tmp_path / "wandb").rglob("wandb-metadata.json"))
