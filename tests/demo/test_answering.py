@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
-from report.browser import Watched, find_violations, open_browser
+from report.browser import Watched, find_violations, open_browser, open_demo
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.demo.answering import answer_question, take_picture, write_answer_view
@@ -153,10 +153,10 @@ def test_axe_finds_nothing_before_and_after_a_question(served, tmp_path, width, 
     Image.fromarray(PICTURE).save(tmp_path / "picture.png")
     with open_browser() as browser:
         page = Watched(browser, width=width, scheme=scheme)
-        page.tab.goto(served)
-        page.tab.wait_for_selector("#asked-radiograph input[type=file]", state="attached")
+        open_demo(page, served, "#asked-radiograph input[type=file]")
         assert find_violations(page.tab) == []
         page.tab.set_input_files("#asked-radiograph input[type=file]", tmp_path / "picture.png")
+        page.tab.wait_for_selector("#asked-radiograph .file-preview")  # the upload has ended
         page.tab.locator("#question input, #question textarea").first.fill("Is there a mass?")
         page.tab.click("#ask")
         page.tab.wait_for_selector("#answer img")

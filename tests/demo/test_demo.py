@@ -9,7 +9,15 @@ import urllib.request
 
 import pytest
 from PIL import Image
-from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser, spread_of
+from report.browser import (
+    Watched,
+    contrasts_of,
+    find_broken_words,
+    find_violations,
+    open_browser,
+    open_demo,
+    spread_of,
+)
 from trained_workdir import make_trained_workdir, tiny_encoder
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -86,8 +94,7 @@ def browser(served):
 @pytest.fixture
 def page(browser, served):
     watched = Watched(browser)
-    watched.tab.goto(served.url)
-    watched.tab.wait_for_selector("#radiograph input[type=file]", state="attached")
+    open_demo(watched, served.url, "#radiograph input[type=file]")
     yield watched
     watched.close()
     assert not [url for url in watched.requests if not url.startswith((served.url, "data:", "blob:"))]
@@ -192,8 +199,7 @@ def test_an_example_is_read_saved_and_looked_at_closely(page, served, tmp_path):
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_axe_finds_nothing_and_questions_can_be_read(browser, served, width, scheme):
     page = Watched(browser, width=width, scheme=scheme)
-    page.tab.goto(served.url)
-    page.tab.wait_for_selector("#examples button")
+    open_demo(page, served.url, "#examples button")
     assert find_violations(page.tab) == []
     page.tab.locator("#examples button").first.click()
     panels_of(page)
@@ -221,8 +227,7 @@ def test_a_file_that_is_no_image_is_refused_and_deleted(page, served, tmp_path):
 
 def test_the_page_fits_a_phone(browser, served, radiograph):
     page = Watched(browser, width=375)
-    page.tab.goto(served.url)
-    page.tab.wait_for_selector("#radiograph input[type=file]", state="attached")
+    open_demo(page, served.url, "#radiograph input[type=file]")
     drop(page, radiograph)
     panels_of(page)
     assert page.overflow <= 0

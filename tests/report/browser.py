@@ -46,6 +46,13 @@ class Watched:
         return self.tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
+def open_demo(watched, url, ready):
+    """Open a page of Gradio and wait until `ready` is there and no part of the page is loading any more."""
+    watched.tab.goto(url)
+    watched.tab.wait_for_selector(ready, state="attached")
+    watched.tab.wait_for_selector("p.loading", state="detached")
+
+
 def spread_of(path: pathlib.Path):
     """Spread of a screenshot's pixel values; 0 for a blank one."""
     import numpy as np
