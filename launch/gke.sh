@@ -12,7 +12,7 @@
 # Required variables:
 #   NAME            of the JobSet: small letters, digits and hyphens
 #   start:
-#   IMAGE           container image with stepcot-jax[tpu] and the config, see launch/Dockerfile
+#   IMAGE           container image with this package, its extra tpu and the config, see launch/Dockerfile
 #   CONFIG          name of a shipped config, or a config file in the image
 #   WORKDIR         folder of the run, below /mnt/stepcot; or gs://BUCKET/FOLDER, s3://BUCKET/FOLDER
 #   CLAIM           persistent volume claim (ReadWriteMany), mounted as /mnt/stepcot

@@ -9,7 +9,7 @@
 #   CONFIG           name of a shipped config, or a config file
 #   WORKDIR          folder of the run; a run in it is resumed
 # Optional variables:
-#   PYTHON           interpreter with stepcot-jax[cuda12]; default python3
+#   PYTHON           interpreter with this package and its extra cuda12; default python3
 #   GPUS             ids of the GPUs to use, such as 0,1; default all
 #   MAX_RESTARTS     limit of the restarts of a preempted run (exit code 75); default 100
 #   RESTART_SECONDS  wait before a restart; default 5

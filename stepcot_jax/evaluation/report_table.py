@@ -38,7 +38,10 @@ def format_table(metrics: Mapping[str, ModelMetrics]) -> str:
     ordered = _teacher_first(metrics)
     blocks = [_format_model(name, model) for name, model in ordered.items()]
     # The models answered the same cases: each note appears once for all of them.
-    notes = dict.fromkeys(note for model in ordered.values() for step in model.steps for note in _notes(step))
+    notes = list(dict.fromkeys(note for model in ordered.values() for step in model.steps for note in _notes(step)))
+    silent = dict.fromkeys(step.name for model in ordered.values() for step in model.steps if not step.num_cases)
+    if silent:
+        notes.append(f"without labels, left out of the table: {', '.join(silent)}")
     if notes:
         blocks.append("\n".join(textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in notes))
     return "\n\n".join(blocks)
@@ -89,7 +92,8 @@ def _format_model(name: str, model: ModelMetrics) -> str:
     # Two spaces before each column, and room for a number of cases of nine digits.
     widths = [11, *(max(len(header), 5) + 2 for header in _COLUMNS.values())]
     room = _WIDTH - sum(widths)
-    names = [_shorten(label, room) for label in (f"{name} (%)", *(step.name for step in model.steps))]
+    steps = [step for step in model.steps if step.num_cases]
+    names = [_shorten(label, room) for label in (f"{name} (%)", *(step.name for step in steps))]
     first = max(len(label) for label in (*names, "mean"))
 
     def line(label: str, cells: list[str]) -> str:
@@ -97,7 +101,7 @@ def _format_model(name: str, model: ModelMetrics) -> str:
 
     rows = [
         line(label, [str(step.num_cases), *(_percent(getattr(step, column)) for column in _COLUMNS)])
-        for label, step in zip(names[1:], model.steps, strict=True)
+        for label, step in zip(names[1:], steps, strict=True)
     ]
     rule = "-" * (first + sum(widths))
     return "\n".join(
@@ -127,10 +131,8 @@ def _mean_column(model: ModelMetrics, column: str) -> float:
 
 
 def _notes(step: StepMetrics) -> list[str]:
-    if not step.num_cases:
-        return [f"{step.name}: no case has a label here, left out of every average"]
     notes = []
-    if step.left_out:
+    if step.left_out and step.num_cases:
         notes.append(
             f"{step.name}: left out of the macro averages because no case has them: {'; '.join(step.left_out)}"
         )

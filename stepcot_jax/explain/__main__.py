@@ -49,6 +49,7 @@ def explain(arguments: list[str]) -> int:
     parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
     options = parser.parse_args(arguments)
     from stepcot_jax.explain.drawing import write_explanations
+    from stepcot_jax.host.text import make_printable
     from stepcot_jax.predict.corrections import read_corrections
     from stepcot_jax.predict.radiographs import Complaints, find_images
 
@@ -62,8 +63,10 @@ def explain(arguments: list[str]) -> int:
     written = write_explanations(
         trained, paths, model=options.model, given=given, out=options.out, refuse=complaints.refuse
     )
-    for path in written:
+    for path, reading in written:
         print(path)
+        for warning in reading.warnings:
+            print(make_printable(f"{reading.source}: warning: {warning}"), file=sys.stderr)
     return EXIT_UNREADABLE if complaints.num_refused else 0
 
 

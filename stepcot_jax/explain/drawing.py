@@ -39,7 +39,7 @@ def write_explanations(
     given: Given,
     out: pathlib.Path,
     refuse: Callable[[str], None],
-) -> list[pathlib.Path]:
+) -> list[tuple[pathlib.Path, ChainReading]]:
     """Write `NAME.maps.png`, `NAME.json` with the numbers, and the teacher's `NAME.attention.png`.
 
     Args:
@@ -51,7 +51,7 @@ def write_explanations(
       refuse: called with a message for each file that cannot be read.
 
     Returns:
-      The paths of the maps' pictures.
+      The path of each picture of maps, with the reading, whose `warnings` speak against the answers.
 
     Raises:
       BadInput: the network cannot be explained or does not take given answers, or the folder is not writable.
@@ -68,7 +68,7 @@ def write_explanations(
         num_threads=trained.settings.data.num_threads,
         refuse=refuse,
     )
-    written: list[pathlib.Path] = []
+    written: list[tuple[pathlib.Path, ChainReading]] = []
     taken: set[str] = set()
     for names, pictures, projections in batches:
         sources = [str(name) for name in names]
@@ -78,9 +78,10 @@ def write_explanations(
         for case, reading in enumerate(readings):
             name = _free_name(names[case].stem, taken)
             try:
-                written.append(_write(out / name, trained, explained, case, pictures[case], reading))
+                path = _write(out / name, trained, explained, case, pictures[case], reading)
             except OSError as error:
                 raise BadInput(f"{out} is not writable ({error.strerror})") from None
+            written.append((path, reading))
     return written
 
 
@@ -186,7 +187,8 @@ def draw_explanation(
         empty.set_axis_off()
     name = make_printable(pathlib.PurePath(reading.source).name)[:80]
     title = f"{name}: parts of the picture that support each answer of the {reading.model} (bright), for research only"
-    figure.suptitle(title, fontsize=11)
+    warnings = [wrap_text(make_printable(f"Warning: {line}"), 110, num_lines=2) for line in reading.warnings]
+    figure.suptitle("\n".join([title, *warnings]), fontsize=11)
     return figure
 
 

@@ -83,10 +83,9 @@ class ChainReading:
 
     @property
     def paragraph(self) -> str:
-        """The chain as one readable paragraph."""
-        return write_paragraph(
-            [(each.step, each.label, None if each.given else each.probability) for each in self.steps]
-        )
+        """The chain as one readable paragraph, after what speaks against it."""
+        answers = [(each.step, each.label, None if each.given else each.probability) for each in self.steps]
+        return " ".join([*(f"Warning: {line}." for line in self.warnings), write_paragraph(answers)])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain types, for JSON."""

@@ -48,6 +48,8 @@ def write_paragraph(answers: Iterable[tuple[Step, int, float | None]]) -> str:
         if fold(answer) == fold(NOT_APPLICABLE):
             absent.append(f"{_soften(step.name)}{how}")
             continue
+        if name == _FIRST and fold(answer) == "mixed":
+            answer = "mixed opacity"
         wording = _WORDINGS.get(name, "{name}: {answer}{how}")
         clause = wording.format(name=_soften(step.name), answer=_soften(answer), how=how)
         if name == _LAST:
@@ -69,4 +71,5 @@ def percent(share: float) -> str:
 
 def _soften(text: str) -> str:
     """Return text for the middle of a sentence; abbreviations keep their capitals."""
-    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+    parts = [part[:1].lower() + part[1:] if part[1:2].islower() else part for part in text.split("/")]
+    return "/".join(parts)

@@ -127,7 +127,7 @@ class ChainTask(Task):
     def next_commands(self) -> tuple[str, ...]:
         """What reads a finished run."""
         if self.settings.job == "baseline":
-            return ()
+            return ("report {workdir}",)
         reads_images = self.settings.image_encoder.name != "imported"
         return ("report {workdir}", *(("predict IMAGE --checkpoint={workdir}",) if reads_images else ()))
 

@@ -79,8 +79,11 @@ def make_networks(settings: Settings, chain: Chain, image_encoder: nn.Module | N
     )
 
 
+@functools.partial(jax.jit, static_argnames="networks")
 def init_params(networks: Networks, *, key: Array, batch: Batch, text_features: Array | None) -> Params:
     """Return random parameters of teacher, student and projections for batches of the given shapes.
+
+    Compiled as a whole: operation by operation it takes twice as long, for the same bits.
 
     Args:
       networks: the modules.

@@ -39,7 +39,6 @@ teacher (%)       cases  accuracy  majority    AUC  sensitivity  specificity    
 ----------------------------------------------------------------------------------------------
 Detection             4      75.0      50.0  100.0         75.0         75.0   73.3       83.3
 Distribution          3     100.0     100.0      -        100.0            -  100.0      100.0
-Side                  0         -         -      -            -            -      -          -
 ----------------------------------------------------------------------------------------------
 mean                         75.0      50.0  100.0         75.0         75.0   73.3       83.3
 all annotated steps of a case correct: 75.0 (most frequent answers: 50.0)
@@ -48,7 +47,6 @@ student (%)       cases  accuracy  majority    AUC  sensitivity  specificity    
 ----------------------------------------------------------------------------------------------
 Detection             4      50.0      50.0   50.0         50.0         50.0   33.3       25.0
 Distribution          3      66.7     100.0      -         66.7            -   80.0      100.0
-Side                  0         -         -      -            -            -      -          -
 ----------------------------------------------------------------------------------------------
 mean                         50.0      50.0   50.0         50.0         50.0   33.3       25.0
 all annotated steps of a case correct: 25.0 (most frequent answers: 50.0)
@@ -56,7 +54,7 @@ all annotated steps of a case correct: 25.0 (most frequent answers: 50.0)
 Detection: left out of the macro averages because no case has them: Mixed
 Distribution: left out of the macro averages because no case has them: Diffuse
 Distribution: every case has the same answer, left out of the mean line
-Side: no case has a label here, left out of every average"""
+without labels, left out of the table: Side"""
 
 
 def test_table_reads_as_intended():

@@ -13,6 +13,7 @@ from stepcot_jax.data.images.preprocessing import repeat_grey
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.demo.sessions import read_session, take_upload
 from stepcot_jax.evaluation.gate import fit_gate, read_gate, write_gates
+from stepcot_jax.explain import __main__ as explain
 from stepcot_jax.explain.saliency import Explainer
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
@@ -77,6 +78,8 @@ def test_a_reading_warns_of_noise_and_of_a_lateral_view(run, images):
         f"outside of what it was trained on: score {noise.check.gate_score:.2f} (1 is the limit)",
     )
     assert f"warning: {noise.warnings[0]}" in str(noise)
+    assert noise.paragraph.startswith(f"Warning: {noise.warnings[0]}. The radiograph ")
+    assert usual.paragraph.startswith("The radiograph ")
     assert "outside of what it was trained on" in noise._repr_html_()
     told = json.loads(json.dumps(noise.as_dict()))
     assert (told["outside"], told["gate_score"]) == (True, noise.check.gate_score)
@@ -102,6 +105,15 @@ def test_the_sheet_has_warnings_and_scores(run, images, tmp_path):
         "outside of what it was trained on",
     ]
     assert [float(row["gate score"]) > 1 for row in rows] == [False, False, True]
+
+
+def test_explain_warns(run, images, tmp_path, capsys):
+    assert explain.main([str(images), f"--checkpoint={run}", f"--out={tmp_path / 'out'}"]) == 0
+    told = capsys.readouterr()
+    assert len(told.out.splitlines()) == 3
+    first, second = told.err.splitlines()
+    assert "warning: the DICOM header names a lateral view" in first
+    assert "warning: outside of what it was trained on" in second
 
 
 def test_the_demo_warns(run, images, tmp_path):

@@ -418,6 +418,9 @@ def test_the_paragraph_reads_as_prose():
         "The most likely diagnosis is mass (37 %). Not applicable: anatomical location (40 %)."
     )
     assert write_paragraph([(STRANGE.steps[1], 0, 0.5)]) == "Two: A & B (50 %)."
+    labels = (DEFAULT_CHAIN.steps[0].options.index("Mixed"), DEFAULT_CHAIN.steps[3].options.index("Pleura/Chest wall"))
+    text = write_paragraph([(DEFAULT_CHAIN.steps[0], labels[0], 0.5), (DEFAULT_CHAIN.steps[3], labels[1], 0.5)])
+    assert text == "The radiograph shows mixed opacity (50 %), located in: pleura/chest wall (50 %)."
 
 
 def run_tool_here(capsys, *arguments):
