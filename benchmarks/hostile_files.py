@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import hostile_images  # noqa: F401 - adds its pictures to MAKERS
 from benchmarks.hostile_inputs import MAKERS
 from stepcot_jax.host.errors import run_tool
 

@@ -42,7 +42,7 @@ def _repeat(file: BinaryIO, piece: bytes, num_bytes: float) -> None:
         file.write(block)
 
 
-def _published(root: Path) -> Command:
+def published_folder(root: Path) -> Command:
     """Write a good folder of the published layout without images or split tables."""
     unanswered = (DEFAULT_CHAIN.num_steps * (0,), DEFAULT_CHAIN.num_steps * ("",))
     cases = [Case(f"p{number}", f"images/{number}.png", "", "", *unanswered) for number in range(_NUM_CASES)]
@@ -52,7 +52,7 @@ def _published(root: Path) -> Command:
 
 def _splits(root: Path) -> tuple[Command, Path]:
     """Write a good folder with tables for val and test; the hostile one is train."""
-    command = _published(root)
+    command = published_folder(root)
     (root / "val.csv").write_text("patient_id\np1\n")
     (root / "test.csv").write_text("patient_id\np2\n")
     return command, root / "train"
@@ -211,7 +211,7 @@ def _field(piece: str, megabytes: float, **place: Any) -> Make:
     mark = "\ue000"
 
     def make(root: Path, factor: float) -> Command:
-        command = _published(root)
+        command = published_folder(root)
         path = root / "data.json"
         records = json.loads(path.read_text())
         record = records[2]
@@ -239,7 +239,7 @@ MAKERS["data.json: unknown text of 60 MB"] = _field("a", 60, field="other")
 
 @_hostile("data.json: 200 MB of white space")
 def _white(root: Path, factor: float) -> Command:
-    command = _published(root)
+    command = published_folder(root)
     with (root / "data.json").open("wb") as file:
         _repeat(file, b" ", 200 * _MEGABYTE * factor)
     return command
@@ -317,7 +317,7 @@ def _pipe_vqa(root: Path, factor: float) -> Command:
 @_hostile("pipe: an image")
 def _pipe_image(root: Path, factor: float) -> Command:
     del factor
-    command = _published(root)
+    command = published_folder(root)
     for number in range(_NUM_CASES):
         _fifo(f"images/{number}.png", root)
     return command[:-1]
@@ -337,7 +337,7 @@ for _name in ("data.json", "cases.csv", "NLMCXR_reports.tgz", "1.xml"):
 
 
 def _import(root: Path, file: Path, *ids: Path) -> Command:
-    _published(root)
+    published_folder(root)
     names = [f"--ids={path}" for path in ids]
     return ["features", str(file), *names, f"--root={root}", f"--store={root / 'store'}"]
 

@@ -95,6 +95,19 @@ WORDS = {
     "annotate .csv: 100 MB": TOO_LONG,
     "readers sample .csv: 100 MB": TOO_LONG,
     "data stats .csv: 100 MB": TOO_LONG,
+    "image .png: 60,000": "pixels in its header; expected at most 64000000",
+    "image .png: rows": "a run would stop",  # what is beyond the picture's rows is never unpacked
+    "image .png: a text": "Decompressed data too large",
+    "image .png: 200 MB": "images/1.png",  # the texts are below Pillow's limit at this size
+    "image .png: a colour": "Decompressed data too large",
+    "image .png: cut": "image file is truncated",
+    "image .jpg: 65,500": "pixels in its header; expected at most 64000000",
+    "image .jpg: 200 MB": "cannot be decoded",
+    "image .jpg: script": "starts with bytes",
+    "image .dcm: 65,535": "pixels in its header are more than 64000000",
+    "image .dcm: 10^9": "NumberOfFrames: 1000000000 instead of 1",
+    "image .dcm: a million": "a run would stop",
+    "image .dcm: sequences": "cannot be read as DICOM",
     "annotate": "has no known layout",
     "evaluate_replies": "is not a file",
     "conformance": NOT_REGULAR,
@@ -113,6 +126,7 @@ GROUPS = (
     "features",
     "convert",
     "IU X-Ray:",
+    "image",
 )
 REST = "annotate", "evaluate_replies", "conformance", "readers", "data stats"
 
