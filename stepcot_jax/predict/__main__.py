@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
-    from stepcot_jax.predict.answer_sheet import SUFFIXES, in_order, write_sheet
+    from stepcot_jax.predict.answer_sheet import in_order, is_sheet, write_sheet
     from stepcot_jax.predict.asking import ask_in_turn
     from stepcot_jax.predict.corrections import check_takes_answers, read_corrections
     from stepcot_jax.predict.image_reader import load
@@ -58,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = read_corrections(options.given)
     if options.ask and (given or options.json):
         raise BadInput("--ask cannot be used with --given or --json")
+    flag = "--ask" if options.ask else "--json" if options.json else ""
+    has_rows = options.out is not None and is_sheet(options.out, flag=flag)
     complaints = Complaints()
     paths = find_images(options.images, refuse=complaints.refuse, note=complaints.note)
     if not paths:
@@ -79,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         _write([f"\n{each}" for each in report([reading])], options.out)
         return EXIT_UNREADABLE if complaints.num_refused else 0
     reader.take(given)  # reports a wrong answer before the first image is read
-    if options.out is not None and options.out.suffix in SUFFIXES and not options.json:
+    if has_rows:
         read = functools.partial(reader.read_files, paths, given=given)
         rows = in_order(paths, lambda note: report(read(refuse=note)), refuse=complaints.refuse)
         write_sheet(options.out, rows, reader.chain, with_reports=options.dicom_out is not None)
