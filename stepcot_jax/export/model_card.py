@@ -208,7 +208,8 @@ def _describe_points(trained: Trained, names: Sequence[str]) -> str:
     lines += [
         "An answer lies above its operating point if its calibrated probability is the threshold or more. Thresholds: "
         f"{found.rule.describe()}. Figures: of the test cases, in percent, with 95 % intervals from a bootstrap over "
-        "patients; cases: those of the test split that have the answer. PPV and NPV depend on its prevalence there.",
+        "patients, exact ones where all cases agree; cases: those of the test split that have the answer. PPV and NPV "
+        "depend on its prevalence there.",
         "",
     ]
     for name in names:
