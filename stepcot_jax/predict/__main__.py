@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
+    from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.predict.answer_sheet import in_order, is_sheet, write_sheet
     from stepcot_jax.predict.asking import ask_in_turn
     from stepcot_jax.predict.corrections import check_takes_answers, read_corrections
@@ -61,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     flag = "--ask" if options.ask else "--json" if options.json else ""
     has_rows = options.out is not None and is_sheet(options.out, flag=flag)
     complaints = Complaints()
-    paths = find_images(options.images, refuse=complaints.refuse, note=complaints.note)
+    images = [find_files(each, "IMAGE", holds="radiographs", may_be_file=True) for each in options.images]
+    paths = find_images(images, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
     if options.ask and len(paths) > 1:
@@ -114,7 +116,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "names them; 2: wrong input.",
     )
     parser.add_argument(
-        "images", nargs="+", type=local_path, metavar="IMAGE", help="PNG, JPEG or DICOM files, or folders of them"
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="PNG, JPEG or DICOM files, or folders of them; also on gs:// or s3://",
     )
     parser.add_argument(
         "--checkpoint", required=True, metavar="WORKDIR", help="of a run or an export; or gs://, s3://, hf://OWNER/NAME"
