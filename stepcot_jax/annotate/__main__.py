@@ -44,11 +44,14 @@ def annotate(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.pipeline import annotate_source
     from stepcot_jax.annotate.sharding import read_shard
     from stepcot_jax.chain import DEFAULT_CHAIN
+    from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.host.terminal import Terminal
 
     shard = None if options.shard is None else read_shard(options.shard)
     chain = read_annotator(options.chain).chain if options.chain else DEFAULT_CHAIN
-    result = annotate_source(options.reports, options.out, _make_plan(options), Terminal(), chain=chain, shard=shard)
+    plan = _make_plan(options)
+    reports = find_files(options.reports, "REPORTS", holds="reports", may_be_file=True)
+    result = annotate_source(reports, options.out, plan, Terminal(), chain=chain, shard=shard)
     print(as_markdown(result.funnel()), end="")
     print(f"{len(result.records)} records in {options.out}" + (f", shard {shard}" if shard else ""))
 

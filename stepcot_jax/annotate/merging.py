@@ -39,8 +39,7 @@ def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False)
       BadInput: `out` is one of the shards, a shard is missing or given twice, shards differ in source or settings, a
         report is in two shards or in none, or a folder was changed.
     """
-    if out.resolve() in {folder.resolve() for folder in folders}:
-        raise BadInput(f"--out: {out} is one of the shards; choose another folder")
+    _require_distinct(folders, out)
     shards = {folder: read_shard_file(folder) for folder in folders}
     _require_one_run(shards)
     _require_every_shard(shards)
@@ -63,6 +62,18 @@ def merge_shards(folders: Sequence[Path], out: Path, *, overwrite: bool = False)
         # As in a run, `data.json` comes last and marks a complete result.
         write_whole(path, msgspec.json.format(b"[" + b",".join(result.records) + b"]", indent=1) + b"\n")
     return result
+
+
+def _require_distinct(folders: Sequence[Path], out: Path) -> None:
+    seen: dict[Path, Path] = {}
+    for folder in folders:
+        resolved = folder.resolve()
+        if resolved in seen:
+            also = "" if seen[resolved] == folder else f" (also as {seen[resolved]})"
+            raise BadInput(f"{folder}: the shard's folder was given twice{also}; expected each shard once")
+        seen[resolved] = folder
+    if out.resolve() in seen:
+        raise BadInput(f"--out: {out} is one of the shards; choose another folder")
 
 
 def _require_one_run(shards: dict[Path, ShardFile]) -> None:

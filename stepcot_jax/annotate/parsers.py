@@ -17,7 +17,8 @@ def annotate_parser() -> argparse.ArgumentParser:
     also = f"Also the commands {others}; each has a --help."
     parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
     path = local_path
-    parser.add_argument("reports", type=path, metavar="REPORTS", help="IU X-Ray, published layout, .csv or .jsonl")
+    reports = "IU X-Ray, published layout, .csv or .jsonl; also on gs:// or s3://"
+    parser.add_argument("reports", metavar="REPORTS", help=reports)
     parser.add_argument("--chain", type=path, metavar="DATA", help="folder whose data.json has the chain to answer")
     shard = "annotate only part I of N of the reports (I from 0), by a hash of the id; see merge"
     parser.add_argument("--shard", metavar="I/N", help=shard)

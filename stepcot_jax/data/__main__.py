@@ -36,6 +36,10 @@ def main(arguments: list[str] | None = None) -> int | None:
     for name in ("max_megapixels", "shard_megabytes", "num_threads"):
         if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
             raise BadInput(f"--{name.replace('_', '-')} must be above 0; got {getattr(options, name)}")
+    if hasattr(options, "root"):
+        from stepcot_jax.host.store_cache import find_files
+
+        options.root = find_files(options.root, "ROOT", holds="a folder of cases or reasoning records")
     code: int | None = options.run(options)
     return code
 
@@ -210,7 +214,8 @@ def _draw_phantom(options: argparse.Namespace) -> None:
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add ROOT and the options that `config.data` has for reading it."""
-    parser.add_argument("root", type=local_path, metavar="ROOT", help="folder or file in any layout")
+    root = "folder or file in any layout, or a folder on gs:// or s3://, which is downloaded"
+    parser.add_argument("root", metavar="ROOT", help=root)
     parser.add_argument("--layout", choices=(AUTO, *LAYOUTS), default=AUTO, help="default: detected from the files")
     names = "of the chain's steps, in order (config.data.step_names); default: the seven of the paper"
     parser.add_argument("--step-names", nargs="+", default=PUBLISHED_STEP_NAMES, metavar="NAME", help=names)

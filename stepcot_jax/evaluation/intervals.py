@@ -165,6 +165,24 @@ def percentiles(value: float, resampled: npt.NDArray[np.float64], *, level: floa
     return Interval(value, float(low), float(high), undefined)
 
 
+def widen_agreement(found: Interval, *, num_patients: int, level: float) -> Interval:
+    """Return the exact interval of Clopper and Pearson for a share of 0 or 1, of which all resamples are alike.
+
+    Args:
+      found: of a share, from a bootstrap; any other share, and one without ends, is returned as it is.
+      num_patients: behind the share, each taken as one trial.
+      level: of the interval.
+
+    >>> round(widen_agreement(Interval(1.0, 1.0, 1.0), num_patients=17, level=0.95).low, 3)
+    0.805
+    """
+    if found.value not in (0, 1) or math.isnan(found.low + found.high):
+        return found
+    margin = 1 - ((1 - level) / 2) ** (1 / num_patients)
+    ends = {"high": margin} if found.value == 0 else {"low": 1 - margin}
+    return dataclasses.replace(found, **ends)
+
+
 def prepare_metrics(
     split: SplitPredictions, chain: Chain, *, left_out: npt.NDArray[np.bool_] | None = None
 ) -> Callable[[Weights], Figures]:

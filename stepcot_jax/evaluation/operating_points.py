@@ -2,8 +2,9 @@
 
 An answer is taken against all others of its step. A case is above the point if its probability, after temperature
 scaling, is the threshold or more. The threshold is chosen on the validation cases, its sensitivity and specificity are
-those of the test cases; both have intervals from a bootstrap by patient. Answers that no case, or every case, of the
-validation split has get no point.
+those of the test cases; both have intervals from a bootstrap by patient. Where all test cases agree, so that every
+resample is alike, the interval is exact (Clopper and Pearson) over the patients. Answers that no case, or every case,
+of the validation split has get no point.
 """
 
 import dataclasses
@@ -16,9 +17,9 @@ import numpy.typing as npt
 
 from stepcot_jax.chain import NOT_ANNOTATED, Chain
 from stepcot_jax.evaluation.calibration import Calibration, calibrated_probabilities
-from stepcot_jax.evaluation.intervals import Interval, percentiles
+from stepcot_jax.evaluation.intervals import Interval, percentiles, widen_agreement
 from stepcot_jax.evaluation.prediction_files import SplitPredictions
-from stepcot_jax.evaluation.resamples import Weights, count_once, divide, resample
+from stepcot_jax.evaluation.resamples import Weights, count_once, divide, name_patients, resample
 
 RuleName = Literal["youden", "sensitivity", "specificity", "cost"]
 
@@ -211,15 +212,20 @@ def choose_operating_points(
     measured = measure(count_once(len(test.predictions.labels)))
     spread = _resample(choose, val, num_resamples)
     spreads = _resample(measure, test, num_resamples)
+    _, patients = np.unique(name_patients(test.facts["patient_id"]), return_inverse=True)
+
+    def measured_intervals(finding: Finding, at: float) -> Iterator[Interval]:
+        for place, number in enumerate(of_test[finding].count_patients(patients, at)):
+            resampled = spreads[finding][:, place] if spreads else None
+            found = _interval(float(measured[finding][0, place]), resampled)
+            yield widen_agreement(found, num_patients=number, level=_LEVEL)
+
     return {
         finding: OperatingPoint(
             _interval(at, spread.get(finding)),
             of_val[finding].counts,
             of_test[finding].counts,
-            *(
-                _interval(float(measured[finding][0, place]), spreads[finding][:, place] if spreads else None)
-                for place in range(len(FIGURES))
-            ),
+            *measured_intervals(finding, at),
         )
         for finding, at in thresholds.items()
     }
@@ -250,6 +256,11 @@ class _Against:
     def measure(self, weights: Weights, threshold: float) -> npt.NDArray[np.float64]:
         """Return the figures of a threshold for weights of all cases of the split."""
         return figures_at(weights[:, self.cases], scores=self.scores, positive=self.positive, threshold=threshold)
+
+    def count_patients(self, patients: npt.NDArray[np.intp], threshold: float) -> list[int]:
+        """Return the number of patients behind each figure of `FIGURES`; `patients` has that of each case."""
+        above, own = self.scores >= threshold, patients[self.cases]
+        return [len(np.unique(own[counted])) for counted in (self.positive, ~self.positive, above, ~above)]
 
 
 def _list_findings(

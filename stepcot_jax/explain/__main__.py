@@ -43,19 +43,22 @@ def explain(arguments: list[str]) -> int:
         description="Map which parts of a radiograph support each answer. For research; not a medical device.",
         epilog="For scores see: python -m stepcot_jax.explain score --help",
     )
-    parser.add_argument("images", nargs="+", type=local_path, metavar="IMAGE", help="files, or folders of them")
+    images = "files, or folders of them; also on gs:// or s3://"
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     _add_network(parser)
     parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder for pictures and JSON")
     parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
     options = parser.parse_args(arguments)
     from stepcot_jax.explain.drawing import write_explanations
+    from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.predict.corrections import read_corrections
     from stepcot_jax.predict.radiographs import Complaints, find_images
 
     given = read_corrections(options.given)
     complaints = Complaints()
-    paths = find_images(options.images, refuse=complaints.refuse, note=complaints.note)
+    found = [find_files(each, "IMAGE", holds="radiographs", may_be_file=True) for each in options.images]
+    paths = find_images(found, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
     trained = _load(options)

@@ -18,8 +18,9 @@ from stepcot_jax.convert.torch_reference import to_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.export import exported_files, exported_programs, loader
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
+from stepcot_jax.export.instructions import write_instructions
 from stepcot_jax.export.lifetime import describe_lifetime, replace_lifetime
-from stepcot_jax.export.model_card import write_front_matter, write_instructions, write_model_card
+from stepcot_jax.export.model_card import write_front_matter, write_model_card
 from stepcot_jax.export.program import (
     GATE,
     PLATFORMS,
@@ -188,7 +189,7 @@ def _write(
     write_carried(folder, trained)
     copy_loader(folder, loader.__file__)
     card = write_front_matter("image-classification") + write_model_card(trained, programs)
-    use = write_instructions(trained, manifest, torch_names=bool(torch_tensors))
+    use = write_instructions(trained, manifest, written={path.name for path in folder.iterdir()})
     readme = replace_lifetime(f"{card.rstrip()}\n\n{use}", lifetime)
     (folder / "README.md").write_text(readme, encoding="utf-8")
     write_sums(folder)

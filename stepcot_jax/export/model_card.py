@@ -1,6 +1,5 @@
-"""Write the Markdown files of an export: model card and README."""
+"""Write the model card of an export: training data, figures, calibration, operating points, limits."""
 
-import json
 import math
 import operator
 import pathlib
@@ -24,26 +23,6 @@ from stepcot_jax.settings.run_settings import Settings
 
 _HERE = pathlib.Path(__file__).parent
 
-RESIZE = {
-    "crop": """\
-    longest = 4 * min(picture.size)
-    if max(picture.size) > longest:
-        left, top = (max(0, side - longest) // 2 for side in picture.size)
-        width, height = (min(side, longest) for side in picture.size)
-        picture = picture.crop((left, top, left + width, top + height))
-    width, height = (SIZE * side // min(picture.size) for side in picture.size)
-    picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = (width - SIZE) // 2, (height - SIZE) // 2
-    return np.array(picture.crop((left, top, left + SIZE, top + SIZE)))[None]""",
-    "pad": """\
-    width, height = (max(1, round(side * SIZE / max(picture.size))) for side in picture.size)
-    padded = Image.new("L", (SIZE, SIZE))
-    padded.paste(picture.resize((width, height), Image.Resampling.BICUBIC), ((SIZE - width) // 2, (SIZE - height) // 2))
-    return np.array(padded)[None]""",
-    "stretch": """\
-    return np.array(picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC))[None]""",
-}
-
 _COLUMNS = {"accuracy": "accuracy", "auc": "AUC", "sensitivity": "sensitivity", "specificity": "specificity"}
 
 
@@ -61,12 +40,13 @@ def write_front_matter(task: str) -> str:
     return "\n".join([*lines, "", ""])
 
 
-def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
+def write_model_card(trained: Trained, programs: Sequence[Program], *, with_gate: bool = True) -> str:
     """Return the card as Markdown.
 
     Args:
       trained: the run; the figures come from its report.json and predictions/test.npz, if present.
       programs: the networks of the export.
+      with_gate: whether the export has the gates that the run fitted; ONNX exports do not.
 
     Raises:
       BadInput: the report or the predictions are damaged.
@@ -80,7 +60,7 @@ def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
         .read_text(encoding="utf-8")
         .format(
             networks=" and ".join(sizes),
-            gate=_describe_gate(trained, list(sizes)),
+            gate=_describe_gate(trained, list(sizes), is_carried=with_gate),
             version=__version__,
             numbers=numbers,
             training=_describe_training(trained, report),
@@ -105,9 +85,14 @@ class _Converted(msgspec.Struct):
     sha256: str
 
 
-def _describe_gate(trained: Trained, names: Sequence[str]) -> str:
+def _describe_gate(trained: Trained, names: Sequence[str], *, is_carried: bool) -> str:
     if any(trained.gate(name) is None for name in names):
         return "No gate was fitted that would mark such images."
+    if not is_carried:
+        return (
+            "The run has a gate that marks images unlike the training images; this export does not have it. "
+            "stepcot-jax applies it to the run, and so does the export with `--format=stablehlo`."
+        )
     return (
         "A gate marks images unlike the training images (`gate_scores` above 1 in load.py, a warning of stepcot-jax). "
         "It lets some pass, and marks some chest radiographs."
@@ -223,7 +208,8 @@ def _describe_points(trained: Trained, names: Sequence[str]) -> str:
     lines += [
         "An answer lies above its operating point if its calibrated probability is the threshold or more. Thresholds: "
         f"{found.rule.describe()}. Figures: of the test cases, in percent, with 95 % intervals from a bootstrap over "
-        "patients; cases: those of the test split that have the answer. PPV and NPV depend on its prevalence there.",
+        "patients, exact ones where all cases agree; cases: those of the test split that have the answer. PPV and NPV "
+        "depend on its prevalence there.",
         "",
     ]
     for name in names:
@@ -239,42 +225,3 @@ def _describe_points(trained: Trained, names: Sequence[str]) -> str:
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines).rstrip()
-
-
-def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, torch_names: bool) -> str:
-    """Return the README as Markdown.
-
-    Args:
-      trained: the run.
-      manifest: content of export.json.
-      torch_names: whether the export has a file with the authors' names.
-    """
-    models = manifest["models"]
-    tensors = sorted({file for model in models.values() for file in model["tensors"]})
-    files = {
-        "load.py": "the loader",
-        "exported_files.py": "what it reads files with",
-        "exported_programs.py": "what it reads programs with",
-        **{model["program"]: f"the {name}, image encoder included" for name, model in models.items()},
-        **dict.fromkeys(tensors, "parameters"),
-        **({"torch_names.safetensors": "parameters under the authors' PyTorch names"} if torch_names else {}),
-        "labels.json": "questions and answers, in the order of the logits",
-        "settings.json": "the run's settings; with it `sc.load` reads this folder",
-        "preprocessing.json": "from an image file to the model's input",
-        "export.json": "the files of each model, versions",
-        "check.safetensors": "two images of noise and their logits, for `python load.py`",
-        "SHA256SUMS": "digests of all files (`sha256sum -c SHA256SUMS`)",
-    }
-    others = list(models)[1:]
-    return (
-        (_HERE / "readme.txt")
-        .read_text(encoding="utf-8")
-        .format(
-            argument="" if not others else f', "{next(iter(models))}"',
-            step=json.dumps(trained.chain.steps[-1].name, ensure_ascii=False),
-            size=trained.preprocessing.size,
-            resize=RESIZE[trained.preprocessing.fit],
-            files="\n".join(f"| `{name}` | {what} |" for name, what in files.items()),
-            platforms=", ".join(manifest["platforms"]),
-        )
-    )

@@ -26,7 +26,8 @@ from stepcot_jax.export.folder import (
     write_sums,
     writing_folder,
 )
-from stepcot_jax.export.model_card import RESIZE, write_front_matter, write_model_card
+from stepcot_jax.export.instructions import RESIZE
+from stepcot_jax.export.model_card import write_front_matter, write_model_card
 from stepcot_jax.export.onnx_tracing import OPSET, trace_to_onnx
 from stepcot_jax.export.program import Program, make_program
 from stepcot_jax.host.errors import BadInput
@@ -120,7 +121,7 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     write_json(folder / onnx_loader.MANIFEST, manifest)
     shutil.copyfile(onnx_loader.__file__, folder / LOADER)
     shutil.copy(exported_files.__file__, folder)
-    card = write_front_matter("image-classification") + write_model_card(trained, programs)
+    card = write_front_matter("image-classification") + write_model_card(trained, programs, with_gate=False)
     readme = f"{card.rstrip()}\n\n{write_use(trained, models)}"
     (folder / "README.md").write_text(readme, encoding="utf-8")
     write_sums(folder)

@@ -108,7 +108,7 @@ def fetch(
 
 
 def read_hub_file(repository: str, name: str) -> bytes | None:
-    """Return a small file of a repository's main branch; None if there is no such file or no such repository.
+    """Return a small file of a repository's main branch before an upload; None without such a file or repository.
 
     Raises:
       BadInput: the hub cannot be reached, or the file is larger than 1 MiB.
@@ -117,11 +117,15 @@ def read_hub_file(repository: str, name: str) -> bytes | None:
     from huggingface_hub import errors
 
     try:
-        path = huggingface_hub.hf_hub_download(repository, name)
-    except (errors.RemoteEntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+        # Asked first: without a network it fails at once, where a download retries for half a minute.
+        info = huggingface_hub.HfApi().model_info(repository, revision="main")
+        if name not in {file.rfilename for file in info.siblings or ()}:
+            return None
+        path = huggingface_hub.hf_hub_download(repository, name, revision=info.sha)
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         return None
     except Exception as error:
-        raise BadInput(_explain(f"{SCHEME}{repository}", error)) from None
+        raise BadInput(_explain(f"{SCHEME}{repository}", error, writing=True)) from None
     return read_file(pathlib.Path(path), max_bytes=_MOST_CARD_BYTES, accepted="a card")
 
 
@@ -206,7 +210,8 @@ def _explain(address: str, error: Exception, *, writing: bool = False) -> str:
     if isinstance(error, errors.IncompleteSnapshotError):
         return f"{address}: the hub cannot be reached, and an earlier download in the cache is incomplete; run it again"
     if isinstance(error, errors.LocalEntryNotFoundError) or "Connect" in name or name == "OfflineModeIsEnabled":
-        return f"{address}: the hub cannot be reached ({_root(error)}), and the cache does not have this revision"
+        also = "nothing was committed" if writing else "the cache does not have this revision"
+        return f"{address}: the hub cannot be reached ({_root(error)}), and {also}"
     if isinstance(error, errors.HFValidationError):
         return f"{address}: {one_line(error)}"
     what = "upload" if writing else "download"

@@ -74,6 +74,30 @@ def fetch_files(address: str, *, holds: str, terminal: Terminal) -> pathlib.Path
     return _fetch(store, found, holds=holds, check=check, terminal=terminal)
 
 
+def fetch_file(address: str, *, holds: str, terminal: Terminal) -> pathlib.Path:
+    """Download one file, or a folder as `fetch_files` does, and return its copy.
+
+    Args:
+      address: gs://BUCKET/FOLDER/FILE, s3://BUCKET/FOLDER/FILE, or of a folder.
+      holds: what is expected there, for messages.
+      terminal: shows what is downloaded.
+
+    Raises:
+      BadInput: as for `fetch_files`.
+    """
+    parent, _, name = address.rpartition("/")
+    store = StoreFolder(parent) if name and parent.count("/") > 2 else None
+    found = None if store is None else store.look_up(name)
+    if store is None or found is None:
+        return fetch_files(address, holds=holds, terminal=terminal)
+
+    def check(folder: pathlib.Path) -> None:  # noqa: ARG001
+        if store.look_up(name) != found:
+            raise BadInput(f"{address}: the file changed while it was downloaded; try again")
+
+    return _fetch(store, {name: found}, holds=holds, check=check, terminal=terminal) / name
+
+
 def find_workdir(source: str | os.PathLike[str], flag: str = "") -> pathlib.Path:
     """Return the folder of a run or an export; one on a store is downloaded first.
 
@@ -91,13 +115,14 @@ def find_workdir(source: str | os.PathLike[str], flag: str = "") -> pathlib.Path
         return fetch_run(str(source), terminal=Terminal())
 
 
-def find_files(source: str, key: str = "", *, holds: str) -> pathlib.Path:
-    """Return the folder or file of cases or weights that a setting names; a folder on a store is downloaded first.
+def find_files(source: str, key: str = "", *, holds: str, may_be_file: bool = False) -> pathlib.Path:
+    """Return the folder or file of cases, weights or images that is named; one on a store is downloaded first.
 
     Args:
       source: a path, or gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
-      key: the setting, for messages.
+      key: the setting or argument, for messages.
       holds: what is expected there, for messages.
+      may_be_file: whether an address may also name one file below a folder.
 
     Raises:
       BadInput: it is another address, or as for `fetch_files`; names the setting.
@@ -106,7 +131,7 @@ def find_files(source: str, key: str = "", *, holds: str) -> pathlib.Path:
         refuse_address(source, key)
         return pathlib.Path(source)
     with naming(key):
-        return fetch_files(source, holds=holds, terminal=Terminal())
+        return (fetch_file if may_be_file else fetch_files)(source, holds=holds, terminal=Terminal())
 
 
 def _fetch(

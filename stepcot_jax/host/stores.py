@@ -138,13 +138,19 @@ class StoreFolder:
                 raise
             return True
 
-    def tag(self, name: str) -> str | None:
-        """Return what changes with an object's content; None if there is no such object."""
+    def look_up(self, name: str) -> Stored | None:
+        """Return the size and tag of an object; None if there is no such object."""
         with self._explain("read"):
             try:
-                return _find_tag(self._files.info(f"{self._root}/{name}"))
+                facts = self._files.info(f"{self._root}/{name}")
             except FileNotFoundError:
                 return None
+        return None if facts.get("type") == "directory" else Stored(int(facts["size"]), _find_tag(facts))
+
+    def tag(self, name: str) -> str | None:
+        """Return what changes with an object's content; None if there is no such object."""
+        found = self.look_up(name)
+        return None if found is None else found.tag
 
     def replace(self, name: str, content: bytes, tag: str) -> bool:
         """Write an object if it still has a tag; return whether it had.

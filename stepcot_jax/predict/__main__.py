@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
-    from stepcot_jax.predict.answer_sheet import SUFFIXES, in_order, write_sheet
+    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.predict.answer_sheet import in_order, is_sheet, write_sheet
     from stepcot_jax.predict.asking import ask_in_turn
     from stepcot_jax.predict.corrections import check_takes_answers, read_corrections
     from stepcot_jax.predict.image_reader import load
@@ -58,8 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = read_corrections(options.given)
     if options.ask and (given or options.json):
         raise BadInput("--ask cannot be used with --given or --json")
+    flag = "--ask" if options.ask else "--json" if options.json else ""
+    has_rows = options.out is not None and is_sheet(options.out, flag=flag)
     complaints = Complaints()
-    paths = find_images(options.images, refuse=complaints.refuse, note=complaints.note)
+    images = [find_files(each, "IMAGE", holds="radiographs", may_be_file=True) for each in options.images]
+    paths = find_images(images, refuse=complaints.refuse, note=complaints.note)
     if not paths:
         return EXIT_UNREADABLE
     if options.ask and len(paths) > 1:
@@ -79,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         _write([f"\n{each}" for each in report([reading])], options.out)
         return EXIT_UNREADABLE if complaints.num_refused else 0
     reader.take(given)  # reports a wrong answer before the first image is read
-    if options.out is not None and options.out.suffix in SUFFIXES and not options.json:
+    if has_rows:
         read = functools.partial(reader.read_files, paths, given=given)
         rows = in_order(paths, lambda note: report(read(refuse=note)), refuse=complaints.refuse)
         write_sheet(options.out, rows, reader.chain, with_reports=options.dicom_out is not None)
@@ -112,7 +116,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "names them; 2: wrong input.",
     )
     parser.add_argument(
-        "images", nargs="+", type=local_path, metavar="IMAGE", help="PNG, JPEG or DICOM files, or folders of them"
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="PNG, JPEG or DICOM files, or folders of them; also on gs:// or s3://",
     )
     parser.add_argument(
         "--checkpoint", required=True, metavar="WORKDIR", help="of a run or an export; or gs://, s3://, hf://OWNER/NAME"

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -16,13 +17,36 @@ from stepcot_jax.predict.answers import ChainReading
 
 PROBLEM, WARNINGS, GATE_SCORE, REPORT = "problem", "warnings", "gate score", "structured report"
 SUFFIXES = (".csv", ".jsonl", ".parquet")
+_REFUSED_SUFFIXES = {".xlsx", ".xlsm", ".xls", ".ods", ".tsv", ".feather", ".gz", ".bz2", ".xz", ".zst", ".zip"}
+"""Of sheets of other formats and of compressed ones: a file of text with such a name could not be opened."""
 
 _ROWS_AT_ONCE = 1000
 Row = dict[str, Any]
 
 
+def is_sheet(path: pathlib.Path, *, flag: str = "") -> bool:
+    """Return whether a file gets one row an image, as its ending says; upper and lower case are the same.
+
+    Args:
+      path: of `--out`.
+      flag: "--json" or "--ask", which write lines or text in place of a sheet; "" without.
+
+    Raises:
+      BadInput: the ending is that of another kind of sheet, or of a sheet that `flag` does not write.
+    """
+    ending = path.suffix.lower()
+    if ending in _REFUSED_SUFFIXES:
+        raise BadInput(f"--out: {path} is of an unsupported format; found {ending}, expected {', '.join(SUFFIXES)}")
+    if flag and ending in SUFFIXES and (flag, ending) != ("--json", ".jsonl"):
+        what, expected = {"--json": ("JSON lines", ".jsonl"), "--ask": ("text", ".txt")}[flag]
+        raise BadInput(
+            f"--out: {path} cannot be used with {flag}, which writes {what}; found {ending}, expected {expected}"
+        )
+    return ending in SUFFIXES and not flag
+
+
 def column_names(chain: Chain, *, with_reports: bool = False) -> list[str]:
-    """Return the columns of a sheet: the image, its problem, its warnings and gate score, and four for each step.
+    """Return the columns of a sheet: the image, its problem, its warnings and gate score, and six for each step.
 
     `with_reports` adds the file of the structured report, or why there is none.
     """
@@ -31,7 +55,7 @@ def column_names(chain: Chain, *, with_reports: bool = False) -> list[str]:
 
 def _find_columns(chain: Chain, *, with_reports: bool) -> dict[str, type]:
     """Return the columns, and whether each holds texts or numbers."""
-    of_step = {"": str, " probability": float, " set": str, " above": str}
+    of_step = {"": str, " probability": float, " probabilities": str, " set": str, " above": str, " thresholds": str}
     columns: dict[str, type] = {"image": str, PROBLEM: str, WARNINGS: str, GATE_SCORE: float}
     columns |= {f"{step.name}{kind}": holds for step in chain.steps for kind, holds in of_step.items()}
     return columns | ({REPORT: str} if with_reports else {})
@@ -41,18 +65,26 @@ def as_row(reading: ChainReading) -> Row:
     """Return a reading as one row; the columns are those of `column_names`.
 
     The gate's score is above 1 for an image unlike the training images (None if the run stored no gate). A step has its
-    answer, the network's probability of it, the answers of its conformal set, the most probable first, separated by
-    "; " (None without calibration), and in the same way those at or above their operating points (None without such
-    points).
+    answer, the network's probability of it, and that of every option in the chain's order, as "Normal 0.5000; Mass
+    0.3100". Then come the answers of its conformal set, the most probable first (None without calibration), those at or
+    above their operating points, and the thresholds of these points in the chain's order (both None without points).
     """
     row: Row = {"image": reading.source, PROBLEM: ""}
     row |= {WARNINGS: "; ".join(reading.warnings), GATE_SCORE: reading.check.gate_score}
     for each in reading.steps:
         name = each.step.name
         row[name], row[f"{name} probability"] = each.answer, each.probability
+        row[f"{name} probabilities"] = _join(zip(each.step.options, each.probabilities, strict=True))
         row[f"{name} set"] = None if each.answer_set is None else "; ".join(each.answer_set)
         row[f"{name} above"] = "; ".join(each.above) if each.findings else None
+        thresholds = {finding.answer: finding.threshold for finding in each.findings}
+        known = ((option, thresholds[option]) for option in each.step.options if option in thresholds)
+        row[f"{name} thresholds"] = _join(known) if thresholds else None
     return row | ({REPORT: reading.report} if reading.report else {})
+
+
+def _join(numbers: Iterable[tuple[str, float]]) -> str:
+    return "; ".join(f"{name} {'never' if math.isinf(number) else f'{number:.4f}'}" for name, number in numbers)
 
 
 def in_order(
@@ -99,7 +131,7 @@ def write_sheet(
     Raises:
       BadInput: another ending, pyarrow is missing, or the file cannot be written.
     """
-    write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}.get(path.suffix)
+    write = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}.get(path.suffix.lower())
     if write is None:
         raise BadInput(f"--out: {path} ends with none of {', '.join(SUFFIXES)}")
     try:

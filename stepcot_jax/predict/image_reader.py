@@ -38,11 +38,19 @@ class Readings(list[ChainReading]):
     def __init__(self, readings: Iterable[ChainReading] = ()) -> None:
         super().__init__(readings)
         self.problems: dict[str, str] = {}
+        self._unread: list[tuple[int, str]] = []
+
+    def refuse(self, place: int, name: str, problem: str) -> None:
+        """Note an image that could not be read; `place` counts all images, from 0, and rises from call to call."""
+        self.problems[name] = problem
+        self._unread.append((place, name))
 
     def as_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each reading (`answer_sheet.as_row`), then one for each image with a problem."""
-        unread = [{"image": name, PROBLEM: problem} for name, problem in self.problems.items()]
-        return [*map(as_row, self), *unread]
+        """Return a row for each image, in order: of its reading (`answer_sheet.as_row`), or with its problem."""
+        rows = [as_row(reading) for reading in self]
+        for place, name in self._unread:
+            rows.insert(place, {"image": name, PROBLEM: self.problems[name]})
+        return rows
 
 
 def load(
@@ -153,7 +161,7 @@ class ImageReader:
                 try:
                     picture, projection = self._read_picture(images[place], scale)
                 except BadInput as error:
-                    found.problems[name] = str(error)
+                    found.refuse(place, name, str(error))
                 else:
                     names.append(name)
                     pictures.append(picture)

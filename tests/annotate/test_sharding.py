@@ -103,6 +103,11 @@ def test_gaps_doubles_and_strangers_are_refused_by_name(tmp_path, source):
     shutil.copytree(folders[1], tmp_path / "copy")
     with pytest.raises(BadInput, match=r"shard 1/5 is in \S*shards/1 and in \S*copy; pass each shard once"):
         merge([*folders, tmp_path / "copy"], out)
+    with pytest.raises(BadInput, match=r"shards/2: the shard's folder was given twice; expected each shard once"):
+        merge([*folders, folders[2]], out)
+    (tmp_path / "link").symlink_to(folders[2])
+    with pytest.raises(BadInput, match=r"link: the shard's folder was given twice \(also as \S*shards/2\)"):
+        merge([*folders, tmp_path / "link"], out)
     with pytest.raises(BadInput, match=r"source has no shard.json: expected the folder of a complete run with --shard"):
         merge([*folders, source.parent], out)
     (four,) = annotate_shards(source, tmp_path / "four", "--images=none", count=4)[3:]

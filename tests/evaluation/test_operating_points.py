@@ -9,6 +9,7 @@ import pytest
 from evaluation.small_splits import CHAIN, make_split
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn import metrics
 
 from stepcot_jax.chain import NOT_ANNOTATED
@@ -152,6 +153,26 @@ def test_intervals_are_those_of_a_bootstrap_by_patient():
     for weights in draw_weights(TEST.facts["patient_id"], num_resamples=100, seed=0):
         found += [own[truth & (shares >= point.threshold.value)].sum() / own[truth].sum() for own in weights[:, known]]
     assert (point.sensitivity.low, point.sensitivity.high) == pytest.approx(tuple(np.quantile(found, [0.025, 0.975])))
+
+
+def test_where_all_cases_agree_the_interval_is_exact_over_patients():
+    rule = Rule("specificity", target=0.0)  # everything is called
+    points = choose(rule, val=VAL, test=VAL, num_resamples=50)
+    patients = np.asarray(VAL.facts["patient_id"])
+    for (_, name, option), point in points.items():
+        place = [step.name for step in CHAIN.steps].index(name)
+        own = VAL.predictions.labels[:, place] == CHAIN.steps[place].options.index(option)
+        other = (VAL.predictions.labels[:, place] != NOT_ANNOTATED) & ~own
+        for share, cases, successes in ((point.sensitivity, own, 1), (point.specificity, other, 0)):
+            number = len(set(patients[cases]))
+            assert number < cases.sum()
+            exact = stats.binomtest(successes * number, number).proportion_ci(0.95, "exact")
+            assert (share.value, share.low, share.high) == pytest.approx((successes, exact.low, exact.high))
+        assert math.isnan(point.npv.value)
+        assert point.ppv.low < point.ppv.value < point.ppv.high
+    found = choose(rule, val=VAL, test=VAL)["student", "Detection", "Yes"].sensitivity
+    assert found.value == 1
+    assert math.isnan(found.low)
 
 
 def test_an_answer_of_no_or_every_validation_case_has_no_point_and_one_missing_in_test_no_sensitivity():

@@ -485,7 +485,7 @@ def test_the_lines_of_the_readme_resize_as_in_training(run, fit, shape, tmp_path
         run, preprocessing=Preprocessing(random_run.SIZE, fit=fit)
     )
     manifest = {"models": {}, "made_with": {"jax": "0"}, "platforms": []}
-    text = folder_module.write_instructions(changed, manifest, torch_names=False)
+    text = folder_module.write_instructions(changed, manifest, written=())
     code = text.split("```python\n")[2].split("```")[0]
     exec(code, object_of_readme)  # noqa: S102
     path = tmp_path / "image.png"

@@ -188,6 +188,19 @@ def test_no_network_uses_what_was_downloaded_before(folders, hub, monkeypatch):
         download("hf://ann/chest")
 
 
+def test_a_push_without_network_is_one_line_at_once(folders, hub, monkeypatch, caplog, capsys):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("retries"))
+    with pytest.raises(
+        BadInput, match=r"^hf://ann/chest: the hub cannot be reached .*, and nothing was committed; "
+    ) as raised:
+        main(["push", str(folders[1]), "ann/chest"])
+    assert "\n" not in str(raised.value)
+    assert "uploads it" in str(raised.value)
+    assert not caplog.records
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_download_that_breaks_off_is_said_and_goes_on(folders, hub, monkeypatch):
     hub.commit("ann/chest", content_of(folders[1]))
     hub.cut_after["student.safetensors"] = 1000

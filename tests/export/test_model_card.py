@@ -8,6 +8,7 @@ import pytest
 
 from stepcot_jax.chain import Chain, Step
 from stepcot_jax.evaluation.evaluator import Predictions
+from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.evaluation.prediction_files import FACTS, SplitPredictions, write_predictions
 from stepcot_jax.export.model_card import write_model_card
 from stepcot_jax.host.errors import BadInput
@@ -36,6 +37,17 @@ def test_it_says_what_everybody_must_know(run):
     assert "| student | 2.00 | 0.50 | 1.25 |" in card
     assert "best updates teacher 845, student 910" in card
     assert "## Operating points\n\nNone: the run chose none." in card
+
+
+def test_a_card_promises_a_gate_only_where_the_export_has_one(run):
+    assert "No gate was fitted" in write_model_card(run, PROGRAMS)
+    width = 16
+    features = np.random.default_rng(1).normal(size=(60, width)).astype(np.float32)
+    write_gates(run.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
+    assert "`gate_scores` above 1 in load.py" in write_model_card(run, PROGRAMS)
+    of_onnx = write_model_card(run, PROGRAMS, with_gate=False)
+    assert "gate_scores" not in of_onnx
+    assert "this export does not have it" in of_onnx
 
 
 def test_figures_are_those_of_the_report(run):

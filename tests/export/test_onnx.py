@@ -108,6 +108,7 @@ def test_the_folder_says_what_it_holds(exported):
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: stepcot-jax\n")
     assert "## Intended use" in card
+    assert "gate_scores" not in card
     sums = {line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()}
     assert sums == {path.name for path in out.iterdir()} - {"SHA256SUMS"}
     listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}

@@ -92,6 +92,9 @@ def test_the_card_of_an_export_has_metadata_figures_use_and_lifetime(folders):
     assert places == sorted(places)
     lifetime = json.loads((folders[1] / "export.json").read_text())["lifetime"]
     assert f"**{lifetime['read_by_jaxlib_until']}**" in card
+    listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}
+    assert listed == {path.name for path in folders[1].iterdir()} - {"README.md"}
+    assert {"student_gate.stablehlo", "student_gate.safetensors", "gate.npz", "calibration.json"} <= listed
 
 
 @pytest.mark.parametrize("model", ["student", "teacher"])

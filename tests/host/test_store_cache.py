@@ -56,6 +56,26 @@ def test_a_folder_is_downloaded_once_and_again_when_it_changes(store, monkeypatc
     assert (folder / "data.json").read_bytes() == b"data.json"  # another process may be reading it
 
 
+def test_one_file_is_downloaded_alone_and_again_when_it_changes(store, monkeypatch):
+    downloaded = count_downloads(monkeypatch)
+    address = f"{store.address}/images/a.png"
+    found = find_files(address, may_be_file=True, **CASES)
+    assert (found.name, found.read_bytes(), downloaded) == ("a.png", b"images/a.png", ["a.png"])
+    assert find_files(address, may_be_file=True, **CASES) == found
+    store.write("images/a.png", b"other")
+    assert find_files(address, may_be_file=True, **CASES).read_bytes() == b"other"
+    assert names(find_files(store.address, may_be_file=True, **CASES)) == {"data.json", "images/a.png", "profile/b"}
+    with pytest.raises(BadInput, match=r"^x: .*a\.png: holds no files; expected a folder of cases"):
+        find_files(address, "x", **CASES)
+    download = StoreFolder.download
+    monkeypatch.setattr(
+        StoreFolder, "download", lambda own, files: (own.write("a.png", b"12345"), download(own, files))
+    )
+    store.write("images/a.png", b"later")
+    with pytest.raises(BadInput, match=r"a\.png: the file changed while it was downloaded; try again"):
+        find_files(address, may_be_file=True, **CASES)
+
+
 def test_of_a_workdir_the_logs_of_other_programs_stay(store):
     assert names(find_workdir(store.address)) == {"data.json", "images/a.png"}
 

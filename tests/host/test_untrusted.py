@@ -32,6 +32,7 @@ OTHERS = {
     "demo/__main__.py": "own style",
     "encoders/weights.py": "safetensors, after require_file",
     "export/exported_files.py": "part of exports; needs no stepcot_jax",
+    "export/instructions.py": "own template",
     "export/model_card.py": "own template",
     "export/onnx_folder.py": "own template",
     "export/policy_folder.py": "own template",

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 import pathlib
+import re
 
 import pytest
 from pyarrow import parquet
@@ -10,8 +12,10 @@ from pyarrow import parquet
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import answer_sheet
-from stepcot_jax.predict.answer_sheet import as_row, column_names, in_order, write_sheet
+from stepcot_jax.predict.__main__ import main as predict
+from stepcot_jax.predict.answer_sheet import as_row, column_names, in_order, is_sheet, write_sheet
 from stepcot_jax.predict.answers import ChainReading, StepAnswer
+from stepcot_jax.predict.called_findings import Finding
 
 PATHS = [pathlib.Path(name) for name in ("bad.png", "=a.png", "worse.png", "worst.png", "b.png", "last.png")]
 GOOD = ("=a.png", "b.png")
@@ -54,7 +58,10 @@ def test_a_row_has_answer_probability_and_set_of_each_step():
     assert list(row) == column_names(DEFAULT_CHAIN)
     first = DEFAULT_CHAIN.steps[0]
     assert row[first.name] == first.options[0]
-    assert row[f"{first.name} probability"] == pytest.approx(2 / (len(first.options) + 1))
+    share = 1 / (len(first.options) + 1)
+    assert row[f"{first.name} probability"] == pytest.approx(2 * share)
+    told = [f"{option} {share * (2 if option == first.options[0] else 1):.4f}" for option in first.options]
+    assert row[f"{first.name} probabilities"] == "; ".join(told)
     last = DEFAULT_CHAIN.steps[6]
     assert row[f"{last.name} set"] == f"{last.options[6]}; {last.options[0]}"
     assert as_row(reading_of("x.png", with_sets=False))[f"{last.name} set"] is None
@@ -75,6 +82,7 @@ def test_three_formats_hold_the_same(tmp_path, monkeypatch):
     for cell, row, line in zip(cells, table, lines, strict=True):
         assert (row["problem"] or "") == cell["problem"] == line.get("problem", "")
         for step in DEFAULT_CHAIN.steps:
+            assert cell[f"{step.name} probabilities"] == (row[f"{step.name} probabilities"] or "")
             assert cell[step.name] == (row[step.name] or "")
             assert float(cell[f"{step.name} probability"] or "nan") == pytest.approx(
                 row[f"{step.name} probability"] or float("nan"), nan_ok=True
@@ -87,3 +95,42 @@ def test_an_unknown_ending_or_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be written"):
         write_sheet(tmp_path / "file" / "out.csv", [], DEFAULT_CHAIN)
+
+
+def test_thresholds_are_in_the_order_of_the_options():
+    step = DEFAULT_CHAIN.steps[0]
+    first, second = step.options[:2]
+    shares = (0.25, 0.75, *(0.0,) * (len(step.options) - 2))
+    findings = (Finding(second, 0.75, 0.5, 0.8, 0.7), Finding(first, 0.25, math.inf, 0.0, 1.0))
+    answered = StepAnswer(step, 1, shares, (), None, findings=findings)
+    row = as_row(ChainReading("x.png", "student", True, None, (answered,)))
+    assert row[f"{step.name} above"] == second
+    assert row[f"{step.name} thresholds"] == f"{first} never; {second} 0.5000"
+    assert as_row(reading_of("x.png"))[f"{step.name} thresholds"] is None
+
+
+def test_endings_are_of_any_case(tmp_path):
+    for ending in (".CSV", ".Jsonl", ".PARQUET"):
+        assert is_sheet(tmp_path / f"out{ending}")
+        write_sheet(tmp_path / f"out{ending}", read_in_order()[0], DEFAULT_CHAIN)
+    assert next(csv.reader((tmp_path / "out.CSV").open())) == column_names(DEFAULT_CHAIN)
+    assert parquet.read_table(tmp_path / "out.PARQUET").num_rows == len(PATHS)
+    assert not is_sheet(tmp_path / "out.txt")
+    assert not is_sheet(tmp_path / "out.jsonl", flag="--json")
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "words"),
+    [
+        ("x.XLSX", "", "is of an unsupported format; found .xlsx, expected .csv, .jsonl, .parquet"),
+        ("x.tsv", "", "found .tsv"),
+        ("x.csv.gz", "--json", "found .gz"),
+        ("x.ods", "--ask", "found .ods"),
+        ("x.csv", "--json", "cannot be used with --json, which writes JSON lines; found .csv"),
+        ("x.Parquet", "--json", "found .parquet"),
+        ("x.jsonl", "--ask", "cannot be used with --ask, which writes text; found .jsonl"),
+    ],
+)
+def test_no_file_gets_what_its_ending_does_not_say(tmp_path, name, flag, words):
+    with pytest.raises(BadInput, match=rf"^--out: \S*{re.escape(name)} .*{re.escape(words)}"):
+        predict([str(tmp_path), "--checkpoint=none", f"--out={tmp_path / name}", *([flag] if flag else [])])

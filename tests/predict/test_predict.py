@@ -121,8 +121,9 @@ def test_a_list_or_a_folder_gives_rows(student, images, tmp_path):
     assert list(found.problems) == ["image 2"]
     table = pandas.DataFrame(found.as_rows())
     assert list(table.columns) == column_names(student.chain)
-    assert table["Diagnosis"].tolist()[:2] == [found[0].answers["Diagnosis"]] * 2
-    assert "starts with bytes 74 65 78 74" in table["problem"][2]
+    assert table["image"].tolist() == [str(images / "b.png"), "image 2", "image 3"]
+    assert table["Diagnosis"].tolist()[::2] == [found[0].answers["Diagnosis"]] * 2
+    assert "starts with bytes 74 65 78 74" in table["problem"][1]
     folder = student.read(images)
     assert [reading.source for reading in folder] == [str(images / name) for name in ("b.png", "below/a.jpg", "c.png")]
     assert folder[0].probabilities == found[0].probabilities

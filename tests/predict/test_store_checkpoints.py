@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from host.memory_store import put_workdir
+from host.memory_store import put_files, put_workdir
 from PIL import Image
 from trained_workdir import make_trained_workdir
 
+from stepcot_jax.explain.__main__ import main as explain
 from stepcot_jax.export.__main__ import main as export
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.__main__ import main as predict
@@ -35,6 +36,29 @@ def test_a_run_on_a_store_reads_as_the_folder_does(run, tmp_path, capsys):
     assert load(address, model="teacher").read(tmp_path / "chest.png").as_dict()["steps"] != []
     assert export([f"--checkpoint={address}", f"--out={tmp_path / 'out'}", "--model=student"]) == 0
     assert (tmp_path / "out" / "SHA256SUMS").exists()
+
+
+def test_radiographs_on_a_store_read_as_those_here(run, tmp_path, monkeypatch, capsys):
+    folder, _ = run
+    (tmp_path / "images").mkdir()
+    for number in range(2):
+        picture = np.arange(1600, dtype=np.uint8).reshape(40, 40) // (number + 1)
+        Image.fromarray(picture).save(tmp_path / "images" / f"{number}.png")
+    address = put_files(tmp_path / "images", monkeypatch)
+    asked = ([f"{tmp_path}/images"], [address], [f"{address}/0.png", f"{address}/1.png"])
+    found = []
+    for images in asked:
+        assert predict([*images, f"--checkpoint={folder}", "--json"]) == 0
+        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    for readings in found:
+        assert [each["image"].rpartition("/")[2] for each in readings] == ["0.png", "1.png"]
+        assert [each["steps"] for each in readings] == [each["steps"] for each in found[0]]
+    assert explain([f"{address}/0.png", f"--checkpoint={folder}", f"--out={tmp_path / 'maps'}"]) == 0
+    assert (tmp_path / "maps" / "0.json").is_file()
+    with pytest.raises(BadInput, match=rf"^IMAGE: {address}/2\.png: holds no files; expected radiographs"):
+        predict([f"{address}/2.png", f"--checkpoint={folder}"])
+    with pytest.raises(BadInput, match=r"^IMAGE: https://x\.org/a\.png is an address, not a path"):
+        explain(["https://x.org/a.png", f"--checkpoint={folder}", f"--out={tmp_path / 'none'}"])
 
 
 def test_a_report_of_a_run_on_a_store_needs_a_place(run):

@@ -8,6 +8,7 @@ import pytest
 from host.memory_store import new_address, put_files
 from run.small_run import small_run, small_settings
 
+from stepcot_jax.annotate.__main__ import main as annotate
 from stepcot_jax.data.__main__ import main as data
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing
@@ -133,6 +134,45 @@ def test_cells_notice_records_that_changed_on_the_store(folder, address, tmp_pat
     digest = cells.digest(Cell("two", weights))
     monkeypatch.chdir(tmp_path)
     assert cells.digest(Cell("two", weights)) == digest
+
+
+def test_check_stats_and_shards_read_a_folder_on_a_store(folder, address, tmp_path, monkeypatch, capsys):
+    found = []
+    for number, root in enumerate((str(folder), address)):
+        assert data(["check", root, "--json=-"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+        data(["stats", root, f"--out={tmp_path / f'stats{number}'}"])
+        data(["shards", root, f"--out={tmp_path / f'shards{number}'}"])
+        capsys.readouterr()
+    refuse_downloads(monkeypatch)
+    assert [len(each) for each in found] == [len(found[0])] * 2
+    assert {key for key in found[0] if found[0][key] != found[1][key]} == {"root"}
+    assert data(["check", address]) == 0  # from the cache
+    for name in ("stats", "shards"):
+        names = [{path.name for path in (tmp_path / f"{name}{number}").iterdir()} for number in (0, 1)]
+        assert names[0] == names[1]
+    with pytest.raises(BadInput, match=r"^ROOT: https://x\.org/run is an address, not a path"):
+        data(["check", "https://x.org/run"])
+    with pytest.raises(BadInput, match=rf"^ROOT: {address}/data\.json: holds no files; expected a folder of cases"):
+        data(["check", f"{address}/data.json"])
+
+
+def test_reports_may_be_one_file_on_a_store(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "source").mkdir()
+    rows = [
+        {"id": f"r{number}", "report": "IMPRESSION: Cardiomegaly.", "image": f"{number}.png"} for number in range(3)
+    ]
+    (tmp_path / "source" / "reports.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "source" / "other.txt").write_text("not wanted")
+    address = f"{put_files(tmp_path / 'source', monkeypatch)}/reports.jsonl"
+    for reports, out in ((str(tmp_path / "source" / "reports.jsonl"), "here"), (address, "there")):
+        annotate([reports, f"--out={tmp_path / out}", "--images=none"])
+    assert (tmp_path / "here" / "data.json").read_bytes() == (tmp_path / "there" / "data.json").read_bytes()
+    assert "downloading 1 files" in capsys.readouterr().err
+    with pytest.raises(BadInput, match=rf"^REPORTS: {address}2: holds no files; expected reports"):
+        annotate([f"{address}2", f"--out={tmp_path / 'none'}"])
+    assert not (tmp_path / "none").exists()
 
 
 class _Ran:
