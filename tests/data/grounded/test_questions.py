@@ -193,6 +193,20 @@ def test_more_than_three_boxes_become_one_a_side():
     assert {"Nodule", "Lymphadenopathy", "Emphysema"} <= seen
 
 
+def test_a_side_is_a_fact_where_a_mark_or_the_report_has_one():
+    counts = {True: 0, False: 0}
+    for index in range(200):
+        image, drawn = ground_phantom(index, seed=0, size=64)
+        described = {canonical(image.facts[name]) for name in ("diagnosis", "secondary")}
+        is_seen = any(mark.side for mark in drawn.marks if canonical(mark.box.label) in described)
+        has_side = is_seen or any(f" {side} " in drawn.case.report for side in ("right", "left", "bilateral"))
+        if image.facts["diagnosis"] != "Normal":
+            assert image.facts["side"] == (drawn.side if has_side else "")
+            counts[has_side] += 1
+    assert min(counts.values()) >= 3
+    assert ground_phantom(15, seed=0, size=64)[0].facts["side"] == ""  # one mark, the heart
+
+
 @pytest.mark.parametrize(("settings", "message"), [({"size": 31}, "31 pixels"), ({"seed": -1}, "seed -1")])
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(BadInput, match=message):
