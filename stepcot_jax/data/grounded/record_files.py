@@ -2,6 +2,7 @@
 
 import codecs
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args
@@ -24,6 +25,7 @@ _LONGEST_MESSAGE = 200
 _EXPECTED = "expected one reasoning record per line, as JSON"
 _DECODER = msgspec.json.Decoder(VqaRecord)
 _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": ("", "train", "val", "test")}
+_OF_BOX = re.compile(r"(?:box|label): ")
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -136,7 +138,8 @@ def decode_record(line: bytes) -> VqaRecord:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
         elif "unknown field" in message:
             message += f"; expected some of {', '.join(VqaRecord.__struct_fields__)}"
-        raise BadInput(f"{field}: {message}" if field else message) from None
+        within = "." if field and _OF_BOX.match(message) else ": "
+        raise BadInput(f"{field}{within}{message}" if field else message) from None
     normal = normalise_image_path(record.image_path)
     return record if normal == record.image_path else msgspec.structs.replace(record, image_path=normal)
 
