@@ -20,6 +20,7 @@ from stepcot_jax.host.terminal import Terminal
 
 EXIT_WOULD_STOP = 1
 
+_WITHOUT_IMAGES = "checks the records alone"
 _RECORDS = (
     "A folder with records.jsonl and no data.json is read as reasoning records; of a folder with both, data.json is "
     "read, and ROOT=FOLDER/records.jsonl names the records."
@@ -75,6 +76,7 @@ def _check(options: argparse.Namespace) -> int:
     from stepcot_jax.data.checks.check_printing import print_facts, write_facts
     from stepcot_jax.data.checks.vqa_check import check_vqa, list_vqa_tables
     from stepcot_jax.data.grounded.record_files import holds_records
+    from stepcot_jax.data.images.missing_images import name_option
 
     check_options = CheckOptions(
         **_reading_arguments(options),
@@ -85,11 +87,15 @@ def _check(options: argparse.Namespace) -> int:
         uncertain=options.uncertain,
     )
     tables = None
-    if holds_records(options.root):
-        facts = check_vqa(options.root, check_options, terminal=Terminal())
-        tables = list_vqa_tables(facts)
-    else:
-        facts = check_root(options.root, check_options, terminal=Terminal())
+    try:
+        if holds_records(options.root):
+            facts = check_vqa(options.root, check_options, terminal=Terminal())
+            tables = list_vqa_tables(facts)
+        else:
+            facts = check_root(options.root, check_options, terminal=Terminal())
+    except BadInput as error:
+        raise BadInput(name_option(str(error), purpose=_WITHOUT_IMAGES)) from None
+    facts["stops"] = [name_option(each, purpose=_WITHOUT_IMAGES) for each in facts["stops"]]
     if options.json == "-":
         sys.stdout.write(write_facts(facts))
     else:

@@ -84,7 +84,7 @@ def score_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
     )
     lines = [f"{unread} images could not be read; the page shows boxes without them"] if unread else []
     lines.append(f"in {options.out}: metrics.json, scores.jsonl, index.html ({size / 1e6:.1f} MB), {', '.join(names)}")
-    printed = [to_text(table) for table in tables if table.name in ("table", "stages")]
+    printed = [to_text(table) for table in tables if table.name in ("table", "stages", "perturbed")]
     return "\n".join([*printed, *lines]) + "\n"
 
 
@@ -115,7 +115,15 @@ def _read_files(options: argparse.Namespace, collection: VqaCollection, chosen: 
         raise BadInput(f"{options.replies[names.index(BASELINE)]}: a row of the tables has this name; rename the file")
     known, ids = {record.id for record in collection.records}, {record.id: None for record in chosen}
     return [
-        read_replies(path, name=name, chosen=ids.keys(), known=known, missing=options.missing)
+        read_replies(
+            path,
+            name=name,
+            chosen=ids.keys(),
+            known=known,
+            missing=options.missing,
+            set_aside=collection.set_aside_ids,
+            most_unknown=collection.num_unnamed,
+        )
         for path, name in zip(options.replies, names, strict=True)
     ]
 
@@ -152,6 +160,11 @@ def _describe_missing(file: ReplyFile, chosen: Sequence[VqaRecord]) -> str:
     absent = len(chosen) - len(file.replies)
     parts = [f"{absent} of {len(chosen)} records have no reply"] if absent else []
     parts += [f"{file.num_unused} replies are to records of other splits and were not used"] if file.num_unused else []
+    counts = {
+        "are to records that were set aside": file.num_set_aside,
+        "have the id of no record that can be read": file.num_unknown,
+    }
+    parts += [f"{count} replies {what} and were not used" for what, count in counts.items() if count]
     return f"{file.name}: {'; '.join(parts)}." if parts else ""
 
 
@@ -189,6 +202,7 @@ def _describe(
     document = to_json(results)
     for file in files:
         document["models"][file.name] |= {"file": _identify(file.path), "num_unused": file.num_unused}
+        document["models"][file.name] |= {"num_set_aside": file.num_set_aside, "num_unknown": file.num_unknown}
     document["records"] = {**_identify(collection.path), "split": options.split}
     return document
 

@@ -103,6 +103,7 @@ def summarise(
         for kind in KINDS
         if kind in own and own[kind]["unscored"]
     ]
+    judged = [_describe_judged(name, records, scores) for name, scores in models.items()]
     return Results(
         settings=settings,
         num_resamples=num_resamples,
@@ -115,8 +116,20 @@ def summarise(
         num_stages={name: _count_stages(scores) for name, scores in models.items()},
         differences=differences,
         tests=tests,
-        notes=(*notes, *unscored, *_explain(settings, mean_kinds, replies[first].references)),
+        notes=(*notes, *unscored, *filter(None, judged), *_explain(settings, mean_kinds, replies[first].references)),
     )
+
+
+def _describe_judged(name: str, records: Sequence[VqaRecord], scores: Sequence[ReplyScore]) -> str:
+    """Say how many open answers a judge's figure rests on; "" if the judge scored all that could be read."""
+    opened = [score for record, score in zip(records, scores, strict=True) if record.kind == "open"]
+    num_unscored = sum(math.isnan(score.a_score) and MISSING not in score.problems for score in opened)
+    num_judged = sum(score.judged is not None for score in opened)
+    num_worthless = sum(score.judged is None and score.a_score == 0 for score in opened)
+    if not num_unscored:
+        return ""
+    counted = f" and {num_worthless} that could not be read or are missing, as 0" if num_worthless else ""
+    return f"{name}: open A rests on the {num_judged} of {len(opened)} answers that the judge scored{counted}."
 
 
 def _score_stages(

@@ -134,6 +134,16 @@ def find_claims(text: str, *, stage: str, facts: Mapping[str, str]) -> Claims:
     return Claims(counts[True], counts[False], counts[None])
 
 
+def states_answer_alone(text: str) -> bool:
+    """Return whether every clause of a text speaks of the answer, which has a score of its own; not of an empty text.
+
+    >>> states_answer_alone("So the answer is Yes."), states_answer_alone("A mass. So the answer is Yes.")
+    (True, False)
+    """
+    clauses = [clause for clause in _CLAUSE.split(_fold_lines(text)) if clause.strip()]
+    return bool(clauses) and all(_ANSWER.search(clause) for clause in clauses)
+
+
 def stage_consistency(record: VqaRecord, reply: Reply) -> float:
     """Return the share of side, zone, pattern and diagnosis on which the stages of a reply agree with each other.
 

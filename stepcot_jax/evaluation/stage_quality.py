@@ -12,9 +12,16 @@ import numpy.typing as npt
 from jaxtyping import Float64
 
 from stepcot_jax.evaluation.resamples import Weights, mean_defined, weighted_mean
-from stepcot_jax.evaluation.stage_claims import CHECKED_FACTS, UNCHECKED, find_claims, read_fact
+from stepcot_jax.evaluation.stage_claims import (
+    CHECKED_FACTS,
+    UNCHECKED,
+    find_claims,
+    read_fact,
+    states_answer_alone,
+)
 from stepcot_jax.evaluation.vqa_metrics import Figures
 from stepcot_jax.reasoning.record import STAGE_NAMES
+from stepcot_jax.reasoning.rules import find_rules, ruled_diagnosis
 
 DESCRIPTIONS = ("localisation", "visual")
 LABEL_VALUES: Mapping[str, float] = {
@@ -26,8 +33,6 @@ LABEL_VALUES: Mapping[str, float] = {
 }
 """Worth of a judge's labels of a step, as MiCEval names them."""
 
-_SILENT = ("knowledge",)  # a rule may leave its diagnosis unnamed, and then claims nothing of the image
-
 
 def label_stages(stages: Mapping[str, str], facts: Mapping[str, str]) -> tuple[float, ...]:
     """Label a reply's stages from the facts.
@@ -38,23 +43,36 @@ def label_stages(stages: Mapping[str, str], facts: Mapping[str, str]) -> tuple[f
 
     Returns:
       A value for each of `record.STAGE_NAMES`; NaN without a fact to check it by. A missing stage is worth 0, like one
-      that claims nothing; a rule of knowledge that names no diagnosis is NaN.
+      that claims nothing; a conclusion that states the answer alone is NaN. Knowledge is worth 1 if it states the rule
+      of the facts' diagnosis in a wording of `reasoning.rules`, without another's rule or name.
     """
-    labels = []
     if "asked" in facts:
         return (np.nan,) * len(STAGE_NAMES)
-    for stage in STAGE_NAMES:
-        claims = find_claims(stages.get(stage, ""), stage=stage, facts=facts)
-        checked = [read_fact(name, facts.get(name)) for name in CHECKED_FACTS[stage]]
-        if all(known is None or known is UNCHECKED for known in checked) or (
-            stage in _SILENT and stage in stages and not claims.total
-        ):
-            labels.append(np.nan)
-        elif claims.total and claims.agreeing == claims.total:
-            labels.append(1.0)
-        else:
-            labels.append(0.5 if claims.agreeing and stage in DESCRIPTIONS else 0.0)
-    return tuple(labels)
+    texts = {stage: stages.get(stage, "") for stage in STAGE_NAMES}
+    return tuple(
+        _label_rule(text, facts) if stage == "knowledge" else _label_claims(text, stage, facts)
+        for stage, text in texts.items()
+    )
+
+
+def _label_rule(text: str, facts: Mapping[str, str]) -> float:
+    diagnosis = ruled_diagnosis(facts)
+    if not diagnosis:
+        return np.nan
+    is_contradicted = find_claims(text, stage="knowledge", facts=facts).contradicting > 0
+    return float(find_rules(text) == {diagnosis} and not is_contradicted)
+
+
+def _label_claims(text: str, stage: str, facts: Mapping[str, str]) -> float:
+    claims = find_claims(text, stage=stage, facts=facts)
+    checked = [read_fact(name, facts.get(name)) for name in CHECKED_FACTS[stage]]
+    if all(known is None or known is UNCHECKED for known in checked):
+        return np.nan
+    if stage == "conclusion" and states_answer_alone(text):
+        return np.nan
+    if claims.total and claims.agreeing == claims.total:
+        return 1.0
+    return 0.5 if claims.agreeing and stage in DESCRIPTIONS else 0.0
 
 
 def step_quality(labels: Float64[np.ndarray, "reply stage"]) -> Float64[np.ndarray, "reply part"]:

@@ -37,6 +37,25 @@ def folder(tmp_path):
     return write_folder(tmp_path, RECORDS, PICTURES)
 
 
+def test_a_full_file_of_replies_to_records_with_bad_lines(folder, capsys):
+    path = folder / "records.jsonl"
+    lines = path.read_text().splitlines()
+    named, unnamed = (next(n for n, line in enumerate(lines) if TEST[place].id in line) for place in (0, 1))
+    lines[named] = lines[named].replace('"closed"', '"open-ended"').replace('"open"', '"open-ended"')
+    lines[unnamed] = lines[unnamed][:-20]
+    path.write_text("\n".join(lines) + "\n")
+    replies = write_replies(folder / "mine.jsonl", RECORDS)
+    with pytest.raises(BadInput, match="on_bad_record=skip sets bad lines aside"):
+        run(folder, replies, "--out", folder / "out")
+    run(folder, replies, "--out", folder / "out", "--num-resamples", 20, "--on-bad-record=skip")
+    assert "2 bad lines set aside" in capsys.readouterr().out
+    found = read(folder / "out")
+    note = "mine: 1 replies are to records that were set aside and were not used; 1 replies have the id of no record"
+    assert note in " ".join(found["notes"])
+    assert (found["models"]["mine"]["num_set_aside"], found["models"]["mine"]["num_unknown"]) == (1, 1)
+    assert found["models"]["mine"]["counts"]["all"]["questions"] == 30
+
+
 def test_perfect_replies_beside_the_baseline(folder, capsys):
     run(folder, write_replies(folder / "mine.jsonl", RECORDS), "--out", folder / "out", "--num-resamples", 50)
     found = read(folder / "out")
@@ -161,7 +180,7 @@ def test_stages_of_missing_replies_count(folder, capsys):
     assert f"{len(scored)} of visual" in (folder / "out" / "stages.md").read_text()
 
 
-def test_perturbed_questions_and_the_replies_to_them(folder):
+def test_perturbed_questions_and_the_replies_to_them(folder, capsys):
     run("perturb", folder, "--out", folder / "p", "--seed", 3)
     perturbed = [[json.loads(line) for line in (folder / "p" / f"records_{k}.jsonl").open()] for k in (1, 2, 3)]
     prompts = [json.loads(line) for line in (folder / "p" / "prompts_1.jsonl").open()]
@@ -181,6 +200,8 @@ def test_perturbed_questions_and_the_replies_to_them(folder):
     mine = write_replies(folder / "mine.jsonl", RECORDS)
     flags = ["--perturbed-records", folder / "p", "--num-resamples", 20]
     run(folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)
+    title = (folder / "out" / "perturbed.md").read_text().splitlines()[0].strip("*# ")
+    assert title in capsys.readouterr().out
     found = read(folder / "out")["perturbed"]
     shares = []
     for records in perturbed:

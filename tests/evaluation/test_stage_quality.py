@@ -6,6 +6,7 @@ import pytest
 from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.stage_claims import Claims, find_claims
 from stepcot_jax.evaluation.stage_quality import label_stages, stage_figures, step_quality
+from stepcot_jax.reasoning.rules import KNOWLEDGE
 
 NAN = math.nan
 FACTS = {
@@ -22,13 +23,13 @@ TRUE = {
     "localisation": "The change lies in the left lower lung zone.",
     "visual": "There is focal increased opacity with airspace consolidation and indistinct margins. "
     "A small pleural effusion accompanies this.",
-    "knowledge": "Airspace filling without loss of volume suggests infection.",
+    "knowledge": "Airspace filling in one or several areas without loss of volume suggests infection.",
     "conclusion": "This is most consistent with pneumonia. So the answer is B, pleural effusion.",
 }
 
 
 def test_a_true_reply_has_full_marks():
-    assert label_stages(TRUE, FACTS) == pytest.approx((1, 1, NAN, 1), nan_ok=True)
+    assert label_stages(TRUE, FACTS) == (1, 1, 1, 1)
 
 
 def test_stages_about_another_finding_are_not_held_against_the_facts():
@@ -48,24 +49,32 @@ def test_stages_about_another_finding_are_not_held_against_the_facts():
         ("visual", "Focal opacity without effusion.", 0.5),
         ("visual", "Focal opacity; mediastinal shift is absent.", 1),
         ("visual", "Mixed opacity and lucency.", 0),
-        ("knowledge", "This is how pneumonia looks.", 1),
-        ("knowledge", "This is how a mass looks.", 0),
+        ("knowledge", KNOWLEDGE["Pneumonia"][0].upper(), 1),
+        ("knowledge", f"{KNOWLEDGE['Pneumonia'][0]} This is how a mass looks.", 0),
+        ("knowledge", f"{KNOWLEDGE['Pneumonia'][0]} {KNOWLEDGE['Mass'][1]}", 0),
+        ("knowledge", KNOWLEDGE["Mass"][0], 0),
+        ("knowledge", "This is how pneumonia looks.", 0),  # no rule
+        ("knowledge", "", 0),
         ("conclusion", "Pneumonia rather than a mass.", 1),
         ("conclusion", "Pneumonia or a mass.", 0),
         ("conclusion", "A mass.", 0),
-        ("conclusion", "So the answer is Pneumonia.", 0),  # the answer has a score of its own
+        ("conclusion", "It is somewhere.", 0),
+        ("conclusion", "", 0),
+        ("conclusion", "So the answer is Pneumonia.", NAN),  # the answer has a score of its own
+        ("conclusion", "A mass. So the answer is Pneumonia.", 0),
     ],
 )
 def test_labels(stage, text, value):
     names = ("localisation", "visual", "knowledge", "conclusion")
-    assert label_stages({**TRUE, stage: text}, FACTS)[names.index(stage)] == value
+    np.testing.assert_equal(label_stages({**TRUE, stage: text}, FACTS)[names.index(stage)], value)
 
 
 def test_missing_stages_and_unknown_facts():
     assert label_stages({}, FACTS) == (0, 0, 0, 0)
     assert all(map(math.isnan, label_stages(TRUE, {})))
     found = label_stages(TRUE, {"diagnosis": "Pneumonia"})
-    assert found == pytest.approx((NAN, NAN, NAN, 1), nan_ok=True)
+    assert found == pytest.approx((NAN, NAN, 1, 1), nan_ok=True)
+    assert math.isnan(label_stages(TRUE, {"diagnosis": "Rib fracture"})[2])  # the table has no rule of it
     # Nothing is known of the pattern: the claim is not borne out.
     assert find_claims("Focal reticular change.", stage="visual", facts={"distribution": "Focal"}) == Claims(1, 0, 1)
 
@@ -75,12 +84,12 @@ def test_nothing_lies_nowhere():
     stages = {
         "localisation": "No place stands out; both lungs and the heart are looked over.",
         "visual": "The lungs are clear and the heart is of normal size.",
-        "knowledge": "Clear lungs leave nothing to explain.",
+        "knowledge": KNOWLEDGE["Normal"][1],
         "conclusion": "The picture fits normal chest radiograph.",
     }
-    assert label_stages(stages, facts) == pytest.approx((NAN, 1, NAN, 1), nan_ok=True)
-    wrong = {**stages, "visual": "Focal opacity.", "conclusion": "Pneumonia."}
-    assert label_stages(wrong, facts) == pytest.approx((NAN, 0, NAN, 0), nan_ok=True)
+    assert label_stages(stages, facts) == pytest.approx((NAN, 1, 1, 1), nan_ok=True)
+    wrong = {**stages, "visual": "Focal opacity.", "knowledge": KNOWLEDGE["Mass"][0], "conclusion": "Pneumonia."}
+    assert label_stages(wrong, facts) == pytest.approx((NAN, 0, 0, 0), nan_ok=True)
 
 
 def test_facts_in_other_words():

@@ -42,7 +42,7 @@ def name_host(record: VqaRecord, settings: TaskSettings) -> str:
 
 
 def find_hosts(boxes: Sequence[Corners], masks: Mapping[str, Mask], *, method: HostOrgan) -> str:
-    """Return the organs that host boxes, joined by "and"; "unknown" if no mask meets any box.
+    """Return the organs that host boxes in alphabetical order, joined by "and"; "unknown" if no mask meets any box.
 
     Args:
       boxes: corners in pixels of the masks.
@@ -55,8 +55,8 @@ def find_hosts(boxes: Sequence[Corners], masks: Mapping[str, Mask], *, method: H
     """
     if method not in get_args(HostOrgan):
         raise BadInput(f"--host-organ: {method!r} is not one of {', '.join(get_args(HostOrgan))}")
-    found = dict.fromkeys(_find_host(box, masks, method) for box in boxes if masks)
-    return " and ".join(filter(None, found)) or UNKNOWN
+    found = {_find_host(box, masks, method) for box in boxes if masks}
+    return " and ".join(sorted(filter(None, found))) or UNKNOWN
 
 
 def _find_host(box: Corners, masks: Mapping[str, Mask], method: HostOrgan) -> str:

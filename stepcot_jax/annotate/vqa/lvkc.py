@@ -1,6 +1,7 @@
 """MEDSAGE: localisation, visual analysis, knowledge and conclusion, each from its own request (Algorithm 1).
 
-The assembler adds nothing: the conclusion states the answer, and the record is the question's with the four parts.
+The assembler adds nothing: the conclusion states the diagnosis of the facts and the answer, and the record is the
+question's with the four parts.
 """
 
 import dataclasses
@@ -31,14 +32,22 @@ from stepcot_jax.annotate.vqa.text_checks import (
     require,
 )
 from stepcot_jax.chain import fold
-from stepcot_jax.data.grounded.vocabulary import KNOWLEDGE, NORMAL, SIGN_RULES
-from stepcot_jax.data.grounded.wording import FACT_NAMES, PREAMBLE, knows_steps, name_place, write_stages
+from stepcot_jax.data.grounded.vocabulary import NORMAL
+from stepcot_jax.data.grounded.wording import (
+    FACT_NAMES,
+    PREAMBLE,
+    knows_steps,
+    name_place,
+    state_finding,
+    write_stages,
+)
 from stepcot_jax.reasoning.record import STAGE_NAMES, Stages, VqaRecord
+from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 
 _MOST_WORDINGS = 6
 _PLACES = {
     "given": "{}",
-    "perturbed": "{}, near the middle of the area looked at",
+    "perturbed": "{}, near the centre of the area looked at",
     "widened": "{}, with some of its surroundings in view",
     "inner": "{}, seen from its centre",
     WHOLE: "{}, within the whole picture",
@@ -100,16 +109,19 @@ def write_parts(item: Trajectory) -> dict[str, str]:
     return {"localisation": stages.localisation, "visual": visual, "knowledge": stages.knowledge}
 
 
-def conclude(question: Question) -> str:
-    """Return the conclusion, which states the answer and adds nothing."""
-    return f"So the answer is {question.spoken_answer}."
+def conclude(item: Trajectory) -> str:
+    """Return the conclusion: the diagnosis, where the facts have it and the question is about it, and the answer."""
+    facts, answer = item.question.record.facts, f"So the answer is {item.question.spoken_answer}."
+    if "asked" in facts or not facts.get("diagnosis"):
+        return answer
+    return f"{state_finding(facts['diagnosis'], wording=item.template)} {answer}"
 
 
 def assemble(item: Trajectory, parts: Parts) -> VqaRecord:
     """Return the question's record with the four stages; references are the unperturbed boxes."""
     record = item.question.record
     # Not checked here: a blank part is the check's to name.
-    stages = Stages(parts["localisation"], parts["visual"], parts["knowledge"], conclude(item.question))
+    stages = Stages(parts["localisation"], parts["visual"], parts["knowledge"], conclude(item))
     made = {"roi": item.roi.shown, "template": str(item.template + 1), "question": record.id}
     return msgspec.structs.replace(
         record,

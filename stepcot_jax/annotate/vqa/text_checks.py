@@ -14,7 +14,9 @@ from stepcot_jax.reasoning.record import VqaRecord
 REPORT_WORDS = (
     r"reports?|reported|reporting|radiologists?|(?:stated|given|provided|supplied|listed|described|mentioned|noted|"
     r"documented|recorded) findings?|findings? (?:given|provided|supplied|stat\w+|list\w*|says?|said|mention\w*|"
-    r"show\w*|describ\w+|not(?:es?|ed|ing)|document\w*|section)|per the findings?|impression section|dictat\w+|"
+    r"show\w*|describ\w+|support\w*|not(?:es?|ed|ing)|document\w*|section)|per (?:the )?findings?|"
+    r"(?:based (?:up)?on|judging (?:by|from)|from|given|considering|in (?:the )?(?:light|view) of) (?:all )?(?:the )?"
+    r"findings?|impression section|dictat\w+|"
     r"transcripts?|(?:medical|clinical) (?:records?|notes?)|according to|"
     r"as (?:stated|given|described|provided|written|documented|told|instructed)|"
     r"(?:study|source|input|given|provided|supplied|accompanying|clinical|original) (?:text|sentences?|statements?)|"
@@ -61,6 +63,7 @@ _MARKUP = re.compile(r"[<>{}`\\]|https?:|www\.|[^\x20-\x7e\u00a0-\u1fff\u2010-\u
 _NUMBERS = re.compile(r"\[[^\]]*\d|\d+(?:\.\d+)?\s*[,;x]\s*\d|\d{2,}|\bpixels?\b|\bx1\b", re.IGNORECASE)
 _YES_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 _LETTER = re.compile(r"(?<![\w'-])([A-Z])(?![\w'-])")
+_ASKED = re.compile(r"[?\u037e\u061f\uff1f]")
 _ARTICLE = re.compile(r"\s+[a-z]")
 _DENIED = re.compile(
     r"\b(?:no|not|never|neither|nor|cannot|without|unlikely|rather|instead|maybe|perhaps|possibl[ey]|might|unsure|unclear|"
@@ -153,7 +156,7 @@ def options_named(text: str, record: VqaRecord) -> set[str]:
 
 
 def check_answer(text: str, question: Question) -> None:
-    """Require that the last sentence states the answer alone, without denial or doubt: `WRONG_ANSWER`."""
+    """Require that the last sentence states the answer alone, without denial, doubt or question: `WRONG_ANSWER`."""
     record, sentences = question.record, split_sentences(text)
     # An answer of several sentences takes as many.
     count = max(len(split_sentences(question.spoken_answer)), 1)
@@ -167,6 +170,8 @@ def check_answer(text: str, question: Question) -> None:
     require(is_right, Reason.WRONG_ANSWER, f"kind {record.kind}")
     names = (question.spoken_answer, *question.spoken_choices, *record.accepted_texts)
     require(not is_denied(last, names), Reason.WRONG_ANSWER, f"kind {record.kind}, denied or doubted")
+    is_asked = _ASKED.search(_without(last, names)) is not None
+    require(not is_asked, Reason.WRONG_ANSWER, f"kind {record.kind}, a question")
 
 
 def check_options(text: str, question: Question) -> None:

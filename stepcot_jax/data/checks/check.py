@@ -29,6 +29,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 
 _SEVERAL_LABELS = ("chestxray8", "padchest_gr")
+_RECORDS = "a folder with records.jsonl (reasoning records)"
 _MEGABYTE = 1_000_000
 
 
@@ -68,7 +69,7 @@ def check_root(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict
       BadInput: the root cannot be read at all.
     """
     root = Path(root)
-    layout = detect_layout(root) if options.layout == AUTO else options.layout
+    layout = detect_layout(root, further=_RECORDS) if options.layout == AUTO else options.layout
     sharded = options.images != "none" and has_shards(root)
     require_images = options.images != "none" and not sharded
     if layout == "published":

@@ -119,7 +119,10 @@ def _list_answers(step: dict[str, Any]) -> str:
 
 
 def _list_examples(reason: dict[str, Any]) -> str:
-    return ", ".join(f"{each['record']} ({each['image_path'][:60]})" for each in reason["examples"])
+    return ", ".join(
+        f"{each['record']} ({each['image_path'][:60]})" if each["image_path"] else str(each["record"])
+        for each in reason["examples"]
+    )
 
 
 def _align(table: Table) -> str:

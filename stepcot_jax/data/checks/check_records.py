@@ -27,7 +27,8 @@ _NUM_EXAMPLES = 3
 _NUM_SHOWN = 300
 # The parts of a reason that differ between records.
 _PARTICULAR = re.compile(
-    r"^(?:row \d+|(?!vqa_chain)\S*[\d/]\S*)(?=: )"  # the place that a reason begins with
+    r"^(?:row \d+|(?![a-z_]+\[\d+\])\S*[\d/]\S*)(?=: )"  # the place that a reason begins with, but no field
+    r"|(?<=references\[)\d+(?=\])|(?<!\w)\[-?\d[^\]]*\]"  # the place of a box, and the box found
     r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # the value found
     r"|(?<=of record )\d+|(?<=in record )\d+|\d+ x \d+|(?<=starts with bytes )[0-9a-f ]+(?=;)"
 )

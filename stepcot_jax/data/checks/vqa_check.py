@@ -26,6 +26,7 @@ from stepcot_jax.reasoning.record import VqaRecord
 from stepcot_jax.reasoning.written_answers import read_answer
 
 _NUM_EXAMPLES = 5
+_MISSING = "does not exist below the data root"
 
 
 def check_vqa(root: Path, options: CheckOptions, *, terminal: Terminal) -> dict[str, Any]:
@@ -149,6 +150,8 @@ def _find_stops(facts: dict[str, Any], options: CheckOptions) -> list[str]:
             f"{file}: {facts['set_aside']} of {facts['records']} lines are bad (set aside below); on_bad_record=skip "
             "continues without them"
         )
+        missing = next((each["reason"] for each in facts["set_aside_reasons"] if _MISSING in each["reason"]), "")
+        stops += [f"{file}: {missing}"] if missing else []
     if facts["patients_in_several_splits"]:
         stops.append(f"{file}: {facts['patients_in_several_splits']} patients are in more than one split")
     by_split = facts["splits"]

@@ -29,6 +29,7 @@ from stepcot_jax.data.records.cases import Case
 
 _LEAST_SIZE = 32
 _MOST_BOXES = 3
+_SIDELESS = "Cardiac"
 _SIDES = {-1: "right", 1: "left"}
 _ZONES = {"Upper lung zone": "upper", "Middle lung zone": "middle", "Lower lung zone": "lower"}
 
@@ -72,12 +73,14 @@ def ground_marks(
     Args:
       case: its record; the answers that it has are facts.
       marks: its findings.
-      side: "right", "left" or "bilateral"; "" for a normal chest.
+      side: "right", "left" or "bilateral"; "" for a normal chest. The fact "side" is empty where no mark of the
+        diagnosis or of the secondary sign shows it and the words for the zone have none.
       lungs: [height, width], both.
       heart: [height, width].
       chain: of the record's labels.
     """
-    facts = list_answers(case, chain) | {"side": side}
+    facts = list_answers(case, chain)
+    facts["side"] = side if _shows_side(marks, facts) else ""
     regions = find_regions(lungs, heart)
     findings = _find(case, marks, facts, {region.label: region.box for region in regions})
     own = [finding.box for finding in findings if finding.label == facts["diagnosis"]]
@@ -94,6 +97,12 @@ def ground_marks(
         absent=list_absent(findings),
         facts=facts,
     )
+
+
+def _shows_side(marks: Sequence[Mark], facts: dict[str, str]) -> bool:
+    """Whether a side can be seen or is said; an enlarged heart alone has none."""
+    described = {canonical(facts["diagnosis"]), canonical(facts["secondary"])}
+    return facts["zone"] != _SIDELESS or any(mark.side and canonical(mark.box.label) in described for mark in marks)
 
 
 def list_answers(case: Case, chain: Chain) -> dict[str, str]:

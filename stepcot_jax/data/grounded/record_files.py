@@ -2,6 +2,7 @@
 
 import codecs
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args
@@ -24,7 +25,17 @@ _LONGEST_MESSAGE = 200
 _EXPECTED = "expected one reasoning record per line, as JSON"
 _DECODER = msgspec.json.Decoder(VqaRecord)
 _ACCEPTED = {"kind": KINDS, "cue": get_args(Cue), "split": ("", "train", "val", "test")}
+_OF_BOX = re.compile(r"(?:box|label): ")
 _ENCODER = msgspec.json.Encoder()
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """A line of which only the id is read."""
+
+    id: str
+
+
+_ID_DECODER = msgspec.json.Decoder(_Named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +47,16 @@ class VqaCollection:
       records: the valid records.
       set_aside: the other lines; `record` is the line, counted from 1.
       lines: line of each valid record, counted from 1.
+      set_aside_ids: ids of the other lines, as far as they can be read.
+      num_unnamed: number of the other lines whose id cannot be read.
     """
 
     path: Path
     records: tuple[VqaRecord, ...]
     set_aside: tuple[SetAside, ...] = ()
     lines: tuple[int, ...] = ()
+    set_aside_ids: frozenset[str] = frozenset()
+    num_unnamed: int = 0
 
     @property
     def root(self) -> Path:
@@ -72,6 +87,7 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     path = path / FILE_NAME if path.is_dir() else path
     locator = ImageLocator(path.parent, require_images=require_images)
     records, set_aside, lines, seen = [], [], [], set()
+    names: list[str | None] = []
     for number, line in read_lines(path):
         try:
             record = decode_record(line)
@@ -85,6 +101,7 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
             if on_bad_record == "stop":
                 raise BadInput(f"{path}, line {number}, {error}; on_bad_record=skip sets bad lines aside") from None
             set_aside.append(SetAside(number, "", str(error)))
+            names.append(_find_id(line))
             continue
         seen.add(record.id)
         records.append(record)
@@ -92,7 +109,16 @@ def read_vqa_records(path: Path, *, on_bad_record: OnBadRecord = "stop", require
     if not records:
         why = f"no line is valid (line {set_aside[0].record}, {set_aside[0].reason})" if set_aside else "is empty"
         raise BadInput(f"{path}: {why}; {_EXPECTED}")
-    return VqaCollection(path, tuple(records), tuple(set_aside), tuple(lines))
+    ids = frozenset(name for name in names if name is not None)
+    return VqaCollection(path, tuple(records), tuple(set_aside), tuple(lines), ids, names.count(None))
+
+
+def _find_id(line: bytes) -> str | None:
+    """Return the id of a bad line; None if it cannot be read."""
+    try:
+        return _ID_DECODER.decode(line).id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def decode_record(line: bytes) -> VqaRecord:
@@ -112,7 +138,8 @@ def decode_record(line: bytes) -> VqaRecord:
             message += f"; expected one of {', '.join(map(repr, _ACCEPTED[field]))}"
         elif "unknown field" in message:
             message += f"; expected some of {', '.join(VqaRecord.__struct_fields__)}"
-        raise BadInput(f"{field}: {message}" if field else message) from None
+        within = "." if field and _OF_BOX.match(message) else ": "
+        raise BadInput(f"{field}{within}{message}" if field else message) from None
     normal = normalise_image_path(record.image_path)
     return record if normal == record.image_path else msgspec.structs.replace(record, image_path=normal)
 

@@ -45,16 +45,27 @@ class ReplyFile:
       path: the file.
       replies: texts by record id, of the chosen records alone.
       num_unused: replies to records of other splits.
+      num_set_aside: replies to bad lines of the records' file.
+      num_unknown: replies whose id is of no record that can be read; at most as many as there are bad lines without id.
     """
 
     name: str
     path: Path
     replies: Mapping[str, str]
     num_unused: int = 0
+    num_set_aside: int = 0
+    num_unknown: int = 0
 
 
 def read_replies(
-    path: Path, *, name: str, chosen: Collection[str], known: Collection[str], missing: Missing = "wrong"
+    path: Path,
+    *,
+    name: str,
+    chosen: Collection[str],
+    known: Collection[str],
+    missing: Missing = "wrong",
+    set_aside: Collection[str] = (),
+    most_unknown: int = 0,
 ) -> ReplyFile:
     """Read the replies of one model.
 
@@ -64,6 +75,8 @@ def read_replies(
       chosen: ids of the records to score.
       known: ids of all records of their file; replies to those that are not chosen are counted and not used.
       missing: "stop" refuses a file without a reply to each chosen record.
+      set_aside: ids of bad lines of the records' file; replies to them are counted and not used.
+      most_unknown: number of its bad lines whose id cannot be read: so many replies may have another id.
 
     Raises:
       BadInput: a line is no reply, an id is unknown or comes twice, or a reply is missing and `missing` is "stop";
@@ -71,6 +84,7 @@ def read_replies(
     """
     replies: dict[str, str] = {}
     seen: dict[str, int] = {}
+    num_set_aside, num_unknown = 0, 0
     for number, content in read_lines(path, expected=_EXPECTED, most_bytes=_LONGEST_LINE):
         where = f"{path}, line {number}"
         try:
@@ -81,8 +95,14 @@ def read_replies(
             raise BadInput(f"{where}, {f'{field}: ' if field else ''}{message}; {_EXPECTED}") from None
         if line.id in seen:
             raise BadInput(f"{where}, id: {line.id[:80]!r} came in line {seen[line.id]}; expected one reply per record")
-        if line.id not in known:
-            raise BadInput(f"{where}, id: {line.id[:80]!r} is not the id of a record; expected one of the records' ids")
+        if line.id not in known and line.id in set_aside:
+            num_set_aside += 1
+        elif line.id not in known:
+            num_unknown += 1
+            if num_unknown > most_unknown:
+                found = f"{where}, id: {line.id[:80]!r} is not the id of a record"
+                bad = f" and of {most_unknown} bad lines without a readable id" if most_unknown else ""
+                raise BadInput(f"{found}; expected one of the records' ids{bad}")
         seen[line.id] = number
         if line.id in chosen:
             replies[line.id] = line.reply
@@ -91,7 +111,8 @@ def read_replies(
         raise BadInput(f"{path}: no reply to {len(absent)} of {len(chosen)} records, the first {absent[0][:80]!r}")
     if not replies:
         raise BadInput(f"{path}: no reply to any of the {len(chosen)} chosen records; {_EXPECTED}")
-    return ReplyFile(name, path, replies, len(seen) - len(replies))
+    num_unused = len(seen) - len(replies) - num_set_aside - num_unknown
+    return ReplyFile(name, path, replies, num_unused, num_set_aside, num_unknown)
 
 
 def _decode(content: bytes) -> ReplyLine:

@@ -73,7 +73,7 @@ def _make_vqa(options: argparse.Namespace) -> None:
                 progress=lambda indices: Terminal().watch(indices, "drawing the phantoms"),
             )
         else:
-            records = _read_vqa_source(options)
+            records = _read_images_or_say(options)
         number = write_records(out, records, dialect=options.dialect)
     print(f"{len(records):,} records in {out}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else ""))
 
@@ -98,6 +98,16 @@ def _filling(out: pathlib.Path) -> Iterator[None]:
         if not existed:
             out.rmdir()
         raise
+
+
+def _read_images_or_say(options: argparse.Namespace) -> "list[VqaRecord]":
+    """Read the folder of --source; an error about a missing image names the option that does without."""
+    from stepcot_jax.data.images.missing_images import name_option
+
+    try:
+        return _read_vqa_source(options)
+    except BadInput as error:
+        raise BadInput(name_option(str(error), purpose="makes records without the files")) from None
 
 
 def _read_vqa_source(options: argparse.Namespace) -> "list[VqaRecord]":

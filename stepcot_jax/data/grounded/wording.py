@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 
 from stepcot_jax.boxes import Corners, convert_rounded, pixels
 from stepcot_jax.chain import NOT_APPLICABLE
-from stepcot_jax.data.grounded.vocabulary import KNOWLEDGE, NORMAL, SIGN_RULES, accepted_names
+from stepcot_jax.data.grounded.vocabulary import NORMAL, accepted_names
 from stepcot_jax.data.phantom.phantom_reports import WORDINGS, name_side
 from stepcot_jax.reasoning.record import Stages, VqaBox
+from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 
 FACT_NAMES = ("detection", "distribution", "pattern", "zone", "morphology", "secondary", "diagnosis")
 """Names of the facts that hold the answers of the chain's seven steps; "side" and "organ" stand beside them."""
@@ -95,9 +96,17 @@ def write_stages(facts: Mapping[str, str], *, answer: str, wording: int = 0, pla
     else:
         where = f"The change lies {place or name_place(facts, wording=wording)}."
         visual = f"The picture shows {describe(facts, wording=wording)}. {_word(5, facts, wording)}."
-    conclusion = _CONCLUSIONS[wording % len(_CONCLUSIONS)].format(accepted_names(diagnosis)[0])
     last = f"{_LAST[wording % len(_LAST)]} {answer}."
-    return Stages(where, visual, rules[wording % len(rules)], f"{conclusion} {last}")
+    return Stages(where, visual, rules[wording % len(rules)], f"{state_finding(diagnosis, wording=wording)} {last}")
+
+
+def state_finding(diagnosis: str, *, wording: int = 0) -> str:
+    """Return the sentence in which a conclusion states the diagnosis.
+
+    >>> state_finding("Effusion", wording=1)
+    'Together this suggests pleural effusion.'
+    """
+    return _CONCLUSIONS[wording % len(_CONCLUSIONS)].format(accepted_names(diagnosis)[0])
 
 
 def write_asked_stages(seen: Iterable[tuple[str, str]], *, asked: str, answer: str, wording: int = 0) -> Stages:

@@ -29,8 +29,12 @@ _PATTERNS = {
 }
 
 
-def detect_layout(root: Path) -> str:
+def detect_layout(root: Path, *, further: str = "") -> str:
     """Return the layout of a data root (a key of `LAYOUTS`), recognised by its file names.
+
+    Args:
+      root: folder or file.
+      further: what the caller accepts besides the layouts, for messages.
 
     Raises:
       BadInput: `root` does not exist, or has none or several of the layouts.
@@ -39,12 +43,12 @@ def detect_layout(root: Path) -> str:
     try:
         exists = root.exists()
     except (OSError, ValueError) as error:
-        raise BadInput(f"{str(root)[:200]!r}: is not a path ({error}); {_expected()}") from None
+        raise BadInput(f"{str(root)[:200]!r}: is not a path ({error}); {_expected(further)}") from None
     if not exists:
-        raise BadInput(f"{root}: does not exist; {_expected()}")
+        raise BadInput(f"{root}: does not exist; {_expected(further)}")
     found = [layout for layout in LAYOUTS if _has_layout(root, layout)]
     if not found:
-        raise BadInput(f"{root}: has no known layout; {_expected()}")
+        raise BadInput(f"{root}: has no known layout; {_expected(further)}")
     if len(found) > 1:
         raise BadInput(f"{root}: has files of the layouts {' and '.join(found)}; choose one as the layout")
     return found[0]
@@ -105,8 +109,9 @@ def read_source(
     return read_padchest_gr(root, single_label=single_label, **options)
 
 
-def _expected() -> str:
-    return "expected " + "; ".join(f"{description} ({name})" for name, description in LAYOUTS.items())
+def _expected(further: str) -> str:
+    accepted = [f"{description} ({name})" for name, description in LAYOUTS.items()]
+    return f"expected {'; '.join([*accepted, further] if further else accepted)}"
 
 
 def _has_layout(root: Path, layout: str) -> bool:

@@ -36,6 +36,8 @@ _PERCENTILES = (5, 25, 50, 75, 95)
 _NUM_COLUMNS = 4
 _PER_KIND = 3
 _DPI = 120
+_SIDE, _GAP, _LINE = 4.2, 0.1, 0.15  # inches: of a picture, around it, and of a line of its title
+_UNREAD = "0.15"  # dark, so that labels are as readable as on a radiograph
 
 
 def write_vqa_statistics(folder: Path, collection: VqaCollection) -> tuple[list[str], int]:
@@ -107,15 +109,21 @@ def draw_examples(collection: VqaCollection) -> tuple[Figure, int]:
       The page, and how many of its images cannot be read.
     """
     chosen = choose_examples(collection.records)
-    num_rows = max(1, -(-len(chosen) // _NUM_COLUMNS))
+    rows = [chosen[start : start + _NUM_COLUMNS] for start in range(0, len(chosen), _NUM_COLUMNS)]
+    heights = [_SIDE + 2 * _GAP + _LINE * max(len(_list_lines(record)) for record in row) for row in rows]
+    width, height = _NUM_COLUMNS * (_SIDE + 2 * _GAP), sum(heights)
     num_missing = 0
     with drawing_style():
-        figure = Figure(figsize=(4.4 * _NUM_COLUMNS, 5.2 * num_rows), layout="constrained")
+        figure = Figure(figsize=(width, height))
         FigureCanvasAgg(figure)
-        for place, record in enumerate(chosen):
-            axes = figure.add_subplot(num_rows, _NUM_COLUMNS, place + 1)
-            num_missing += not _draw_image(axes, collection.root / record.image_path, record)
-            _draw_boxes(axes, record)
+        for number, row in enumerate(rows):
+            bottom = height - sum(heights[: number + 1]) + _GAP
+            for column, record in enumerate(row):
+                left = column * (_SIDE + 2 * _GAP) + _GAP
+                axes = figure.add_axes((left / width, bottom / height, _SIDE / width, _SIDE / height))
+                num_missing += not _draw_image(axes, collection.root / record.image_path, record)
+                _draw_boxes(axes, record)
+                axes.set_title("\n".join(_list_lines(record)), fontsize=8, loc="left")
     return figure, num_missing
 
 
@@ -147,22 +155,31 @@ def _draw_image(axes: Axes, path: Path, record: VqaRecord) -> bool:
         content = read_file(path, max_bytes=most_bytes(MAX_PIXELS))
         picture = decode_picture(content, name=path.name, max_pixels=MAX_PIXELS)
     except (BadInput, OSError):
+        axes.set_facecolor(_UNREAD)
         return False
     axes.imshow(np.asarray(picture), cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0))
     return True
 
 
 def _draw_boxes(axes: Axes, record: VqaRecord) -> None:
+    """Draw boxes with labels above them; below where an earlier label is near."""
+    width, height = record.image_size
+    above: list[tuple[float, float]] = []
     for number, reference in enumerate(record.references):
         x1, y1, x2, y2 = reference.box
         colour = PALETTE[1:][number % (len(PALETTE) - 1)]
         axes.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, edgecolor=colour, linewidth=1.8))
-        place = (x1, y1 - record.image_size[1] * 0.01)
-        name, behind = make_printable(reference.label)[:30], {"facecolor": "black", "alpha": 0.6, "lw": 0, "pad": 1.0}
-        axes.text(*place, name, color=colour, fontsize=9, va="bottom", clip_on=True, bbox=behind)
+        is_near = any(abs(x1 - x) < 0.2 * width and abs(y1 - y) < 0.05 * height for x, y in above)
+        above += [] if is_near else [(x1, y1)]
+        place = (x1, y2 + 0.01 * height) if is_near else (x1, y1 - 0.01 * height)
+        name, behind = make_printable(reference.label)[:30], {"facecolor": "black", "alpha": 0.75, "lw": 0, "pad": 1.0}
+        axes.text(*place, name, color=colour, fontsize=9, va="top" if is_near else "bottom", clip_on=True, bbox=behind)
+
+
+def _list_lines(record: VqaRecord) -> list[str]:
+    """Return question, options and answer as lines."""
     choices = "; ".join(f"{letter}: {text}" for letter, text in zip(record.letters, record.choices, strict=True))
     given = ", ".join(record.answer) if record.choices else ""
     answer = f"{given} ({answer_in_words(record)})" if given else answer_in_words(record)
     lines = [f"{record.kind}: {record.question}", *([choices] if choices else []), f"Answer: {answer}"]
-    texts = [line for text in lines for line in textwrap.wrap(make_printable(text), 58, max_lines=3, placeholder=" …")]
-    axes.set_title("\n".join(texts), fontsize=8, loc="left")
+    return [line for text in lines for line in textwrap.wrap(make_printable(text), 58, max_lines=3, placeholder=" …")]

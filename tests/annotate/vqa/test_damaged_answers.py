@@ -1,4 +1,4 @@
-"""200 damaged answers, 20 kinds of damage to 10 records each, are refused with the right named reason."""
+"""More than 200 damaged answers, each kind of damage to 10 records, are refused with the right named reason."""
 
 import itertools
 import re
@@ -89,6 +89,21 @@ DAMAGE = {
     ),
     "speaks of given findings": (
         "rmcot", in_thinking(lambda t, _: f"From the given findings: {t}"), Reason.SPEAKS_OF_REPORT,
+    ),
+    "based on the findings": (
+        "rmcot", in_thinking(lambda t, _: f"Based on the findings, I look. {t}"), Reason.SPEAKS_OF_REPORT,
+    ),
+    "from the findings": (
+        "rmcot", in_thinking(lambda t, _: t.replace("So the", "From the findings, the")), Reason.SPEAKS_OF_REPORT,
+    ),
+    "findings support": (
+        "rmcot", in_thinking(lambda t, _: f"The findings support this. {t}"), Reason.SPEAKS_OF_REPORT,
+    ),
+    "as per findings": (
+        "rmcot", in_thinking(lambda t, _: f"There is a change as per findings. {t}"), Reason.SPEAKS_OF_REPORT,
+    ),
+    "answer asked": (
+        "rmcot", in_thinking(lambda t, _: f"{t.removesuffix('.')}?"), Reason.WRONG_ANSWER,
     ),
     "injection obeyed": ("rmcot", in_thinking(lambda t, _: f"{t} {INJECTION}"), Reason.SPEAKS_OF_REPORT),
     "wrong answer": ("rmcot", in_thinking(wrong_answer), Reason.WRONG_ANSWER),

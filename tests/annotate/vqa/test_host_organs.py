@@ -50,6 +50,8 @@ def test_methods_differ_as_the_facts_say():
     assert find_hosts([box], {}, method="coverage") == UNKNOWN
     assert find_hosts([(0.0, 0.0, 2.0, 2.0), (8.0, 8.0, 12.0, 12.0)], {"large": large, "small": small},
                       method="iou_mask") == "large and small"  # fmt: skip
+    boxes = [(8.0, 8.0, 12.0, 12.0), (0.0, 0.0, 2.0, 2.0)]  # the order of the boxes does not matter
+    assert find_hosts(boxes, {"small": small, "large": large}, method="iou_mask") == "large and small"
     with pytest.raises(BadInput, match="--host-organ"):
         find_hosts([box], {"large": large}, method="guess")
 

@@ -64,6 +64,12 @@ def test_options_are_named_by_letter_or_text(text, letters):
         (OPEN, "So it is Fluid.", True),
         (OPEN, "So it is fluids and air.", True),
         (OPEN, "So it is air.", False),
+        (OPEN, "So it is fluid?", False),
+        (CLOSED, "So the answer is No?", False),
+        (CLOSED, "So the answer is No, right?", False),
+        (CLOSED, "Is it there? So the answer is No.", True),
+        (SINGLE, "So the answer is B\uff1f", False),
+        (msgspec.structs.replace(OPEN, answer="Fluid?"), "So the answer is Fluid?.", True),
     ],
 )
 def test_the_last_sentence_states_the_answer_alone(record, text, is_right):
@@ -119,6 +125,11 @@ def test_coordinates_are_found(text):
         ("The documented findings agree.", Reason.SPEAKS_OF_REPORT),
         ("The findings section has it.", Reason.SPEAKS_OF_REPORT),
         ("Per the findings, it is large.", Reason.SPEAKS_OF_REPORT),
+        ("Based on the findings, it is large.", Reason.SPEAKS_OF_REPORT),
+        ("From the findings it is large.", Reason.SPEAKS_OF_REPORT),
+        ("The findings support this.", Reason.SPEAKS_OF_REPORT),
+        ("It is large as per findings.", Reason.SPEAKS_OF_REPORT),
+        ("In light of all the findings it is large.", Reason.SPEAKS_OF_REPORT),
         ("The clinical notes have it.", Reason.SPEAKS_OF_REPORT),
         ("By the provided coordinates it is there.", Reason.SPEAKS_OF_REPORT),
         ("The reference answer is B.", Reason.SPEAKS_OF_REPORT),
@@ -136,7 +147,7 @@ def test_a_text_speaks_of_the_picture_alone(text, reason):
     [
         "I see signs of a mass.", "These findings indicate pneumonia.", "The heart is voluminous.",
         "I rule out a mass.", "An assistive device.", "I would answer No.",
-        "As noted, the lungs are clear.", "I look on and choose B.",
+        "From these findings I conclude.", "As noted, the lungs are clear.", "I look on and choose B.",
         "The lungs show no such findings here.", "The findings confirm it.", "Air in the clinical picture.",
         "The rule is that a meniscus must be seen.", "Clips of a bypass.", "You should see a line.",
     ],

@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+from PIL import Image
 
 from stepcot_jax.data.__main__ import main
 from stepcot_jax.data.checks.vqa_check import find_difference
@@ -66,6 +67,42 @@ def test_tables_are_printed(folder, capsys):
     shown = capsys.readouterr().out
     for title in ("Records by kind and split", "Boxes of a record", "Lengths (words)", "Formats", "a run can use it"):
         assert title in shown
+
+
+def test_reasons_keep_their_field_and_are_counted_together(damaged, capsys):
+    lines = [json.loads(line) for line in (damaged / "records.jsonl").open()]
+    lines[1]["references"][0]["box"], lines[2]["references"][0]["box"] = [5, 2, 3, 9], [7, 2, 3, 9]
+    lines[3]["references"][-1]["label"] = ""
+    lines[4]["references"][0]["box"] = [1, 2, 3]
+    lines[5]["references"][0]["box"][2] = 4000
+    (damaged / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, facts = _check(damaged, "--images=none", capsys=capsys)
+    reasons = {each["reason"]: each["count"] for each in facts["set_aside_reasons"]}
+    first = "references[…].box: … is not [x1, y1, x2, y2] with 0 <= x1 < x2 and 0 <= y1 < y2"
+    assert reasons.pop(first) == 2
+    assert reasons.pop("references[…].box: Expected `array` of length 4") == 1
+    (label, leaving) = sorted(reasons, reverse=True)
+    assert label.startswith("references[…].label: … is not a name")
+    assert leaving.startswith("references[…].box: … leaves the picture")
+    assert "references[0].box: [5" in facts["set_aside_reasons"][0]["examples"][0]["reason"]
+    main(["check", str(damaged), "--images=none"])
+    shown = capsys.readouterr().out
+    assert "2, 3" in shown
+    assert "()" not in shown
+
+
+def test_missing_images_and_folders_name_the_way_on(damaged, capsys):
+    with pytest.raises(BadInput, match=r"--images=none checks the records alone$"):
+        main(["check", str(damaged)])
+    good = json.loads((damaged / "records.jsonl").open().readline())
+    (damaged / good["image_path"]).parent.mkdir()
+    Image.new("L", (48, 48)).save(damaged / good["image_path"])
+    _, facts = _check(damaged, capsys=capsys)
+    stop = "records.jsonl: image_path: … does not exist below the data root; --images=none checks the records alone"
+    assert stop in facts["stops"]
+    for root in (damaged / "none", damaged / "images"):
+        with pytest.raises(BadInput, match=r"a folder with records\.jsonl \(reasoning records\)"):
+            main(["check", str(root)])
 
 
 def test_bad_lines_stop_or_are_set_aside(damaged, capsys):

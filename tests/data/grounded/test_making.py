@@ -120,6 +120,8 @@ def test_a_detection_list_keeps_its_splits_and_paths(tmp_path):
 
 def test_the_released_boxes_make_records_without_images(shared, tmp_path, capsys):
     out = tmp_path / "out"
+    with pytest.raises(BadInput, match=r"no image .*; --images=none makes records without the files$"):
+        main(["vqa", str(out), f"--source={shared / 'data/nih_chestxray8'}"])
     main(["vqa", str(out), f"--source={shared / 'data/nih_chestxray8'}", "--images=none"])
     records = read_vqa_records(out).records
     assert len({record.image_path for record in records}) == 880

@@ -9,10 +9,11 @@ import pytest
 from stepcot_jax.data.grounded.grounded_image import Finding, GroundedImage
 from stepcot_jax.data.grounded.phantom_images import ground_phantom
 from stepcot_jax.data.grounded.questions import ask_questions
-from stepcot_jax.data.grounded.vocabulary import KNOWLEDGE, LOOK_ALIKES, SIGN_RULES, TERMS, accepted_names, canonical
+from stepcot_jax.data.grounded.vocabulary import LOOK_ALIKES, TERMS, accepted_names, canonical
 from stepcot_jax.data.statistics.vqa_counts import find_majorities
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import KINDS
+from stepcot_jax.reasoning.rules import KNOWLEDGE, SIGN_RULES
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +191,20 @@ def test_more_than_three_boxes_become_one_a_side():
                 assert any(b[0] <= left and b[1] <= top and b[2] >= right and b[3] >= low for b in boxes)
             seen.add(label)
     assert {"Nodule", "Lymphadenopathy", "Emphysema"} <= seen
+
+
+def test_a_side_is_a_fact_where_a_mark_or_the_report_has_one():
+    counts = {True: 0, False: 0}
+    for index in range(200):
+        image, drawn = ground_phantom(index, seed=0, size=64)
+        described = {canonical(image.facts[name]) for name in ("diagnosis", "secondary")}
+        is_seen = any(mark.side for mark in drawn.marks if canonical(mark.box.label) in described)
+        has_side = is_seen or any(f" {side} " in drawn.case.report for side in ("right", "left", "bilateral"))
+        if image.facts["diagnosis"] != "Normal":
+            assert image.facts["side"] == (drawn.side if has_side else "")
+            counts[has_side] += 1
+    assert min(counts.values()) >= 3
+    assert ground_phantom(15, seed=0, size=64)[0].facts["side"] == ""  # one mark, the heart
 
 
 @pytest.mark.parametrize(("settings", "message"), [({"size": 31}, "31 pixels"), ({"seed": -1}, "seed -1")])

@@ -54,6 +54,17 @@ def test_a_bad_line_is_named(tmp_path, content, words):
     assert "\n" not in str(raised.value)
 
 
+def test_replies_to_lines_that_were_set_aside_are_counted(tmp_path):
+    content = "".join(json.dumps({"id": name, "reply": "x"}) + "\n" for name in "abcyz")
+    found = read(tmp_path, content, set_aside={"y"}, most_unknown=1)
+    assert set(found.replies) == {"a", "b"}
+    assert (found.num_unused, found.num_set_aside, found.num_unknown) == (1, 1, 1)
+    with pytest.raises(BadInput, match=r"line 5, id: 'z' is not the id of a record; expected one of the records' ids$"):
+        read(tmp_path, content, set_aside={"y"})
+    with pytest.raises(BadInput, match=r"line 5, id: 'z' .* of 1 bad lines without a readable id$"):
+        read(tmp_path, content, most_unknown=1)
+
+
 def test_a_long_reply_is_read(tmp_path):
     text = "x" * (2**25 - 100)
     assert read(tmp_path, json.dumps({"id": "a", "reply": text})).replies == {"a": text}
