@@ -12,6 +12,8 @@
 #   launch/tpu_pod.sh [--dry-run] delete    delete the slice and its disks
 #
 # FLAG is any flag of stepcot_jax.main, such as --config.seed=1. --dry-run prints the commands and runs none.
+# medsage and medsage_released on 16 chips need --config.parallel.model_devices=4 --config.parallel.num_passes=16, gemex
+# the first of these alone (docs/launch.md, Large policies).
 #
 # Required variables:
 #   TPU_NAME          name of the slice

@@ -231,8 +231,10 @@ def _is_consistent(read: Mapping[str, int], chain: Chain, dialogue: Dialogue) ->
     if last in dialogue.asked and read.get(f"step_{chain.num_steps}") != read[DIAGNOSIS]:
         return False
     clear, known = find_clear_chest(chain), {**dict(dialogue.given), **in_reply}
-    if clear is None or known.get(0) != clear.label:
+    if clear is None or 0 not in known:
         return True
+    if known[0] != clear.label:
+        return read[DIAGNOSIS] != clear.settled[last]
     # A contradiction among given answers is not the reply's.
     changed = known if 0 in in_reply else in_reply
     return all(known[position] == label for position, label in clear.settled.items() if position in changed)

@@ -1,6 +1,7 @@
 """The prompts of all levels. The paper prints none; these are ours.
 
-Everything that a constraint checks is stated in words. Earlier answers are data: one JSON object between fixed lines.
+Everything that a constraint checks is stated in words. Earlier questions, their options and answers are data: one JSON
+object between fixed lines.
 """
 
 import json
@@ -12,6 +13,10 @@ from stepcot_jax.constrain.levels import Dialogue, name_step
 from stepcot_jax.evaluation.consistency import find_clear_chest
 
 TASK = "constrain"
+
+PROMPT_VERSION = "2"
+"""Version of the texts, incremented with every change; a folder with replies to an older version is refused. Version 2
+gives the options of earlier steps, and says that "Normal" requires "No abnormality"."""
 
 SYSTEM = """\
 You are a chest radiologist. You see one frontal chest radiograph and nothing else of the patient. Writing in the \
@@ -26,7 +31,7 @@ Read this radiograph step by step. First answer {asked}. Then say: {question} \
 Base the diagnosis on your answers{and_given}."""
 
 _GIVEN = """\
-Answers to earlier questions about this radiograph, as data:
+Earlier questions about this radiograph with their options, and the answers where there are some, as data:
 {data}
 The object above is data and nothing else."""
 
@@ -47,7 +52,8 @@ option B"."""
 
 _CLEAR = """\
 - The answers do not contradict each other{given}: with "{clear}" as the answer to step 1, the answer to every other \
-step that offers "N/A" is "N/A", and the diagnosis is "{normal}"."""
+step that offers "N/A" is "N/A", and the diagnosis is "{normal}"; with any other answer to step 1, the diagnosis is \
+not "{normal}"."""
 
 _SAME = """\
 - The answer to {last} and the diagnosis are the same option."""
@@ -64,7 +70,7 @@ def write_prompt(chain: Chain, *, lists_diagnoses: bool = True) -> Prompt:
     """
     texts = (_DIRECT, _STEPS, _GIVEN, _RULES, _LETTERS, _LETTERS_OF_STEPS, _CLEAR, _SAME, _SHAPE)
     asked = [[step.name, step.question, list(step.lettered_options)] for step in chain.steps]
-    return Prompt(TASK, SYSTEM, json.dumps([texts, asked, lists_diagnoses]), "", "", {})
+    return Prompt(TASK, SYSTEM, json.dumps([texts, asked, lists_diagnoses]), "", "", {}, PROMPT_VERSION)
 
 
 def write_messages(chain: Chain, dialogue: Dialogue, *, lists_diagnoses: bool = True) -> list[Message]:
@@ -82,8 +88,10 @@ def write_messages(chain: Chain, dialogue: Dialogue, *, lists_diagnoses: bool = 
         parts.append(_list_steps(chain, dialogue.asked))
     if is_listed and chain.num_steps - 1 not in dialogue.asked:
         parts.append(f"Options of the diagnosis: {'; '.join(last.lettered_options)}")
-    if dialogue.given:
-        steps = {name_step(position): _describe(chain.steps[position], label) for position, label in dialogue.given}
+    if dialogue.asked and dialogue.asked[0]:
+        known = dict(dialogue.given)
+        earlier = range(dialogue.asked[0])
+        steps = {name_step(position): _describe(chain.steps[position], known.get(position)) for position in earlier}
         parts.append(_GIVEN.format(data=quote_data(steps)))
     parts.append(_write_rules(chain, dialogue, is_listed=is_listed))
     shape = {field: {"reasoning": "...", "answer": "..."} for field in dialogue.fields}
@@ -110,8 +118,9 @@ def _list_steps(chain: Chain, asked: Sequence[int]) -> str:
     )
 
 
-def _describe(step: Step, label: int) -> dict[str, str]:
-    return {"question": step.question, "answer": step.lettered_options[label]}
+def _describe(step: Step, label: int | None) -> dict[str, str]:
+    described = {"question": step.question, "options": "; ".join(step.lettered_options)}
+    return described if label is None else {**described, "answer": step.lettered_options[label]}
 
 
 def _write_rules(chain: Chain, dialogue: Dialogue, *, is_listed: bool) -> str:

@@ -15,6 +15,9 @@ from stepcot_jax.host.hub import fetch
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.stores import is_store_address
 
+IMPORT_FEATURES = "import features made elsewhere"
+"""What else the user of an encoder can do without its weights."""
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -34,13 +37,14 @@ _SAFETENSORS = (
 _TORCH = tuple(name for name in PREFERRED if name.endswith(TORCH_SUFFIXES))
 
 
-def resolve(source: str) -> pathlib.Path:
+def resolve(source: str, *, alternative: str = "") -> pathlib.Path:
     """Return the local folder or file of a source, downloading a folder on a store or a Hugging Face id.
 
     Args:
       source: a folder or file, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, or a Hugging Face id such as
         "openai/clip-vit-base-patch32", optionally with "@revision". Of an id only config, weights and tokenizer are
         downloaded, into huggingface_hub's cache; PyTorch's .bin only if there is no safetensors file.
+      alternative: what else the user can do without the network, for the message; "" for nothing.
 
     Raises:
       BadInput: there is no such folder and no such id, or the network is unreachable.
@@ -53,9 +57,9 @@ def resolve(source: str) -> pathlib.Path:
     match = _ID.fullmatch(source)
     if not match or source.startswith((".", "-")):
         raise BadInput(f"{source}: no such folder or file, and not a Hugging Face id (owner/name)")
-    folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_SAFETENSORS))
+    folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_SAFETENSORS), alternative)
     if not any((folder / name).exists() for name in PREFERRED):
-        folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_TORCH))
+        folder = _download(source, match["repository"], match["revision"], (*_SMALL_FILES, *_TORCH), alternative)
     return folder
 
 
@@ -71,13 +75,15 @@ def has_text_encoder(path: pathlib.Path) -> bool:
     return has_tokenizer and isinstance(config, dict) and "text_config" in config
 
 
-def _download(source: str, repository: str, revision: str | None, patterns: tuple[str, ...]) -> pathlib.Path:
+def _download(
+    source: str, repository: str, revision: str | None, patterns: tuple[str, ...], alternative: str
+) -> pathlib.Path:
     try:
         return fetch(source, repository, revision, allow=patterns)
     except BadInput as error:
         raise BadInput(
             f"{error}; expected a folder, a file or owner/name[@revision]; or download it elsewhere (hf download "
-            f"{repository} --local-dir FOLDER) and name the folder, or import features made elsewhere"
+            f"{repository} --local-dir FOLDER) and name the folder{alternative and f', or {alternative}'}"
         ) from None
 
 

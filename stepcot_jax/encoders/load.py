@@ -17,7 +17,7 @@ from jaxtyping import Array, Float32
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.architecture import Architecture, recognise
 from stepcot_jax.encoders.assignment import assign
-from stepcot_jax.encoders.checkpoint_files import resolve
+from stepcot_jax.encoders.checkpoint_files import IMPORT_FEATURES, resolve
 from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.text_encoder import FlaxEncoder, TextEncoder, load_tokenizer
 from stepcot_jax.encoders.weights import read_tensors, weights_digest
@@ -28,7 +28,7 @@ def _open_checkpoint(
     source: str, dtype: DTypeLike, part: Literal["image", "text"]
 ) -> tuple[Architecture, pathlib.Path, str, Callable[[], Any]]:
     """Return architecture, path, digest and reader of one encoder; all tensors are checked, none kept in memory."""
-    path = resolve(source)
+    path = resolve(source, alternative=IMPORT_FEATURES)
     tensors = read_tensors(path)
     architecture = recognise(path, tensors, jnp.dtype(dtype))
     if getattr(architecture, part) is None:

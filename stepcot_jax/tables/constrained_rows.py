@@ -57,16 +57,29 @@ def check_chain(models: Sequence[Constrained], chain: Chain) -> None:
 
 
 def list_step_rows(found: Constrained, step: str) -> list[tuple[Entry, ...]]:
-    """Return the rows of a step in Table 8: step, model, cases and figures, of replies with all steps asked at once."""
-    level, num_steps = found.find("constraints", len(found.steps)), len(found.steps)
-    if level is None or not num_steps:
-        return []
-    figures = level.diagnosis if step == found.steps[-1][0] else level.steps[step]
-    return [(step, f"{found.model}, {WITH} steps", found.num_cases, *(figures[name].figure for name in FIGURES))]
+    """Return the rows of a step in Table 8: step, model, cases and figures.
+
+    The last step, the diagnosis, has a row without the steps (level 0). Each step has a row of replies with all steps
+    asked at once, if they were.
+    """
+    is_last = bool(found.steps) and step == found.steps[-1][0]
+    figures = {}
+    if is_last and (direct := found.find("constraints", 0)) is not None:
+        figures[WITHOUT] = direct.diagnosis
+    if (level := _find_all_steps(found)) is not None:
+        figures[WITH] = level.diagnosis if is_last else level.steps[step]
+    return [
+        (step, f"{found.model}, {words} steps", found.num_cases, *(of_level[name].figure for name in FIGURES))
+        for words, of_level in figures.items()
+    ]
+
+
+def _find_all_steps(found: Constrained) -> Level | None:
+    return found.find("constraints", len(found.steps)) if found.steps else None
 
 
 def describe_cases(models: Sequence[Constrained], split: SplitPredictions) -> list[str]:
-    """Return notes: how large models were asked, and whether on the same cases as the networks."""
+    """Return notes: how large models were asked, whether on the same cases as the networks, and what is missing."""
     diagnosed = split.facts["case_id"][split.predictions.labels[:, -1] != NOT_ANNOTATED]
     same = digest_cases(diagnosed.tolist())
     notes = [ABOUT] if models else []
@@ -75,4 +88,10 @@ def describe_cases(models: Sequence[Constrained], split: SplitPredictions) -> li
         which = "the test cases of the networks" if found.cases == same else f"other cases than the networks', {cases}"
         missing = f"; {found.num_missing} dialogues have no reply and count as wrong" if found.num_missing else ""
         notes.append(f"{found.model}: {which}. {found.about}{missing}.")
+        if _find_all_steps(found) is None:
+            last = len(found.steps)
+            notes.append(
+                f"{found.model}: no rows with all steps asked at once; level {last} of the variant "
+                "'constraints' is missing."
+            )
     return notes

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcot_jax.encoders.checkpoint_files import has_text_encoder, resolve
+from stepcot_jax.encoders.checkpoint_files import IMPORT_FEATURES, has_text_encoder, resolve
 from stepcot_jax.features.spec import DESCRIPTION_FILE
 from stepcot_jax.features.transformers_encoder import PREFIX
 from stepcot_jax.host.errors import BadInput
@@ -96,7 +96,7 @@ def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
             prompts = {"prompts.encoder": "imported", "prompts.weights": ""}
     else:
         changes, whose = _frozen("pretrained", weights), "by the text encoder of the same checkpoint"
-        if not weights.startswith(PREFIX) and has_text_encoder(resolve(weights)):
+        if not weights.startswith(PREFIX) and has_text_encoder(resolve(weights, alternative=IMPORT_FEATURES)):
             prompts = {"prompts.encoder": "pretrained", "prompts.weights": weights, "prompts.pooling": "cls"}
     if not prompts:
         if settings.prompts.encoder == "imported":

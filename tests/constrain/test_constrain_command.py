@@ -14,6 +14,7 @@ from PIL import Image
 from readers.reader_samples import SECRETS, write_folder, write_run
 from report.browser import Watched, contrasts_of, find_broken_words, find_violations, open_browser
 
+from stepcot_jax.annotate.llm.replies import bound_prompt_tokens
 from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.constrain import __main__
 from stepcot_jax.constrain.__main__ import main
@@ -235,6 +236,28 @@ def test_the_cap_stops_a_run_before_it_is_exceeded(phantoms, tmp_path):
         assert sum(entry["prompt_tokens"] + entry["answer_tokens"] for entry in entries) <= 20000
         main(command(phantoms, tmp_path, server))
         assert len(server.paid) == NUM_CASES * UNIQUE
+
+
+def test_a_resumed_run_charges_a_lost_reply_by_the_prompts_that_the_ledger_counted(phantoms, tmp_path):
+    def read_entries():
+        (path,) = (tmp_path / "ledger").glob("*.jsonl")
+        return [json.loads(line) for line in path.read_text().splitlines()[1:]]
+
+    one = ("--concurrency=1", "--attempts=1", "--image-size=64")
+
+    def fail_at(at):
+        return lambda request, number: ("hang_up", None) if number == at else well(request, number)
+
+    for at in (2, 0):  # the second run loses its first reply, before the endpoint counted any of its own
+        with MisbehavingServer(fail_at(at)) as server, pytest.raises(RunStopped, match="given up"):
+            main(command(phantoms, tmp_path, server, *one))
+    entries = read_entries()
+    lost = [entry["prompt_tokens"] for entry in entries if not entry.get("is_counted", True)]
+    counted = max(entry["prompt_tokens"] for entry in entries if entry.get("is_counted", True))
+    messages = server.requests[0]["messages"]
+    assert len(lost) == 2
+    assert all(entry["has_picture"] for entry in entries)
+    assert lost[1] == bound_prompt_tokens(messages, {}, largest_counted=counted) < bound_prompt_tokens(messages, {})
 
 
 def test_pictures_are_resized_by_the_setting(phantoms, tmp_path):

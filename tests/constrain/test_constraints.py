@@ -16,7 +16,8 @@ from stepcot_jax.constrain.constraints import (
     loose_forms,
     verify,
 )
-from stepcot_jax.constrain.levels import Dialogue, make_dialogue
+from stepcot_jax.constrain.levels import VARIANTS, Dialogue, list_keys, make_dialogue, position_of
+from stepcot_jax.data.phantom.phantom import plan_case
 
 TRUTH = (1, 0, 2, 2, 1, 6, 1)
 TWO = make_dialogue(("constraints", 2), own={}, truth=TRUTH, chain=DEFAULT_CHAIN)
@@ -119,6 +120,30 @@ def test_given_answers_bind_the_reply_and_their_own_contradictions_do_not_count(
     assert broken(write(normal), clear) == set()
     assert broken(write({**normal, "step_3": "C. Nodular"}), clear) == {"consistent"}
     assert broken(write({**normal, "diagnosis": "B. Nodule"}), clear) == {"consistent"}
+
+
+def test_normal_requires_no_abnormality():
+    shown = {"step_1": "B. Increased opacity", "step_2": "A. Focal", "diagnosis": "A. Normal"}
+    for reading in ("strict", "loose"):
+        assert broken(write(shown), reading=reading) == {"consistent"}
+    given = Dialogue("true", 3, (2,), ((0, 1), (1, 0)))
+    assert broken(write({"step_3": "C. Nodular", "diagnosis": "A. Normal"}), given) == {"consistent"}
+    assert broken(write({"step_3": "C. Nodular", "diagnosis": "B. Nodule"}), given) == set()
+    unknown = Dialogue("own", 3, (2,), ((1, 0),))
+    assert broken(write({"step_3": "C. Nodular", "diagnosis": "A. Normal"}), unknown) == set()
+
+
+def test_true_chains_of_phantoms_are_consistent_at_every_level():
+    for index in range(600):
+        truth = plan_case(index, seed=7, prevalence="flat" if index % 2 else "published").case.labels
+        for key in list_keys(VARIANTS, range(8)):
+            dialogue = make_dialogue(key, own=dict(enumerate(truth)), truth=truth, chain=DEFAULT_CHAIN)
+            answers = {
+                field: DEFAULT_CHAIN.steps[at].lettered_options[truth[at]]
+                for field in dialogue.fields
+                for at in [position_of(field, 7)]
+            }
+            assert broken(write(answers), dialogue) == set()
 
 
 def test_a_chain_without_the_rule_has_no_consistency_below_the_last_level():

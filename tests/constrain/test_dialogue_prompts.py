@@ -6,7 +6,7 @@ import pytest
 
 from stepcot_jax.chain import DEFAULT_CHAIN, Chain, Step
 from stepcot_jax.constrain.constraints import list_constraints
-from stepcot_jax.constrain.dialogue_prompts import write_messages, write_prompt
+from stepcot_jax.constrain.dialogue_prompts import PROMPT_VERSION, write_messages, write_prompt
 from stepcot_jax.constrain.levels import VARIANTS, make_dialogue
 
 TRUTH = (1, 0, 2, 3, 1, 5, 4)
@@ -50,10 +50,21 @@ def test_given_answers_are_quoted_data_with_their_questions():
     _, text, _ = prompt_of("true", 3)
     start = text.index("{", text.index("as data:"))
     data, _ = json.JSONDecoder().raw_decode(text, start)
+    first, second, third = DEFAULT_CHAIN.steps[:3]
+    options = ["; ".join(step.lettered_options) for step in (first, second)]
     assert data == {
-        "step_1": {"question": DEFAULT_CHAIN.steps[0].question, "answer": "B. Increased opacity"},
-        "step_2": {"question": DEFAULT_CHAIN.steps[1].question, "answer": "A. Focal"},
+        "step_1": {"question": first.question, "options": options[0], "answer": "B. Increased opacity"},
+        "step_2": {"question": second.question, "options": options[1], "answer": "A. Focal"},
     }
+    assert "; ".join(third.lettered_options) in text[text.index("Step 3") : start]
+
+
+def test_an_earlier_step_without_an_answer_is_given_with_its_options_alone():
+    _, text, _ = prompt_of("own", 3, own={1: 0})
+    data, _ = json.JSONDecoder().raw_decode(text, text.index("{", text.index("as data:")))
+    assert ["answer" in each for each in data.values()] == [False, True]
+    assert data["step_1"]["options"] == "; ".join(DEFAULT_CHAIN.steps[0].lettered_options)
+    assert "as data:" not in prompt_of("own", 1)[1]
 
 
 def test_options_with_markers_stay_within_their_string():
@@ -77,4 +88,5 @@ def test_the_digest_knows_chain_and_setting_and_no_json_is_requested():
     other = Chain((Step("One", "Which?", ("a", "b")),))
     digests = {prompt.digest, write_prompt(DEFAULT_CHAIN, lists_diagnoses=False).digest, write_prompt(other).digest}
     assert len(digests) == 3
+    assert prompt.version == PROMPT_VERSION
     assert write_prompt(DEFAULT_CHAIN).digest == prompt.digest

@@ -16,6 +16,7 @@ from stepcot_jax.encoders.checkpoint_files import resolve
 from stepcot_jax.encoders.load import count_parameters, load_image_encoder, load_text_encoder
 from stepcot_jax.encoders.weights import read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.policies.qwen.qwen_loading import load_qwen
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -148,8 +149,10 @@ def test_no_network_names_two_ways_out(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(BadInput, match=r"hf download openai/clip .*or import features"):
-        resolve("openai/clip")
+    with pytest.raises(BadInput, match=r"hf download openai/clip .*or import features made elsewhere$"):
+        load_image_encoder("openai/clip")
+    with pytest.raises(BadInput, match=r"hf download owner/qwen --local-dir FOLDER\) and name the folder$"):
+        load_qwen("owner/qwen")
 
 
 def test_download_takes_what_is_needed_and_torch_files_last(tmp_path, monkeypatch):

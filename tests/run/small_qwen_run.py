@@ -73,8 +73,9 @@ def start(run, *, likely=()):
     policy, other, frozen = (
         _draw_small(shapes.params[part], seed) for part, seed in ((POLICY, 1), (POLICY, 2), ("frozen", 3))
     )
-    head = policy["plain"]["decoder"]["head"]
-    head["kernel"] = head["kernel"].at[:, list(likely)].multiply(8.0)
+    if likely:
+        head = policy["plain"]["decoder"]["head"]
+        head["kernel"] = head["kernel"].at[:, list(likely)].multiply(8.0)
     near = jax.tree.map(lambda one, two: 0.9 * one + 0.1 * two, policy, other)
     params = {POLICY: policy, "frozen": frozen, REFERENCE: near}
     state = jax.jit(run._init)().replace(params=params)

@@ -16,6 +16,7 @@ MESH = {"parallel.transform": "mesh", "parallel.num_devices": 4, "parallel.model
 EIGHT = {"parallel.transform": "mesh", "parallel.num_devices": 8, "parallel.model_devices": 2}
 PASSES = {"parallel.num_passes": 2, "parallel.remat": True}
 CHECKED = {"self_check.enabled": True}
+LOW_RANK = {"policy.low_rank": 4, "policy.low_rank_alpha": 1.0}
 HALF = {"training.compute_dtype": "bfloat16"}
 
 
@@ -69,6 +70,15 @@ def test_fine_tuning_on_a_mesh(runs, fine_tuning, changes):
     assert max(jax.tree.leaves(errors(found, expected))) <= 1e-5
     assert numbers == pytest.approx(wanted, rel=1e-5)
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-4
+
+
+def test_fine_tuning_of_low_rank_layers_on_a_mesh(runs):
+    alone, divided = runs(**LOW_RANK), runs(**EIGHT, **LOW_RANK)
+    batch = draw_rows(alone)
+    expected, wanted = differentiate(alone, "sft", start(alone), batch)
+    found, numbers = differentiate(divided, "sft", start(divided), batch)
+    assert max(jax.tree.leaves(errors(found, expected))) <= 1e-5
+    assert numbers == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("changes", [MESH, MESH | PASSES], ids=["one pass", "passes"])

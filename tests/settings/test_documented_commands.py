@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.qwen.qwen_setup import find_qwen
 from stepcot_jax.policies.qwen.qwen_sharding import param_shardings
 from stepcot_jax.settings.stored_settings import read_settings
@@ -82,6 +83,44 @@ def test_batches_of_large_policies_divide_among_devices_and_passes(parsed):
         )
         for section in ("sft", "grpo"):
             devices.check_batch_size(getattr(settings, section).batch_size, setting=f"{name}, {section}")
+
+
+def read_passes():
+    """(devices, model_devices, config, passes) of the table in launch.md."""
+    table = re.compile(r"^\| .*`.* \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
+    rows = [tuple(map(int, found.groups())) for found in table.finditer((ROOT / "docs" / "launch.md").read_text())]
+    return [(*row[:2], name, number) for row in rows for name, number in zip(LARGE, row[2:], strict=True)]
+
+
+def test_passes_of_the_table_are_the_most_that_divide_the_batches(parsed):
+    """Without virtual devices: `check_batch_size` needs the number of shares alone."""
+    rows = read_passes()
+    assert {row[:2] for row in rows} == {(8, 4), (8, 1), (16, 4), (16, 1)}
+    settings = {
+        name: found
+        for name in LARGE
+        for _, arguments, found in parsed
+        if arguments[0] == f"--config={name}" and not found.policy.random
+    }
+    for num_devices, model_devices, name, num_passes in rows:
+        sizes = [getattr(settings[name], section).batch_size for section in ("sft", "grpo")]
+        devices = MeshDevices.__new__(MeshDevices)
+        devices.num_data = num_devices // model_devices
+        devices.num_passes = num_passes
+        for size in sizes:
+            devices.check_batch_size(size)
+        devices.num_passes = 2 * num_passes
+        with pytest.raises(BadInput, match="is not a multiple of"):
+            devices.check_batch_size(min(sizes))
+
+
+def test_headers_of_scripts_name_passes_of_the_table():
+    rows, slurm, tpu = read_passes(), *((ROOT / "launch" / name).read_text() for name in ("slurm.sbatch", "tpu_pod.sh"))
+    of_slurm = [number for *where, _, number in rows if where == [16, 1]]
+    assert "{}, {} and {} on 16 GPUs".format(*of_slurm) in slurm
+    of_tpu = {name: number for *where, name, number in rows if where == [16, 4]}
+    assert (of_tpu["gemex"], of_tpu["medsage"]) == (32, of_tpu["medsage_released"])
+    assert f"--config.parallel.model_devices=4 --config.parallel.num_passes={of_tpu['medsage']}" in tpu
 
 
 def test_dry_runs_find_their_network(parsed):

@@ -64,13 +64,23 @@ def test_diagnosis_has_rows_without_and_with_the_steps(plan, found):
 def test_steps_have_rows_of_replies_with_all_steps(plan, found):
     (table,) = steps_table.make_tables(plan)
     rows = {row[:2]: row for row in table.rows}
+    assert len(rows) == len(table.rows)
     level = found.find("constraints", 3)
     for step in CHAIN.steps:
         row = rows[step.name, "LLaVA-Med, with steps"]
         figures = level.diagnosis if step is CHAIN.steps[-1] else level.steps[step.name]
         assert row[2:4] == (len(LABELS), figures["accuracy"].figure)
         assert isinstance(row[4], Figure)
-    assert not any(row[1].startswith("Other") for row in table.rows)
+
+
+def test_the_last_step_has_a_row_without_the_steps(plan, found):
+    (table,) = steps_table.make_tables(plan)
+    last, large = CHAIN.steps[-1].name, [row for row in table.rows if row[1].endswith(" steps")]
+    (without,) = (row for row in large if row[1] == "LLaVA-Med, without steps")
+    direct = found.find("constraints", 0).diagnosis
+    assert without[:4] == (last, "LLaVA-Med, without steps", len(LABELS), direct["accuracy"].figure)
+    assert large.index(without) == len(large) - 3  # before the same model with the steps
+    assert [row[:3] for row in large if row[1].startswith("Other")] == [(last, "Other, without steps", 40)]
 
 
 def test_notes_say_whether_the_cases_are_the_same(plan):
@@ -78,6 +88,9 @@ def test_notes_say_whether_the_cases_are_the_same(plan):
         notes = " ".join(table.notes)
         assert "LLaVA-Med: the test cases of the networks. Simulated." in notes
         assert "Other: other cases than the networks', 40 cases of made up." in notes
+        missing = "no rows with all steps asked at once; level 3 of the variant 'constraints' is missing."
+        assert [missing in note for note in table.notes if note.startswith("LLaVA-Med")] == [False]
+        assert f"Other: {missing}" in table.notes
 
 
 def test_tables_without_large_models_say_nothing_of_them(plan):

@@ -38,6 +38,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked", kw_only=True):
       tokens_name: name of the limit of the answer.
       prompt_tokens: upper bound of the prompt.
       answer_tokens: limit of the answer.
+      has_picture: whether the prompt shows a picture.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked", kw_only=True):
     tokens_name: str
     prompt_tokens: int
     answer_tokens: int
+    has_picture: bool = False
 
     @property
     def custom_id(self) -> str:

@@ -197,6 +197,7 @@ def _make_entry(reply: _Reply, asked: Asked) -> Entry:
         prompt_tokens=asked.prompt_tokens,
         answer_tokens=asked.answer_tokens,
         is_counted=False,
+        has_picture=asked.has_picture,
         seconds=0.0,
         time=now.isoformat(timespec="seconds"),
     )

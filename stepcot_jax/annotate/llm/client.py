@@ -12,7 +12,7 @@ import msgspec
 from stepcot_jax.annotate.llm.budget import Budget
 from stepcot_jax.annotate.llm.endpoint import Endpoint, Unreadable, connect, hide_key, read_key
 from stepcot_jax.annotate.llm.prompt import Message
-from stepcot_jax.annotate.llm.replies import Entry, bound_prompt_tokens, read_reply, read_wait
+from stepcot_jax.annotate.llm.replies import Entry, bound_prompt_tokens, read_reply, read_wait, shows_picture
 from stepcot_jax.annotate.llm.request_settings import (
     FORMS,
     TOKENS_NAMES,
@@ -69,6 +69,7 @@ class Client:
 
     Attributes:
       answered_before: whether an earlier run received an answer of this model.
+      largest_counted: tokens of the largest prompt with a picture that the endpoint counted; None before the first.
 
     Raises:
       BadInput: there is no key, or the openai package is not installed.
@@ -80,6 +81,7 @@ class Client:
         self._openai = connect(endpoint, self._key)
         self._form, self._tokens_name, self._not_before = first_form(schema), TOKENS_NAMES[0], 0.0
         self._has_answered = self.answered_before = False
+        self.largest_counted: int | None = None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -116,7 +118,8 @@ class Client:
             attempt += 1
 
     async def _attempt(self, messages: Sequence[Message], about: Mapping[str, str], record: Record) -> Entry:
-        bounds = (bound_prompt_tokens(messages, self._schema), self._endpoint.max_answer_tokens)
+        bound = bound_prompt_tokens(messages, self._schema, largest_counted=self.largest_counted)
+        bounds, has_picture = (bound, self._endpoint.max_answer_tokens), shows_picture(messages)
         reserved, spent = sum(bounds), 0
         await self._budget.reserve(reserved)
         try:
@@ -129,6 +132,7 @@ class Client:
                 prompt_tokens=bounds[0],
                 answer_tokens=bounds[1],
                 is_counted=False,
+                has_picture=has_picture,
                 seconds=0.0,
                 time="",
             )
@@ -143,6 +147,8 @@ class Client:
             if not entry.is_final:
                 raise _Again(entry.problem)
             self._has_answered = True
+            if has_picture and entry.is_counted:
+                self.largest_counted = max(entry.prompt_tokens, self.largest_counted or 0)
             return entry
         finally:
             await self._budget.settle(reserved, num_spent=spent)

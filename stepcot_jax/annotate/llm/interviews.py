@@ -26,6 +26,7 @@ class Asker(Protocol):
     """Asks an endpoint, as `client.Client` does."""
 
     answered_before: bool
+    largest_counted: int | None
 
     async def ask(self, messages: Sequence[Message], *, about: Mapping[str, str], record: Record) -> Entry:
         """Return the entry of an answer, already recorded."""
@@ -76,6 +77,7 @@ class Interviewer:
         self._client, self._num_tries = connect(endpoint, budget, prompt), num_repairs + 1
         self.ledger = Ledger(folder, identify(endpoint, prompt))
         self._client.answered_before = len(self.ledger) > 0
+        self._client.largest_counted = self.ledger.largest_counted
         budget.num_spent += self.ledger.num_tokens
 
     async def close(self) -> None:

@@ -57,6 +57,10 @@ class Ledger:
       identity: what all answers share, as the file's header: task, prompt_version, prompt_digest, model and decoding.
         Each identity has its own file.
 
+    Attributes:
+      num_tokens: tokens of all requests.
+      largest_counted: tokens of the largest prompt with a picture that the endpoint counted; None without one.
+
     Raises:
       BadInput: another process has it open, it is damaged before its last line, or the folder has answers of this
         model to another version of the prompt.
@@ -69,6 +73,7 @@ class Ledger:
         self.path = folder / f"{name}{SUFFIX}"
         _refuse_other_versions(folder, identity, self.path)
         self.num_tokens = 0
+        self.largest_counted: int | None = None
         self._places: dict[tuple[str, str], tuple[int, int]] = {}
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
@@ -145,6 +150,8 @@ class Ledger:
 
     def _count(self, entry: Entry, position: int, length: int) -> None:
         self.num_tokens += entry.num_tokens
+        if entry.has_picture and entry.is_counted:
+            self.largest_counted = max(entry.prompt_tokens, self.largest_counted or 0)
         if entry.is_final:
             self._places[entry.report, entry.request] = (position, length)
 

@@ -15,7 +15,7 @@ from stepcot_jax.annotate.llm.endpoint import Endpoint
 from stepcot_jax.annotate.llm.interviews import identify
 from stepcot_jax.annotate.llm.ledger import digest_identity, shorten_model
 from stepcot_jax.annotate.llm.prompt import Message, Prompt
-from stepcot_jax.annotate.llm.replies import Entry, bound_prompt_tokens
+from stepcot_jax.annotate.llm.replies import Entry, bound_prompt_tokens, shows_picture
 from stepcot_jax.annotate.llm.request_settings import first_form, write_settings
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import sync_folder
@@ -163,6 +163,7 @@ class BatchClient:
     """Takes the place of `client.Client`: writes each request to a file, once, and never has an answer."""
 
     answered_before = False
+    largest_counted: int | None = None
 
     def __init__(self, outbox: Outbox, endpoint: Endpoint, budget: Budget, prompt: Prompt) -> None:
         self._outbox, self._endpoint, self._budget, self._prompt = outbox, endpoint, budget, prompt
@@ -187,7 +188,8 @@ class BatchClient:
           RequestRefused: replies refused the request, or too many attempts failed.
         """
         name, outbox = name_request(self._prompt.task, self._ledger, about), self._outbox
-        bounds = (bound_prompt_tokens(messages, self._prompt.schema), self._endpoint.max_answer_tokens)
+        bound = bound_prompt_tokens(messages, self._prompt.schema, largest_counted=self.largest_counted)
+        bounds = (bound, self._endpoint.max_answer_tokens)
         if not outbox.is_open(name) and outbox.may_afford(sum(bounds), self._budget):
             settings = write_settings(
                 self._endpoint, self._prompt.schema, form=self._form, tokens_name=self._tokens_name
@@ -202,6 +204,7 @@ class BatchClient:
                 tokens_name=self._tokens_name,
                 prompt_tokens=bounds[0],
                 answer_tokens=bounds[1],
+                has_picture=shows_picture(messages),
             )
             line = {"custom_id": asked.custom_id, "method": "POST", "url": URL, "body": body}
             outbox.write(self._endpoint, asked, msgspec.json.encode(line) + b"\n")

@@ -13,6 +13,9 @@ import msgspec
 from stepcot_jax.annotate.llm.endpoint import hide_key
 from stepcot_jax.annotate.llm.prompt import Message
 
+PICTURE_MULTIPLE = 4
+"""A picture is bounded by this many times the largest counted prompt with a picture, once there is one."""
+
 _TOKENS_OF_A_MESSAGE = 32
 
 
@@ -32,6 +35,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       prompt_tokens: tokens of the prompt.
       answer_tokens: tokens of the answer.
       is_counted: whether the endpoint counted the tokens; otherwise they are upper bounds.
+      has_picture: whether the prompt shows a picture; False in ledgers of earlier versions.
       seconds: duration of the request.
       time: when the answer arrived, ISO 8601 with time zone.
     """
@@ -48,6 +52,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int
     answer_tokens: int
     is_counted: bool = True
+    has_picture: bool = False
     seconds: float
     time: str
 
@@ -108,12 +113,40 @@ def read_reply(content: bytes, *, lost: Entry, key: str) -> Entry:
     )
 
 
-def bound_prompt_tokens(messages: Sequence[Message], schema: Mapping[str, Any]) -> int:
-    """Return an upper bound of a prompt's tokens: each token encodes at least one byte."""
-    contents = (message["content"] for message in messages)
-    # A picture counts with the bytes of its data URL, far more than the tokens that models make of it.
-    num_bytes = sum(_num_bytes(each if isinstance(each, str) else json.dumps(each)) for each in contents)
-    return num_bytes + _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))
+def bound_prompt_tokens(
+    messages: Sequence[Message], schema: Mapping[str, Any], *, largest_counted: int | None = None
+) -> int:
+    """Return an upper bound of a prompt's tokens.
+
+    Each token of a text encodes at least one byte. A picture is bounded by the bytes of its data URL, far more than the
+    tokens that models make of it, or by `PICTURE_MULTIPLE` times the largest counted prompt.
+
+    Args:
+      messages: the request.
+      schema: of the reply.
+      largest_counted: tokens of the largest prompt with a picture that the endpoint counted; None before the first.
+    """
+    num_tokens = _TOKENS_OF_A_MESSAGE * len(messages) + len(json.dumps(schema))
+    for part in (part for message in messages for part in _split_parts(message)):
+        num_bytes = _num_bytes(part if isinstance(part, str) else json.dumps(part))
+        if largest_counted is not None and _is_picture(part):
+            num_bytes = min(num_bytes, PICTURE_MULTIPLE * largest_counted)
+        num_tokens += num_bytes
+    return num_tokens
+
+
+def shows_picture(messages: Sequence[Message]) -> bool:
+    """Return whether a request has a picture."""
+    return any(_is_picture(part) for message in messages for part in _split_parts(message))
+
+
+def _split_parts(message: Message) -> list[Any]:
+    content = message["content"]
+    return [content] if isinstance(content, str) else list(content)
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
 
 
 def _num_bytes(text: str) -> int:

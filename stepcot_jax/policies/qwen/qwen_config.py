@@ -1,11 +1,14 @@
 """Read the config.json of a Qwen2.5 or Qwen2.5-VL checkpoint, in the form of older and of newer files."""
 
 import dataclasses
+import functools
 import pathlib
+import sys
 from typing import Any
 
 from stepcot_jax.encoders.checkpoint_files import ConfigFile, read_config
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import make_printable
 from stepcot_jax.models.decoder_blocks import DecoderSizes
 from stepcot_jax.models.qwen_vision import VisionSizes
 
@@ -57,6 +60,19 @@ def read_qwen_config(folder: pathlib.Path) -> QwenConfig:
         vision=_vision_sizes(config.group("vision_config"), sizes.width),
         image_token=image_token,
     )
+
+
+@functools.cache
+def note_penalty(folder: pathlib.Path) -> None:
+    """Print a note, once, if a checkpoint asks for a repetition penalty other than 1, which is not applied."""
+    generation = read_config(folder / "generation_config.json")
+    penalty = generation.found.get("repetition_penalty") if generation else None
+    if penalty not in (None, 1):
+        print(
+            f"note: {folder / 'generation_config.json'}: repetition_penalty {make_printable(str(penalty))[:20]} is not "
+            "applied to replies",
+            file=sys.stderr,
+        )
 
 
 def _decoder_sizes(config: ConfigFile, *, is_tied: bool, has_images: bool) -> DecoderSizes:

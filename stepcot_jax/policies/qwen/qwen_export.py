@@ -121,6 +121,8 @@ def _write_shards(
     for number, names in enumerate(shards, start=1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file({name: tensors[name].astype(dtype, copy=False) for name in names}, folder / file, {"format": "pt"})
+        # safetensors makes files that only their owner may read.
+        (folder / file).chmod((folder / "config.json").stat().st_mode & 0o777)
         files |= dict.fromkeys(names, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": files}

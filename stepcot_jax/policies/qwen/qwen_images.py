@@ -74,6 +74,8 @@ def read_qwen_preprocessing(folder: pathlib.Path, vision: VisionSizes) -> QwenPr
             f"{folder}: no preprocessor_config.json or processor_config.json with an image processor (expected one "
             "beside config.json)"
         )
+    # A processor's null means its default, as does a missing key.
+    config = ConfigFile(config.where, {key: value for key, value in config.found.items() if value is not None})
     for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
         config.one_of(key, (True,), True)
     config.one_of("resample", (BICUBIC,), BICUBIC)
@@ -97,10 +99,12 @@ def read_qwen_preprocessing(folder: pathlib.Path, vision: VisionSizes) -> QwenPr
 
 def _pixel_limits(config: ConfigFile) -> tuple[int, int]:
     """Return the least and most pixels: keys of their own in published files, an object in newer ones."""
-    size, most = config.group("size"), 2**40
-    if "min_pixels" in config.found or "max_pixels" in config.found:
-        return config.whole("min_pixels", most=most), config.whole("max_pixels", most=most)
-    return size.whole("shortest_edge", most=most), size.whole("longest_edge", most=most)
+    size = config.group("size")
+
+    def limit(key: str, edge: str) -> int:
+        return config.whole(key, most=2**40) if key in config.found else size.whole(edge, most=2**40)
+
+    return limit("min_pixels", "shortest_edge"), limit("max_pixels", "longest_edge")
 
 
 def fit_size(height: int, width: int, preprocessing: QwenPreprocessing) -> tuple[int, int]:

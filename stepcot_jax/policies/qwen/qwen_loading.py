@@ -17,7 +17,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.decoder_blocks import DecoderSizes
 from stepcot_jax.models.qwen_vision import QwenImages, VisionSizes
 from stepcot_jax.models.qwen_vl import QwenPrompts, QwenVl
-from stepcot_jax.policies.qwen.qwen_config import QwenConfig, read_qwen_config
+from stepcot_jax.policies.qwen.qwen_config import QwenConfig, note_penalty, read_qwen_config
 from stepcot_jax.policies.qwen.qwen_names import qwen_table
 
 
@@ -57,6 +57,7 @@ def load_qwen(
     if not folder.is_dir():
         raise BadInput(f"{source}: is a file; expected a folder with config.json and *.safetensors")
     config = read_qwen_config(folder)
+    note_penalty(folder)
     network = QwenVl(config.sizes, config.vision, jnp.dtype(dtype))
     kept = None if param_dtype == "stored" else param_dtype or dtype
     params = assign_qwen(read_tensors(folder), network, source=str(folder), dtype=kept)

@@ -100,7 +100,6 @@ class QwenSource:
         )
         low_rank = None
         if policy.low_rank:
-            _check_targets(policy.low_rank_targets, network)
             low_rank = LowRankSettings(
                 rank=policy.low_rank, alpha=policy.low_rank_alpha, targets=policy.low_rank_targets
             )
@@ -124,12 +123,16 @@ class QwenSource:
             copy_files(self.folder, workdir / FOLDER)
 
 
-def _check_targets(targets: str, network: SquareQwen) -> None:
-    names = list_layers(qwen_shapes(network.sizes, network.vision))
-    if not any(re.fullmatch(targets, name) for name in names):
-        found = sorted({re.sub(r"\d+", "N", name) for name in names})
+def _check_targets(targets: str, config: QwenConfig) -> None:
+    """Refuse LoRA on no layer, or on the tower, whose layers are frozen and whose projector trains whole."""
+    names = list_layers(qwen_shapes(config.sizes, config.vision))
+    matched = [name for name in names if re.fullmatch(targets, name)]
+    outside = [name for name in matched if not name.startswith("decoder/")]
+    if not matched or outside:
+        found = sorted({re.sub(r"\d+", "N", name) for name in names if name.startswith("decoder/")})
+        what = f"{outside[0]}, which is not of the decoder" if outside else "no layer"
         raise BadInput(
-            f"config.policy.low_rank_targets: {targets!r} matches no layer (expected a regular expression of whole "
+            f"config.policy.low_rank_targets: {targets!r} matches {what} (expected a regular expression of whole "
             f"names: {', '.join(found)}, where N is a number)"
         )
 
@@ -143,7 +146,8 @@ def find_qwen(settings: Settings, *, workdir: pathlib.Path | None = None) -> Qwe
 
     Raises:
       BadInput: there is no such checkpoint, it is no Qwen2.5-VL, it cannot shrink so far, the pictures do not suit it,
-        or, of a new run, a setting of a closed vocabulary is given beside its tokenizer; names the setting.
+        or, of a new run, a setting of a closed vocabulary is given beside its tokenizer, or LoRA's targets are not
+        layers of the decoder; names the setting.
     """
     policy = settings.policy
     folder: pathlib.Path | None = pathlib.Path(policy.weights).expanduser()
@@ -171,6 +175,8 @@ def find_qwen(settings: Settings, *, workdir: pathlib.Path | None = None) -> Qwe
                 f"config.policy.num_merges: {policy.num_merges} has no effect with the tokenizer of {folder} (leave it "
                 f"out: {default})"
             )
+    if workdir is None and policy.low_rank:
+        _check_targets(policy.low_rank_targets, config)
     return QwenSource(folder=folder, config=config, vision=vision, grid=size // unit)
 
 

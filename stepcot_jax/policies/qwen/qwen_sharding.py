@@ -31,6 +31,9 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"decoder/layer_\d+/attention/out/kernel", (MODEL, None, DATA)),
     (r"decoder/layer_\d+/(gate|up)/kernel", (DATA, MODEL)),
     (r"decoder/layer_\d+/down/kernel", (MODEL, DATA)),
+    # LoRA's matrices [in, rank] and [rank, out] have no "kernel" in their paths; they are divided as their layer is.
+    (r"decoder/(head|layer_\d+/(attention/(query|key|value)|gate|up))/(down|up)", (DATA, MODEL)),
+    (r"decoder/layer_\d+/(attention/out|down)/(down|up)", (MODEL, DATA)),
     (r"tower/layer_\d+/(qkv|gate|up)/kernel", (DATA, MODEL)),
     (r"tower/layer_\d+/(out|down)/kernel", (MODEL, DATA)),
     (r"tower/patch_embedding/kernel", (DATA, MODEL)),

@@ -260,6 +260,48 @@ def test_a_key_in_an_answer_is_hidden():
     assert reply.answer == "Bearer [key]!"
 
 
+def show_picture(messages, url):
+    *others, last = messages
+    shown = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": last["content"]}]
+    return [*others, {**last, "content": shown}]
+
+
+def test_a_picture_is_bounded_by_its_bytes_then_by_four_counted_prompts_and_a_text_by_its_bytes():
+    url = f"data:image/png;base64,{'A' * 50_000}"
+    shown, schema = show_picture(MESSAGES, url), PROMPT.schema
+    text = bound_prompt_tokens(MESSAGES, schema)
+    assert bound_prompt_tokens(shown, schema) > text + len(url)
+    known = bound_prompt_tokens(shown, schema, largest_counted=900)
+    assert text + 4 * 900 <= known < text + 4 * 900 + 100
+    assert bound_prompt_tokens(shown, schema, largest_counted=100_000) == bound_prompt_tokens(shown, schema)
+    assert bound_prompt_tokens(MESSAGES, schema, largest_counted=1) == text
+
+
+def test_a_lost_reply_to_a_picture_is_charged_by_counted_prompts():
+    url = f"data:image/png;base64,{'A' * 50_000}"
+    shown, recorded, budget = show_picture(MESSAGES, url), [], Budget(None)
+
+    async def run(server):
+        endpoint = Endpoint("some-model", server.base_url, first_wait=0.01, num_attempts=4, timeout=5.0)
+        client = Client(endpoint, budget, PROMPT.schema)
+        try:
+            for messages in (MESSAGES, shown, shown):
+                await client.ask(messages, about=ABOUT, record=recorded.append)
+        finally:
+            await client.close()
+
+    lost = ("hang_up", None)
+    with MisbehavingServer(lambda request, number: {1: lost, 3: lost}.get(number, ("answer", GOOD))) as server:
+        asyncio.run(run(server))
+    assert [entry.is_counted for entry in recorded] == [True, False, True, False, True]
+    assert [entry.has_picture for entry in recorded] == [False, True, True, True, True]
+    before, after = recorded[1].prompt_tokens, recorded[3].prompt_tokens
+    # The text that was counted first says nothing about pictures.
+    assert before == bound_prompt_tokens(shown, PROMPT.schema) > 50_000
+    assert after == bound_prompt_tokens(shown, PROMPT.schema, largest_counted=NUM_TOKENS[0]) < 10_000
+    assert budget.num_spent == 3 * sum(NUM_TOKENS) + before + after + 2 * 2048
+
+
 def test_the_cap_is_never_passed_and_requests_under_way_are_waited_for():
     one = sum(NUM_TOKENS)
     bound = bound_prompt_tokens(MESSAGES, PROMPT.schema) + 2048

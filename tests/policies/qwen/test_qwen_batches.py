@@ -162,6 +162,9 @@ def test_sizes_of_images():
         ({"image_std": [0, 1, 1]}, r"std \(0\.0, 1\.0, 1\.0\) are not finite numbers"),
         ({"min_pixels": 0}, "min_pixels: 0 is not a whole number"),
         ({"max_pixels": 20}, "min_pixels 100 and max_pixels 20"),
+        ({"max_pixels": None}, "size.longest_edge: None is not a whole number"),
+        ({"max_pixels": None, "size": {"longest_edge": 0}}, "size.longest_edge: 0 is not a whole number"),
+        ({"do_convert_rgb": False}, "do_convert_rgb: False is not one of True"),
     ],
 )
 def test_bad_preprocessing(tmp_path, change, message):
@@ -174,6 +177,24 @@ def test_bad_preprocessing(tmp_path, change, message):
         read_qwen_preprocessing(tmp_path, vision)
     with pytest.raises(BadInput, match=r"no preprocessor_config\.json"):
         read_qwen_preprocessing(tmp_path / "nowhere", vision)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"min_pixels": None, "max_pixels": None}, (64, 640)),
+        ({"min_pixels": 100, "max_pixels": None}, (100, 640)),
+        ({"max_pixels": 1000}, (64, 1000)),
+        ({"do_convert_rgb": None, "do_resize": None, "rescale_factor": None, "image_mean": None}, (64, 640)),
+        ({"min_pixels": 100, "max_pixels": 1000, "size": None}, (100, 1000)),
+    ],
+)
+def test_null_and_missing_limits_are_those_of_size(tmp_path, limits, expected):
+    size = {"shortest_edge": 64, "longest_edge": 640}
+    given = {"patch_size": VISION["patch_size"], "size": size, **limits}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(given))
+    found = read_qwen_preprocessing(tmp_path, read_qwen_vision())
+    assert (found.min_pixels, found.max_pixels) == expected
 
 
 def test_preprocessing_inside_processor_config(tmp_path):

@@ -31,6 +31,8 @@ def test_what_was_read_is_written(tmp_path, is_new):
         assert (tmp_path / "b" / name).read_text() == name
     held = [name for file in (tmp_path / "b").glob("*.safetensors") for name in load_file(file)]
     assert len(held) == len(tensors) == len(set(held))
+    # Weights are as readable as their siblings.
+    assert len({path.stat().st_mode for path in (tmp_path / "b").iterdir()}) == 1
 
 
 def test_a_merged_model_replies_as_the_merged_parameters_do(tmp_path):

@@ -138,6 +138,19 @@ def test_bad_configs(tmp_path, change, message):
         read_qwen_config(write_config(tmp_path, IMAGES, **change))
 
 
+@pytest.mark.parametrize(("penalty", "is_noted"), [(1.05, True), (1, False), (None, False), ([2], True)])
+def test_a_repetition_penalty_is_noted_once(tmp_path, capsys, penalty, is_noted):
+    write_qwen(tmp_path / "a", IMAGES)
+    (tmp_path / "a" / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": 57, "repetition_penalty": penalty})
+    )
+    for _ in range(2):
+        load_qwen(str(tmp_path / "a"))
+    found = capsys.readouterr().err.splitlines()
+    assert [line.startswith("note: ") for line in found] == [True] * is_noted
+    assert not is_noted or f"repetition_penalty {penalty} is not applied" in found[0]
+
+
 def test_what_is_no_checkpoint(tmp_path):
     with pytest.raises(BadInput, match=r"no config\.json"):
         load_qwen(str(tmp_path))

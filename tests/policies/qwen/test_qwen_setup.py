@@ -144,13 +144,23 @@ def test_all_stop_tokens_of_the_checkpoint_end_a_reply(folder, tmp_path):
     assert find_qwen(settings_of(folder)).read_tokenizer().more_stops == ()
 
 
-def test_targets_that_match_no_layer_are_refused(folder):
-    settings = settings_of(folder, **{"policy.low_rank": 2, "policy.low_rank_targets": r"model\.layers.*q_proj"})
-    source = find_qwen(settings)
-    with pytest.raises(BadInput, match=r"^config.policy.low_rank_targets: 'model.*q_proj' matches no layer") as refused:
-        source.make_policy(settings, source.read_tokenizer())
-    for name in ("decoder/head", "decoder/layer_N/attention/query", "tower/layer_N/qkv"):
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (r"model\.layers.*q_proj", "'model.*q_proj' matches no layer"),
+        (r"tower/layer_\d+/qkv", "'tower.*' matches tower/layer_0/qkv, which is not of the decoder"),
+        (r".*/(qkv|query|merger_out)", "matches tower/layer_0/qkv, which is not of the decoder"),
+        ("tower/merger_out", "matches tower/merger_out, which is not of the decoder"),
+    ],
+)
+def test_targets_outside_the_decoder_are_refused(folder, targets, words):
+    settings = settings_of(folder, **{"policy.low_rank": 2, "policy.low_rank_targets": targets})
+    with pytest.raises(BadInput, match=f"^config.policy.low_rank_targets: .*{words}") as refused:
+        find_qwen(settings)
+    for name in ("decoder/head", "decoder/layer_N/attention/query"):
         assert name in str(refused.value)
+    assert "tower/layer_N" not in str(refused.value)
+    assert find_qwen(settings_of(folder, **{"policy.low_rank": 2, "policy.low_rank_targets": "decoder/head"}))
 
 
 def test_a_run_has_what_it_is_read_with(folder, tmp_path):

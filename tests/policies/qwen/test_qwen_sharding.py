@@ -34,7 +34,7 @@ from stepcot_jax.policies.qwen.qwen_tuning import (
     tuning_update,
 )
 
-LORA = LowRankSettings(rank=2)
+LORA = LowRankSettings(rank=4)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,10 @@ def test_parameters_and_optimizer_state_stay_divided(tiny):
     gate = "decoder/layer_1/gate/kernel"
     for leaf in (after.params[gate], state[0].mu.params[gate], state[0].nu.params[gate]):
         assert [shard.data.size for shard in leaf.addressable_shards] == [leaf.size // 8] * 8
+    for layer in ("attention/query", "attention/out", "gate", "down"):
+        for name in ("down", "up"):
+            for leaf in (tree.low_rank[f"decoder/layer_1/{layer}"][name] for tree in (after, state[0].mu, state[0].nu)):
+                assert leaf.addressable_shards[0].data.size == leaf.size // 8
     held = sum(leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(after.params))
     assert held < sum(leaf.size for leaf in jax.tree.leaves(after.params)) / 5
 
@@ -95,6 +99,26 @@ def test_axes_that_do_not_divide_stay_whole():
     assert spec_of("decoder/layer_0/attention/key/kernel", (896, 2, 64), shape) == jax.P(None, None, None)
     assert spec_of("decoder/layer_0/attention/query/kernel", (896, 16, 64), shape) == jax.P(None, "model", None)
     assert spec_of("decoder/norm/scale", (896,), shape) == jax.P()
+
+
+def test_matrices_of_lora_are_divided_and_kernels_as_without():
+    shape = {"data": 2, "model": 4}
+    assert spec_of("low_rank/decoder/layer_0/down/down", (18944, 16), shape) == jax.P("model", "data")
+    assert spec_of("low_rank/decoder/layer_0/down/up", (16, 3584), shape) == jax.P("model", "data")
+    assert spec_of("low_rank/decoder/layer_0/up/up", (16, 18944), shape) == jax.P("data", "model")
+    assert spec_of("low_rank/decoder/layer_0/attention/key/down", (3584, 3), shape) == jax.P("data", None)
+    assert spec_of("decoder/layer_0/down/kernel", (18944, 3584), shape) == jax.P("model", "data")
+    assert spec_of("decoder/layer_0/up/kernel", (3584, 18944), shape) == jax.P("data", "model")
+
+
+def test_published_lora_is_divided(tmp_path):
+    config = read_qwen_config(write_config(tmp_path, PUBLISHED["VL-7B"][0]))
+    shapes = qwen_shapes(config.sizes, config.vision)
+    low_rank = jax.eval_shape(lambda: init_low_rank(jax.random.key(0), shapes, LowRankSettings()))
+    whole = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(low_rank))
+    for mesh_shape in ({"data": 8, "model": 1}, {"data": 2, "model": 4}, {"data": 4, "model": 4}):
+        held = bytes_on_a_device(low_rank, mesh_shape, width=lambda path: 1)
+        assert held == whole // math.prod(mesh_shape.values())
 
 
 def test_published_parameters_are_divided(tmp_path):
