@@ -229,6 +229,7 @@ class Rollouts:
     ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
         numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items()}
+        numbers["scored"] = float((~np.isnan(rewards["total"])).mean())
         scored = rewards["total"][~np.isnan(rewards["total"]).all(axis=1)]
         numbers["reward/deviation_in_group"] = _mean(np.nanstd(scored, axis=1))
         numbers["equal_groups"] = float((~relative.any(axis=1)).mean())

@@ -158,6 +158,7 @@ def test_a_group_without_a_scored_reply_is_left_out_without_a_warning():
     numbers = rollouts._describe({"total": rewards}, rollouts.compare(rewards, step=0), replies)
     assert numbers["rollouts/reward/deviation_in_group"] == pytest.approx(0.5)
     assert numbers["rollouts/equal_groups"] == 0.5
+    assert numbers["rollouts/scored"] == 0.5
 
 
 def test_rewards_are_those_of_the_decoded_reply():
