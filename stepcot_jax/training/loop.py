@@ -212,6 +212,8 @@ class Loop:
         self.metrics.write("val", step=step, epoch=epoch, numbers={f"{n}/{measure}": s for n, s in scores.items()})
         shown = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
         self.terminal.say(f"epoch {epoch + 1} ({phase.name}): {measure.replace('_', ' ')} on validation: {shown}")
+        if self.plan.is_over(phase, step) and (warning := self.system.end_phase(phase.name)):
+            self.terminal.say(f"warning: {warning}")
         self._scores = {name: score for name, score in scores.items() if math.isfinite(score)}
         self._save(state)
         self._end_if_asked(step)
