@@ -229,7 +229,8 @@ class Rollouts:
         self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies | Attempts
     ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
-        numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items()}
+        is_off = {"consistency": not self.rewards.consistency_weight}
+        numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items() if not is_off.get(name)}
         numbers["scored"] = float((~np.isnan(rewards["total"])).mean())
         scored = rewards["total"][~np.isnan(rewards["total"]).all(axis=1)]
         numbers["reward/deviation_in_group"] = _mean(np.nanstd(scored, axis=1))
