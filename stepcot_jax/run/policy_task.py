@@ -274,6 +274,7 @@ class PolicyTask(Task):
             scoring=self.scoring,
             outcome=outcome,
             num_resamples=self.settings.evaluation.num_resamples,
+            end_of_sft=self.system.end_of_sft if grpo.NAME in answered else 0,
         )
         outcome.log(
             {f"{phase}/{name}": figure for phase, row in report["test"].items() for name, figure in row.items()}
