@@ -85,6 +85,9 @@ def test_the_workdir_has_what_readers_need(whole):
     assert [f"its best (update {best})" in note for note in report["notes"]] == [True] * (best != SFT_UPDATES)
     for step in (2, 4, 7, 10):
         assert (run.workdir / "examples" / f"{step:06}.png").stat().st_size > 0
+    board = b"".join(path.read_bytes() for path in (run.workdir / "tensorboard").iterdir())
+    for path in (run.workdir / "examples").glob("*.png"):
+        assert path.read_bytes() in board
 
 
 @pytest.mark.parametrize("phase", ["sft", "grpo"])
