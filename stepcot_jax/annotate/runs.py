@@ -218,37 +218,49 @@ async def _collect(
                 terminal.update(result.num_collected, note)
 
 
+@dataclasses.dataclass
+class Streak:
+    """Number of requests given up in a row; calls of `process_items` that share one add up."""
+
+    number: int = 0
+
+
 async def process_items(
-    items: Iterable[ItemT], process: Process[ItemT, Made], *, budget: Budget, concurrency: int = 1
+    items: Iterable[ItemT],
+    process: Process[ItemT, Made],
+    *,
+    budget: Budget,
+    concurrency: int = 1,
+    streak: Streak | None = None,
 ) -> AsyncIterator[Outcome[ItemT, Made]]:
     """Yield the outcome of each item, in order, holding only a few items at a time.
 
     `process` returns what is made of an item, or raises `CannotAnnotate` or `RequestFailed`. The budget is stopped
-    when the run has to stop, so that requests in flight finish and no new one starts.
+    when the run has to stop, so that requests in flight finish and no new one starts. Failures in a row count on from
+    `streak`; None starts at 0.
 
     Raises:
       RunStopped: spending cap, full disk or unreachable endpoint.
       BadInput: no request can succeed with this key, address or model.
     """
-    slots, streak = asyncio.Semaphore(concurrency), 0
+    slots, streak = asyncio.Semaphore(concurrency), streak or Streak()
     pending: collections.deque[asyncio.Task[Outcome[ItemT, Made]]] = collections.deque()
 
     async def process_one(item: ItemT) -> Outcome[ItemT, Made]:
-        nonlocal streak
         async with slots:
             try:
                 made, provenance = await process(item)
             except AwaitsReply:
                 return Outcome(item, is_waiting=True)
             except CannotAnnotate as error:
-                streak = 0
+                streak.number = 0
                 return Outcome(item, aside=Aside(item.id, error.reason, error.detail))
             except RequestFailed as error:
-                streak += not isinstance(error, RequestRefused)
-                if isinstance(error, RequestRefused) or streak < MOST_FAILURES_IN_A_ROW:
+                streak.number += not isinstance(error, RequestRefused)
+                if isinstance(error, RequestRefused) or streak.number < MOST_FAILURES_IN_A_ROW:
                     aside = Aside(item.id, Reason.NO_ANSWER, str(error))
                     return Outcome(item, aside=aside, has_failed=True)
-                why = f"{streak} requests in a row were given up, the last with: {error}"
+                why = f"{streak.number} requests in a row were given up, the last with: {error}"
                 stop = RunStopped(f"{why}; every answer is in the ledger, rerun the command to resume")
                 await budget.stop(stop)
                 raise stop from None
@@ -256,7 +268,7 @@ async def process_items(
                 # Before the slot is released to the next item, whose request would fail too.
                 await budget.stop(error)
                 raise
-            streak = 0
+            streak.number = 0
             return Outcome(item, made, provenance)
 
     try:

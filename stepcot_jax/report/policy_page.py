@@ -12,6 +12,7 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.data.grounded.reply_files import read_replies
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.intervals import Interval
+from stepcot_jax.evaluation.reply_results import BASELINE
 from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, as_columns, score_all
 from stepcot_jax.evaluation.scored_replies import HEADED_FIGURES
 from stepcot_jax.evaluation.vqa_metrics import Key, score_difference, score_models
@@ -25,6 +26,7 @@ from stepcot_jax.report.finished_run import Entry, read_metrics
 from stepcot_jax.report.page import Section
 from stepcot_jax.report.reply_page import ShownTable, write_page
 from stepcot_jax.report.settings_view import write_settings
+from stepcot_jax.run.stored_reading import STATISTICS_FILE
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.stored_settings import read_settings
 from stepcot_jax.training.log import METRICS_FILE
@@ -32,6 +34,7 @@ from stepcot_jax.training.log import METRICS_FILE
 _PHASES = ("sft", "grpo")
 _UNCHARTED = ("kind", "step", "epoch", "cases_per_second")
 _MOST_LINES = 6
+_PARTS = ("value", "low", "high", "undefined")
 _EXPECTED = "expected the workdir of a finished run of the job sft or grpo"
 
 
@@ -46,6 +49,7 @@ class FinishedPolicy:
       report: content of `report.json`.
       records: of the test split; boxes are in pixels of the picture that the policy sees.
       scores: by phase, of the test split's replies.
+      baseline: figures of the majority answer with the constant box; empty of a run that did not write them.
     """
 
     workdir: pathlib.Path
@@ -54,6 +58,7 @@ class FinishedPolicy:
     report: Mapping[str, Any]
     records: Sequence[VqaRecord]
     scores: Mapping[str, Sequence[ReplyScore]]
+    baseline: Mapping[Key, Interval] = dataclasses.field(default_factory=dict)
 
 
 def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
@@ -85,7 +90,26 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
         report=report,
         records=records,
         scores=scores,
+        baseline=_read_baseline(workdir / STATISTICS_FILE, with_intervals=settings.evaluation.num_resamples > 0),
     )
+
+
+def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Interval]:
+    if not path.is_file():
+        return {}
+    models = read_json(path, dict[str, Any], accepted=_EXPECTED).get("models")
+    try:
+        figures = models[BASELINE]["figures"] if isinstance(models, dict) and BASELINE in models else {}
+        found = {(name, group): figures[name][group] for name in figures for group in figures[name]}
+        intervals = {
+            key: Interval(*(math.nan if each[part] is None else float(each[part]) for part in _PARTS))
+            for key, each in found.items()
+        }
+    except (TypeError, KeyError, ValueError):
+        raise BadInput(f"{path}: the figures of {BASELINE!r} are damaged; {_EXPECTED}") from None
+    if with_intervals:
+        return intervals
+    return {key: dataclasses.replace(each, low=math.nan, high=math.nan) for key, each in intervals.items()}
 
 
 def write_policy_page(
@@ -139,12 +163,14 @@ def _describe(run: FinishedPolicy) -> list[str]:
     if isinstance(best, dict) and best:
         found = ", ".join(f"{name.upper()} at update {entry.get('step')}" for name, entry in best.items())
         lines.append(f"Best weights on validation: {found}.")
-    return lines
+    notes = run.report.get("notes")
+    return [*lines, *(note for note in notes if isinstance(note, str))] if isinstance(notes, list) else lines
 
 
 def _tabulate(run: FinishedPolicy, num_resamples: int) -> list[ShownTable]:
     columns = {phase: as_columns(run.records, scores) for phase, scores in run.scores.items()}
-    rows = score_models(columns, num_resamples=num_resamples)
+    rows: dict[str, Mapping[Key, Interval]] = {BASELINE: run.baseline} if run.baseline else {}
+    rows |= score_models(columns, num_resamples=num_resamples)
     num_patients = len({record.patient_id for record in run.records})
     notes = (
         "In percent. A: right answers, V: mean IoU, passed: replies whose boxes earn the grounding reward. "
@@ -168,7 +194,7 @@ def _show(found: Interval | None) -> str:
     if found is None or math.isnan(found.value):
         return "-"
     value, low, high = (f"{100 * number:.1f}" for number in (found.value, found.low, found.high))
-    return f"{value} [{low}, {high}]"
+    return value if math.isnan(found.low) else f"{value} [{low}, {high}]"
 
 
 def write_charts(entries: Sequence[Entry]) -> Markup:

@@ -59,6 +59,7 @@ def write_policy_results(
     scoring: ScoringSettings,
     outcome: Outcome,
     num_resamples: int,
+    end_of_sft: int = 0,
 ) -> dict[str, Any]:
     """Write the test replies of each phase, `statistics.json` and `report.json`, print the figures, return the report.
 
@@ -69,6 +70,7 @@ def write_policy_results(
       scoring: how replies were scored.
       outcome: of the run.
       num_resamples: of the bootstrap by patient; 0 for none.
+      end_of_sft: last update of fine-tuning, from whose weights GRPO began; 0 if this run had not both phases.
     """
     for phase, found in answered.items():
         write_replies(workdir / REPLIES_FOLDER / f"{phase}_test.jsonl", found)
@@ -83,6 +85,8 @@ def write_policy_results(
         notes=[remark],
     )
     write_whole(workdir / STATISTICS_FILE, encode(to_json(results)))
+    notes = [_note_start(outcome.best["sft"].step, end_of_sft)] if end_of_sft and "sft" in outcome.best else []
+    notes = [note for note in notes if note]
     report = {
         "num_questions": results.num_records,
         "num_patients": results.num_patients,
@@ -90,11 +94,22 @@ def write_policy_results(
         "best": {name: {"step": best.step, "validation_score": best.score} for name, best in outcome.best.items()},
         "baseline": _figures(results, BASELINE),
         "test": {phase: _figures(results, phase) for phase in answered},
+        "notes": notes,
     }
     write_whole(workdir / REPORT, msgspec.json.format(encode(report), indent=2) + b"\n")
-    print("\n".join(describe_results(results, with_intervals=num_resamples > 0)))
+    print("\n".join(describe_results(results, with_intervals=num_resamples > 0) + notes))
     print(f"\n{report['wall_seconds']:.0f} s; written to {workdir / REPORT}")
     return report
+
+
+def _note_start(best: int, end_of_sft: int) -> str:
+    """Return what to know of "GRPO less SFT" if the row of SFT is not where GRPO began; "" if it is."""
+    if best == end_of_sft:
+        return ""
+    return (
+        f"GRPO began at the last weights of SFT (update {end_of_sft}); the row of SFT is of its best (update {best}): "
+        "a part of GRPO less SFT is fine-tuning."
+    )
 
 
 def _figures(results: Results, row: str) -> dict[str, float]:

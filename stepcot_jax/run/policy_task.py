@@ -23,7 +23,7 @@ from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, wri
 from stepcot_jax.policies.qwen.qwen_setup import find_qwen
 from stepcot_jax.run.policy_checks import check_epochs
 from stepcot_jax.run.policy_making import make_policy_system
-from stepcot_jax.run.policy_results import Answered, write_examples, write_policy_results
+from stepcot_jax.run.policy_results import EXAMPLES_FOLDER, Answered, write_examples, write_policy_results
 from stepcot_jax.run.policy_start import naming_start, read_policy_start, refuse_seen_patients, write_patients
 from stepcot_jax.run.policy_tokens import tokenize_records
 from stepcot_jax.run.task import Outcome, Task
@@ -207,6 +207,11 @@ class PolicyTask(Task):
             write_examples(self.workdir, answered, step=step, load_image=self._load_image)
         return self.system.evaluate({"phase": phase, "a_score": a_score, "v_score": v_score})
 
+    def pictures(self, step: int) -> dict[str, bytes]:
+        """Return the examples of replies that `validate` wrote, in the first process."""
+        path = self.workdir / EXAMPLES_FOLDER / f"{step:06}.png"
+        return {"examples": path.read_bytes()} if path.is_file() else {}
+
     def _load_image(self, record: Any) -> np.ndarray:
         place = self._place_of[record.id]
         return self.dataset.load_images([int(self.dataset.image_of[place])])[0]
@@ -274,6 +279,7 @@ class PolicyTask(Task):
             scoring=self.scoring,
             outcome=outcome,
             num_resamples=self.settings.evaluation.num_resamples,
+            end_of_sft=self.system.end_of_sft if grpo.NAME in answered else 0,
         )
         outcome.log(
             {f"{phase}/{name}": figure for phase, row in report["test"].items() for name, figure in row.items()}

@@ -93,6 +93,10 @@ class Task(Protocol):
         """
         ...
 
+    def pictures(self, step: int) -> Mapping[str, bytes]:  # noqa: ARG002
+        """Return PNG files by name for the log, of the validation after `step` updates; of the first process alone."""
+        return {}
+
     @property
     def next_commands(self) -> tuple[str, ...]:
         """Commands for a finished run, without "python -m stepcot_jax."; "{workdir}" stands for its folder."""

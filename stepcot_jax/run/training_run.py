@@ -203,6 +203,7 @@ class Run:
             keep={"settings": dataclasses.asdict(self.settings)},
             compiled=compiled,
             profiler=Profiler(self.workdir / "profile", training.profile_updates, say=self.terminal.say),
+            pictures=self.task.pictures,
         )
 
     def _compile_ahead(self, plan: Plan, step: int, compiled: Mapping[str, Compiled]) -> dict[str, Compiled]:

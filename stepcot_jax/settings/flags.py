@@ -25,10 +25,14 @@ def define_flags() -> None:
     flags.mark_flags_as_required(["config", "workdir"])
 
 
-def parse(arguments: list[str]) -> list[str]:
+def parse(arguments: list[str], *, example: str = "quickstart") -> list[str]:
     """Parse the command line with absl and return the positional arguments, program name first.
 
     A wrong flag prints one line and exits with 2; `--help` exits with 0.
+
+    Args:
+      arguments: program name first.
+      example: shipped config that a message names where `--config` is missing.
     """
     accepted: dict[str, tuple[str, str]] = {}
     try:
@@ -50,7 +54,7 @@ def parse(arguments: list[str]) -> list[str]:
             found, expected = accepted[flag[1]]
             message = f"{flag[1]}: {found!r} is not {expected}"
         elif "flag --config=None" in message:
-            message = "--config is required (a shipped config such as quickstart, or the path of a file)"
+            message = f"--config is required (a shipped config such as {example}, or the path of a file)"
     except flags.Error as error:
         message = f"{error} (try --help)"
     print(f"error: {' '.join(message.split())}", file=sys.stderr)

@@ -21,6 +21,7 @@ from stepcot_jax.settings.policy_sections import (
     SftSettings,
     VqaSettings,
 )
+from stepcot_jax.settings.policy_unread import find_unread
 from stepcot_jax.settings.sections import (
     BaselineSettings,
     DataSettings,
@@ -104,6 +105,12 @@ class Settings:
                 "config.prompts.encoder: 'imported' needs config.image_encoder.name='imported'; got "
                 f"{encoder.name!r} (prompt features are imported with image features)"
             )
+        if self.job in POLICY_JOBS:
+            for name, (value, default, reason) in find_unread(dataclasses.asdict(self)).items():
+                raise BadInput(
+                    f"config.{name}: {value!r} has no effect with config.job={self.job!r}; expected {default!r} (it "
+                    f"{reason})"
+                )
         if self.policy.weights:
             self._check_large_policy()
         elif self.parallel.transform == "mesh":

@@ -10,6 +10,7 @@ from stepcot_jax.host.files import read_json, write_whole
 from stepcot_jax.settings.configs import load_config
 from stepcot_jax.settings.fields import ADDED, RENAMED
 from stepcot_jax.settings.policy_sections import list_unread
+from stepcot_jax.settings.policy_unread import find_unread
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, make_settings
 
 _LATER_SECTIONS = ("vqa", "policy", "sft", "grpo", "rewards", "self_check", "curriculum", "start", "loggers")
@@ -89,6 +90,10 @@ def read_settings(path: pathlib.Path) -> Settings:
         found.setdefault(section, defaults[section])
     if isinstance(found["policy"], dict):
         found["policy"] |= {name: defaults["policy"][name] for name in list_unread(found["policy"])}
+    if found.get("job") in POLICY_JOBS:
+        for name, (_, default, _) in find_unread(found).items():
+            section, key = name.split(".")
+            found[section][key] = default
     try:
         return make_settings(found)
     except BadInput as error:

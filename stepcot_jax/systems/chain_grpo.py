@@ -30,6 +30,7 @@ from stepcot_jax.systems.chain_update import OPTIMIZER, ChainMetrics, ChainRollo
 from stepcot_jax.systems.gradients import teacher_part
 from stepcot_jax.systems.grpo_objective import REFERENCE
 from stepcot_jax.systems.networks import Batch, predict_logits
+from stepcot_jax.systems.reward_signal import RewardSignal
 from stepcot_jax.systems.step_cot import StepCoT
 from stepcot_jax.training.state import Params, TrainState
 from stepcot_jax.training.system import Phase, Stream, Update
@@ -84,6 +85,7 @@ class ChainGrpo(StepCoT):
             self.teacher_epochs = self.teacher_updates = 0
         of_grpo = 0 if grpo_stream is None else grpo_epochs * grpo_stream.batches_per_epoch
         self.last_update = self.teacher_updates + of_grpo
+        self.signal = RewardSignal("the chains of each case")
 
     @classmethod
     def from_dataset(
@@ -209,7 +211,14 @@ class ChainGrpo(StepCoT):
         """Return those of the teacher's update, or rewards, KL, clip share and the like of an update by rewards."""
         if not isinstance(metrics, ChainMetrics):
             return super().numbers(metrics)
-        return {f"{TEACHER}/{name}": float(number) for name, number in jax.device_get(metrics.numbers).items()}
+        numbers = {name: float(number) for name, number in jax.device_get(metrics.numbers).items()}
+        mean = numbers["reward"] if numbers["scored"] > 0 else float("nan")
+        self.signal.add(mean=mean, differs=numbers["equal_groups"] < 1)
+        return {f"{TEACHER}/{name}": number for name, number in numbers.items()}
+
+    def end_phase(self, name: str) -> str:
+        """Return a warning if all rewards of GRPO were equal within their groups, or none was defined."""
+        return self.signal.warn(name) if name == PHASE else ""
 
     def describe(self, numbers: dict[str, float]) -> str:
         """Return the loss of the teacher, or its reward and KL, in a few words."""

@@ -88,7 +88,9 @@ class GrpoUpdate:
                 settings=objective,
                 whole=divisor,
             )
-            numbers = {"kl": found.divergence, "clipped": found.clipped}
+            # Without a penalty there is no frozen start, and the divergence would be that from the sampling policy.
+            numbers = {"kl": found.divergence} if self.settings.beta else {}
+            numbers["clipped"] = found.clipped
             total = found.total
             if "check" in rows:
                 numbers["self_check_loss"] = self_check_loss(

@@ -23,6 +23,7 @@ from stepcot_jax.rewards.presets import Rewards, RewardSettings, reward
 from stepcot_jax.settings.policy_sections import GrpoSettings, RewardsSettings
 from stepcot_jax.systems.attempts import CHECK, Attempts, describe_checks, token_advantages
 from stepcot_jax.systems.judged_rewards import JudgedRewards
+from stepcot_jax.systems.reward_signal import RewardSignal
 from stepcot_jax.systems.self_check import SelfCheck
 from stepcot_jax.systems.sft import POLICY, Batch, Normalise
 from stepcot_jax.training.parallel import Devices
@@ -88,7 +89,7 @@ class Rollouts:
             return generate(self.policy, params, images, prompts, rows["lengths"], sampling=sampling, keys=keys)
 
         self._sample = jax.jit(sample, out_shardings=self.devices.whole)
-        self._without_signal = 0
+        self.signal = RewardSignal("the replies to each prompt")
 
     def sample(self, state: TrainState, batch: Batch) -> Replies:
         """Return the replies to the prompts of all processes, on the host; those of a prompt follow each other."""
@@ -203,8 +204,8 @@ class Rollouts:
                 scale=self.settings.scale,
             )
         )
-        self._without_signal = 0 if relative.any() else self._without_signal + 1
-        if self._without_signal == _PATIENCE:
+        self.signal.add(mean=float(np.nanmean(totals)), differs=bool(relative.any()))
+        if self.signal.num_in_a_row == _PATIENCE:
             raise RunStopped(
                 f"step {step}: the rewards of each prompt's replies were equal for {_PATIENCE} updates in a row (mean "
                 f"{np.nanmean(totals):.3f}); nothing can be learnt from them: check config.rewards, or fine-tune longer"
@@ -228,7 +229,9 @@ class Rollouts:
         self, rewards: Mapping[str, np.ndarray], relative: np.ndarray, replies: Replies | Attempts
     ) -> dict[str, float]:
         """Return the numbers of an update for the log."""
-        numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items()}
+        is_off = {"consistency": not self.rewards.consistency_weight}
+        numbers = {f"reward/{name}": _mean(part) for name, part in rewards.items() if not is_off.get(name)}
+        numbers["scored"] = float((~np.isnan(rewards["total"])).mean())
         scored = rewards["total"][~np.isnan(rewards["total"]).all(axis=1)]
         numbers["reward/deviation_in_group"] = _mean(np.nanstd(scored, axis=1))
         numbers["equal_groups"] = float((~relative.any(axis=1)).mean())

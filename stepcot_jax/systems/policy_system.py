@@ -146,6 +146,10 @@ class PolicySystem(System):
             found.append(Phase(grpo.NAME, self.settings.grpo.epochs, optimise, stream, self.rollouts))
         return found
 
+    def end_phase(self, name: str) -> str:
+        """Return a warning if all rewards of GRPO were equal within their groups."""
+        return self.rollouts.signal.warn(name) if name == grpo.NAME and self.rollouts is not None else ""
+
     def phase_of(self, step: int) -> str:
         """Return the name of the phase that the update `step`, counted from 1, belongs to."""
         return sft.NAME if self.settings.job == "sft" or step <= self.end_of_sft else grpo.NAME

@@ -205,7 +205,9 @@ def parse_tables(arguments: list[str]) -> list[str]:
     words = set(arguments[1:])
     if words & set(PUBLISHED_NAMES) and not words & {*NAMES, "all"} and not any("--config" in word for word in words):
         arguments = [*arguments, "--config=quickstart", "--published"]
-    return parse(arguments)
+    of_chains = set(NAMES) - {"curriculum"} | {"all"}
+    is_of_policies = bool(words & {*PUBLISHED_NAMES, "curriculum"}) and not words & of_chains
+    return parse(arguments, example="tables_vqa" if is_of_policies else "quickstart")
 
 
 if __name__ == "__main__":

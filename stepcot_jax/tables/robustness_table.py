@@ -4,16 +4,18 @@ import collections
 import statistics
 from collections.abc import Mapping, Sequence
 
+from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.perturbations import PERTURBED_KINDS, spread
+from stepcot_jax.evaluation.reply_results import BASELINE
 from stepcot_jax.evaluation.reply_scores import as_columns, score_all
-from stepcot_jax.evaluation.scored_replies import A_SCORE
+from stepcot_jax.evaluation.scored_replies import A_SCORE, ScoredReplies
 from stepcot_jax.evaluation.vqa_metrics import score_models
 from stepcot_jax.tables import published_vqa as published
 from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS, summarise
 from stepcot_jax.tables.perturbed_replies import ROUND_SEED, PerturbedReplies, answer_rounds
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.policy_cells import make_scoring, read_test_records, score_cell
+from stepcot_jax.tables.policy_cells import make_scoring, read_test_records, score_cell, score_constant
 from stepcot_jax.tables.vqa_table import COUNTERPARTS, PLAIN, THINKING, sft_of
 from stepcot_jax.tables.writing import Column, Entry, Figure, Table, columns
 
@@ -42,8 +44,11 @@ def make_tables(plan: Plan | None) -> list[Table]:
 
 def _tabulate_ours(plan: Plan) -> Table:
     measured = {name: [_measure(plan, sft_of(plan, seed, name)) for seed in plan.seeds] for name in TRAININGS}
+    constant = _measure_constant(plan, measured[TRAININGS[0]][0][1])
+    no_figures: tuple[Entry, ...] = (None,) * len(_published_columns())
     rows: list[tuple[Entry, ...]] = []
     for kind in PERTURBED_KINDS:
+        rows.append((kind, BASELINE, *_summarise([constant[kind]]), *no_figures))
         for name in TRAININGS:
             found = [figures[kind] for figures, _ in measured[name]]
             rows.append((kind, name, *_summarise(found), *_published_row(kind, COUNTERPARTS[name])))
@@ -78,8 +83,22 @@ def _measure(plan: Plan, cell: Cell) -> tuple[Mapping[str, Sequence], PerturbedR
         str(number): as_columns(own, score_all(own, replies, scoring))
         for number, (own, replies) in enumerate(asked.rounds, start=1)
     }
+    return _find_a_scores(plan, scored), asked
+
+
+def _measure_constant(plan: Plan, asked: PerturbedReplies) -> Mapping[str, Sequence]:
+    """Return the A-scores of the majority answer, which knows the topic of a question but not how it is put."""
+    cell = sft_of(plan, plan.seeds[0], TRAININGS[0])
+    everything = {"original": read_test_records(plan, cell)}
+    everything |= {str(number): list(own) for number, (own, _) in enumerate(asked.rounds, start=1)}
+    scored = {name: as_columns(own, score_constant(cell.settings, own)) for name, own in everything.items()}
+    return _find_a_scores(plan, scored)
+
+
+def _find_a_scores(plan: Plan, scored: Mapping[str, ScoredReplies]) -> dict[str, list[Interval]]:
+    """Return the A-scores of each perturbed kind of question, in the original and the rounds."""
     found = score_models(scored, num_resamples=plan.num_resamples)
-    return {kind: [found[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}, asked
+    return {kind: [found[name][A_SCORE, kind] for name in scored] for kind in PERTURBED_KINDS}
 
 
 def _summarise(found: Sequence[Sequence]) -> tuple[Entry, ...]:

@@ -4,8 +4,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from stepcot_jax.evaluation.reply_results import BASELINE
 from stepcot_jax.evaluation.reply_scores import as_columns
-from stepcot_jax.evaluation.scored_replies import A_SCORE
+from stepcot_jax.evaluation.scored_replies import HEADED_FIGURES
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.report.finished_run import read_metrics
 from stepcot_jax.tables import published_vqa as published
@@ -13,7 +14,7 @@ from stepcot_jax.tables.cells import Cell
 from stepcot_jax.tables.comparing import INTERVALS
 from stepcot_jax.tables.comparing_replies import ReplyComparison, tabulate_differences
 from stepcot_jax.tables.plan import Plan
-from stepcot_jax.tables.policy_cells import grpo_cell, read_test_records, score_cell, sft_cell
+from stepcot_jax.tables.policy_cells import grpo_cell, read_test_records, score_cell, score_constant, sft_cell
 from stepcot_jax.tables.verdicts import CORRECTED
 from stepcot_jax.tables.writing import Column, Entry, Figure, Table, columns
 from stepcot_jax.training.log import METRICS_FILE
@@ -25,7 +26,8 @@ ALPHAS: dict[str, float] = {f"alpha {alpha:.2f}": alpha for alpha in published.S
 RATES = {"self-check rate": "rollouts/self_check_rate", "success rate": "rollouts/self_check_success"}
 """Numbers of a GRPO update in the log: rollouts that were checked, and those of them whose second attempt is right."""
 
-MEAN_A, V = (A_SCORE, "mean"), ("v_score", "all")
+SHOWN = HEADED_FIGURES[:4]
+"""Mean A, V, V on findings and V on regions."""
 
 _NOTE = "Alpha 0.20 should be the full model of the parts' table and alpha 0 its SFT + RL; neither agrees."
 
@@ -64,20 +66,23 @@ def make_tables(plan: Plan | None) -> list[Table]:
             tabulate_three_sets("self_check_parts", titles[1], published.PARTS, _NOTE),
         ]
     records = read_test_records(plan, _cells(plan, plan.seeds[0])[SFT])
+    baseline = as_columns(records, score_constant(_cells(plan, plan.seeds[0])[SFT].settings, records))
     splits = [
-        {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in _cells(plan, seed).items()}
+        {BASELINE: baseline}
+        | {name: as_columns(records, score_cell(plan, cell, records)) for name, cell in _cells(plan, seed).items()}
         for seed in plan.seeds
     ]
     comparison = ReplyComparison(splits, plan.num_resamples)
     heads = (
         Column("method"),
-        *columns("percent", "mean A", "V", *RATES),
+        *columns("percent", *(heading for heading, _ in SHOWN), *RATES),
         *_three_columns(),
     )
-    of_weights = [(name, *_measure(plan, comparison, name), *_three_row(weights.get(name))) for name in (GRPO, *ALPHAS)]
-    parts = {SFT: SFT, GRPO: GRPO, SELF: "alpha 0.20"}
+    rows = (BASELINE, GRPO, *ALPHAS)
+    of_weights = [(name, *_measure(plan, comparison, name), *_three_row(weights.get(name))) for name in rows]
+    parts = {BASELINE: BASELINE, SFT: SFT, GRPO: GRPO, SELF: "alpha 0.20"}
     of_parts = [
-        (name, *_measure(plan, comparison, own), *_three_row(published.PARTS[name])) for name, own in parts.items()
+        (name, *_measure(plan, comparison, own), *_three_row(published.PARTS.get(name))) for name, own in parts.items()
     ]
     notes = (
         f"GRPO in the dialect of MEDSAGE from one fine-tuning; test split, {len(records)} questions, seeds "
@@ -103,12 +108,12 @@ def make_tables(plan: Plan | None) -> list[Table]:
 
 
 def _measure(plan: Plan, comparison: ReplyComparison, name: str) -> tuple[Entry, ...]:
-    """Return mean A, V and the rates of a row."""
+    """Return the figures of `SHOWN` and the rates of a row."""
     rates: list[Entry] = [None] * len(RATES)
     if name in ALPHAS:
         found = [read_rates(plan, _cells(plan, seed)[name]) for seed in plan.seeds]
         rates = [_mean_of_seeds([each[rate] for each in found]) for rate in RATES]
-    return (comparison.figure(name, MEAN_A), comparison.figure(name, V), *rates)
+    return (*(comparison.figure(name, key) for _, key in SHOWN), *rates)
 
 
 def read_rates(plan: Plan, cell: Cell) -> dict[str, float]:

@@ -76,6 +76,16 @@ class MetricsLog:
             for logger in self._loggers:
                 logger.write(named, step=step)
 
+    def write_picture(self, name: str, png: bytes, *, step: int) -> None:
+        """Append a picture to the TensorBoard event file.
+
+        Raises:
+          RunStopped: it cannot be written.
+        """
+        if not self._silent:
+            with self._explain_failure():
+                self._board.write_picture(name, png, step=step)
+
     @contextlib.contextmanager
     def _explain_failure(self) -> Iterator[None]:
         try:
@@ -131,10 +141,11 @@ class _Board:
     def __init__(self, folder: pathlib.Path, *, first_step: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import scalar
 
         folder.mkdir(exist_ok=True)
-        self._make_event, self._make_scalar = Event, scalar
+        self._make_event, self._make_scalar, self._summary = Event, scalar, Summary
         self._writer = EventsWriter(str(folder / "events"))
         start = SessionLog(status=SessionLog.START)  # hides later steps of an interrupted start
         self._writer.write_event(Event(wall_time=time.time(), step=first_step + 1, session_log=start))
@@ -145,6 +156,16 @@ class _Board:
         for name, number in numbers.items():
             summary = self._make_scalar(name, number)
             self._writer.write_event(self._make_event(wall_time=time.time(), step=step, summary=summary))
+        self._flush_in_time()
+
+    def write_picture(self, name: str, png: bytes, *, step: int) -> None:
+        width, height = (int.from_bytes(png[start : start + 4]) for start in (16, 20))  # of a PNG's header
+        picture = self._summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
+        summary = self._summary(value=[self._summary.Value(tag=name, image=picture)])
+        self._writer.write_event(self._make_event(wall_time=time.time(), step=step, summary=summary))
+        self._flush_in_time()
+
+    def _flush_in_time(self) -> None:
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             self._writer.flush()
             self._flushed_at = time.monotonic()

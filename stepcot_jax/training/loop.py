@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,7 @@ class Loop:
       keep: what else a checkpoint keeps, such as the settings.
       compiled: updates compiled ahead, by the phase's name.
       profiler: traces some updates.
+      pictures: number of updates -> PNG files by name, to be logged after the validation there.
     """
 
     system: System
@@ -65,6 +66,7 @@ class Loop:
     keep: dict[str, Any] = dataclasses.field(default_factory=dict)
     compiled: dict[str, Compiled] = dataclasses.field(default_factory=dict)
     profiler: Profiler = dataclasses.field(default_factory=lambda: Profiler(pathlib.Path()))
+    pictures: Callable[[int], Mapping[str, bytes]] = lambda _: {}
 
     def run(self, state: TrainState, progress: dict[str, Any] | None = None) -> tuple[TrainState, dict[str, Best]]:
         """Train from `state` to the end of the last phase.
@@ -211,7 +213,11 @@ class Loop:
         measure = self.system.score_name
         self.metrics.write("val", step=step, epoch=epoch, numbers={f"{n}/{measure}": s for n, s in scores.items()})
         shown = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
+        for name, png in self.pictures(step).items():
+            self.metrics.write_picture(name, png, step=step)
         self.terminal.say(f"epoch {epoch + 1} ({phase.name}): {measure.replace('_', ' ')} on validation: {shown}")
+        if self.plan.is_over(phase, step) and (warning := self.system.end_phase(phase.name)):
+            self.terminal.say(f"warning: {warning}")
         self._scores = {name: score for name, score in scores.items() if math.isfinite(score)}
         self._save(state)
         self._end_if_asked(step)

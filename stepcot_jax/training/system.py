@@ -109,6 +109,10 @@ class System(Protocol):
         """Return the state for the next epoch: learning-rate schedules, curricula."""
         return state
 
+    def end_phase(self, name: str) -> str:  # noqa: ARG002
+        """Return a warning about the phase that ends, in one line; "" for none."""
+        return ""
+
     def is_done(self, state: TrainState) -> bool:  # noqa: ARG002
         """Return whether training ends before its last epoch."""
         return False

@@ -1,5 +1,6 @@
 """The objective of group-relative policy optimisation against a loop in NumPy, and its edge cases."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -78,7 +79,12 @@ def oracle(inputs, counted, s):
             term = min(ratio * gain, min(max(ratio, 1 - s.clip_low), 1 + s.clip_high) * gain)
             if s.dual_clip and gain < 0:
                 term = max(term, s.dual_clip * gain)
-            kl = {"k1": n - r, "k2": (n - r) ** 2 / 2, "k3": np.exp(r - n) - (r - n) - 1}[s.divergence]
+            gap = n - r
+            if s.clamp_log_ratio is not None:
+                gap = min(max(gap, -s.clamp_log_ratio), s.clamp_log_ratio)
+            kl = {"k1": gap, "k2": gap**2 / 2, "k3": np.exp(-gap) + gap - 1}[s.divergence]
+            if s.clamp_divergence is not None:
+                kl = min(max(kl, -s.clamp_divergence), s.clamp_divergence)
             values.append(term - s.beta * kl)
             kls.append(kl)
             stopped.append(float(term < ratio * gain))
@@ -120,6 +126,21 @@ def test_loss_agrees_with_the_loop(ratio, kind, norm):
                 (found.total, found.divergence, found.clipped), oracle(inputs, counted, settings), strict=True
             ):
                 assert_close(value, expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("limits", [(0.5, None), (None, 0.1), (0.5, 0.1)], ids=["log-ratio", "estimate", "both"])
+def test_each_limit_of_the_divergence_agrees_with_the_loop(kind, limits):
+    counted = np.random.default_rng(6).random((ROLLOUTS, TOKENS)) < 0.7
+    inputs, (of_ratio, of_estimate) = draw(7, spread=0.8), limits
+    plain = PolicyGradient(divergence=kind, beta=0.3)
+    settings = dataclasses.replace(plain, clamp_log_ratio=of_ratio, clamp_divergence=of_estimate)
+    found = policy_gradient_loss(**inputs, counted=counted, settings=settings)
+    for value, expected in zip(
+        (found.total, found.divergence, found.clipped), oracle(inputs, counted, settings), strict=True
+    ):
+        assert_close(value, expected, 1e-5)
+    assert abs(oracle(inputs, counted, plain)[1] - found.divergence) > 0.01
 
 
 @given(seeds, masks)

@@ -8,11 +8,13 @@ import pytest
 from policies.policy_workdir import SIDE, make_policy_workdir
 from report.browser import Watched, find_broken_words, find_violations, open_browser
 
+from stepcot_jax.evaluation.reply_results import BASELINE, encode, summarise, to_json
 from stepcot_jax.evaluation.reply_scores import ScoringSettings, score_text
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.report.__main__ import main
 from stepcot_jax.report.policy_page import write_charts
+from stepcot_jax.run.scored_baseline import score_baseline
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,33 @@ def test_every_logged_number_has_a_chart(run):
     entries = [{"kind": "train", "epoch": 0, "step": 1, **{f"reward_{place}": 1.0 for place in range(8)}}]
     assert write_charts(entries).count("<svg") == 2
     assert (folder / "report.html").stat().st_size < 2**21
+
+
+def read_row(page, name):
+    row = re.search(rf'<tr><th scope="row">{re.escape(name)}</th>(.*?)</tr>', page)[1]
+    return re.findall(r'class="value">([^<]*)<', row)
+
+
+def test_the_baseline_and_the_notes_of_the_run_are_on_the_page(run, tmp_path):
+    folder = tmp_path / "other"
+    _, records, _ = make_policy_workdir(folder)
+    tests, scoring = [record for record in records if record.split == "test"], ScoringSettings()
+    scores, _ = score_baseline(records, tests, scoring)
+    results = summarise(tests, {"sft": scores}, scoring, baseline=scores, num_resamples=20)
+    (folder / "statistics.json").write_bytes(encode(to_json(results)))
+    report = json.loads((folder / "report.json").read_text())
+    (folder / "report.json").write_text(json.dumps({**report, "notes": ["GRPO began at <update> 4."]}))
+    assert main([str(folder), "--without-data"]) == 0
+    page = (folder / "report.html").read_text()
+    assert "GRPO began at &lt;update&gt; 4." in page
+    found = results.figures[BASELINE]
+    expected = [found["a_score", "mean"], found["v_score", "all"]]
+    assert read_row(page, BASELINE)[:2] == [f"{100 * figure.value:.1f}" for figure in expected]
+    assert page.index(BASELINE) < page.index('scope="row">sft<')
+    assert BASELINE not in run[2]  # of a run that did not write it
+    (folder / "statistics.json").write_text(json.dumps({"models": {BASELINE: {"figures": {"a_score": {"mean": 3}}}}}))
+    with pytest.raises(BadInput, match=r"statistics\.json: the figures of 'majority answer"):
+        main([str(folder)])
 
 
 def test_what_is_refused(run, tmp_path):

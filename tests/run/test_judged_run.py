@@ -54,7 +54,7 @@ def small_run(server, workdir):
 def test_a_run_stops_with_its_judge_and_goes_on_with_it(tmp_path, monkeypatch):
     patient = endpoint.Endpoint
     monkeypatch.setattr(
-        judged_rewards, "Endpoint", lambda model, url: patient(model, url, num_attempts=2, first_wait=0.01, timeout=10)
+        judged_rewards, "Endpoint", lambda model, url: patient(model, url, num_attempts=2, first_wait=0.01, timeout=60)
     )
     workdir = tmp_path / "run"
     with MisbehavingServer(rate) as server:

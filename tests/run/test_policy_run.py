@@ -12,6 +12,7 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records
 from stepcot_jax.host.errors import Preempted
 from stepcot_jax.policies.policy_choice import read_tokenizer
 from stepcot_jax.policies.policy_files import read_lengths
+from stepcot_jax.run import policy_results
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.stored_params import restore_params
 
@@ -80,8 +81,13 @@ def test_the_workdir_has_what_readers_need(whole):
     report = json.loads((run.workdir / "report.json").read_text())
     assert report["best"].keys() == report["test"].keys() == {"sft", "grpo"}
     assert report["num_questions"] == len(tests)
+    best = report["best"]["sft"]["step"]
+    assert [f"its best (update {best})" in note for note in report["notes"]] == [True] * (best != SFT_UPDATES)
     for step in (2, 4, 7, 10):
         assert (run.workdir / "examples" / f"{step:06}.png").stat().st_size > 0
+    board = b"".join(path.read_bytes() for path in (run.workdir / "tensorboard").iterdir())
+    for path in (run.workdir / "examples").glob("*.png"):
+        assert path.read_bytes() in board
 
 
 @pytest.mark.parametrize("phase", ["sft", "grpo"])
@@ -92,6 +98,13 @@ def test_test_replies_are_those_of_the_best_weights(whole, phase):
     lines = (run.workdir / f"replies/{phase}_test.jsonl").read_text().splitlines()
     assert [json.loads(line)["reply"] for line in lines] == texts
     assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize(("best", "is_noted"), [(2, True), (4, False)])
+def test_a_best_row_of_fine_tuning_before_its_end_is_noted(best, is_noted):
+    note = policy_results._note_start(best, 4)
+    assert bool(note) == is_noted
+    assert not note or "last weights of SFT (update 4); the row of SFT is of its best (update 2)" in note
 
 
 class Killed(BaseException):

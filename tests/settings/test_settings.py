@@ -170,6 +170,36 @@ def test_what_has_no_effect_is_read_from_earlier_workdirs_and_refused_to_new_run
         read_settings(tmp_path / "settings.json")
 
 
+@pytest.mark.parametrize("job", ["sft", "grpo"])
+@pytest.mark.parametrize(
+    ("name", "unread", "default"),
+    [
+        ("image_encoder.name", {"name": "pretrained", "weights": "encoder"}, "resnet18"),
+        ("image_encoder.fit", {"fit": "pad"}, "crop"),
+        ("data.source", {"source": "folder", "root": "records"}, "phantom"),
+        ("data.augment", {"augment": "light"}, "none"),
+        ("rewards.chain_weight", {"chain_weight": 1.0}, 0.0),
+    ],
+)
+def test_what_policies_do_not_read_is_refused_to_new_runs_and_dropped_of_earlier_ones(
+    tmp_path, job, name, unread, default
+):
+    settings, section = load_settings("base", job=job), name.split(".")[0]
+    write_settings(tmp_path / "settings.json", settings)
+    earlier = json.loads((tmp_path / "settings.json").read_text())
+    earlier[section] |= unread
+    message = rf"^config\.{name}: '?{next(iter(unread.values()))}'? has no effect with config.job='{job}'; expected "
+    with pytest.raises(BadInput, match=f"{message}{default!r} "):
+        make_settings(earlier)
+    (tmp_path / "settings.json").write_text(json.dumps(earlier))
+    assert read_settings(tmp_path / "settings.json") == settings
+    assert getattr(make_settings({**earlier, "job": "chain_grpo"}), section) != getattr(settings, section)
+
+
+def test_a_chain_config_with_the_job_of_a_policy_is_accepted():
+    assert load_settings("quickstart", job="sft").image_encoder.name == "resnet_small"
+
+
 def test_a_key_below_a_value_is_unknown():
     assert describe_key(Settings, "config.training.batch_size") == "a whole number >= 1"
     with pytest.raises(BadInput, match=r"did you mean config\.seed\?"):

@@ -88,6 +88,7 @@ def test_on_the_policy_that_sampled_nothing_is_clipped_and_ratios_are_one():
     np.testing.assert_allclose(old, log_probs_alone(make_params()[POLICY], found), atol=1e-5)
     numbers = numbers_of(found, beta=0.0)
     assert numbers["clipped"] == 0
+    assert "kl" not in numbers  # there is no frozen start to measure from
     counted = found["counted"].any(axis=-1)
     assert numbers["loss"] == pytest.approx(-found["advantages"][..., 0][counted].mean(), abs=1e-5)
 

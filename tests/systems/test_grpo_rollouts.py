@@ -56,6 +56,17 @@ def test_advantages_compare_the_rewards_of_each_group():
     assert numbers["rollouts/reward/deviation_in_group"] == pytest.approx(np.nanstd(rewards, axis=1).mean(), rel=1e-6)
 
 
+def test_a_reward_that_is_off_is_not_logged():
+    rewards = {name: np.ones((2, 2), np.float32) for name in ("total", "consistency")}
+    replies = Replies(*(np.ones((2, 2, LONGEST), kind) for kind in (np.int32, np.float32, bool)))
+    rollouts = make_rollouts(ONE)
+    weighed = dataclasses.replace(rollouts, rewards=dataclasses.replace(rollouts.rewards, consistency_weight=0.5))
+    for each, is_logged in ((rollouts, False), (weighed, True)):
+        numbers = each._describe(rewards, np.ones((2, 2)), replies)
+        assert ("rollouts/reward/consistency" in numbers) == is_logged
+        assert numbers["rollouts/reward/total"] == 1
+
+
 def test_an_unscored_reply_takes_no_part():
     batch, _ = sample()
     unscored = np.isnan(rewards_of(batch))
@@ -158,6 +169,7 @@ def test_a_group_without_a_scored_reply_is_left_out_without_a_warning():
     numbers = rollouts._describe({"total": rewards}, rollouts.compare(rewards, step=0), replies)
     assert numbers["rollouts/reward/deviation_in_group"] == pytest.approx(0.5)
     assert numbers["rollouts/equal_groups"] == 0.5
+    assert numbers["rollouts/scored"] == 0.5
 
 
 def test_rewards_are_those_of_the_decoded_reply():

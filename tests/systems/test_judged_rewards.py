@@ -121,6 +121,34 @@ def test_a_dead_endpoint_a_cap_and_a_refused_key_are_named(tmp_path):
             judged(server, tmp_path / "refused")(replies)
 
 
+def test_an_endpoint_that_dies_is_named_though_each_update_asks_about_one_reply(tmp_path):
+    """Answers of the ledger, which each update asks for too, do not end the count of failures."""
+    first, second = ((record, true_reply(record)) for record in OPEN[:2])
+    with MisbehavingServer(rate) as server:
+        judge = judged(server, tmp_path)
+        assert judge([first]) == [Judged(10, 9)]
+        server.behave = lambda request, _: ("status", (503, {}, {}))
+        for _ in range(2):
+            assert judge([first, second]) == [Judged(10, 9), None]
+            assert judge([first]) == [Judged(10, 9)]
+        with pytest.raises(RunStopped, match=r"^judge 'j' at http://127.*3 requests in a row"):
+            judge([first, second])
+        judge.close()
+
+
+def test_an_answer_ends_the_count_of_failures(tmp_path):
+    replies = [(record, true_reply(record)) for record in OPEN]
+    with MisbehavingServer(rate) as server:
+        judge = judged(server, tmp_path)
+        for place in range(3):
+            server.behave = lambda request, _: ("status", (503, {}, {}))
+            for _ in range(2):
+                assert judge([replies[place]]) == [None]
+            server.behave = rate
+            assert judge([replies[place]]) == [Judged(10, 9)]
+        judge.close()
+
+
 def test_the_judge_of_the_settings(tmp_path):
     judge = make_judge(settings_with(judge_cap=500), tmp_path)
     assert (judge.endpoint.model, judge.endpoint.base_url) == ("j", "http://localhost:1/v1")

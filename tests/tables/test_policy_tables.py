@@ -9,14 +9,23 @@ import pytest
 from tables.policy_tables import columns_of, finish_policy, make_policy_plan, published_columns, read_tests
 
 from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
+from stepcot_jax.evaluation.perturbations import perturb_records
 from stepcot_jax.evaluation.reply_results import BASELINE
 from stepcot_jax.evaluation.reply_scores import ScoringSettings, as_columns, score_text
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
 from stepcot_jax.reasoning.record import KINDS
 from stepcot_jax.run.scored_baseline import score_baseline
-from stepcot_jax.tables import curriculum_table, policy_cells, self_check_table, stages_table, vqa_table
+from stepcot_jax.tables import (
+    curriculum_table,
+    policy_cells,
+    robustness_table,
+    self_check_table,
+    stages_table,
+    vqa_table,
+)
 from stepcot_jax.tables.comparing_replies import ReplyComparison
+from stepcot_jax.tables.perturbed_replies import PerturbedReplies
 from stepcot_jax.tables.writing import Figure
 
 RATES = {"rollouts/self_check_rate": (0.9, 0.5, 0.25), "rollouts/self_check_success": (0.1, None, 0.75)}
@@ -158,14 +167,43 @@ def test_published_columns_do_not_depend_on_our_figures(plan):
 def test_self_check_rates_are_those_of_the_last_epoch(plan):
     weights, parts, differences = self_check_table.make_tables(plan)
     found = columns_of(weights)
-    assert found["method"] == ["SFT + RL", "alpha 0.00", "alpha 0.15", "alpha 0.20", "alpha 0.25"]
-    assert found["self-check rate"] == [None, *[Figure(0.375, deviation=0.0)] * 4]
-    assert found["success rate"] == [None, *[Figure(0.75, deviation=0.0)] * 4]  # an update without a check has none
-    assert found["published: SLAKE"] == [None, 0.783, 0.788, 0.791, 0.785]
+    assert found["method"] == [BASELINE, "SFT + RL", "alpha 0.00", "alpha 0.15", "alpha 0.20", "alpha 0.25"]
+    assert found["self-check rate"] == [None, None, *[Figure(0.375, deviation=0.0)] * 4]
+    assert found["success rate"] == [
+        None,
+        None,
+        *[Figure(0.75, deviation=0.0)] * 4,
+    ]  # an update without a check has none
+    assert found["published: SLAKE"] == [None, None, 0.783, 0.788, 0.791, 0.785]
     expected = [np.mean([right_share(plan, number, kind) for kind in KINDS]) for number in (2, 4, 2)]
-    assert [each.value for each in columns_of(parts)["mean A"]] == pytest.approx(expected)
-    assert columns_of(parts)["published: SLAKE"] == [0.774, 0.788, 0.798]
+    assert [each.value for each in columns_of(parts)["mean A"][1:]] == pytest.approx(expected)
+    assert columns_of(parts)["published: SLAKE"] == [None, 0.774, 0.788, 0.798]
+    constant = columns_of(vqa_table.make_tables(plan)[0])
+    for heading in ("mean A", "V", "V on findings", "V on regions"):
+        assert found[heading][0].value == pytest.approx(constant[heading][0].value)
     assert [row[1] for row in differences.rows] == ["SFT + RL"] * 4
+
+
+def test_the_baseline_answers_perturbed_questions_too(plan, monkeypatch):
+    def answer_rounds(folder, records, *, num_rounds):
+        asked = [perturb_records(records, seed=0, round_number=number + 1) for number in range(num_rounds)]
+        replies = [{record.id: write_reply(record, "gemex") for record in own} for own in asked]
+        return PerturbedReplies(list(zip(asked, replies, strict=True)), [])
+
+    monkeypatch.setattr(robustness_table, "answer_rounds", answer_rounds)
+    (table,) = robustness_table.make_tables(plan)
+    found = columns_of(table)
+    assert found["training"] == [BASELINE, *robustness_table.TRAININGS] * 2
+    train = [record for record in load_vqa_dataset(plan.settings).records if record.split == "train"]
+    first_round = perturb_records(read_tests(plan), seed=0, round_number=1)
+    for place, kind in ((0, "closed"), (3, "single")):
+        for name, records in (("original", read_tests(plan)), ("round 1", first_round)):
+            own = [record for record in records if record.kind == kind]
+            scores, _ = score_baseline([*train, *own], own, ScoringSettings())
+            expected = np.mean([score.a_score for score in scores])
+            assert found[name][place].value == pytest.approx(expected)
+            assert found[f"published: {name}"][place] is None
+        assert found["std"][place].value >= 0
 
 
 def test_a_run_without_the_numbers_of_a_self_check_is_named(plan):

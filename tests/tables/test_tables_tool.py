@@ -52,6 +52,12 @@ def test_encoders_and_seeds_are_read():
     [
         (["--help"], 0, "--encoders"),
         (["stepz", "--config=configs/quickstart.py", "--workdir=x"], 2, "error: table 'stepz' is not one of"),
+        (["steps", "--workdir=x"], 2, "error: --config is required (a shipped config such as quickstart, "),
+        (
+            ["vqa", "stages", "curriculum", "--workdir=x"],
+            2,
+            "error: --config is required (a shipped config such as tables_vqa, ",
+        ),
     ],
 )
 def test_the_tool_ends_without_a_traceback(flags, code, words):

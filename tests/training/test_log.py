@@ -1,10 +1,12 @@
 """The metrics log: truncated at the resumed step; a full disk stops the run without a hang or traceback."""
 
 import errno
+import io
 import json
 import math
 
 import pytest
+from PIL import Image
 
 from stepcot_jax.host.errors import RunStopped
 from stepcot_jax.training.log import Means, MetricsLog
@@ -14,8 +16,8 @@ def read(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def scalars(workdir):
-    """By file: (tag, step, number) of each scalar, and the first step whose older scalars are hidden."""
+def read_events(workdir):
+    """Events by file."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = {}
@@ -25,6 +27,27 @@ def scalars(workdir):
             size = int.from_bytes(content[place : place + 8], "little")
             events.append(Event.FromString(content[place + 12 : place + 12 + size]))
             place += size + 16
+        found[path] = events
+    return found
+
+
+def pictures(workdir):
+    """By file: tag, step, width, height and content of each picture."""
+    return {
+        path: [
+            (one.tag, event.step, one.image.width, one.image.height, one.image.encoded_image_string)
+            for event in events
+            for one in event.summary.value
+            if one.HasField("image")
+        ]
+        for path, events in read_events(workdir).items()
+    }
+
+
+def scalars(workdir):
+    """By file: (tag, step, number) of each scalar, and the first step whose older scalars are hidden."""
+    found = {}
+    for path, events in read_events(workdir).items():
         numbers = [(one.tag, event.step, one.simple_value) for event in events for one in event.summary.value]
         starts = [event.step for event in events if event.HasField("session_log")]
         found[path] = (numbers, starts)
@@ -44,6 +67,20 @@ def test_entries_go_to_both_and_those_after_the_first_step_are_removed(tmp_path)
         file.write('{"kind": "train", "st')  # truncated by a kill
     MetricsLog(tmp_path, first_step=2).close()
     assert [(entry["kind"], entry["step"]) for entry in read(tmp_path)] == [("train", 1), ("train", 2)]
+
+
+def test_a_picture_goes_to_the_board_alone(tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (7, 5)).save(file, "png")
+    log = MetricsLog(tmp_path, first_step=0)
+    log.write_picture("examples", file.getvalue(), step=4)
+    log.close()
+    ((picture,),) = pictures(tmp_path).values()
+    assert picture == ("examples", 4, 7, 5, file.getvalue())
+    assert read(tmp_path) == []
+    silent = MetricsLog(tmp_path / "silent", first_step=0, silent=True)
+    silent.write_picture("examples", file.getvalue(), step=4)
+    assert not (tmp_path / "silent").exists()
 
 
 def test_a_full_disk_stops_the_run_at_once(tmp_path, monkeypatch):

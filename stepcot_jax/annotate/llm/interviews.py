@@ -85,6 +85,10 @@ class Interviewer:
         self.ledger.close()
         await self._client.close()
 
+    def has_asked(self, item: Item, messages: Sequence[Message]) -> bool:
+        """Return whether the ledger has an answer to this request, without repairs."""
+        return self.ledger.find(item.id, digest_messages(list(messages))) is not None
+
     async def ask(self, item: Item, messages: Sequence[Message], read: Callable[[str], _Value]) -> tuple[_Value, Entry]:
         """Return the answer as parsed by `read`, and its ledger entry.
 

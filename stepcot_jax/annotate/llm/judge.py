@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 
 from stepcot_jax.annotate.annotation import Provenance
 from stepcot_jax.annotate.llm.endpoint import Endpoint
-from stepcot_jax.annotate.llm.prompt import Prompt
+from stepcot_jax.annotate.llm.prompt import Message, Prompt
 from stepcot_jax.annotate.llm.read_answers import BadAnswer, find_object, read_scores
 from stepcot_jax.annotate.llm.vqa_prompts import RATE_ANSWERS, RATE_STAGES, rate_steps_prompt
-from stepcot_jax.annotate.runs import Crew, process_items
+from stepcot_jax.annotate.runs import Crew, Streak, process_items
 from stepcot_jax.chain import fold
 from stepcot_jax.reasoning.record import STAGE_NAMES, VqaRecord
 from stepcot_jax.reasoning.reply import Reply
@@ -119,6 +119,8 @@ class Judge:
 class JudgeSession(Generic[_Score]):
     """A judge with one prompt, asked many times; ledger and connection are opened at the first question.
 
+    Requests given up in a row add up over the calls of `ask`; an answer from the ledger does not end their count.
+
     Args:
       judge: endpoint, ledgers and cap.
       prompt: what is asked about each exchange.
@@ -129,12 +131,13 @@ class JudgeSession(Generic[_Score]):
         self._judge, self._prompt, self._read = judge, prompt, read
         self._runner = asyncio.Runner()
         self._crew: Crew | None = None
+        self._streak = Streak()
 
     def ask(self, exchanges: Sequence[Exchange]) -> list[_Score | None]:
         """Score the exchanges, from the ledger if they were before; None where there is no usable answer.
 
         Raises:
-          RunStopped: spending cap, or three requests given up in a row; the ledger keeps every answer.
+          RunStopped: spending cap, or three requests given up in a row, over all calls; the ledger keeps every answer.
           BadInput: no request can succeed with this key, address or model.
         """
         return self._runner.run(self._ask(exchanges))
@@ -148,12 +151,25 @@ class JudgeSession(Generic[_Score]):
         if is_new:
             crew.charge_other_ledgers()
 
+        def write(exchange: Exchange) -> list[Message]:
+            return self._prompt.messages(exchange.data())
+
         async def process(exchange: Exchange) -> tuple[_Score, Provenance]:
-            score, _ = await interviewer.ask(exchange, self._prompt.messages(exchange.data()), self._read)
+            score, _ = await interviewer.ask(exchange, write(exchange), self._read)
             return score, ()
 
-        outcomes = process_items(exchanges, process, budget=crew.budget, concurrency=self._judge.concurrency)
-        return [outcome.made async for outcome in outcomes]
+        is_known = [interviewer.has_asked(exchange, write(exchange)) for exchange in exchanges]
+        scores: list[_Score | None] = [None] * len(exchanges)
+        for group, streak in ((True, None), (False, self._streak)):
+            places = [place for place, known in enumerate(is_known) if known == group]
+            items = [exchanges[place] for place in places]
+            outcomes = process_items(
+                items, process, budget=crew.budget, concurrency=self._judge.concurrency, streak=streak
+            )
+            made = [outcome.made async for outcome in outcomes]
+            for place, score in zip(places, made, strict=True):
+                scores[place] = score
+        return scores
 
     def close(self) -> None:
         """Close connection and ledger; safe to call twice."""
