@@ -58,12 +58,18 @@ class Inputs:
     encoder_digest: str = ""
 
     @functools.cached_property
-    def example(self) -> dict[str, jax.Array]:
+    def example(self) -> dict[str, np.ndarray]:
         """One row of a prepared batch, for the shapes; made when asked for, as nothing but training has targets.
+
+        It is kept, so that it holds arrays, also where it is first asked for within a function that JAX traces.
 
         Raises:
           BadInput: a step with uncertain answers lacks the negative option that `dataset.uncertain` needs.
         """
+        with jax.ensure_compile_time_eval():
+            return jax.device_get(self._make_example())
+
+    def _make_example(self) -> dict[str, jax.Array]:
         dataset = self.dataset
         batch = {"labels": dataset.labels[:1]}
         if (soft := dataset.training_targets.distributions) is not None:

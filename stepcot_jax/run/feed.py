@@ -39,7 +39,7 @@ class Feed:
         return {} if features is None else {"text_features": self.devices.put_whole(features)}
 
     @property
-    def example(self) -> dict[str, jax.Array]:
+    def example(self) -> dict[str, Any]:
         """A batch of one row, for shapes."""
         features = self.inputs.text_features
         return self.inputs.example | ({} if features is None else {"text_features": features})

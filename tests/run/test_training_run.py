@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 
+import jax
 import numpy as np
 import pytest
 from run import small_run as small_run_module
@@ -70,6 +71,14 @@ def test_report_and_files_are_as_documented(uninterrupted):
     assert {"settings.json", "splits.json", "metrics.jsonl", "report.json", "tensorboard", "checkpoints"} <= {
         path.name for path in workdir.iterdir()
     }
+
+
+def test_shapes_leave_no_tracer_in_the_example(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch)
+    shapes = run.state_shapes
+    assert {type(rows) for rows in run.task.feed.inputs.example.values()} == {np.ndarray}
+    params = run._init().params
+    assert {leaf.shape for leaf in jax.tree.leaves(params)} == {leaf.shape for leaf in jax.tree.leaves(shapes.params)}
 
 
 def test_statistics_are_written_with_intervals(uninterrupted):
