@@ -16,6 +16,7 @@ from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, as_
 from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.vqa_metrics import prepare_figures
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.batched_replies import reply_in_batches
 from stepcot_jax.policies.encoded_records import lay_out_prompts
@@ -37,6 +38,7 @@ from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
 
 TEST_RECORDS = "records/test.jsonl"
+_MOST_EXAMPLE_BYTES = 2**26
 
 
 class PolicyTask(Task):
@@ -210,7 +212,7 @@ class PolicyTask(Task):
     def pictures(self, step: int) -> dict[str, bytes]:
         """Return the examples of replies that `validate` wrote, in the first process."""
         path = self.workdir / EXAMPLES_FOLDER / f"{step:06}.png"
-        return {"examples": path.read_bytes()} if path.is_file() else {}
+        return {"examples": read_file(path, max_bytes=_MOST_EXAMPLE_BYTES)} if path.is_file() else {}
 
     def _load_image(self, record: Any) -> np.ndarray:
         place = self._place_of[record.id]
