@@ -76,10 +76,9 @@ def as_row(reading: ChainReading) -> Row:
         row[name], row[f"{name} probability"] = each.answer, each.probability
         row[f"{name} probabilities"] = _join(zip(each.step.options, each.probabilities, strict=True))
         row[f"{name} set"] = None if each.answer_set is None else "; ".join(each.answer_set)
-        row[f"{name} above"] = "; ".join(each.above) if each.findings else None
-        thresholds = {finding.answer: finding.threshold for finding in each.findings}
-        known = ((option, thresholds[option]) for option in each.step.options if option in thresholds)
-        row[f"{name} thresholds"] = _join(known) if thresholds else None
+        row[f"{name} above"] = "; ".join(each.above) if each.points else None
+        thresholds = tuple((option, threshold) for option, threshold, *_ in each.points.values())
+        row[f"{name} thresholds"] = _join(thresholds) if thresholds else None
     return row | ({REPORT: reading.report} if reading.report else {})
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.chain import Step
@@ -61,9 +61,9 @@ def find_points(step: Step, points: "OperatingPoints | None", model: str) -> Poi
     }
 
 
-def find_called(points: Points, probabilities: Sequence[float], order: Iterable[int]) -> tuple[Finding, ...]:
-    """Return the answers with an operating point, in the order of the labels."""
-    chosen = ((probabilities[label], points[label]) for label in order if label in points)
+def find_called(points: Points, probabilities: Sequence[float]) -> tuple[Finding, ...]:
+    """Return the answers with an operating point, most probable first, equal ones in the order of the options."""
+    chosen = ((probabilities[label], points[label]) for label in sorted(points, key=lambda each: -probabilities[each]))
     return tuple(Finding(answer, share, *figures) for share, (answer, *figures) in chosen)
 
 

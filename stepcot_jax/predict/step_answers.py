@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from stepcot_jax.chain import Step
-from stepcot_jax.predict.called_findings import Finding, find_called, find_points
+from stepcot_jax.predict.called_findings import Finding, Points, find_called, find_points
 from stepcot_jax.predict.paragraph import percent
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class StepAnswer:
       given_shares: the person's probability of each option; () if no answer was given.
       answer_set: the options of the conformal set, most probable first; None without calibration.
       coverage_range: 95 % range of the set's coverage (`Calibration.coverage_range`); None if unknown.
-      findings: the answers with an operating point, most probable first; empty without, and from a given answer on.
+      points: operating points by label (`called_findings.find_points`), the same mapping for all images; empty without,
+        and from a given answer on.
     """
 
     step: Step
@@ -34,12 +35,19 @@ class StepAnswer:
     given_shares: tuple[float, ...]
     answer_set: tuple[str, ...] | None
     coverage_range: tuple[float, float] | None = None
-    findings: tuple[Finding, ...] = ()
+    points: Points = dataclasses.field(default_factory=dict, hash=False)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The answers with an operating point, most probable first."""
+        return find_called(self.points, self.probabilities)
 
     @property
     def above(self) -> tuple[str, ...]:
         """The answers at or above their operating points, most probable first."""
-        return tuple(each.answer for each in self.findings if each.is_above)
+        called = [label for label, point in self.points.items() if self.probabilities[label] >= point[1]]
+        called.sort(key=lambda label: -self.probabilities[label])
+        return tuple(self.step.options[label] for label in called)
 
     @property
     def given(self) -> bool:
@@ -104,7 +112,7 @@ def answer_step(
             (),
             None if held is None else tuple(step.options[option] for option in order if held[option]),
             spread,
-            find_called(chosen, row, order),
+            chosen,
         )
         for label, row, order, held in zip(labels, numbers, orders, included, strict=True)
     ]

@@ -17,7 +17,6 @@ from stepcot_jax.chain import DEFAULT_CHAIN
 from stepcot_jax.data.images.dicom import read_header
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.predict.answers import ChainReading
-from stepcot_jax.predict.called_findings import Finding
 from stepcot_jax.predict.image_check import ImageCheck
 from stepcot_jax.predict.step_answers import StepAnswer
 from stepcot_jax.predict.structured_content import ReportingNetwork
@@ -74,13 +73,13 @@ def make_reading(source="x.dcm", *, steps=DEFAULT_CHAIN.steps, given=(), **chang
         shares = np.arange(1.0, step.num_answers + 1)
         shares /= shares.sum()
         last = step.num_answers - 1
-        finding = Finding(step.options[last], shares[last], 0.1, 0.8, 0.7)
-        below = Finding(step.options[0], shares[0], 0.9, 0.5, 0.5)
+        points = {0: (step.options[0], 0.9, 0.5, 0.5), last: (step.options[last], 0.1, 0.8, 0.7)}
         person = tuple(float(option == 0) for option in range(step.num_answers)) if place in given else ()
         answer_set = None if person else (step.options[last], step.options[0])
-        findings = () if person else (finding, below)
         label = 0 if person else last
-        answers.append(StepAnswer(step, label, tuple(shares.tolist()), person, answer_set, None, findings))
+        answers.append(
+            StepAnswer(step, label, tuple(shares.tolist()), person, answer_set, None, {} if person else points)
+        )
     check = ImageCheck("phantoms", 2.5, "lateral")
     words = {"coverage_of": "90 % of all cases", "rule": "a rule", "check": check} | changes
     return ChainReading(source, "student", True, 0.9, tuple(answers), **words)

@@ -15,7 +15,6 @@ from stepcot_jax.predict import answer_sheet
 from stepcot_jax.predict.__main__ import main as predict
 from stepcot_jax.predict.answer_sheet import as_row, column_names, in_order, is_sheet, write_sheet
 from stepcot_jax.predict.answers import ChainReading, StepAnswer
-from stepcot_jax.predict.called_findings import Finding
 
 PATHS = [pathlib.Path(name) for name in ("bad.png", "=a.png", "worse.png", "worst.png", "b.png", "last.png")]
 GOOD = ("=a.png", "b.png")
@@ -101,8 +100,8 @@ def test_thresholds_are_in_the_order_of_the_options():
     step = DEFAULT_CHAIN.steps[0]
     first, second = step.options[:2]
     shares = (0.25, 0.75, *(0.0,) * (len(step.options) - 2))
-    findings = (Finding(second, 0.75, 0.5, 0.8, 0.7), Finding(first, 0.25, math.inf, 0.0, 1.0))
-    answered = StepAnswer(step, 1, shares, (), None, findings=findings)
+    points = {0: (first, math.inf, 0.0, 1.0), 1: (second, 0.5, 0.8, 0.7)}
+    answered = StepAnswer(step, 1, shares, (), None, points=points)
     row = as_row(ChainReading("x.png", "student", True, None, (answered,)))
     assert row[f"{step.name} above"] == second
     assert row[f"{step.name} thresholds"] == f"{first} never; {second} 0.5000"

@@ -1,6 +1,7 @@
 """A reading says which answers lie at or above their operating points, in text, JSON and sheets."""
 
 import csv
+import dataclasses
 import json
 import math
 
@@ -14,6 +15,7 @@ from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict import __main__ as predict
 from stepcot_jax.predict.called_findings import Finding, describe_called, find_called, find_points
+from stepcot_jax.predict.step_answers import StepAnswer
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
@@ -107,4 +109,15 @@ def test_what_was_not_measured_and_what_is_never_called_are_told():
     assert lines == ["above the operating point (rule; figures of the test cases):", "  One: none"]
     assert describe_called({"One": ()}, "rule") == []
     assert find_points(Step("One", "?", ("Yes", "No")), None, "student") == {}
-    assert find_called({}, (0.5, 0.5), (1, 0)) == ()
+    assert find_called({}, (0.5, 0.5)) == ()
+
+
+def test_findings_are_the_most_probable_first_and_equal_ones_in_the_order_of_the_options():
+    options = ("Mass", "Edema", "Effusion", "Normal")
+    points = {label: (options[label], 0.2, 0.8, 0.7) for label in range(3)}
+    answered = StepAnswer(Step("One", "?", options), 2, (0.2, 0.2, 0.5, 0.1), (), None, points=points)
+    assert [each.answer for each in answered.findings] == ["Effusion", "Mass", "Edema"]
+    assert answered.above == ("Effusion", "Mass", "Edema")
+    lower = dataclasses.replace(answered, probabilities=(0.1, 0.3, 0.0, 0.6))
+    assert [each.answer for each in lower.findings] == ["Edema", "Mass", "Effusion"]
+    assert lower.above == ("Edema",)
