@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
@@ -88,10 +89,28 @@ def make_run(job: str, workdir: pathlib.Path, num_workers: int) -> training_run.
     """Load a run of the job, in a child."""
     if job == "grpo":
         Rollouts.reward_all = small_policy_run.reward_tokens
+        Rollouts.__call__ = marked(Rollouts.__call__, marker_of(workdir))
         return training_run.Run(small_policy_run.small_settings(**LONG_POLICY), workdir)
     inputs.make_resnet = lambda name: LinearEncoder()
     changes = LONG | (FEWER if num_workers else {})
     return training_run.Run(small_settings(job=job, **changes, data__num_workers=num_workers), workdir)
+
+
+def marker_of(workdir: pathlib.Path) -> pathlib.Path:
+    """The file that exists while a run samples and rewards replies."""
+    return workdir.with_name(f"{workdir.name}_rollout")
+
+
+def marked(collect: Callable[..., Any], marker: pathlib.Path) -> Callable[..., Any]:
+    """Return `collect` with a file that exists while it works."""
+
+    def wrapped(*arguments: Any) -> Any:
+        marker.touch()
+        batch = collect(*arguments)
+        marker.unlink()
+        return batch
+
+    return wrapped
 
 
 def start(job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int) -> int:
@@ -117,7 +136,7 @@ def start(job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int) 
 def run_once(
     job: str, workdir: pathlib.Path, log: pathlib.Path, num_workers: int, *, kill_at: Moment | None = None
 ) -> Ended:
-    """Start a run once; it ends "finished", "failed" or by what was killed, such as "run killed while saving"."""
+    """Start a run once; it ends "finished", "failed" or by what was killed during what."""
     facts = workdir / "settings.json"  # written last before training, by every start
     earlier = facts.stat().st_ino if facts.exists() else None
     begin, begun = time.monotonic(), math.inf
@@ -171,7 +190,10 @@ def kill(child: int, victim: int, workdir: pathlib.Path, kind: str) -> str:
     (os.killpg if kind == "group" else os.kill)(child, signal.SIGKILL)
     os.waitpid(child, 0)
     half = list((workdir / "checkpoints").glob("*tmp*")) if (workdir / "checkpoints").is_dir() else []
-    return f"{kind} killed while saving" if half else f"{kind} killed"
+    marker = marker_of(workdir)
+    rolling = marker.exists()
+    marker.unlink(missing_ok=True)
+    return f"{kind} killed{' while saving' if half else ' during a rollout' if rolling else ''}"
 
 
 def read_from(log: pathlib.Path, size: int) -> str:

@@ -13,6 +13,8 @@ from stepcot_jax.host.errors import Preempted
 from stepcot_jax.policies.policy_choice import read_tokenizer
 from stepcot_jax.policies.policy_files import read_lengths
 from stepcot_jax.run import policy_results
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.systems.grpo_rollouts import Rollouts
 from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.stored_params import restore_params
 
@@ -215,3 +217,25 @@ def test_more_epochs_of_grpo_equal_a_run_that_had_them_from_the_start(whole, tmp
     small_run(tmp_path, monkeypatch, grpo__epochs=2).execute()
     assert f"config.grpo.epochs was raised from {epochs} to 2: the run goes on" in capsys.readouterr().err
     assert read_results(tmp_path) == whole[2]
+
+
+def test_each_phase_compiles_one_update_and_one_sampler(tmp_path, monkeypatch):
+    run = small_run(tmp_path, monkeypatch)
+    compile_update, sample = Run._compile, Rollouts.sample
+    compiled, samplers = [], []
+
+    def count(run, phase, state, batch):
+        compiled.append(phase.name)
+        return compile_update(run, phase, state, batch)
+
+    def remember(rollouts, state, batch):
+        samplers.append(rollouts._sample)
+        return sample(rollouts, state, batch)
+
+    monkeypatch.setattr(Run, "_compile", count)
+    monkeypatch.setattr(Rollouts, "sample", remember)
+    run.execute()
+    assert compiled == ["sft", "grpo"]
+    assert len(samplers) == UPDATES - SFT_UPDATES
+    assert len(set(map(id, samplers))) == samplers[0]._cache_size() == 1
+    assert run.task._predict._cache_size() == 2  # 6 questions of validation and 24 of test, both less than a batch
