@@ -12,6 +12,7 @@ python -m stepcot_jax.annotate review-in FORM.csv A [B ...] --reviewer NAME --ou
 
 import argparse
 import dataclasses
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -40,37 +41,50 @@ def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
     # Imported here, as below, to keep --help and the other subcommands fast.
     from stepcot_jax.annotate.alignment import read_annotator
-    from stepcot_jax.annotate.output import as_markdown
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
     from stepcot_jax.annotate.pipeline import annotate_source
     from stepcot_jax.annotate.sharding import read_shard
     from stepcot_jax.chain import DEFAULT_CHAIN
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.host.terminal import Terminal
 
     shard = None if options.shard is None else read_shard(options.shard)
-    chain = read_annotator(options.chain).chain if options.chain else DEFAULT_CHAIN
+    chain = read_annotator(_find(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
     plan = _make_plan(options)
-    reports = find_files(options.reports, "REPORTS", holds="reports", may_be_file=True)
-    result = annotate_source(reports, options.out, plan, Terminal(), chain=chain, shard=shard)
+    reports = _find(options.reports, "REPORTS")
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.show = out.show
+        result = annotate_source(reports, out.path, plan, Terminal(), chain=chain, shard=shard)
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records in {options.out}" + (f", shard {shard}" if shard else ""))
+    print(f"{len(result.records)} records in {out.name}" + (f", shard {shard}" if shard else ""))
 
 
 def merge(options: argparse.Namespace) -> None:
     """Merge the folders of all shards."""
     from stepcot_jax.annotate.merging import merge_shards
-    from stepcot_jax.annotate.output import as_markdown
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
+    from stepcot_jax.host.outputs import resuming_folder
 
-    result = merge_shards(options.shards, options.out, overwrite=options.overwrite)
+    shards = [_find(each, "SHARD") for each in options.shards]
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        result = merge_shards(shards, out.path, overwrite=options.overwrite)
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records of {len(options.shards)} shards in {options.out}")
+    print(f"{len(result.records)} records of {len(shards)} shards in {out.name}")
+
+
+def _find(source: str, name: str) -> pathlib.Path:
+    """Return an input; one on a store is downloaded first."""
+    from stepcot_jax.host.store_cache import find_files
+
+    return find_files(source, name, holds="reports, records or replies", may_be_file=True)
 
 
 def annotate_vqa(options: argparse.Namespace) -> None:
     """Make reasoning records from questions or boxes."""
-    from stepcot_jax.annotate.output import as_markdown
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
     from stepcot_jax.annotate.vqa.tasks import TaskSettings
     from stepcot_jax.annotate.vqa.vqa_pipeline import VqaSource, annotate_questions
+    from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.host.terminal import Terminal
 
     given = vars(options)
@@ -78,25 +92,31 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         unused = [f"--{name.replace('_', '-')}" for name in names if given[name] is not None and options.task != task]
         if unused:
             raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
-    if options.masks is not None and not options.masks.is_dir():
-        raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
+    if options.masks is not None:
+        given["masks"] = _find(options.masks, "--masks")
+        if not given["masks"].is_dir():
+            raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
     box_size = None if options.box_size is None else (options.box_size[0], options.box_size[1])
-    result = annotate_questions(
-        VqaSource(options.source, box_size, options.question_seed, options.with_normal),
-        _make_plan(options),
-        Terminal(),
-        task=options.task,
-        settings=TaskSettings(
-            root=options.source,
-            folder=options.out,
-            seed=options.question_seed,
-            sends_pictures=options.send_images,
-            **{name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None},
-        ),
-        num_regenerations=options.regenerate,
-    )
+    plan, source = _make_plan(options), _find(options.source, "SOURCE")
+    of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.show = out.show
+        result = annotate_questions(
+            VqaSource(source, box_size, options.question_seed, options.with_normal),
+            plan,
+            Terminal(),
+            task=options.task,
+            settings=TaskSettings(
+                root=source,
+                folder=out.path,
+                seed=options.question_seed,
+                sends_pictures=options.send_images,
+                **of_task,
+            ),
+            num_regenerations=options.regenerate,
+        )
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records in {options.out}")
+    print(f"{len(result.records)} records in {out.name}")
 
 
 def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespace], None]) -> None:
@@ -106,7 +126,7 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
     try:
         run(options)
     except RoundWritten as written:
-        print(written)
+        print(options.show(written))
         again = "this command again for the next round"
         print(f"next: send the files, python -m stepcot_jax.annotate replies {options.out} FILE ..., then {again}")
 
@@ -114,8 +134,12 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
 def take_replies(options: argparse.Namespace) -> None:
     """Take the replies of a batch into the ledgers."""
     from stepcot_jax.annotate.llm.batch_replies import describe_replies, take_from_files
+    from stepcot_jax.annotate.output import PAID_FOLDERS
+    from stepcot_jax.host.outputs import resuming_folder
 
-    taken = take_from_files(options.files, options.out)
+    files = [_find(each, "FILE") for each in options.files]
+    with resuming_folder(options.out, "DIR", paid=PAID_FOLDERS) as out:
+        taken = take_from_files(files, out.path)
     print("\n".join(describe_replies(taken)))
     if taken.unreadable:
         more = f" and {len(taken.unreadable) - 1} more lines" if len(taken.unreadable) > 1 else ""
@@ -125,6 +149,7 @@ def take_replies(options: argparse.Namespace) -> None:
 def agree(options: argparse.Namespace, aligned: "Aligned") -> None:
     """Compare annotators."""
     from stepcot_jax.annotate.agreement import as_markdown, compare, write_agreement
+    from stepcot_jax.host.outputs import writing_folder
 
     comparison = compare(aligned)
     print(as_markdown(comparison), end="")
@@ -132,33 +157,40 @@ def agree(options: argparse.Namespace, aligned: "Aligned") -> None:
         if num_missing:
             print(f"{name} lacks {num_missing} records that another has; these are not compared")
     if options.out is not None:
-        write_agreement(options.out, aligned, comparison)
-        print(f"side by side: {options.out / 'disagreements.html'}")
+        with writing_folder(options.out) as out:
+            write_agreement(out.path, aligned, comparison)
+        print(f"side by side: {out.show(out.path / 'disagreements.html')}")
 
 
 def write_form(options: argparse.Namespace, aligned: "Aligned") -> None:
     """Write a form for a reviewer."""
     from stepcot_jax.annotate.review import write_review
+    from stepcot_jax.host.outputs import writing_file
 
-    num_cases = write_review(options.out, aligned, every=options.all)
-    print(f"{num_cases} cases to review in {options.out}")
+    with writing_file(options.out) as out:
+        num_cases = write_review(out.path, aligned, every=options.all)
+    print(f"{num_cases} cases to review in {out.name}")
 
 
 def read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
     """Apply a reviewer's corrections."""
     from stepcot_jax.annotate.review import apply_review
+    from stepcot_jax.host.outputs import resuming_folder
 
-    cases, answers, corrected = apply_review(
-        options.form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out
-    )
+    form = _find(options.form, "FORM.csv")
+    with resuming_folder(options.out) as out:
+        cases, answers, corrected = apply_review(
+            form, aligned, every=options.all, reviewer=options.reviewer, folder=out.path
+        )
     print(f"{cases} cases reviewed, {answers} answers corrected in {corrected} of them")
-    print(f"{len(aligned.collections[0].cases)} records in {options.out}")
+    print(f"{len(aligned.collections[0].cases)} records in {out.name}")
 
 
 def _handle_records(options: argparse.Namespace, command: str) -> bool:
     """Compare or review reasoning records, if these are given; return whether they are."""
     from stepcot_jax.annotate.vqa.vqa_review import apply_record_review, write_record_review
     from stepcot_jax.data.grounded.record_files import holds_records
+    from stepcot_jax.host.outputs import resuming_folder, writing_file
 
     source, *others = options.annotators
     if not holds_records(source):
@@ -170,19 +202,24 @@ def _handle_records(options: argparse.Namespace, command: str) -> bool:
         raise BadInput(f"{source} holds reasoning records; expected one folder, without --all and --names")
     chosen = {"sample": options.sample, "seed": options.seed}
     if command == "review-out":
-        print(f"{write_record_review(options.out, source, **chosen)} records to review in {options.out}")
+        with writing_file(options.out) as out:
+            number = write_record_review(out.path, source, **chosen)
+        print(f"{number} records to review in {out.name}")
         return True
-    reviewed, rejected, written = apply_record_review(
-        options.form, source, **chosen, reviewer=options.reviewer, folder=options.out
-    )
+    form = _find(options.form, "FORM.csv")
+    with resuming_folder(options.out) as out:
+        reviewed, rejected, written = apply_record_review(
+            form, source, **chosen, reviewer=options.reviewer, folder=out.path
+        )
     print(f"{reviewed} records reviewed, {rejected} rejected")
-    print(f"{written} records in {options.out}")
+    print(f"{written} records in {out.name}")
     return True
 
 
 def _agree_on_records(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.agreement import show_figure
     from stepcot_jax.annotate.vqa.vqa_agreement import compare_records, show_agreement, write_record_agreement
+    from stepcot_jax.host.outputs import writing_folder
 
     if len(options.annotators) != 2:
         raise BadInput(f"agree on reasoning records requires two annotators; got {len(options.annotators)}")
@@ -191,7 +228,8 @@ def _agree_on_records(options: argparse.Namespace) -> None:
     print(f"kept or set aside, {num_items} items: Cohen's kappa {show_figure(kappa)}")
     if options.out is not None:
         names = options.names or [path.resolve().name for path in options.annotators]
-        write_record_agreement(options.out, names, rows, kappa)
+        with writing_folder(options.out) as out:
+            write_record_agreement(out.path, names, rows, kappa)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -211,6 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
         merge(merge_parser().parse_args(arguments[1:]))
     elif arguments and arguments[0] in commands:
         options = comparison_parser(arguments[0]).parse_args(arguments[1:])
+        options.annotators = [_find(each, "A") for each in options.annotators]
         if _handle_records(options, arguments[0]):
             return
         from stepcot_jax.annotate.alignment import align

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import make_workdir
+from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.leases import Lease
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.mirrors import Mirror
@@ -56,6 +56,13 @@ class Place:
     def finish(self) -> None:
         """Put the results where they belong."""
 
+    def bring(self) -> None:
+        """Bring the files of a run that is only read."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file beside those of the run."""
+        write_whole(self.folder / name, content)
+
 
 class StorePlace(Place):
     """A workdir on a store, with a folder of this machine in which the run works.
@@ -92,8 +99,7 @@ class StorePlace(Place):
             if is_first():
                 self._mirror.prepare()
             wait_for_all("lease")
-            for warning in self._mirror.fetch():
-                self._say(warning)
+            self.bring()
             wait_for_all("copy")  # before the first changes the store
             try:
                 yield
@@ -131,6 +137,24 @@ class StorePlace(Place):
                 f"{error}; the results are in {self.folder} until the next start, and the same command resumes from "
                 "the latest checkpoint on the store"
             ) from error
+
+    def bring(self) -> None:
+        """Make the folder here equal to the store.
+
+        Raises:
+          StoreError: the store cannot be read, or none of its checkpoints is as it was written.
+        """
+        for warning in self._mirror.fetch():
+            self._say(warning)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file here and on the store.
+
+        Raises:
+          StoreError: the store cannot be written.
+        """
+        super().write(name, content)
+        self._store.write(name, content)
 
     def _copy(self) -> None:
         """Copy a checkpoint and the log; a store that fails is tried again at the next checkpoint.
