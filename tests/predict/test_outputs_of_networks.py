@@ -1,6 +1,7 @@
 """Commands that use a trained network write to a store what they write to a folder."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -88,12 +89,16 @@ def test_an_export_is_read_from_where_it_was_written(run, tmp_path, monkeypatch,
 
 
 def test_scores_of_maps_and_their_cases(run, tmp_path, monkeypatch, capsys):
-    data(["phantom", str(tmp_path / "boxed"), "--num-cases=20", "--size=40", "--prevalence=flat"])
+    data(["phantom", str(tmp_path / "boxed"), "--num-cases=3", "--size=40"])
+    names = [pathlib.Path(each["image_path"]).name for each in json.loads((tmp_path / "boxed/data.json").read_text())]
+    rows = ["Image Index,Finding Label,Bbox [x,y,w,h]", *(f"{name},Mass,8,8,20,20" for name in names)]
+    (tmp_path / "boxed" / "boxes.csv").write_text("\n".join(rows) + "\n")
     there = put_files(tmp_path / "boxed", monkeypatch)
     asked = ["score", f"--checkpoint={run / 'run'}", "--model=teacher", "--num-cases=3"]
-    explain([*asked, f"--data={tmp_path / 'boxed'}", f"--json={tmp_path / 'scores.json'}"])
+    boxed = tmp_path / "boxed"
+    explain([*asked, f"--data={boxed}", f"--boxes={boxed / 'boxes.csv'}", f"--json={tmp_path / 'scores.json'}"])
     address = new_address(monkeypatch)
-    explain([*asked, f"--data={there}", f"--json={address}/scores.json"])
+    explain([*asked, f"--data={there}", f"--boxes={there}/boxes.csv", f"--json={address}/scores.json"])
     here = json.loads((tmp_path / "scores.json").read_text())
     assert json.loads(objects(address)["scores.json"]) == here | {"data": there}
     assert f"({there}), teacher" in capsys.readouterr().out
