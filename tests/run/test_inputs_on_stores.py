@@ -124,9 +124,8 @@ def test_cells_notice_records_that_changed_on_the_store(folder, address, tmp_pat
     cells = Cells(tmp_path / "tables", Terminal())
     monkeypatch.setattr(Cells, "is_finished", lambda own, cell: True)
     ran = []
-    monkeypatch.setattr(
-        "stepcot_jax.run.training_run.Run", lambda settings, folder: ran.append(settings) or _Ran(folder)
-    )
+    make = lambda settings, folder: ran.append(settings) or _Ran(folder)  # noqa: E731
+    monkeypatch.setattr("stepcot_jax.run.training_run.Run", make)
     cells._run(cell)
     assert ran[0].data.root == address
     cells.run([cell])

@@ -27,6 +27,8 @@ def _small(monkeypatch, tmp_path):
     share_programs(monkeypatch)
     monkeypatch.setattr(cell_networks, "make_resnet", lambda name: LinearEncoder())
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
+    encoders = Plan.encoders
+    monkeypatch.setattr(Plan, "encoders", lambda plan, seed=None: encoders(plan, seed)[1:])  # those that cells make
     with jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -64,12 +66,12 @@ def test_tables_on_a_store_are_those_of_a_folder_and_go_on_elsewhere(tmp_path, m
     }
     address = new_address(monkeypatch)
     with monkeypatch.context() as patch:
-        disturb(patch, "upload", 12, Killed())
+        disturb(patch, "upload", 10, Killed())
         with pytest.raises(Killed):
             make(address)
     assert tables_of(objects(address)) == {}
     finished = {name.split("/")[1] for name in objects(address) if name.endswith("/report.json")}
-    assert 0 < len(finished) < 4
+    assert 0 < len(finished) < 3
     forget_this_machine(tmp_path, address)
     plan = make(address)
     there = objects(address)
@@ -92,9 +94,9 @@ def test_a_workdir_that_another_command_holds_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
     monkeypatch.setattr(leases, "LAPSE_SECONDS", 3.0)
     address = new_address(monkeypatch)
-    with Lease(StoreFolder(address), say=print).hold():
-        with pytest.raises(BadInput, match=rf"^--workdir: {address}: in use by process"), making._holding(address):
-            pass
+    refused = pytest.raises(BadInput, match=rf"^--workdir: {address}: in use by process")
+    with Lease(StoreFolder(address), say=print).hold(), refused, making._holding(address):
+        pass
     with making._holding(address):
         assert objects(address).keys() == {LEASE_FILE}
     assert objects(address) == {}
