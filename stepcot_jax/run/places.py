@@ -13,6 +13,7 @@ from stepcot_jax.host.leases import Lease
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.mirrors import Mirror
 from stepcot_jax.host.store_cache import staging_folder
+from stepcot_jax.host.store_uploads import drop_unfinished
 from stepcot_jax.host.stores import StoreError, StoreFolder, is_store_address
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
 from stepcot_jax.training.processes import all_agree, check_shared, is_first, wait_for_all
@@ -97,6 +98,7 @@ class StorePlace(Place):
         """Keep other runs out of the store's folder, and copy it here; collective."""
         with lock_folder(self.folder), self._lease.hold() if is_first() else contextlib.nullcontext():
             if is_first():
+                drop_unfinished(self._store)  # of `features`, which writes to workdirs too
                 self._mirror.prepare()
             wait_for_all("lease")
             self.bring()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from stepcot_jax.host.addresses import refuse_address
+from stepcot_jax.host.addresses import name_place, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.host.stores import is_store_address
@@ -184,6 +184,8 @@ def main(arguments: list[str]) -> None:
             raise BadInput("--workdir is required (a writable folder)")
         workdir = values.workdir.rstrip("/") if is_store_address(values.workdir) else values.workdir
         folder = values.out or f"{workdir}/tables"
+        if is_store_address(folder) and name_place(folder) == name_place(workdir):
+            raise BadInput(f"--out: {folder} is the workdir; expected another folder, such as {workdir}/tables")
         command = ["python", "-m", "stepcot_jax.tables", *sys.argv[1:]]
         with _holding(workdir):
             plan = None if values.published else _make_plan(workdir)
