@@ -12,7 +12,6 @@ python -m stepcot_jax.annotate review-in FORM.csv A [B ...] --reviewer NAME --ou
 
 import argparse
 import dataclasses
-import pathlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,15 +22,15 @@ from stepcot_jax.annotate.parsers import (
     VOTER_FIELDS,
     add_batch_flags,
     annotate_parser,
-    comparison_parser,
+    find_input,
     merge_parser,
     replies_parser,
     vqa_parser,
 )
+from stepcot_jax.annotate.review_commands import COMPARISONS, run_comparison
 from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
-    from stepcot_jax.annotate.alignment import Aligned
     from stepcot_jax.annotate.llm.outbox import BatchLimits
     from stepcot_jax.annotate.runs import Plan
     from stepcot_jax.host.ray_blocks import Cluster
@@ -49,9 +48,9 @@ def annotate(options: argparse.Namespace) -> None:
     from stepcot_jax.host.terminal import Terminal
 
     shard = None if options.shard is None else read_shard(options.shard)
-    chain = read_annotator(_find(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
+    chain = read_annotator(find_input(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
     plan = _make_plan(options)
-    reports = _find(options.reports, "REPORTS")
+    reports = find_input(options.reports, "REPORTS")
     with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
         options.show = out.show
         result = annotate_source(reports, out.path, plan, Terminal(), chain=chain, shard=shard)
@@ -65,18 +64,11 @@ def merge(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
     from stepcot_jax.host.outputs import resuming_folder
 
-    shards = [_find(each, "SHARD") for each in options.shards]
+    shards = [find_input(each, "SHARD") for each in options.shards]
     with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
         result = merge_shards(shards, out.path, overwrite=options.overwrite)
     print(as_markdown(result.funnel()), end="")
     print(f"{len(result.records)} records of {len(shards)} shards in {out.name}")
-
-
-def _find(source: str, name: str) -> pathlib.Path:
-    """Return an input; one on a store is downloaded first."""
-    from stepcot_jax.host.store_cache import find_files
-
-    return find_files(source, name, holds="reports, records or replies", may_be_file=True)
 
 
 def annotate_vqa(options: argparse.Namespace) -> None:
@@ -93,11 +85,11 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         if unused:
             raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
     if options.masks is not None:
-        given["masks"] = _find(options.masks, "--masks")
+        given["masks"] = find_input(options.masks, "--masks")
         if not given["masks"].is_dir():
             raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
     box_size = None if options.box_size is None else (options.box_size[0], options.box_size[1])
-    plan, source = _make_plan(options), _find(options.source, "SOURCE")
+    plan, source = _make_plan(options), find_input(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
     with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
         options.show = out.show
@@ -137,7 +129,7 @@ def take_replies(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.output import PAID_FOLDERS
     from stepcot_jax.host.outputs import resuming_folder
 
-    files = [_find(each, "FILE") for each in options.files]
+    files = [find_input(each, "FILE") for each in options.files]
     with resuming_folder(options.out, "DIR", paid=PAID_FOLDERS) as out:
         taken = take_from_files(files, out.path)
     print("\n".join(describe_replies(taken)))
@@ -146,96 +138,9 @@ def take_replies(options: argparse.Namespace) -> None:
         raise BadInput(f"{taken.unreadable[0]}{more}: not a reply of a batch; the other lines are taken")
 
 
-def agree(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Compare annotators."""
-    from stepcot_jax.annotate.agreement import as_markdown, compare, write_agreement
-    from stepcot_jax.host.outputs import writing_folder
-
-    comparison = compare(aligned)
-    print(as_markdown(comparison), end="")
-    for name, num_missing in zip(aligned.names, aligned.num_missing, strict=True):
-        if num_missing:
-            print(f"{name} lacks {num_missing} records that another has; these are not compared")
-    if options.out is not None:
-        with writing_folder(options.out) as out:
-            write_agreement(out.path, aligned, comparison)
-        print(f"side by side: {out.show(out.path / 'disagreements.html')}")
-
-
-def write_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Write a form for a reviewer."""
-    from stepcot_jax.annotate.review import write_review
-    from stepcot_jax.host.outputs import writing_file
-
-    with writing_file(options.out) as out:
-        num_cases = write_review(out.path, aligned, every=options.all)
-    print(f"{num_cases} cases to review in {out.name}")
-
-
-def read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Apply a reviewer's corrections."""
-    from stepcot_jax.annotate.review import apply_review
-    from stepcot_jax.host.outputs import resuming_folder
-
-    form = _find(options.form, "FORM.csv")
-    with resuming_folder(options.out) as out:
-        cases, answers, corrected = apply_review(
-            form, aligned, every=options.all, reviewer=options.reviewer, folder=out.path
-        )
-    print(f"{cases} cases reviewed, {answers} answers corrected in {corrected} of them")
-    print(f"{len(aligned.collections[0].cases)} records in {out.name}")
-
-
-def _handle_records(options: argparse.Namespace, command: str) -> bool:
-    """Compare or review reasoning records, if these are given; return whether they are."""
-    from stepcot_jax.annotate.vqa.vqa_review import apply_record_review, write_record_review
-    from stepcot_jax.data.grounded.record_files import holds_records
-    from stepcot_jax.host.outputs import resuming_folder, writing_file
-
-    source, *others = options.annotators
-    if not holds_records(source):
-        return False
-    if command == "agree":
-        _agree_on_records(options)
-        return True
-    if others or options.all or options.names:
-        raise BadInput(f"{source} holds reasoning records; expected one folder, without --all and --names")
-    chosen = {"sample": options.sample, "seed": options.seed}
-    if command == "review-out":
-        with writing_file(options.out) as out:
-            number = write_record_review(out.path, source, **chosen)
-        print(f"{number} records to review in {out.name}")
-        return True
-    form = _find(options.form, "FORM.csv")
-    with resuming_folder(options.out) as out:
-        reviewed, rejected, written = apply_record_review(
-            form, source, **chosen, reviewer=options.reviewer, folder=out.path
-        )
-    print(f"{reviewed} records reviewed, {rejected} rejected")
-    print(f"{written} records in {out.name}")
-    return True
-
-
-def _agree_on_records(options: argparse.Namespace) -> None:
-    from stepcot_jax.annotate.agreement import show_figure
-    from stepcot_jax.annotate.vqa.vqa_agreement import compare_records, show_agreement, write_record_agreement
-    from stepcot_jax.host.outputs import writing_folder
-
-    if len(options.annotators) != 2:
-        raise BadInput(f"agree on reasoning records requires two annotators; got {len(options.annotators)}")
-    rows, num_items, kappa = compare_records(*options.annotators)
-    print(show_agreement(rows), end="")
-    print(f"kept or set aside, {num_items} items: Cohen's kappa {show_figure(kappa)}")
-    if options.out is not None:
-        names = options.names or [path.resolve().name for path in options.annotators]
-        with writing_folder(options.out) as out:
-            write_record_agreement(out.path, names, rows, kappa)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    commands = {"agree": agree, "review-out": write_form, "review-in": read_form}
     # `annotate REPORTS` has no subcommand name; pass a file called "agree" as "./agree".
     if arguments[:1] == ["requests"]:
         is_vqa = arguments[1:2] == ["vqa"]
@@ -247,14 +152,8 @@ def main(arguments: list[str] | None = None) -> None:
         annotate_vqa(vqa_parser().parse_args(arguments[1:]))
     elif arguments[:1] == ["merge"]:
         merge(merge_parser().parse_args(arguments[1:]))
-    elif arguments and arguments[0] in commands:
-        options = comparison_parser(arguments[0]).parse_args(arguments[1:])
-        options.annotators = [_find(each, "A") for each in options.annotators]
-        if _handle_records(options, arguments[0]):
-            return
-        from stepcot_jax.annotate.alignment import align
-
-        commands[arguments[0]](options, align(options.annotators, names=options.names))
+    elif arguments and arguments[0] in COMPARISONS:
+        run_comparison(arguments[0], arguments[1:])
     else:
         annotate(annotate_parser().parse_args(arguments))
 

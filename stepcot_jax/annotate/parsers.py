@@ -1,6 +1,7 @@
 """Flags of the annotator's commands."""
 
 import argparse
+import pathlib
 
 from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
 from stepcot_jax.host.addresses import output_place
@@ -158,3 +159,18 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
     written = f"{written}; or gs://, s3://"
     parser.add_argument("--out", type=output_place, required=is_review, metavar=metavar, help=written)
     return parser
+
+
+def find_input(source: str, name: str) -> pathlib.Path:
+    """Return an input; one on a store is downloaded first.
+
+    Args:
+      source: a path, or gs://BUCKET/FOLDER[/FILE] or s3://BUCKET/FOLDER[/FILE].
+      name: of the argument or flag, for messages.
+
+    Raises:
+      BadInput: it is another address, or the store has no such folder or file.
+    """
+    from stepcot_jax.host.store_cache import find_files
+
+    return find_files(source, name, holds="reports, records or replies", may_be_file=True)

@@ -9,6 +9,7 @@ import hashlib
 import pathlib
 import shutil
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import msgspec
 
@@ -28,6 +29,8 @@ _PAID = ("judge/",)
 
 _MOST_PAID = 2**32
 
+Names: TypeAlias = frozenset[str]
+
 _LEFT_HERE = frozenset({"features", LOCK_NAME})
 """Names of a workdir that stay on the machine: a cache that may be large, and the lock."""
 
@@ -45,10 +48,13 @@ class Mirror:
       folder: of this machine; it exists, and nothing else writes there.
       store: where the copy is.
       paid: folders of files that only grow, such as answers of models; what is here beyond the store is kept.
+      left: names in the folder that are not copied.
     """
 
-    def __init__(self, folder: pathlib.Path, store: StoreFolder, *, paid: tuple[str, ...] = _PAID) -> None:
-        self.folder, self.store, self._paid = folder, store, paid
+    def __init__(
+        self, folder: pathlib.Path, store: StoreFolder, *, paid: tuple[str, ...] = _PAID, left: Names = _LEFT_HERE
+    ) -> None:
+        self.folder, self.store, self._paid, self._left = folder, store, paid, left
         self._pushed: dict[str, tuple[int, ...]] = {}
         self._digests: dict[str, tuple[int, str]] = {}
 
@@ -81,8 +87,8 @@ class Mirror:
         """
         found = self.store.list()
         complete = read_complete(self.store) or {}
-        wanted = {name: self.folder / name for name in found if is_copied(name, complete)}
-        here = list_files(self.folder)
+        wanted = {name: self.folder / name for name in found if is_copied(name, complete, self._left)}
+        here = list_files(self.folder, self._left)
         known = {name for name in wanted.keys() & here.keys() & complete.keys() if _is_as(here[name], complete[name])}
         ahead = {name for name in here if name.startswith(self._paid) and self._goes_on(name, here[name])}
         for name in here.keys() - wanted.keys() - ahead:
@@ -118,7 +124,7 @@ class Mirror:
         Raises:
           StoreError: the store cannot be written; the copy is that of the last push then, with some files newer.
         """
-        here, marks = list_files(self.folder), {}
+        here, marks = list_files(self.folder, self._left), {}
         for name, path in list(here.items()):
             try:
                 marks[name] = mark_file(path)
@@ -144,7 +150,7 @@ class Mirror:
         Raises:
           StoreError: the store cannot be written.
         """
-        for name, path in list_files(self.folder).items():
+        for name, path in list_files(self.folder, self._left).items():
             mark = mark_file(path)
             if name.startswith(self._paid) and self._pushed.get(name) != mark:
                 self.store.write(name, read_file(path, max_bytes=_MOST_PAID, accepted="answers of a model"))
@@ -213,20 +219,20 @@ def _is_checkpoint(name: str) -> bool:
     return name.startswith(f"{CHECKPOINTS}/")
 
 
-def is_copied(name: str, complete: Mapping[str, object]) -> bool:
+def is_copied(name: str, complete: Mapping[str, object], left: Names = _LEFT_HERE) -> bool:
     """Return whether an object of a run's folder is a file of the run: of checkpoints, only of complete ones."""
     if _is_checkpoint(name):
         return name in complete
-    return name not in (MANIFEST, LEASE_FILE, UNFINISHED) and name.partition("/")[0] not in _LEFT_HERE
+    return name not in (MANIFEST, LEASE_FILE, UNFINISHED) and name.partition("/")[0] not in left
 
 
-def list_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+def list_files(folder: pathlib.Path, left: Names) -> dict[str, pathlib.Path]:
     """Return the files that belong to the copy, by name: none that is half written, and no links."""
     found = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         is_partial = name.endswith(".partial") or "orbax-checkpoint-tmp" in name
-        if path.is_file() and not path.is_symlink() and not is_partial and name.partition("/")[0] not in _LEFT_HERE:
+        if path.is_file() and not path.is_symlink() and not is_partial and name.partition("/")[0] not in left:
             found[name] = path
     return found
 

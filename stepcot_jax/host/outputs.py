@@ -5,11 +5,9 @@ error. A file is replaced in one step. A folder is uploaded as in `store_uploads
 """
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +15,15 @@ from stepcot_jax.host.addresses import is_address
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.leases import LEASE_FILE, Lease
 from stepcot_jax.host.locks import lock_folder
-from stepcot_jax.host.mirrors import Mirror, list_files, mark_file
+from stepcot_jax.host.mirrors import Mirror, mark_file
+from stepcot_jax.host.staged_outputs import (
+    NOT_UPLOADED,
+    Output,
+    keeping_output,
+    mark_files,
+    naming_errors,
+    temporary_output,
+)
 from stepcot_jax.host.store_cache import naming, staging_folder
 from stepcot_jax.host.store_uploads import drop_unfinished, uploading
 from stepcot_jax.host.stores import StoreError, StoreFolder, check_store_address
@@ -27,23 +33,6 @@ COPY_SECONDS = 60.0
 """Time between two copies of answers that are paid for."""
 
 _FILE_FORM = "gs://BUCKET/FOLDER/FILE or s3://BUCKET/FOLDER/FILE"
-
-
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """A file or a folder that is written.
-
-    Attributes:
-      path: where to write it on this machine.
-      name: what the user calls it: the path, or an address.
-    """
-
-    path: pathlib.Path
-    name: str
-
-    def show(self, text: object) -> str:
-        """Return a text, such as a path below the output, with the user's name of it."""
-        return str(text).replace(str(self.path), self.name)
 
 
 @contextlib.contextmanager
@@ -69,13 +58,13 @@ def writing_file(place: str | os.PathLike[str], flag: str = "--out") -> Iterator
     with naming(flag):
         store = StoreFolder(address)
         exists = store.look_up(name) is not None
-    with _temporary(str(place)) as out, _naming_errors(out):
+    with temporary_output(str(place)) as out, naming_errors(out):
         if exists:
             store.download({name: out.path})
         before = mark_file(out.path) if exists else None
         yield out
         if out.path.is_file() and mark_file(out.path) != before:
-            with _keeping(out, flag):
+            with keeping_output(out, flag):
                 store.upload({name: out.path})
 
 
@@ -106,7 +95,7 @@ def writing_folder(
     if not _is_on_store(place, flag):
         yield Output(pathlib.Path(place), str(place))
         return
-    with holding_folder(str(place), flag) as (store, lease), _temporary(store.address) as out, _naming_errors(out):
+    with holding_folder(str(place), flag) as (store, lease), temporary_output(store.address) as out, naming_errors(out):
         found = store.list().keys() - {LEASE_FILE}
         if is_new and found:
             raise BadInput(f"{flag}: {store.address} is not empty; a new or empty folder is required")
@@ -114,10 +103,10 @@ def writing_folder(
         if is_workdir:
             Mirror(out.path, store).prepare()
         store.download({name: out.path / name for name in found & set(needs)})
-        before = {name: mark_file(path) for name, path in list_files(out.path).items()}
+        before = mark_files(out.path)
         yield out
-        files = {name: path for name, path in list_files(out.path).items() if before.get(name) != mark_file(path)}
-        with _keeping(out, flag):
+        files = {name: out.path / name for name, mark in mark_files(out.path).items() if before.get(name) != mark}
+        with keeping_output(out, flag):
             if files:
                 lease.check()
                 with uploading(store, files):
@@ -154,19 +143,18 @@ def resuming_folder(
         store, lease = stack.enter_context(holding_folder(address, flag))
         out = Output(staging / address.rpartition("/")[2], address)
         out.path.mkdir(exist_ok=True)
-        mirror = Mirror(out.path, store, paid=paid)
+        mirror = Mirror(out.path, store, paid=paid, left=NOT_UPLOADED)
         mirror.fetch()
-
-        before = {name: mark_file(path) for name, path in list_files(out.path).items()}
+        before = mark_files(out.path)
 
         def copy() -> None:
-            changed = [name for name, path in list_files(out.path).items() if before.get(name) != mark_file(path)]
-            with _keeping(out, flag):
+            changed = [name for name, mark in mark_files(out.path).items() if before.get(name) != mark]
+            with keeping_output(out, flag):
                 lease.check()
                 with uploading(store, [name for name in changed if not name.startswith(paid)]):
                     mirror.push()
 
-        with _naming_errors(out):
+        with naming_errors(out):
             try:
                 with _copying(mirror, lease) if paid else contextlib.nullcontext():
                     yield out
@@ -208,46 +196,6 @@ def holding_folder(address: str, flag: str) -> Iterator[tuple[StoreFolder, Lease
             stack.enter_context(lease.hold())
             drop_unfinished(store)
         yield store, lease
-
-
-@contextlib.contextmanager
-def _temporary(address: str) -> Iterator[Output]:
-    """Give a place in a new folder, which is removed unless the output is complete and could not be uploaded."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="stepcot_jax-"))
-    try:
-        yield Output(folder / address.rpartition("/")[2], address)
-    except _NotUploaded as error:
-        raise RunStopped(str(error)) from error
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-class _NotUploaded(RunStopped):
-    """An output is complete on this machine and not on the store."""
-
-
-@contextlib.contextmanager
-def _keeping(out: Output, flag: str) -> Iterator[None]:
-    """Say where a complete output lies when it cannot be uploaded."""
-    try:
-        yield
-    except (StoreError, RunStopped) as error:
-        raise _NotUploaded(f"{flag}: {error}; what the command wrote is in {out.path}") from error
-
-
-@contextlib.contextmanager
-def _naming_errors(out: Output) -> Iterator[None]:
-    """Name the address in the place of the folder of this machine in errors of a command."""
-    try:
-        yield
-    except _NotUploaded:
-        raise
-    except (BadInput, RunStopped) as error:
-        if str(out.path) not in str(error):
-            raise
-        raise type(error)(out.show(error)) from error
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
 
 if TYPE_CHECKING:
-    from stepcot_jax.host.outputs import Output
+    from stepcot_jax.host.staged_outputs import Output
     from stepcot_jax.predict.answers import ChainReading
     from stepcot_jax.predict.image_reader import Given, ImageReader
     from stepcot_jax.predict.radiographs import Complaints

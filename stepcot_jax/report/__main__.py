@@ -15,7 +15,7 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 
 if TYPE_CHECKING:
-    from stepcot_jax.host.outputs import Output
+    from stepcot_jax.host.staged_outputs import Output
 
 
 def main(arguments: list[str] | None = None) -> int:

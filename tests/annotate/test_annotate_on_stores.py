@@ -64,7 +64,7 @@ def test_answers_of_a_killed_run_are_on_the_store(six, tmp_path, monkeypatch):  
         return None
 
     with MisbehavingServer(kill_after_copies) as server, monkeypatch.context() as patch:
-        patch.setattr(outputs, "_keeping", lambda out, flag: (_ for _ in ()).throw(Killed))  # no copy at the end
+        patch.setattr(outputs, "keeping_output", lambda out, flag: (_ for _ in ()).throw(Killed))  # no copy at the end
         with pytest.raises(Killed):
             main(command(six, address, server, "--concurrency=1", "--attempts=1"))
     StoreFolder(address).write(LEASE_FILE, ended_process())

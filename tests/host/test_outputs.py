@@ -7,7 +7,7 @@ import time
 import pytest
 from host.memory_store import Killed, ended_process, kill_uploads, new_address, objects
 
-from stepcot_jax.host import leases, outputs, store_uploads
+from stepcot_jax.host import leases, outputs, staged_outputs, store_uploads
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.leases import LEASE_FILE, Lease
 from stepcot_jax.host.outputs import resuming_folder, writing_file, writing_folder
@@ -23,7 +23,7 @@ def address(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(outputs.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(staged_outputs.tempfile, "tempdir", str(tmp_path / "temporary"))
     return new_address(monkeypatch)
 
 

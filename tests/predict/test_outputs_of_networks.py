@@ -1,5 +1,6 @@
 """Commands that use a trained network write to a store what they write to a folder."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -23,6 +24,8 @@ from stepcot_jax.data.__main__ import main as data
 from stepcot_jax.explain.__main__ import main as explain
 from stepcot_jax.export.__main__ import main as export
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import write_whole
+from stepcot_jax.predict import structured_report
 from stepcot_jax.predict.__main__ import main as predict
 from stepcot_jax.predict.loading import load
 from stepcot_jax.report.__main__ import main as report
@@ -52,6 +55,28 @@ def test_a_sheet_of_readings(name, run, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="'Z' is not one of"):
         predict([*asked, f"--out={place}", "--given=1=Z"])
     assert objects(place.rpartition("/")[0]) == before
+
+
+def test_structured_reports_are_named_by_their_address(run, tmp_path, monkeypatch, capsys):
+    class Reports:
+        """In the place of `ReportFolder`, which needs highdicom: keeps the files that are there."""
+
+        def __init__(self, folder, network, *, max_pixels):
+            self.folder = folder
+
+        def attach(self, readings, *, refuse):
+            for reading in readings:
+                path = self.folder / "1.2.dcm"
+                if not path.exists():
+                    write_whole(path, b"first")
+                yield dataclasses.replace(reading, report=str(path))
+
+    monkeypatch.setattr(structured_report, "ReportFolder", Reports)
+    place = f"{new_address(monkeypatch)}/reports"
+    for _ in range(2):
+        assert predict([str(run / "images"), f"--checkpoint={run / 'run'}", f"--dicom-out={place}", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["report"] == f"{place}/1.2.dcm"
+        assert objects(place) == {"1.2.dcm": b"first"}
 
 
 def test_maps_are_written_and_named_by_their_address(run, tmp_path, monkeypatch, capsys):
