@@ -22,15 +22,15 @@ from stepcot_jax.annotate.parsers import (
     VOTER_FIELDS,
     add_batch_flags,
     annotate_parser,
-    comparison_parser,
+    find_input,
     merge_parser,
     replies_parser,
     vqa_parser,
 )
+from stepcot_jax.annotate.review_commands import COMPARISONS, run_comparison
 from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
-    from stepcot_jax.annotate.alignment import Aligned
     from stepcot_jax.annotate.llm.outbox import BatchLimits
     from stepcot_jax.annotate.runs import Plan
     from stepcot_jax.host.ray_blocks import Cluster
@@ -40,37 +40,43 @@ def annotate(options: argparse.Namespace) -> None:
     """Annotate a source of reports."""
     # Imported here, as below, to keep --help and the other subcommands fast.
     from stepcot_jax.annotate.alignment import read_annotator
-    from stepcot_jax.annotate.output import as_markdown
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
     from stepcot_jax.annotate.pipeline import annotate_source
     from stepcot_jax.annotate.sharding import read_shard
     from stepcot_jax.chain import DEFAULT_CHAIN
-    from stepcot_jax.host.store_cache import find_files
+    from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.host.terminal import Terminal
 
     shard = None if options.shard is None else read_shard(options.shard)
-    chain = read_annotator(options.chain).chain if options.chain else DEFAULT_CHAIN
+    chain = read_annotator(find_input(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
     plan = _make_plan(options)
-    reports = find_files(options.reports, "REPORTS", holds="reports", may_be_file=True)
-    result = annotate_source(reports, options.out, plan, Terminal(), chain=chain, shard=shard)
+    reports = find_input(options.reports, "REPORTS")
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.show = out.show
+        result = annotate_source(reports, out.path, plan, Terminal(), chain=chain, shard=shard)
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records in {options.out}" + (f", shard {shard}" if shard else ""))
+    print(f"{len(result.records)} records in {out.name}" + (f", shard {shard}" if shard else ""))
 
 
 def merge(options: argparse.Namespace) -> None:
     """Merge the folders of all shards."""
     from stepcot_jax.annotate.merging import merge_shards
-    from stepcot_jax.annotate.output import as_markdown
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
+    from stepcot_jax.host.outputs import resuming_folder
 
-    result = merge_shards(options.shards, options.out, overwrite=options.overwrite)
+    shards = [find_input(each, "SHARD") for each in options.shards]
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        result = merge_shards(shards, out.path, overwrite=options.overwrite)
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records of {len(options.shards)} shards in {options.out}")
+    print(f"{len(result.records)} records of {len(shards)} shards in {out.name}")
 
 
 def annotate_vqa(options: argparse.Namespace) -> None:
     """Make reasoning records from questions or boxes."""
-    from stepcot_jax.annotate.output import as_markdown
+    from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
     from stepcot_jax.annotate.vqa.tasks import TaskSettings
     from stepcot_jax.annotate.vqa.vqa_pipeline import VqaSource, annotate_questions
+    from stepcot_jax.host.outputs import resuming_folder
     from stepcot_jax.host.terminal import Terminal
 
     given = vars(options)
@@ -78,25 +84,31 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         unused = [f"--{name.replace('_', '-')}" for name in names if given[name] is not None and options.task != task]
         if unused:
             raise BadInput(f"{', '.join(unused)} requires --task={task}; got --task={options.task}")
-    if options.masks is not None and not options.masks.is_dir():
-        raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
+    if options.masks is not None:
+        given["masks"] = find_input(options.masks, "--masks")
+        if not given["masks"].is_dir():
+            raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
     box_size = None if options.box_size is None else (options.box_size[0], options.box_size[1])
-    result = annotate_questions(
-        VqaSource(options.source, box_size, options.question_seed, options.with_normal),
-        _make_plan(options),
-        Terminal(),
-        task=options.task,
-        settings=TaskSettings(
-            root=options.source,
-            folder=options.out,
-            seed=options.question_seed,
-            sends_pictures=options.send_images,
-            **{name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None},
-        ),
-        num_regenerations=options.regenerate,
-    )
+    plan, source = _make_plan(options), find_input(options.source, "SOURCE")
+    of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.show = out.show
+        result = annotate_questions(
+            VqaSource(source, box_size, options.question_seed, options.with_normal),
+            plan,
+            Terminal(),
+            task=options.task,
+            settings=TaskSettings(
+                root=source,
+                folder=out.path,
+                seed=options.question_seed,
+                sends_pictures=options.send_images,
+                **of_task,
+            ),
+            num_regenerations=options.regenerate,
+        )
     print(as_markdown(result.funnel()), end="")
-    print(f"{len(result.records)} records in {options.out}")
+    print(f"{len(result.records)} records in {out.name}")
 
 
 def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespace], None]) -> None:
@@ -106,7 +118,7 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
     try:
         run(options)
     except RoundWritten as written:
-        print(written)
+        print(options.show(written))
         again = "this command again for the next round"
         print(f"next: send the files, python -m stepcot_jax.annotate replies {options.out} FILE ..., then {again}")
 
@@ -114,90 +126,21 @@ def write_requests(options: argparse.Namespace, run: Callable[[argparse.Namespac
 def take_replies(options: argparse.Namespace) -> None:
     """Take the replies of a batch into the ledgers."""
     from stepcot_jax.annotate.llm.batch_replies import describe_replies, take_from_files
+    from stepcot_jax.annotate.output import PAID_FOLDERS
+    from stepcot_jax.host.outputs import resuming_folder
 
-    taken = take_from_files(options.files, options.out)
+    files = [find_input(each, "FILE") for each in options.files]
+    with resuming_folder(options.out, "DIR", paid=PAID_FOLDERS) as out:
+        taken = take_from_files(files, out.path)
     print("\n".join(describe_replies(taken)))
     if taken.unreadable:
         more = f" and {len(taken.unreadable) - 1} more lines" if len(taken.unreadable) > 1 else ""
         raise BadInput(f"{taken.unreadable[0]}{more}: not a reply of a batch; the other lines are taken")
 
 
-def agree(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Compare annotators."""
-    from stepcot_jax.annotate.agreement import as_markdown, compare, write_agreement
-
-    comparison = compare(aligned)
-    print(as_markdown(comparison), end="")
-    for name, num_missing in zip(aligned.names, aligned.num_missing, strict=True):
-        if num_missing:
-            print(f"{name} lacks {num_missing} records that another has; these are not compared")
-    if options.out is not None:
-        write_agreement(options.out, aligned, comparison)
-        print(f"side by side: {options.out / 'disagreements.html'}")
-
-
-def write_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Write a form for a reviewer."""
-    from stepcot_jax.annotate.review import write_review
-
-    num_cases = write_review(options.out, aligned, every=options.all)
-    print(f"{num_cases} cases to review in {options.out}")
-
-
-def read_form(options: argparse.Namespace, aligned: "Aligned") -> None:
-    """Apply a reviewer's corrections."""
-    from stepcot_jax.annotate.review import apply_review
-
-    cases, answers, corrected = apply_review(
-        options.form, aligned, every=options.all, reviewer=options.reviewer, folder=options.out
-    )
-    print(f"{cases} cases reviewed, {answers} answers corrected in {corrected} of them")
-    print(f"{len(aligned.collections[0].cases)} records in {options.out}")
-
-
-def _handle_records(options: argparse.Namespace, command: str) -> bool:
-    """Compare or review reasoning records, if these are given; return whether they are."""
-    from stepcot_jax.annotate.vqa.vqa_review import apply_record_review, write_record_review
-    from stepcot_jax.data.grounded.record_files import holds_records
-
-    source, *others = options.annotators
-    if not holds_records(source):
-        return False
-    if command == "agree":
-        _agree_on_records(options)
-        return True
-    if others or options.all or options.names:
-        raise BadInput(f"{source} holds reasoning records; expected one folder, without --all and --names")
-    chosen = {"sample": options.sample, "seed": options.seed}
-    if command == "review-out":
-        print(f"{write_record_review(options.out, source, **chosen)} records to review in {options.out}")
-        return True
-    reviewed, rejected, written = apply_record_review(
-        options.form, source, **chosen, reviewer=options.reviewer, folder=options.out
-    )
-    print(f"{reviewed} records reviewed, {rejected} rejected")
-    print(f"{written} records in {options.out}")
-    return True
-
-
-def _agree_on_records(options: argparse.Namespace) -> None:
-    from stepcot_jax.annotate.agreement import show_figure
-    from stepcot_jax.annotate.vqa.vqa_agreement import compare_records, show_agreement, write_record_agreement
-
-    if len(options.annotators) != 2:
-        raise BadInput(f"agree on reasoning records requires two annotators; got {len(options.annotators)}")
-    rows, num_items, kappa = compare_records(*options.annotators)
-    print(show_agreement(rows), end="")
-    print(f"kept or set aside, {num_items} items: Cohen's kappa {show_figure(kappa)}")
-    if options.out is not None:
-        names = options.names or [path.resolve().name for path in options.annotators]
-        write_record_agreement(options.out, names, rows, kappa)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run a command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    commands = {"agree": agree, "review-out": write_form, "review-in": read_form}
     # `annotate REPORTS` has no subcommand name; pass a file called "agree" as "./agree".
     if arguments[:1] == ["requests"]:
         is_vqa = arguments[1:2] == ["vqa"]
@@ -209,13 +152,8 @@ def main(arguments: list[str] | None = None) -> None:
         annotate_vqa(vqa_parser().parse_args(arguments[1:]))
     elif arguments[:1] == ["merge"]:
         merge(merge_parser().parse_args(arguments[1:]))
-    elif arguments and arguments[0] in commands:
-        options = comparison_parser(arguments[0]).parse_args(arguments[1:])
-        if _handle_records(options, arguments[0]):
-            return
-        from stepcot_jax.annotate.alignment import align
-
-        commands[arguments[0]](options, align(options.annotators, names=options.names))
+    elif arguments and arguments[0] in COMPARISONS:
+        run_comparison(arguments[0], arguments[1:])
     else:
         annotate(annotate_parser().parse_args(arguments))
 

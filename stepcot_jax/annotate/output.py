@@ -23,6 +23,9 @@ from stepcot_jax.host.locks import LOCK_NAME
 SET_ASIDE_NAME = "set_aside.jsonl"
 FUNNEL_NAME = "funnel.csv"
 LEDGER_FOLDER = "ledger"
+PAID_FOLDERS = (f"{LEDGER_FOLDER}/", "batch/")
+"""Of an output's folder those whose files only grow: answers of models, and batches of requests."""
+
 
 REPORTS = "reports"
 WRITTEN = "records, one a frontal image"

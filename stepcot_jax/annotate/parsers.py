@@ -1,9 +1,12 @@
 """Flags of the annotator's commands."""
 
 import argparse
+import pathlib
 
 from stepcot_jax.annotate.llm.endpoint import DEFAULT_BASE_URL, DEFAULT_KEY_VARIABLE
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import output_place
+
+_OUT = "folder of result and ledgers; or gs://, s3://"
 
 VOTER_FIELDS = ("base-url", "key-variable")
 TASK_FLAGS = {"lvkc": ("num_regions", "num_templates"), "medclm": ("host_organ", "masks")}
@@ -16,10 +19,11 @@ def annotate_parser() -> argparse.ArgumentParser:
     others = "vqa, requests, replies, merge, agree, review-out, review-in"
     also = f"Also the commands {others}; each has a --help."
     parser = argparse.ArgumentParser(prog=prog, description="Make chains from reports.", epilog=also)
-    path = local_path
     reports = "IU X-Ray, published layout, .csv or .jsonl; also on gs:// or s3://"
     parser.add_argument("reports", metavar="REPORTS", help=reports)
-    parser.add_argument("--chain", type=path, metavar="DATA", help="folder whose data.json has the chain to answer")
+    parser.add_argument(
+        "--chain", metavar="DATA", help="folder whose data.json has the chain to answer; or gs://, s3://"
+    )
     shard = "annotate only part I of N of the reports (I from 0), by a hash of the id; see merge"
     parser.add_argument("--shard", metavar="I/N", help=shard)
     ray = parser.add_argument_group("Ray", "The rules on several processes or machines (extra: ray).")
@@ -36,9 +40,8 @@ def merge_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate merge`."""
     prog = "python -m stepcot_jax.annotate merge"
     parser = argparse.ArgumentParser(prog=prog, description="Merge the folders of all shards into one result.")
-    path = local_path
-    parser.add_argument("shards", type=path, nargs="+", metavar="SHARD", help="folder of a run with --shard")
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder of result and ledgers")
+    parser.add_argument("shards", nargs="+", metavar="SHARD", help="folder of a run with --shard; or gs://, s3://")
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=_OUT)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
     return parser
 
@@ -60,9 +63,10 @@ def replies_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate replies`."""
     prog = "python -m stepcot_jax.annotate replies"
     parser = argparse.ArgumentParser(prog=prog, description="Take the replies of a batch into the ledgers.")
-    path = local_path
-    parser.add_argument("out", type=output_path, metavar="DIR", help="folder that `requests` was given as --out")
-    parser.add_argument("files", type=path, nargs="+", metavar="FILE", help="output or error file of a batch")
+    out = "folder that `requests` was given as --out; or gs://, s3://"
+    parser.add_argument("out", type=output_place, metavar="DIR", help=out)
+    files = "output or error file of a batch; or gs://, s3://"
+    parser.add_argument("files", nargs="+", metavar="FILE", help=files)
     return parser
 
 
@@ -70,9 +74,8 @@ def vqa_parser() -> argparse.ArgumentParser:
     """Return the parser of `annotate vqa SOURCE`."""
     prog = "python -m stepcot_jax.annotate vqa"
     parser = argparse.ArgumentParser(prog=prog, description="Make reasoning records from questions or boxes.")
-    path = local_path
     source = "reasoning records, GEMeX, MEDSAGE, ChestX-ray8 boxes, PadChest-GR, VinBigData, or a phantom folder"
-    parser.add_argument("source", type=path, metavar="SOURCE", help=source)
+    parser.add_argument("source", metavar="SOURCE", help=f"{source}; also on gs:// or s3://")
     tasks = "rmcot: thinking with regions; lvkc: four stages; medclm: easy, medium and hard views"
     parser.add_argument("--task", choices=("rmcot", "lvkc", "medclm"), required=True, help=tasks)
     parser.add_argument(
@@ -85,7 +88,8 @@ def vqa_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-templates", type=int, metavar="T", help="lvkc: wordings, 1 to 3, default 1")
     hosts = "medclm: how the host organ is found, default coverage"
     parser.add_argument("--host-organ", choices=("coverage", "iou_mask", "iou_box"), help=hosts)
-    parser.add_argument("--masks", type=path, metavar="DIR", help="medclm: organ masks, default SOURCE/masks")
+    masks = "medclm: organ masks, default SOURCE/masks; or gs://, s3://"
+    parser.add_argument("--masks", metavar="DIR", help=masks)
     sends = "lvkc, medclm: show models the pictures, at most 768 pixels a side"
     parser.add_argument("--send-images", action="store_true", help=sends)
     regenerate = "with --voter: write anew what a voter does not call correct, default 0"
@@ -95,7 +99,7 @@ def vqa_parser() -> argparse.ArgumentParser:
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder of result and ledgers")
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=_OUT)
     parser.add_argument("--annotator", choices=("rules", "llm"), default="rules", help="default rules (offline)")
     parser.add_argument("--images", choices=("link", "none"), default="link", help="whether to link images into DIR")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result in DIR")
@@ -139,18 +143,34 @@ def comparison_parser(command: str) -> argparse.ArgumentParser:
             "a folder without data.json and records.jsonl",
         ),
     }[command]
-    holder = "folder with data.json (chains) or records.jsonl (reasoning), or such a file"
-    path, is_review = local_path, command != "agree"
+    holder = "folder with data.json (chains) or records.jsonl (reasoning), or such a file; or gs://, s3://"
+    is_review = command != "agree"
     parser = argparse.ArgumentParser(prog=f"python -m stepcot_jax.annotate {command}", description=description)
     if command == "review-in":
-        parser.add_argument("form", type=path, metavar="FORM.csv")
+        parser.add_argument("form", metavar="FORM.csv")
         parser.add_argument("--reviewer", required=True, metavar="NAME", help="kept in the records")
-    parser.add_argument("annotators", type=path, nargs="+", metavar="A", help=holder)
+    parser.add_argument("annotators", nargs="+", metavar="A", help=holder)
     parser.add_argument("--names", nargs="+", metavar="NAME", help="of the annotators; default the folders' names")
     if is_review:
         parser.add_argument("--all", action="store_true", help="chains: all cases, not only disagreements")
         sample = "reasoning records: most of each kind, default 200"
         parser.add_argument("--sample", type=int, default=200, metavar="N", help=sample)
         parser.add_argument("--seed", type=int, default=0, help="reasoning records: of the sample, default 0")
-    parser.add_argument("--out", type=output_path, required=is_review, metavar=metavar, help=written)
+    written = f"{written}; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=is_review, metavar=metavar, help=written)
     return parser
+
+
+def find_input(source: str, name: str) -> pathlib.Path:
+    """Return an input; one on a store is downloaded first.
+
+    Args:
+      source: a path, or gs://BUCKET/FOLDER[/FILE] or s3://BUCKET/FOLDER[/FILE].
+      name: of the argument or flag, for messages.
+
+    Raises:
+      BadInput: it is another address, or the store has no such folder or file.
+    """
+    from stepcot_jax.host.store_cache import find_files
+
+    return find_files(source, name, holds="reports, records or replies", may_be_file=True)

@@ -14,7 +14,7 @@ For research; not a medical device.
 import argparse
 import json
 
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import write_whole
@@ -26,20 +26,23 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     if not options.sample and (options.seed is not None or options.temperature is not None):
         raise BadInput("--seed and --temperature have no effect without --sample; add it or leave them out")
-    if options.out is not None and options.out.suffix.lower() != ".png":
+    if options.out is not None and not str(options.out).lower().endswith(".png"):
         raise BadInput(f"--out: {options.out} must end in .png")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
     from stepcot_jax.data.images.boxed_pictures import write_png
+    from stepcot_jax.host.outputs import writing_file
+    from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.predict.loading import find_folder
     from stepcot_jax.predict.policy_reader import load_reader
 
     use_compilation_cache()
     logging.set_verbosity(logging.ERROR)  # Orbax warns on every restore without an optimizer
+    image = find_files(options.image, "IMAGE", holds="a radiograph", may_be_file=True)
     reader = load_reader(find_folder(options.checkpoint), phase=options.phase)
     answered = reader.answer(
-        options.image,
+        image,
         options.question,
         choices=options.choice,
         kind=options.kind,
@@ -53,7 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n".join(make_printable(line) for line in str(answered).split("\n")))
     if options.out is not None:
         try:
-            write_whole(options.out, write_png(answered.draw()))
+            with writing_file(options.out) as out:
+                write_whole(out.path, write_png(answered.draw()))
         except OSError as error:
             raise BadInput(f"--out: {options.out} cannot be written ({error.strerror})") from None
 
@@ -64,7 +68,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Ask a trained policy about a radiograph. For research; not a medical device.",
         epilog="Exit code 0: answered, even if the reply is not well formed; 2: wrong input.",
     )
-    parser.add_argument("image", type=local_path, metavar="IMAGE", help="a PNG, JPEG or DICOM file")
+    parser.add_argument("image", metavar="IMAGE", help="a PNG, JPEG or DICOM file; or gs://, s3://")
     parser.add_argument("question", metavar="QUESTION", help="in the words of the training records")
     parser.add_argument(
         "--checkpoint", required=True, metavar="WORKDIR", help="of a run of the job sft or grpo; or gs://, s3://, hf://"
@@ -74,7 +78,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     kinds = ("open", "closed", "single", "multi")
     parser.add_argument("--kind", choices=kinds, help="of the question; default: guessed from question and choices")
-    parser.add_argument("--out", type=output_path, metavar="FILE.png", help="write the picture with the boxes there")
+    picture = "write the picture with the boxes there; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, metavar="FILE.png", help=picture)
     parser.add_argument("--sample", action="store_true", help="draw the reply; default: the likeliest token each time")
     parser.add_argument("--seed", type=int, help="of --sample, default 0")
     parser.add_argument("--temperature", type=float, help="of --sample, default 1")

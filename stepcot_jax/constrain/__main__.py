@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcot_jax.annotate.llm.endpoint import DEFAULT_KEY_VARIABLE, Endpoint
-from stepcot_jax.host.addresses import output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 
@@ -36,20 +36,37 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parse(arguments)
     endpoint = _make_endpoint(options)
     _check(options)
-    # Imported here, so that --help and a wrong flag are fast.
-    from stepcot_jax.constrain.asking_levels import REPLIES_NAME, Asking, run_all, write_replies
+    # Imported here, as below, so that --help and a wrong flag are fast.
+    from stepcot_jax.annotate.output import PAID_FOLDERS
+    from stepcot_jax.constrain.asking_levels import REPLIES_NAME
+    from stepcot_jax.constrain.level_page import PAGE_NAME
+    from stepcot_jax.constrain.level_tables import TABLE_NAMES
+    from stepcot_jax.host.outputs import resuming_folder
+    from stepcot_jax.tables.constrained_models import FILE_NAME
+
+    source = _open_cases(options)
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.out = out.path
+        text, size = _measure(options, endpoint, source)
+    print(text)
+    names = f"{FILE_NAME}, {PAGE_NAME} ({size / 1e6:.1f} MB), {REPLIES_NAME}, {', '.join(TABLE_NAMES)}"
+    print(f"in {out.name}: {names}")
+
+
+def _measure(options: argparse.Namespace, endpoint: Endpoint | None, source: "CaseSource") -> tuple[str, int]:
+    """Ask the model and write the results; return the tables as text and the size of the page in bytes."""
+    from stepcot_jax.constrain.asking_levels import Asking, run_all, write_replies
     from stepcot_jax.constrain.dialogue_prompts import write_prompt
-    from stepcot_jax.constrain.level_page import PAGE_NAME, write_level_page
+    from stepcot_jax.constrain.level_page import write_level_page
     from stepcot_jax.constrain.level_results import summarise_levels
-    from stepcot_jax.constrain.level_tables import TABLE_NAMES, make_tables, to_text
+    from stepcot_jax.constrain.level_tables import make_tables, to_text
     from stepcot_jax.constrain.levels import choose_levels, list_keys
     from stepcot_jax.constrain.simulated_model import SimulatedModel
     from stepcot_jax.host.locks import lock_folder
     from stepcot_jax.host.terminal import Terminal
-    from stepcot_jax.tables.constrained_models import FILE_NAME, write_constrained
+    from stepcot_jax.tables.constrained_models import write_constrained
     from stepcot_jax.tables.writing import write_table
 
-    source = _open_cases(options)
     cases, chain = _choose_cases(source, options), source.chain
     levels = choose_levels(options.levels, chain.num_steps)
     variants = [name for name in _VARIANTS if name in options.variants.split(",")]
@@ -76,8 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
         shown = {"num_shown": options.num_shown, "with_pictures": not options.without_pictures}
         size = write_level_page(options.out, found, tables, cases, replies, chain, **shown)
         write_constrained(options.out, found)
-    print(to_text(found))
-    print(f"in {options.out}: {FILE_NAME}, {PAGE_NAME} ({size / 1e6:.1f} MB), {REPLIES_NAME}, {', '.join(TABLE_NAMES)}")
+    return to_text(found), size
 
 
 def _make_endpoint(options: argparse.Namespace) -> Endpoint | None:
@@ -205,7 +221,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     root = "a data root in any layout, also of gs:// or s3://; default phantoms"
     parser.add_argument("data", nargs="?", metavar="DATA", help=root)
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder of results and ledger")
+    out = "folder of results and ledger; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
     run = "cases that a finished run has predicted, to compare with its networks; DATA overrides its data root"
     parser.add_argument("--workdir", metavar="RUN", help=run)
     parser.add_argument("--split", choices=("val", "test"), help="of --workdir, default test")

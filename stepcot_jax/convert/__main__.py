@@ -27,8 +27,9 @@ import numpy as np
 from stepcot_jax.convert import torch_reference
 from stepcot_jax.convert.tensor_files import check_destination, read_tensors, write_tensors
 from stepcot_jax.convert.torch_names import NETWORKS
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import local_path, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
+from stepcot_jax.host.outputs import writing_file, writing_folder
 from stepcot_jax.host.text import shorten
 from stepcot_jax.training.parameter_paths import flatten, unflatten
 
@@ -149,9 +150,19 @@ def _split_torch_name(name: str) -> tuple[str, str]:
 def main(arguments: list[str] | None = None) -> int:
     """Convert a file; print one JSON line, or of a workdir what it holds and which commands read it."""
     flags = _parse(arguments)
-    to_workdir = flags.to == "jax" and not flags.dest.suffix
+    to_workdir = flags.to == "jax" and not pathlib.PurePath(flags.dest).suffix
     recipe = _read_recipe(flags, to_workdir=to_workdir)
-    if not to_workdir:
+    writing = writing_folder(flags.dest, "DEST", is_new=True) if to_workdir else writing_file(flags.dest, "DEST")
+    with writing as out:
+        flags.dest = out.path
+        lines = _convert(flags, recipe)
+    print("\n".join(map(out.show, lines)))
+    return 0
+
+
+def _convert(flags: argparse.Namespace, recipe: "Recipe | None") -> list[str]:
+    """Convert a file; return the lines to print."""
+    if recipe is None:
         check_destination(flags.dest, overwrite=flags.force)
         if flags.to == "jax" and flags.dest.suffix != ".safetensors":
             raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax, or none for a workdir")
@@ -173,8 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
         "numbers": sum(int(array.size) for array in converted.values()),
         "ignored": ignored,
     }
-    print(json.dumps(report))
-    return 0
+    return [json.dumps(report)]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -183,7 +193,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Convert parameters between the authors' PyTorch names and layouts and ours.",
     )
     parser.add_argument("source", type=local_path, help="file to read; with --to torch also a run's workdir")
-    parser.add_argument("dest", type=output_path, help="file to write; with --to jax also a new folder, a workdir")
+    dest = "file to write; with --to jax also a new folder, a workdir; or gs://, s3://"
+    parser.add_argument("dest", type=output_place, help=dest)
     parser.add_argument("--to", choices=("jax", "torch"), required=True, help="names and layouts to write")
     parser.add_argument(
         "--network", choices=tuple(NETWORKS), help="the authors' side is the bare state_dict of this network"
@@ -224,7 +235,7 @@ def _read_recipe(flags: argparse.Namespace, *, to_workdir: bool) -> "Recipe | No
     return Recipe(flags.config or "paper", flags.chain, flags.image_encoder or "", flags.text_encoder or "")
 
 
-def _make_workdir(flags: argparse.Namespace, tensors: Mapping[str, Any], recipe: "Recipe") -> int:
+def _make_workdir(flags: argparse.Namespace, tensors: Mapping[str, Any], recipe: "Recipe") -> list[str]:
     from stepcot_jax.convert.converted_workdir import write_workdir
 
     try:
@@ -233,14 +244,16 @@ def _make_workdir(flags: argparse.Namespace, tensors: Mapping[str, Any], recipe:
     except BadInput as error:
         raise BadInput(f"{flags.source}: {error}") from None
     numbers = sum(int(np.size(array)) for own in networks.values() for array in own.values())
-    print(f"{flags.dest}: {len(tensors)} tensors, {numbers:,} numbers: {', '.join(networks)}")
+    lines = [f"{flags.dest}: {len(tensors)} tensors, {numbers:,} numbers: {', '.join(networks)}"]
     if content["fresh"]:
-        print(f"not in the file, random: {', '.join(content['fresh'])}")
+        lines.append(f"not in the file, random: {', '.join(content['fresh'])}")
     folder = shlex.quote(str(flags.dest))
-    for command in (f"predict IMAGE --checkpoint={folder}", f"export --checkpoint={folder} --out=FOLDER"):
-        print(f"next: python -m stepcot_jax.{command}")
-    print(f"next: python -m stepcot_jax.main --config=NAME --workdir=FOLDER --config.start.checkpoint={folder}")
-    return 0
+    commands = (
+        f"predict IMAGE --checkpoint={folder}",
+        f"export --checkpoint={folder} --out=FOLDER",
+        f"main --config=NAME --workdir=FOLDER --config.start.checkpoint={folder}",
+    )
+    return [*lines, *(f"next: python -m stepcot_jax.{command}" for command in commands)]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Each command imports what it needs when it runs, so that `--help` is fast.
 
 import argparse
 import math
-import pathlib
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ from stepcot_jax.data.fetching import add_fetch
 from stepcot_jax.data.grounded.vqa_command import add_vqa
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.host.terminal import Terminal
@@ -53,7 +52,8 @@ def _add_check(commands: Any) -> None:
         f"run can use it; 1: something would stop a run; 2: it cannot be read at all. {_RECORDS}",
     )
     _add_reading_options(parser)
-    parser.add_argument("--json", metavar="FILE", help="also write the facts as JSON; - prints JSON instead of tables")
+    json = "also write the facts as JSON, or gs://, s3://; - prints JSON instead of tables"
+    parser.add_argument("--json", type=output_place, metavar="FILE", help=json)
     parser.add_argument(
         "--images",
         choices=("decode", "exists", "none"),
@@ -77,6 +77,7 @@ def _check(options: argparse.Namespace) -> int:
     from stepcot_jax.data.checks.vqa_check import check_vqa, list_vqa_tables
     from stepcot_jax.data.grounded.record_files import holds_records
     from stepcot_jax.data.images.missing_images import name_option
+    from stepcot_jax.host.outputs import writing_file
 
     check_options = CheckOptions(
         **_reading_arguments(options),
@@ -96,12 +97,13 @@ def _check(options: argparse.Namespace) -> int:
     except BadInput as error:
         raise BadInput(name_option(str(error), purpose=_WITHOUT_IMAGES)) from None
     facts["stops"] = [name_option(each, purpose=_WITHOUT_IMAGES) for each in facts["stops"]]
-    if options.json == "-":
+    if str(options.json) == "-":
         sys.stdout.write(write_facts(facts))
     else:
         if options.json:
             try:
-                write_whole(pathlib.Path(options.json), write_facts(facts).encode())
+                with writing_file(options.json, "--json") as out:
+                    write_whole(out.path, write_facts(facts).encode())
             except OSError as error:
                 raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
         print_facts(facts, tables=tables)
@@ -117,7 +119,8 @@ def _add_stats(commands: Any) -> None:
         f"boxes, stages, lengths, the majority answer of each topic, and examples with their boxes. {_RECORDS}",
     )
     _add_reading_options(parser)
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder for tables and pictures")
+    out = "folder for tables and pictures; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
     parser.add_argument("--split-seed", type=int, default=0, help="of splits drawn without split tables, default 0")
     parser.set_defaults(run=_write_statistics)
 
@@ -134,6 +137,7 @@ def _write_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.data.statistics.count_pictures import write_pictures
     from stepcot_jax.data.statistics.count_tables import write_tables
     from stepcot_jax.data.statistics.counts import compute_statistics
+    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.text import make_printable
 
     collection = read_source(options.root, require_images=False, **_reading_arguments(options))
@@ -141,38 +145,42 @@ def _write_statistics(options: argparse.Namespace) -> None:
     if splits is None:
         splits = make_splits(collection.cases, seed=options.split_seed)
         source = f"made from seed {options.split_seed}, there being no tables"
-    make_workdir(options.out)
-    statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
-    tables = write_tables(options.out, statistics)
-    pictures, missing = write_pictures(options.out, statistics)
+    with writing_folder(options.out) as out:
+        make_workdir(out.path)
+        statistics = compute_statistics(collection.cases, collection.chain, splits, splits_source=source)
+        tables = write_tables(out.path, statistics)
+        pictures, missing = write_pictures(out.path, statistics)
     if collection.set_aside:
         print(f"{len(collection.set_aside)} records are set aside; `check` shows why")
     if "reasoning_length.png" not in pictures:
         print("no case has reasoning: reasoning_length is not drawn")
     if missing:
         print(f"no installed font has {make_printable(missing[:40])}: boxes in the .png, text in the .svg")
-    print(make_printable(f"{statistics.num_cases:,} cases in {options.out}: {', '.join((*tables, *pictures))}"))
+    print(make_printable(f"{statistics.num_cases:,} cases in {out.name}: {', '.join((*tables, *pictures))}"))
 
 
 def _write_vqa_statistics(options: argparse.Namespace) -> None:
     from stepcot_jax.data.grounded.record_files import read_vqa_records
     from stepcot_jax.data.statistics.vqa_statistics import write_vqa_statistics
+    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.text import make_printable
 
     collection = read_vqa_records(options.root, on_bad_record=options.on_bad_record)
-    make_workdir(options.out)
-    names, num_missing = write_vqa_statistics(options.out, collection)
+    with writing_folder(options.out) as out:
+        make_workdir(out.path)
+        names, num_missing = write_vqa_statistics(out.path, collection)
     if collection.set_aside:
         print(f"{len(collection.set_aside)} lines are set aside; `check` shows why")
     if num_missing:
         print(f"{num_missing} images of the examples cannot be read: drawn as empty")
-    print(make_printable(f"{len(collection.records):,} records in {options.out}: {', '.join(names)}"))
+    print(make_printable(f"{len(collection.records):,} records in {out.name}: {', '.join(names)}"))
 
 
 def _add_shards(commands: Any) -> None:
     parser = commands.add_parser("shards", help="write a folder's images into ArrayRecord shards to train from")
     _add_reading_options(parser)
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="new folder, or one to resume")
+    out = "new folder, or one to resume; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
     parser.add_argument("--shard-megabytes", type=float, default=256.0, help="size of a shard, default 256")
     _add_image_options(parser)
     parser.set_defaults(run=_make_shards)
@@ -180,21 +188,23 @@ def _add_shards(commands: Any) -> None:
 
 def _make_shards(options: argparse.Namespace) -> None:
     from stepcot_jax.data.images.shard_writing import make_shards
+    from stepcot_jax.host.outputs import resuming_folder
 
-    make_shards(
-        options.root,
-        options.out,
-        reading=_reading_arguments(options),
-        max_pixels=int(options.max_megapixels * 1e6),
-        shard_bytes=int(options.shard_megabytes * 2**20),
-        num_threads=options.num_threads,
-        terminal=Terminal(),
-    )
+    with resuming_folder(options.out) as out:
+        make_shards(
+            options.root,
+            out.path,
+            reading=_reading_arguments(options),
+            max_pixels=int(options.max_megapixels * 1e6),
+            shard_bytes=int(options.shard_megabytes * 2**20),
+            num_threads=options.num_threads,
+            terminal=Terminal(),
+        )
 
 
 def _add_phantom(commands: Any) -> None:
     parser = commands.add_parser("phantom", help="draw chest phantoms with all seven answers, boxes and masks")
-    parser.add_argument("folder", type=local_path, metavar="DIR")
+    parser.add_argument("folder", type=output_place, metavar="DIR", help="new or empty folder; or gs://, s3://")
     parser.add_argument("--num-cases", type=int, default=1000, help="default 1000")
     parser.add_argument("--size", type=int, default=256, help="height and width in pixels, default 256")
     parser.add_argument("--prevalence", choices=("published", "flat"), default="published", help="of the diagnoses")
@@ -204,18 +214,19 @@ def _add_phantom(commands: Any) -> None:
 
 def _draw_phantom(options: argparse.Namespace) -> None:
     from stepcot_jax.data.phantom.phantom import export_phantom
+    from stepcot_jax.host.outputs import writing_folder
 
-    folder: pathlib.Path = options.folder
-    make_new_folder(folder)
-    export_phantom(
-        folder,
-        num_cases=options.num_cases,
-        seed=options.seed,
-        size=options.size,
-        prevalence=options.prevalence,
-        progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
-    )
-    print(f"{options.num_cases} cases in {folder}")
+    with writing_folder(options.folder, "DIR", is_new=True) as out:
+        make_new_folder(out.path)
+        export_phantom(
+            out.path,
+            num_cases=options.num_cases,
+            seed=options.seed,
+            size=options.size,
+            prevalence=options.prevalence,
+            progress=lambda indices: Terminal().watch(indices, "drawing the phantom"),
+        )
+    print(f"{options.num_cases} cases in {out.name}")
 
 
 def _add_reading_options(parser: argparse.ArgumentParser) -> None:

@@ -127,14 +127,18 @@ class Dataset:
         return {name: len(indices) for name, indices in self.splits.by_name().items()}
 
 
+ACCOUNT_FILES = ("splits.json", "quarantine.jsonl")
+"""Files of a workdir that `write_account` writes or removes."""
+
+
 def write_account(dataset: Dataset, workdir: pathlib.Path) -> str | None:
     """Write the splits to `splits.json`, and the records set aside with their reasons to `quarantine.jsonl`.
 
     Returns:
       A sentence for the user if records were set aside, else None.
     """
-    write_manifest(workdir / "splits.json", dataset.splits, dataset.cases, source=dataset.splits_source)
-    quarantine = workdir / "quarantine.jsonl"
+    write_manifest(workdir / ACCOUNT_FILES[0], dataset.splits, dataset.cases, source=dataset.splits_source)
+    quarantine = workdir / ACCOUNT_FILES[1]
     if not dataset.set_aside:
         quarantine.unlink(missing_ok=True)
         return None

@@ -8,6 +8,7 @@ from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.host.store_copies import copy_missing
+from stepcot_jax.host.store_uploads import list_whole
 from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.host.terminal import Terminal
 
@@ -46,7 +47,7 @@ def fetch(address: str, out: pathlib.Path, *, terminal: Terminal) -> int:
       BadInput: the store cannot be read or holds no files, or the disk has no room.
     """
     store = StoreFolder(address)
-    found = store.list()
+    found = list_whole(store)
     if not found:
         raise BadInput(f"{store.address}: holds no files; expected a folder of cases")
     make_workdir(out)

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.text import install_extra
 
@@ -57,19 +56,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--examples",
         metavar="FOLDER",
-        type=local_path,
-        help="offer its images to try, to everyone who reaches the page (default: phantoms for a run on phantoms)",
+        help="offer its images to try, to everyone who reaches the page; or gs://, s3:// (default: phantoms for a run "
+        "on phantoms)",
     )
     parser.add_argument("--port", type=int, default=7860, help="port to listen on; 0 picks a free one (default: 7860)")
     options = parser.parse_args(arguments)
     if not 0 <= options.port <= 65535:
         raise BadInput(f"--port must be 0 (any free port) to 65535; got {options.port}")
-    if options.examples is not None and not options.examples.is_dir():
-        raise BadInput(f"--examples: {options.examples} is not a folder; expected one with PNG, JPEG or DICOM files")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
+    from stepcot_jax.host.store_cache import find_files, find_workdir
+
+    if options.examples is not None:
+        options.examples = find_files(options.examples, "--examples", holds="a folder of radiographs")
+        if not options.examples.is_dir():
+            raise BadInput(
+                f"--examples: {options.examples} is not a folder; expected one with PNG, JPEG or DICOM files"
+            )
     from stepcot_jax.demo.examples import find_examples
     from stepcot_jax.explain.saliency import Explainer
-    from stepcot_jax.host.store_cache import find_workdir
     from stepcot_jax.predict.policy_reader import load_reader
     from stepcot_jax.predict.trained_model import load_trained
     from stepcot_jax.settings.stored_settings import is_policy_run

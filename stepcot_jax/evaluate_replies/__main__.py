@@ -8,9 +8,10 @@ REPLIES are JSON lines with `id` (of a record) and `reply` (what the model wrote
 """
 
 import argparse
+import pathlib
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 
@@ -29,8 +30,10 @@ def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Vq
       BadInput: the file cannot be used, or has no record of the split.
     """
     from stepcot_jax.data.grounded.record_files import read_vqa_records
+    from stepcot_jax.host.store_cache import find_files
 
-    collection = read_vqa_records(options.records, on_bad_record=options.on_bad_record)
+    records = find_files(options.records, "RECORDS", holds="reasoning records", may_be_file=True)
+    collection = read_vqa_records(records, on_bad_record=options.on_bad_record)
     if collection.set_aside:
         print(f"{collection.path}: {len(collection.set_aside)} bad lines set aside, {collection.set_aside[0].reason}")
     chosen = [record for record in collection.records if options.split in ("all", record.split)]
@@ -46,42 +49,61 @@ def choose_records(options: argparse.Namespace) -> "tuple[VqaCollection, list[Vq
 def score(options: argparse.Namespace) -> None:
     """Score files of replies."""
     # Imported here and below, so that --help is fast.
+    from stepcot_jax.annotate.output import PAID_FOLDERS
     from stepcot_jax.evaluate_replies.scored_files import score_files
+    from stepcot_jax.host.outputs import resuming_folder
 
-    table = score_files(options, *choose_records(options))
+    records = choose_records(options)
+    options.replies = [_find_replies(each, "REPLIES") for each in options.replies]
+    options.perturbed = [_find_replies(each, "--perturbed") for each in options.perturbed]
+    if options.perturbed_records is not None:
+        options.perturbed_records = _find_replies(options.perturbed_records, "--perturbed-records")
+    with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
+        options.out = out.path
+        table = out.show(score_files(options, *records))
     print(table, end="")
+
+
+def _find_replies(source: str, name: str) -> pathlib.Path:
+    from stepcot_jax.host.store_cache import find_files
+
+    return find_files(source, name, holds="replies or perturbed records", may_be_file=True)
 
 
 def prompts(options: argparse.Namespace) -> None:
     """Write the prompts of a split."""
     from stepcot_jax.evaluate_replies.robustness import write_prompts
+    from stepcot_jax.host.outputs import writing_file
 
     collection, chosen = choose_records(options)
-    make_workdir(options.out.parent)
     form = {"dialect": options.dialect, "with_thinking": options.with_thinking}
-    write_prompts(options.out, chosen, root=collection.root, **form)
-    print(f'{options.out}: {len(chosen)} prompts; answer with lines of {{"id": .., "reply": ..}}')
+    with writing_file(options.out) as out:
+        make_workdir(out.path.parent)
+        write_prompts(out.path, chosen, root=collection.root, **form)
+    print(f'{out.name}: {len(chosen)} prompts; answer with lines of {{"id": .., "reply": ..}}')
 
 
 def perturb(options: argparse.Namespace) -> None:
     """Write perturbed records and their prompts."""
     from stepcot_jax.evaluate_replies.robustness import write_rounds
+    from stepcot_jax.host.outputs import writing_folder
 
     if options.rounds < 1:
         raise BadInput(f"--rounds must be at least 1; got {options.rounds}")
     collection, chosen = choose_records(options)
-    make_workdir(options.out)
-    written = write_rounds(
-        options.out,
-        chosen,
-        collection,
-        num_rounds=options.rounds,
-        seed=options.seed,
-        negated_answer=options.negated_answer,
-        dialect=options.dialect,
-        with_thinking=options.with_thinking,
-    )
-    print(f"in {options.out}: {', '.join(path.name for path in written)}")
+    with writing_folder(options.out) as out:
+        make_workdir(out.path)
+        written = write_rounds(
+            out.path,
+            chosen,
+            collection,
+            num_rounds=options.rounds,
+            seed=options.seed,
+            negated_answer=options.negated_answer,
+            dialect=options.dialect,
+            with_thinking=options.with_thinking,
+        )
+    print(f"in {out.name}: {', '.join(path.name for path in written)}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -96,8 +118,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    path = local_path
-    parser.add_argument("records", type=path, metavar="RECORDS", help="records.jsonl, or a folder that holds it")
+    records = "records.jsonl, or a folder that holds it; or gs://, s3://"
+    parser.add_argument("records", metavar="RECORDS", help=records)
     parser.add_argument("--dialect", choices=_DIALECTS, default="gemex", help="form of the replies, default gemex")
     without = "replies of gemex need no <think> part, and prompts do not ask for one"
     parser.add_argument("--without-thinking", dest="with_thinking", action="store_false", help=without)
@@ -111,10 +133,11 @@ def _score_parser() -> argparse.ArgumentParser:
         description="Score replies to grounded questions: metrics.json, tables, scores.jsonl and index.html.",
         epilog=f"{_PROGRAM} prompts --help and {_PROGRAM} perturb --help: prompts for a model to answer.",
     )
-    path = local_path
     _add_common(parser)
-    parser.add_argument("replies", type=path, nargs="+", metavar="REPLIES", help="JSON lines with id and reply")
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder of the results")
+    replies = "JSON lines with id and reply; or gs://, s3://"
+    parser.add_argument("replies", nargs="+", metavar="REPLIES", help=replies)
+    out = "folder of the results; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=out)
     parser.add_argument("--reading", choices=("strict", "parts"), default="strict", help="default strict")
     parser.add_argument("--missing", choices=("wrong", "stop", "skip"), default="wrong", help="replies, default wrong")
     scores = ("relative", "within_two", "exact", "token_f1")
@@ -127,8 +150,8 @@ def _score_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-shown", type=int, default=10_000, metavar="N", help="on the page, default 10000")
     parser.add_argument("--without-pictures", action="store_true", help="leave pictures out of the page")
     perturbed = parser.add_argument_group("perturbed questions", "Replies of the first model to each round's records.")
-    perturbed.add_argument("--perturbed", type=path, nargs="+", default=[], metavar="R", help="one file for each round")
-    perturbed.add_argument("--perturbed-records", type=path, metavar="DIR", help="folder that `perturb` wrote")
+    perturbed.add_argument("--perturbed", nargs="+", default=[], metavar="R", help="one file for each round")
+    perturbed.add_argument("--perturbed-records", metavar="DIR", help="folder that `perturb` wrote")
     stds = ("population", "sample", "from_original")
     perturbed.add_argument("--perturbation-std", choices=stds, default="population", help="default population")
     judge = parser.add_argument_group("judge of open answers", "Any OpenAI-compatible endpoint (extra: annotate).")
@@ -145,7 +168,7 @@ def _score_parser() -> argparse.ArgumentParser:
 def _prompts_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{_PROGRAM} prompts", description="Write the prompts of a split.")
     _add_common(parser)
-    parser.add_argument("--out", type=output_path, required=True, metavar="FILE", help="JSON lines to write")
+    parser.add_argument("--out", type=output_place, required=True, metavar="FILE", help="JSON lines; or gs://, s3://")
     parser.set_defaults(run=prompts)
     return parser
 
@@ -155,7 +178,7 @@ def _perturb_parser() -> argparse.ArgumentParser:
         prog=f"{_PROGRAM} perturb", description="Write perturbed closed and single-choice questions, and their prompts."
     )
     _add_common(parser)
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help="folder; or gs://, s3://")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--seed", type=int, default=0, help="of the draws, default 0")
     negated = 'whether "isn\'t" turns the answer, default flip'

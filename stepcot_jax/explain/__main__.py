@@ -13,7 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 
@@ -46,10 +46,12 @@ def explain(arguments: list[str]) -> int:
     images = "files, or folders of them; also on gs:// or s3://"
     parser.add_argument("images", nargs="+", metavar="IMAGE", help=images)
     _add_network(parser)
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="folder for pictures and JSON")
+    written = "folder for pictures and JSON; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help=written)
     parser.add_argument("--given", action="append", default=[], metavar="STEP=ANSWER", help="as for predict")
     options = parser.parse_args(arguments)
     from stepcot_jax.explain.drawing import write_explanations
+    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.host.text import make_printable
     from stepcot_jax.predict.corrections import read_corrections
@@ -62,14 +64,15 @@ def explain(arguments: list[str]) -> int:
     if not paths:
         return EXIT_UNREADABLE
     trained = _load(options)
-    make_workdir(options.out)
-    written = write_explanations(
-        trained, paths, model=options.model, given=given, out=options.out, refuse=complaints.refuse
-    )
-    for path, reading in written:
-        print(path)
-        for warning in reading.warnings:
-            print(make_printable(f"{reading.source}: warning: {warning}"), file=sys.stderr)
+    with writing_folder(options.out) as out:
+        make_workdir(out.path)
+        explained = write_explanations(
+            trained, paths, model=options.model, given=given, out=out.path, refuse=complaints.refuse
+        )
+        for path, reading in explained:
+            print(out.show(path))
+            for warning in reading.warnings:
+                print(make_printable(f"{reading.source}: warning: {warning}"), file=sys.stderr)
     return EXIT_UNREADABLE if complaints.num_refused else 0
 
 
@@ -80,10 +83,14 @@ def score(arguments: list[str]) -> int:
         description="Score the maps against lesion boxes, compared with an even map and a model with random weights.",
     )
     _add_network(parser)
-    parser.add_argument("--data", type=local_path, metavar="DIR", help="radiographs with boxes; default: the phantom")
-    parser.add_argument("--boxes", type=local_path, metavar="FILE", help="ChestX-ray8's box list for images of --data")
+    radiographs = "radiographs with boxes; or gs://, s3://; default: the phantom"
+    parser.add_argument("--data", metavar="DIR", help=radiographs)
+    box_list = "ChestX-ray8's box list for images of --data; or gs://, s3://"
+    parser.add_argument("--boxes", metavar="FILE", help=box_list)
     parser.add_argument("--num-cases", type=int, default=100, help="most radiographs with boxes (default: 100)")
-    parser.add_argument("--json", type=output_path, metavar="FILE", help="also write the figures as JSON")
+    parser.add_argument(
+        "--json", type=output_place, metavar="FILE", help="also write the figures as JSON; or gs://, s3://"
+    )
     options = parser.parse_args(arguments)
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
@@ -91,15 +98,19 @@ def score(arguments: list[str]) -> int:
         raise BadInput("--data is required with --boxes (the folder of the boxes' images)")
     from stepcot_jax.explain.scoring import describe_scores, score_network, write_scores
     from stepcot_jax.host.files import write_whole
+    from stepcot_jax.host.outputs import writing_file
+    from stepcot_jax.host.store_cache import find_files
 
+    data = options.data and find_files(options.data, "--data", holds="a folder of radiographs with boxes")
+    boxes = options.boxes and find_files(options.boxes, "--boxes", holds="a box list", may_be_file=True)
     trained = _load(options)
-    found = score_network(
-        trained, model=options.model, data=options.data, box_list=options.boxes, num_cases=options.num_cases
-    )
+    found = score_network(trained, model=options.model, data=data, box_list=boxes, num_cases=options.num_cases)
+    found = found if options.data is None else {**found, "data": options.data}
     print(describe_scores(found))
     if options.json is not None:
         try:
-            write_whole(options.json, write_scores(found))
+            with writing_file(options.json, "--json") as out:
+                write_whole(out.path, write_scores(found))
         except OSError as error:
             raise BadInput(f"--json: {options.json} cannot be written ({error.strerror})") from None
     return 0

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import is_address, local_path, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.hub import SCHEME, check_account, upload_folder
 
@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
         description="Export a trained model, with a loader that needs only jax and numpy.",
     )
     parser.add_argument("--checkpoint", required=True, metavar="WORKDIR", help="of a finished run; or gs://, s3://")
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="new or empty folder")
+    parser.add_argument(
+        "--out", type=output_place, required=True, metavar="DIR", help="new or empty folder; or gs://, s3://"
+    )
     parser.add_argument(
         "--model", metavar="NAME[,NAME]", help="student, teacher or both (default: all networks of the run)"
     )
@@ -58,39 +60,49 @@ def main(arguments: list[str] | None = None) -> int:
     if flags.push_to_hub:
         check_account(flags.push_to_hub)  # before the work
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.export.folder import export_model
-    from stepcot_jax.export.policy_folder import export_policy
+    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.store_cache import find_workdir
-    from stepcot_jax.settings.stored_settings import is_policy_run
 
     flags.checkpoint = find_workdir(flags.checkpoint, "--checkpoint")
-    if is_policy_run(flags.checkpoint):
-        if names is not None or flags.torch_names or flags.format != "stablehlo":
-            raise BadInput(
-                f"{flags.checkpoint} is of a policy, to which --model, --torch-names and --format=onnx do not apply"
-            )
-        report = export_policy(flags.checkpoint, flags.out, say=_say)
-    elif flags.format == "onnx":
-        if flags.torch_names:
-            raise BadInput("--torch-names applies to --format=stablehlo")
-        from stepcot_jax.export.onnx_folder import export_onnx
-
-        report = export_onnx(flags.checkpoint, flags.out, models=names, say=_say)
-    else:
-        report = export_model(flags.checkpoint, flags.out, models=names, torch_names=flags.torch_names, say=_say)
-    if not flags.json:
-        print(describe_report(report))
+    with writing_folder(flags.out, is_new=True) as out:
+        report = {**_export(flags, out.path, names), "folder": out.name}
+        if not flags.json:
+            print(describe_report(report))
     if flags.push_to_hub:
-        address = push_export(flags.out, flags.push_to_hub, private=flags.private, licence=flags.license)
+        folder = find_workdir(out.name, "--out")
+        address = push_export(folder, flags.push_to_hub, private=flags.private, licence=flags.license, name=out.name)
         report["address"] = address
         if not flags.json:
-            print(describe_address(address, flags.out))
+            print(describe_address(address, folder))
     if flags.json:
         print(json.dumps(report))
     return 0
 
 
-def push_export(folder: pathlib.Path, repository: str, *, private: bool, licence: str | None = None) -> str:
+def _export(flags: argparse.Namespace, out: pathlib.Path, names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Write the export that the flags name; return its report."""
+    from stepcot_jax.export.folder import export_model
+    from stepcot_jax.export.policy_folder import export_policy
+    from stepcot_jax.settings.stored_settings import is_policy_run
+
+    if is_policy_run(flags.checkpoint):
+        if names is not None or flags.torch_names or flags.format != "stablehlo":
+            raise BadInput(
+                f"{flags.checkpoint} is of a policy, to which --model, --torch-names and --format=onnx do not apply"
+            )
+        return export_policy(flags.checkpoint, out, say=_say)
+    if flags.format == "onnx":
+        if flags.torch_names:
+            raise BadInput("--torch-names applies to --format=stablehlo")
+        from stepcot_jax.export.onnx_folder import export_onnx
+
+        return export_onnx(flags.checkpoint, out, models=names, say=_say)
+    return export_model(flags.checkpoint, out, models=names, torch_names=flags.torch_names, say=_say)
+
+
+def push_export(
+    folder: pathlib.Path, repository: str, *, private: bool, licence: str | None = None, name: str = ""
+) -> str:
     """Upload an export to the Hugging Face hub and return its address.
 
     Args:
@@ -98,6 +110,7 @@ def push_export(folder: pathlib.Path, repository: str, *, private: bool, licence
       repository: OWNER/NAME.
       private: whether a new repository is private.
       licence: written to the card; None keeps the licence of the card that the repository has.
+      name: what the user calls the folder, if not by its path.
 
     Raises:
       BadInput: the folder is no export, or a file of it changed; or the upload failed, with the command to repeat it.
@@ -116,8 +129,9 @@ def push_export(folder: pathlib.Path, repository: str, *, private: bool, licence
         with with_licence(folder, repository, licence) as whole:
             return upload_folder(whole, repository, private=private, message=f"Export of stepcot-jax {__version__}")
     except BadInput as error:
-        again = f"python -m stepcot_jax.export push {shlex.quote(str(folder))} {repository}"
-        raise BadInput(f"{error}; the export is complete in {folder}, and {again} uploads it") from None
+        name = name or str(folder)
+        again = f"python -m stepcot_jax.export push {shlex.quote(name)} {repository}"
+        raise BadInput(f"{error}; the export is complete in {name}, and {again} uploads it") from None
 
 
 def describe_address(address: str, folder: pathlib.Path) -> str:
@@ -136,15 +150,18 @@ def _push(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.export push", description="Upload an export to the Hugging Face hub."
     )
-    parser.add_argument("folder", type=local_path, metavar="DIR", help="of an export")
+    parser.add_argument("folder", metavar="DIR", help="of an export; or gs://, s3://")
     parser.add_argument("repository", metavar="OWNER/NAME", help="created if missing")
     parser.add_argument("--private", action="store_true", help="a new repository is private")
     parser.add_argument("--license", metavar="ID", help=_LICENCE)
     parser.add_argument("--json", action="store_true", help="print the address as one JSON line")
     flags = parser.parse_args(arguments)
     check_account(flags.repository)
-    address = push_export(flags.folder, flags.repository, private=flags.private, licence=flags.license)
-    print(json.dumps({"address": address}) if flags.json else describe_address(address, flags.folder))
+    from stepcot_jax.host.store_cache import find_workdir
+
+    folder = find_workdir(flags.folder, "DIR")
+    address = push_export(folder, flags.repository, private=flags.private, licence=flags.license, name=flags.folder)
+    print(json.dumps({"address": address}) if flags.json else describe_address(address, folder))
     return 0
 
 
@@ -182,6 +199,9 @@ def describe_report(report: Mapping[str, Any]) -> str:
         pairs = (f"{key.replace('_', ' ')} {value}" for key, value in zip(facts, shown, strict=True))
         lines.append(f"{name}: {', '.join(pairs)}")
     folder = shlex.quote(report["folder"])
+    if is_address(folder):
+        lines.append(f"next: python -m stepcot_jax.data fetch {folder} DIR")
+        folder = "DIR"
     if "load.py" in report["files"]:
         lines.append(f"next: python {folder}/load.py {folder}  (checks that a machine computes the same)")
     else:

@@ -9,6 +9,7 @@ import pathlib
 import re
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.stores import check_store_address
 from stepcot_jax.host.text import shorten
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -68,10 +69,16 @@ def local_path(text: str, *, is_output: bool = False) -> pathlib.Path:
     return pathlib.Path(text)
 
 
-def output_path(text: str) -> pathlib.Path:
-    """Return the path that an argument names; the `type=` of argparse for every path that is written.
+def output_place(text: str) -> pathlib.Path | str:
+    """Return the path or the address that an argument names; the `type=` of argparse for what `outputs` writes.
 
     Raises:
-      argparse.ArgumentTypeError: it is an address.
+      argparse.ArgumentTypeError: it is an address of another form than gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
     """
-    return local_path(text, is_output=True)
+    if not is_address(text):
+        return pathlib.Path(text)
+    try:
+        check_store_address(text)
+    except BadInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text

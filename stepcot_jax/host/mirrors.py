@@ -9,6 +9,7 @@ import hashlib
 import pathlib
 import shutil
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import msgspec
 
@@ -16,16 +17,19 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, read_file
 from stepcot_jax.host.leases import LEASE_FILE
 from stepcot_jax.host.locks import LOCK_NAME
+from stepcot_jax.host.store_uploads import UNFINISHED
 from stepcot_jax.host.stores import Stored, StoreError, StoreFolder
 from stepcot_jax.host.text import shorten
 
 MANIFEST = "mirror.json"
 CHECKPOINTS = "checkpoints"
 
-_PAID = "judge/"
-"""Folder of files that only grow, and are paid for: what the machine has beyond the store is kept."""
+_PAID = ("judge/",)
+"""Folders of a run with files that only grow, and are paid for: what the machine has beyond the store is kept."""
 
 _MOST_PAID = 2**32
+
+Names: TypeAlias = frozenset[str]
 
 _LEFT_HERE = frozenset({"features", LOCK_NAME})
 """Names of a workdir that stay on the machine: a cache that may be large, and the lock."""
@@ -43,10 +47,14 @@ class Mirror:
     Args:
       folder: of this machine; it exists, and nothing else writes there.
       store: where the copy is.
+      paid: folders of files that only grow, such as answers of models; what is here beyond the store is kept.
+      left: names in the folder that are not copied.
     """
 
-    def __init__(self, folder: pathlib.Path, store: StoreFolder) -> None:
-        self.folder, self.store = folder, store
+    def __init__(
+        self, folder: pathlib.Path, store: StoreFolder, *, paid: tuple[str, ...] = _PAID, left: Names = _LEFT_HERE
+    ) -> None:
+        self.folder, self.store, self._paid, self._left = folder, store, paid, left
         self._pushed: dict[str, tuple[int, ...]] = {}
         self._digests: dict[str, tuple[int, str]] = {}
 
@@ -79,10 +87,10 @@ class Mirror:
         """
         found = self.store.list()
         complete = read_complete(self.store) or {}
-        wanted = {name: self.folder / name for name in found if is_copied(name, complete)}
-        here = _list_files(self.folder)
+        wanted = {name: self.folder / name for name in found if is_copied(name, complete, self._left)}
+        here = list_files(self.folder, self._left)
         known = {name for name in wanted.keys() & here.keys() & complete.keys() if _is_as(here[name], complete[name])}
-        ahead = {name for name in here if name.startswith(_PAID) and self._goes_on(name, here[name])}
+        ahead = {name for name in here if name.startswith(self._paid) and self._goes_on(name, here[name])}
         for name in here.keys() - wanted.keys() - ahead:
             here[name].unlink()
         missing = {name: path for name, path in wanted.items() if name not in known | ahead}
@@ -99,7 +107,7 @@ class Mirror:
             shutil.rmtree(self.folder / step, ignore_errors=True)
         _remove_empty(self.folder)
         self._digests = {name: entry for name, entry in complete.items() if _step_of(name) not in damaged}
-        self._pushed = {name: _mark(path) for name, path in wanted.items() if name not in ahead and path.exists()}
+        self._pushed = {name: mark_file(path) for name, path in wanted.items() if name not in ahead and path.exists()}
         return [
             f"warning: {self.store.address}/{step} is not as it was written, by the digests in {MANIFEST}; left out"
             for step in damaged
@@ -108,7 +116,7 @@ class Mirror:
     def _goes_on(self, name: str, path: pathlib.Path) -> bool:
         """Return whether a file begins with the store's object of its name, if there is one."""
         stored = self.store.read(name) or b""
-        return read_file(path, max_bytes=_MOST_PAID, accepted="ratings of a judge").startswith(stored)
+        return read_file(path, max_bytes=_MOST_PAID, accepted="answers of a model").startswith(stored)
 
     def push(self) -> None:
         """Make the copy equal to the folder, whose checkpoints are complete: first the log, the manifest last.
@@ -116,10 +124,10 @@ class Mirror:
         Raises:
           StoreError: the store cannot be written; the copy is that of the last push then, with some files newer.
         """
-        here, marks = _list_files(self.folder), {}
+        here, marks = list_files(self.folder, self._left), {}
         for name, path in list(here.items()):
             try:
-                marks[name] = _mark(path)
+                marks[name] = mark_file(path)
             except FileNotFoundError:  # of a logger's background process
                 del here[name]
         changed = [name for name in sorted(here) if self._pushed.get(name) != marks[name]]
@@ -135,6 +143,18 @@ class Mirror:
         gone |= {name for name in self.store.list() if _is_checkpoint(name) and name not in here}
         self.store.remove(gone)
         self._pushed, self._digests = marks, digests
+
+    def push_paid(self) -> None:
+        """Copy the files that are paid for and have grown; another thread may be writing them.
+
+        Raises:
+          StoreError: the store cannot be written.
+        """
+        for name, path in list_files(self.folder, self._left).items():
+            mark = mark_file(path)
+            if name.startswith(self._paid) and self._pushed.get(name) != mark:
+                self.store.write(name, read_file(path, max_bytes=_MOST_PAID, accepted="answers of a model"))
+                self._pushed[name] = mark
 
     def _write_manifest(self, digests: Mapping[str, tuple[int, str]]) -> None:
         content = msgspec.json.encode(_Manifest(dict(sorted(digests.items()))))
@@ -183,7 +203,7 @@ _DIGESTS: dict[pathlib.Path, tuple[tuple[int, ...], tuple[int, str]]] = {}
 
 def _digest_once(path: pathlib.Path) -> tuple[int, str]:
     """Return the size and the SHA-256 of a file, which is read again when it has changed."""
-    mark = _mark(path)
+    mark = mark_file(path)
     kept = _DIGESTS.get(path)
     if kept is None or kept[0] != mark:
         kept = _DIGESTS[path] = mark, digest_file(path)
@@ -199,25 +219,25 @@ def _is_checkpoint(name: str) -> bool:
     return name.startswith(f"{CHECKPOINTS}/")
 
 
-def is_copied(name: str, complete: Mapping[str, object]) -> bool:
+def is_copied(name: str, complete: Mapping[str, object], left: Names = _LEFT_HERE) -> bool:
     """Return whether an object of a run's folder is a file of the run: of checkpoints, only of complete ones."""
     if _is_checkpoint(name):
         return name in complete
-    return name not in (MANIFEST, LEASE_FILE) and name.partition("/")[0] not in _LEFT_HERE
+    return name not in (MANIFEST, LEASE_FILE, UNFINISHED) and name.partition("/")[0] not in left
 
 
-def _list_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+def list_files(folder: pathlib.Path, left: Names) -> dict[str, pathlib.Path]:
     """Return the files that belong to the copy, by name: none that is half written, and no links."""
     found = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         is_partial = name.endswith(".partial") or "orbax-checkpoint-tmp" in name
-        if path.is_file() and not path.is_symlink() and not is_partial and name.partition("/")[0] not in _LEFT_HERE:
+        if path.is_file() and not path.is_symlink() and not is_partial and name.partition("/")[0] not in left:
             found[name] = path
     return found
 
 
-def _mark(path: pathlib.Path) -> tuple[int, ...]:
+def mark_file(path: pathlib.Path) -> tuple[int, ...]:
     """Return what changes when a file is written or replaced."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino

@@ -15,6 +15,7 @@ from stepcot_jax.host.files import make_private_folder
 from stepcot_jax.host.locks import wait_for_lock
 from stepcot_jax.host.mirrors import digest_listing, find_damaged, is_copied, read_complete
 from stepcot_jax.host.store_copies import copy_missing
+from stepcot_jax.host.store_uploads import list_whole
 from stepcot_jax.host.stores import Stored, StoreFolder, is_store_address
 from stepcot_jax.host.terminal import Terminal
 
@@ -38,7 +39,7 @@ def fetch_run(address: str, *, terminal: Terminal) -> pathlib.Path:
     complete = read_complete(store)
     found = {
         name: entry
-        for name, entry in store.list().items()
+        for name, entry in list_whole(store).items()
         if (complete is None or is_copied(name, complete)) and name.partition("/")[0] not in _NOT_READ
     }
 
@@ -65,10 +66,10 @@ def fetch_files(address: str, *, holds: str, terminal: Terminal) -> pathlib.Path
         an object changed meanwhile.
     """
     store = StoreFolder(address)
-    found = store.list()
+    found = list_whole(store)
 
     def check(folder: pathlib.Path) -> None:  # noqa: ARG001
-        if store.list() != found:
+        if list_whole(store) != found:
             raise BadInput(f"{store.address}: an object changed while the folder was downloaded; try again")
 
     return _fetch(store, found, holds=holds, check=check, terminal=terminal)

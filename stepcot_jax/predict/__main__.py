@@ -15,20 +15,23 @@ For research; not a medical device.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.compilation_cache import use_compilation_cache
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import writing_whole
 
 if TYPE_CHECKING:
+    from stepcot_jax.host.staged_outputs import Output
     from stepcot_jax.predict.answers import ChainReading
-    from stepcot_jax.predict.image_reader import ImageReader
+    from stepcot_jax.predict.image_reader import Given, ImageReader
     from stepcot_jax.predict.radiographs import Complaints
 
 EXIT_UNREADABLE = 1
@@ -46,10 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
     from absl import logging
 
+    from stepcot_jax.host.outputs import resuming_folder, writing_file
     from stepcot_jax.host.store_cache import find_files
-    from stepcot_jax.predict.answer_sheet import in_order, is_sheet, write_sheet
-    from stepcot_jax.predict.asking import ask_in_turn
-    from stepcot_jax.predict.corrections import check_takes_answers, read_corrections
+    from stepcot_jax.predict.answer_sheet import is_sheet
+    from stepcot_jax.predict.corrections import read_corrections
     from stepcot_jax.predict.image_reader import load
     from stepcot_jax.predict.loading import find_folder
     from stepcot_jax.predict.radiographs import Complaints, find_images
@@ -60,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.ask and (given or options.json):
         raise BadInput("--ask cannot be used with --given or --json")
     flag = "--ask" if options.ask else "--json" if options.json else ""
-    has_rows = options.out is not None and is_sheet(options.out, flag=flag)
+    has_rows = options.out is not None and is_sheet(pathlib.Path(options.out), flag=flag)
     complaints = Complaints()
     images = [find_files(each, "IMAGE", holds="radiographs", may_be_file=True) for each in options.images]
     paths = find_images(images, refuse=complaints.refuse, note=complaints.note)
@@ -74,6 +77,29 @@ def main(arguments: list[str] | None = None) -> int:
         batch_size=min(BATCH_SIZE, len(paths)),
         pairs=options.pairs,
     )
+    with contextlib.ExitStack() as stack:
+        if options.dicom_out is not None:
+            options.dicom_out = stack.enter_context(resuming_folder(options.dicom_out, "--dicom-out"))
+        if options.out is not None:
+            options.out = stack.enter_context(writing_file(options.out)).path
+        _read_and_write(options, reader, paths, complaints, given=given, has_rows=has_rows)
+    return EXIT_UNREADABLE if complaints.num_refused else 0
+
+
+def _read_and_write(
+    options: argparse.Namespace,
+    reader: "ImageReader",
+    paths: list[pathlib.Path],
+    complaints: "Complaints",
+    *,
+    given: "Given",
+    has_rows: bool,
+) -> None:
+    """Read the images and print or write their readings."""
+    from stepcot_jax.predict.answer_sheet import in_order, write_sheet
+    from stepcot_jax.predict.asking import ask_in_turn
+    from stepcot_jax.predict.corrections import check_takes_answers
+
     report = _reporting(options.dicom_out, reader, complaints)
     if options.ask:
         check_takes_answers(reader.trained, model=reader.model)
@@ -81,31 +107,35 @@ def main(arguments: list[str] | None = None) -> int:
             print(_HARDLY_FOLLOWS)
         reading = ask_in_turn(reader, paths[0], answer=input, say=print)
         _write([f"\n{each}" for each in report([reading])], options.out)
-        return EXIT_UNREADABLE if complaints.num_refused else 0
+        return
     reader.take(given)  # reports a wrong answer before the first image is read
     if has_rows:
         read = functools.partial(reader.read_files, paths, given=given)
         rows = in_order(paths, lambda note: report(read(refuse=note)), refuse=complaints.refuse)
         write_sheet(options.out, rows, reader.chain, with_reports=options.dicom_out is not None)
-        return EXIT_UNREADABLE if complaints.num_refused else 0
+        return
     readings = report(reader.read_files(paths, given=given, refuse=complaints.refuse))
     if options.json:
         _write((json.dumps(reading.as_dict()) for reading in readings), options.out)
     else:
         _write(("\n" * bool(number) + str(reading) for number, reading in enumerate(readings)), options.out)
-    return EXIT_UNREADABLE if complaints.num_refused else 0
 
 
 def _reporting(
-    folder: pathlib.Path | None, reader: "ImageReader", complaints: "Complaints"
+    folder: "Output | None", reader: "ImageReader", complaints: "Complaints"
 ) -> "Callable[[Iterable[ChainReading]], Iterator[ChainReading]]":
     """Return what passes readings on and, with a folder, writes a structured report of each."""
     if folder is None:
         return iter
     from stepcot_jax.predict.structured_report import ReportFolder
 
-    reports = ReportFolder(folder, reader.network, max_pixels=reader.trained.max_pixels)
-    return functools.partial(reports.attach, refuse=complaints.refuse)
+    reports = ReportFolder(folder.path, reader.network, max_pixels=reader.trained.max_pixels)
+
+    def attach(readings: "Iterable[ChainReading]") -> "Iterator[ChainReading]":
+        for reading in reports.attach(readings, refuse=complaints.refuse):
+            yield dataclasses.replace(reading, report=folder.show(reading.report))
+
+    return attach
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -140,17 +170,18 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--dicom-out",
-        type=local_path,
+        type=output_place,
         metavar="DIR",
-        help="also write a structured report of each DICOM image there, in the image's study; holds the patient's data",
+        help="also write a structured report of each DICOM image there, or to gs://, s3://, in the image's study; "
+        "holds the patient's data",
     )
     parser.add_argument("--ask", action="store_true", help="ask for corrections at the terminal, for one image")
     parser.add_argument("--json", action="store_true", help="write one JSON object a line and image")
     parser.add_argument(
         "--out",
-        type=output_path,
+        type=output_place,
         metavar="FILE",
-        help="write there instead of to stdout; a .csv, .jsonl or .parquet file has one row an image",
+        help="write there instead of to stdout; a .csv, .jsonl or .parquet file has one row an image; or gs://, s3://",
     )
     return parser.parse_args(arguments)
 

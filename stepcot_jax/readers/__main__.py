@@ -8,7 +8,7 @@ python -m stepcot_jax.readers score DIR FORM... --out DIR2 [--predictions RUN/pr
 import argparse
 import pathlib
 
-from stepcot_jax.host.addresses import local_path, output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.store_cache import find_files, find_workdir
 
@@ -19,6 +19,7 @@ _MAX_MEGAPIXELS = 64.0
 def sample(options: argparse.Namespace) -> None:
     """Write forms, images and the key."""
     # Imported here and below, so that --help is fast.
+    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.readers.key import KEY_NAME, check_names
     from stepcot_jax.readers.reader_cases import open_data, open_run
@@ -41,22 +42,23 @@ def sample(options: argparse.Namespace) -> None:
             reading["step_names"] = tuple(reading["step_names"])
         source = open_data(data, max_pixels=max_pixels, **reading)
     num_aside = len(source.cases) - len(source.diagnosed)
-    write_sample(
-        options.out,
-        source,
-        readers=readers,
-        num_cases=options.num_cases,
-        seed=options.seed,
-        form=options.format,
-        with_undiagnosed=options.with_undiagnosed,
-        progress=lambda cases: Terminal().watch(cases, "writing images"),
-    )
+    with writing_folder(options.out, is_new=True) as out:
+        write_sample(
+            out.path,
+            source,
+            readers=readers,
+            num_cases=options.num_cases,
+            seed=options.seed,
+            form=options.format,
+            with_undiagnosed=options.with_undiagnosed,
+            progress=lambda cases: Terminal().watch(cases, "writing images"),
+        )
     if num_aside and not options.with_undiagnosed:
         print(f"{num_aside} of {len(source.cases)} cases have no diagnosis and were left out")
-    print(f"{options.num_cases} cases of {source.name} in {options.out}")
+    print(f"{options.num_cases} cases of {source.name} in {out.name}")
     for name in readers:
-        print(f"for {name}: {options.out / name}")
-    print(f"not for readers: {options.out / KEY_NAME}")
+        print(f"for {name}: {out.show(out.path / name)}")
+    print(f"not for readers: {out.show(out.path / KEY_NAME)}")
 
 
 def _find_data(source: str | None) -> pathlib.Path | None:
@@ -65,23 +67,28 @@ def _find_data(source: str | None) -> pathlib.Path | None:
 
 def score(options: argparse.Namespace) -> None:
     """Read filled forms and compare."""
+    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.readers.filled import read_forms
     from stepcot_jax.readers.key import read_key
     from stepcot_jax.readers.reader_scores import compare_readers
     from stepcot_jax.readers.reader_tables import tabulate_accuracy, write_comparison
     from stepcot_jax.tables.writing import to_markdown
 
-    key = read_key(options.sample)
-    forms = read_forms(key, options.sample, options.forms)
-    comparison = compare_readers(
-        key, forms, options.predictions, num_resamples=options.num_resamples, seed=options.seed
+    folder = find_files(options.sample, "DIR", holds="the output of `sample`")
+    key = read_key(folder)
+    filled = [find_files(form, "FORM", holds="a filled form", may_be_file=True) for form in options.forms]
+    forms = read_forms(key, folder, filled)
+    predictions = options.predictions and find_files(
+        options.predictions, "--predictions", holds="predictions of a run", may_be_file=True
     )
-    names = write_comparison(options.out, comparison)
+    comparison = compare_readers(key, forms, predictions, num_resamples=options.num_resamples, seed=options.seed)
+    with writing_folder(options.out) as out:
+        names = write_comparison(out.path, comparison)
     print(to_markdown(tabulate_accuracy(comparison)), end="")
     absent = [reader.name for reader in key.readers if reader.name not in {form.reader for form in forms}]
     if absent:
         print(f"without the forms of {', '.join(absent)}")
-    print(f"in {options.out}: {', '.join(names)}")
+    print(f"in {out.name}: {', '.join(names)}")
 
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], accepted: str) -> None:
@@ -109,7 +116,7 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
     source = "folder or file in any supported layout; or a folder of gs:// or s3://"
     parser.add_argument("data", nargs="?", metavar="DATA", help=source)
     parser.add_argument("--readers", required=True, metavar="NAME,NAME", help="one folder and one form for each")
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR", help="a new folder; or gs://, s3://")
     parser.add_argument("--num-cases", type=int, default=200, metavar="N", help="default 200, as in the paper")
     parser.add_argument("--seed", type=int, default=0, help="of the draw and of the orders, default 0")
     parser.add_argument("--format", choices=("html", "csv"), default="html", help="of the forms, default html")
@@ -129,11 +136,12 @@ def _add_sample(parser: argparse.ArgumentParser) -> None:
 def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.description = "Read filled forms, refuse incomplete and altered ones, and compare readers, teacher and "
     parser.description += "student step by step."
-    path = local_path
-    parser.add_argument("sample", type=path, metavar="DIR", help="output of `sample`, with its key")
-    parser.add_argument("forms", type=path, nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
-    parser.add_argument("--predictions", type=path, metavar="FILE", help="of a run: RUN/predictions/test.npz")
-    parser.add_argument("--out", type=output_path, required=True, metavar="DIR2", help="folder for the tables")
+    parser.description += " Each of DIR, FORM and FILE may be on gs:// or s3://."
+    parser.add_argument("sample", metavar="DIR", help="output of `sample`, with its key")
+    parser.add_argument("forms", nargs="+", metavar="FORM", help="a filled form (CSV) of each reader")
+    parser.add_argument("--predictions", metavar="FILE", help="of a run: RUN/predictions/test.npz")
+    out = "folder for the tables; or gs://, s3://"
+    parser.add_argument("--out", type=output_place, required=True, metavar="DIR2", help=out)
     parser.add_argument("--num-resamples", type=int, default=1000, metavar="N", help="of the bootstrap, default 1000")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap, default 0")
     parser.set_defaults(run=score)

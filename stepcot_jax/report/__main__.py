@@ -8,11 +8,14 @@ The page is a single file that loads nothing. It holds pictures and reports of t
 """
 
 import argparse
-import pathlib
+from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
+
+if TYPE_CHECKING:
+    from stepcot_jax.host.staged_outputs import Output
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,8 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stepcot_jax.report", description="Write a finished run as one web page that loads nothing."
     )
-    parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://, s3:// with --out")
-    parser.add_argument("--out", metavar="FILE", type=output_path, help="default: report.html in the workdir")
+    parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://, s3://")
+    page = "or gs://, s3://; default: report.html in the workdir"
+    parser.add_argument("--out", metavar="FILE", type=output_place, help=page)
     shown = "most cases, or replies of a policy, to show (default: 200)"
     parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
     parser.add_argument(
@@ -35,27 +39,33 @@ def main(arguments: list[str] | None = None) -> int:
     if options.num_cases < 1:
         raise BadInput(f"--num-cases must be at least 1; got {options.num_cases}")
     # Imported here: jax takes seconds, and `--help` and a wrong flag should not.
-    from stepcot_jax.host.files import write_whole
+    from stepcot_jax.host.outputs import writing_file
     from stepcot_jax.host.store_cache import find_workdir
-    from stepcot_jax.host.stores import is_store_address
+    from stepcot_jax.settings.run_settings import POLICY_JOBS
+    from stepcot_jax.settings.stored_settings import read_settings
+
+    place = options.out or f"{options.workdir.rstrip('/')}/report.html"
+    options.workdir = find_workdir(options.workdir, "WORKDIR")
+    if not options.workdir.is_dir():
+        raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")
+    write = _write_policy if read_settings(options.workdir / "settings.json").job in POLICY_JOBS else _write_networks
+    with writing_file(place) as out:
+        size = write(options, out)
+    print(f"{out.name}: {size / 1e6:.1f} MB")
+    return 0
+
+
+def _write_networks(options: argparse.Namespace, out: "Output") -> int:
+    """Write the page of a run of networks; return its size in bytes."""
+    from stepcot_jax.host.files import write_whole
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.predict.trained_model import read_default_model
     from stepcot_jax.report.assembly import assemble
     from stepcot_jax.report.finished_run import read_run
-    from stepcot_jax.settings.run_settings import POLICY_JOBS
-    from stepcot_jax.settings.stored_settings import read_settings
 
-    if is_store_address(options.workdir) and options.out is None:
-        raise BadInput(f"--out is required with {options.workdir} (the file of the page, on this machine)")
-    options.workdir = find_workdir(options.workdir, "WORKDIR")
-    if not options.workdir.is_dir():
-        raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")
-    out = options.out or options.workdir / "report.html"
-    if read_settings(options.workdir / "settings.json").job in POLICY_JOBS:
-        return _write_policy(options, out)
     run, model = read_run(options.workdir), options.model or read_default_model(options.workdir)
     run.check_model(model)
-    make_workdir(out.parent)
+    make_workdir(out.path.parent)
     page = assemble(
         run,
         model=model,
@@ -64,24 +74,22 @@ def main(arguments: list[str] | None = None) -> int:
         with_maps=not options.without_maps,
         terminal=Terminal(),
     ).encode()
-    write_whole(out, page)
-    print(f"{out}: {len(page) / 1e6:.1f} MB")
-    return 0
+    write_whole(out.path, page)
+    return len(page)
 
 
-def _write_policy(options: argparse.Namespace, out: pathlib.Path) -> int:
+def _write_policy(options: argparse.Namespace, out: "Output") -> int:
+    """Write the page of a policy's run; return its size in bytes."""
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.report.policy_page import read_policy_run, write_policy_page
 
     if options.model is not None or options.without_maps:
         raise BadInput(f"{options.workdir} is of a policy, to which --model and --without-maps do not apply")
     run = read_policy_run(options.workdir)
-    make_workdir(out.parent)
-    size = write_policy_page(
-        run, out, num_cases=options.num_cases, with_data=not options.without_data, terminal=Terminal()
+    make_workdir(out.path.parent)
+    return write_policy_page(
+        run, out.path, num_cases=options.num_cases, with_data=not options.without_data, terminal=Terminal()
     )
-    print(f"{out}: {size / 1e6:.1f} MB")
-    return 0
 
 
 if __name__ == "__main__":

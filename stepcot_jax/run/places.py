@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 import jax
 
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import make_workdir
+from stepcot_jax.host.files import make_workdir, write_whole
 from stepcot_jax.host.leases import Lease
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.mirrors import Mirror
 from stepcot_jax.host.store_cache import staging_folder
+from stepcot_jax.host.store_uploads import drop_unfinished
 from stepcot_jax.host.stores import StoreError, StoreFolder, is_store_address
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
 from stepcot_jax.training.processes import all_agree, check_shared, is_first, wait_for_all
@@ -56,6 +57,13 @@ class Place:
     def finish(self) -> None:
         """Put the results where they belong."""
 
+    def bring(self) -> None:
+        """Bring the files of a run that is only read."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file beside those of the run."""
+        write_whole(self.folder / name, content)
+
 
 class StorePlace(Place):
     """A workdir on a store, with a folder of this machine in which the run works.
@@ -90,10 +98,10 @@ class StorePlace(Place):
         """Keep other runs out of the store's folder, and copy it here; collective."""
         with lock_folder(self.folder), self._lease.hold() if is_first() else contextlib.nullcontext():
             if is_first():
+                drop_unfinished(self._store)  # of `features`, which writes to workdirs too
                 self._mirror.prepare()
             wait_for_all("lease")
-            for warning in self._mirror.fetch():
-                self._say(warning)
+            self.bring()
             wait_for_all("copy")  # before the first changes the store
             try:
                 yield
@@ -131,6 +139,24 @@ class StorePlace(Place):
                 f"{error}; the results are in {self.folder} until the next start, and the same command resumes from "
                 "the latest checkpoint on the store"
             ) from error
+
+    def bring(self) -> None:
+        """Make the folder here equal to the store.
+
+        Raises:
+          StoreError: the store cannot be read, or none of its checkpoints is as it was written.
+        """
+        for warning in self._mirror.fetch():
+            self._say(warning)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file here and on the store.
+
+        Raises:
+          StoreError: the store cannot be written.
+        """
+        super().write(name, content)
+        self._store.write(name, content)
 
     def _copy(self) -> None:
         """Copy a checkpoint and the log; a store that fails is tried again at the next checkpoint.

@@ -8,24 +8,27 @@ python -m stepcot_jax.tables NAME --config=NAME --workdir=DIR [--seeds=0,1,2] [-
     [--constrained=DIR,...] [--target_config=NAME] [--out=DIR] [--resamples=1000] [--config.a.b=value ...]
 
 Every run is a folder below DIR/cells and is shared by the tables that need it; the same command resumes interrupted
-runs. Tables are written as CSV, Markdown and LaTeX to DIR/tables, or to --out.
+runs. DIR may be gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, as for `main`. Tables are written as CSV, Markdown and LaTeX
+to DIR/tables, or to --out.
 Human readers have their own command, python -m stepcot_jax.readers.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import pathlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from stepcot_jax.host.addresses import refuse_address
+from stepcot_jax.host.addresses import name_place, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
+from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.settings.flags import define_flags, parse
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, make_settings
 
@@ -110,7 +113,7 @@ def read_seeds(entries: list[str], settings: Settings) -> tuple[int, ...]:
 
 
 def make_tables(
-    names: Sequence[str], plan: "Plan | None", *, command: Sequence[str], folder: pathlib.Path
+    names: Sequence[str], plan: "Plan | None", *, command: Sequence[str], folder: pathlib.Path | str
 ) -> list[str]:
     """Run the unfinished cells, then make and write the tables.
 
@@ -118,43 +121,47 @@ def make_tables(
       names: of `NAMES` and `PUBLISHED_NAMES`.
       plan: settings, seeds, encoders and cells; None for published figures alone, of `PUBLISHED_NAMES`.
       command: the command line, for the tables' notes.
-      folder: for the tables.
+      folder: for the tables; also gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
 
     Returns:
       The names of the files.
     """
     # Imported here: jax takes seconds, and --help and a wrong flag should not.
+    from stepcot_jax.host.outputs import writing_folder
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tables.writing import write_table
 
     tables: dict[str, Any] = {name: importlib.import_module(f"stepcot_jax.tables.{name}_table") for name in names}
     terminal = Terminal()
-    make_workdir(folder)
-    if plan is not None:
-        plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
     written = []
-    for name, module in tables.items():
-        terminal.say(f"table {name}")
-        for table in module.make_tables(plan):
-            notes = (*table.notes, f"Made by: {shlex.join(command)}")
-            written += write_table(folder, dataclasses.replace(table, notes=notes))
+    with writing_folder(folder) as out:
+        make_workdir(out.path)
+        if plan is not None:
+            plan.cells.run([cell for name in names for cell in tables[name].list_cells(plan)])
+        for name, module in tables.items():
+            terminal.say(f"table {name}")
+            for table in module.make_tables(plan):
+                notes = (*table.notes, f"Made by: {shlex.join(command)}")
+                written += write_table(out.path, dataclasses.replace(table, notes=notes))
     return written
 
 
-def _make_plan(workdir: pathlib.Path) -> "Plan":
+def _make_plan(workdir: pathlib.Path | str) -> "Plan":
     values = flags.FLAGS
     settings = make_settings(values.config)
     if settings.job in ("chain_grpo", *POLICY_JOBS):  # configs of tables that choose the job, as all do
         settings = dataclasses.replace(settings, job="distill")
     seeds, encoders = read_seeds(values.seeds, settings), read_encoders(values.encoders)
     target = make_settings(values.target_config) if values.target_config else None
-    make_workdir(workdir)
+    from stepcot_jax.host.store_cache import find_files
     from stepcot_jax.host.terminal import Terminal
     from stepcot_jax.tables.cells import Cells
     from stepcot_jax.tables.constrained_models import read_constrained
     from stepcot_jax.tables.plan import Plan
 
-    constrained = tuple(read_constrained(pathlib.Path(path)) for path in values.constrained)
+    holds = "what constrain wrote"
+    folders = [find_files(each, "--constrained", holds=holds, may_be_file=True) for each in values.constrained]
+    constrained = tuple(map(read_constrained, folders))
     models = [found.model for found in constrained]
     if len(set(models)) < len(models):
         raise BadInput(f"--constrained: two models have one name ({', '.join(models)}); run constrain with --name")
@@ -175,17 +182,31 @@ def main(arguments: list[str]) -> None:
             raise BadInput(f"--constrained is accepted only with {accepted}; got {', '.join(names)}")
         if not values.workdir:
             raise BadInput("--workdir is required (a writable folder)")
-        refuse_address(values.workdir, "--workdir", is_output=True)
-        refuse_address(values.out or "", "--out", is_output=True)
-        workdir = pathlib.Path(values.workdir)
-        plan = None if values.published else _make_plan(workdir)
-        make_workdir(workdir)
-        folder = pathlib.Path(values.out) if values.out else workdir / "tables"
+        workdir = values.workdir.rstrip("/") if is_store_address(values.workdir) else values.workdir
+        folder = values.out or f"{workdir}/tables"
+        if is_store_address(folder) and name_place(folder) == name_place(workdir):
+            raise BadInput(f"--out: {folder} is the workdir; expected another folder, such as {workdir}/tables")
         command = ["python", "-m", "stepcot_jax.tables", *sys.argv[1:]]
-        written = make_tables(names, plan, command=command, folder=folder)
+        with _holding(workdir):
+            plan = None if values.published else _make_plan(workdir)
+            written = make_tables(names, plan, command=command, folder=folder)
         print(f"written to {folder}: {', '.join(written)}")
 
     run_tool(run)
+
+
+@contextlib.contextmanager
+def _holding(workdir: str) -> Iterator[None]:
+    """Make a workdir; on a store, keep other commands out of it."""
+    if is_store_address(workdir):
+        from stepcot_jax.host.outputs import holding_folder
+
+        with holding_folder(workdir, "--workdir"):
+            yield
+        return
+    refuse_address(workdir, "--workdir", is_output=True)
+    make_workdir(pathlib.Path(workdir))
+    yield
 
 
 def define_table_flags() -> None:
@@ -194,7 +215,7 @@ def define_table_flags() -> None:
     flags.DEFINE_list("encoders", [], "NAME=WEIGHTS of more frozen encoders, or of folders of imported features.")
     large = "Folders of python -m stepcot_jax.constrain: large models beside the networks, in diagnosis and steps."
     flags.DEFINE_list("constrained", [], large)
-    flags.DEFINE_string("out", None, "Folder for the tables; WORKDIR/tables by default.")
+    flags.DEFINE_string("out", None, "Folder for the tables, or gs://, s3://; WORKDIR/tables by default.")
     flags.DEFINE_integer("resamples", 1000, "Resamples of every bootstrap.", lower_bound=10)
     flags.DEFINE_bool("published", False, f"Print the published figures of {', '.join(PUBLISHED_NAMES)} alone.")
     config_flags.DEFINE_config_file("target_config", None, "Settings whose data `transfer` reads.")

@@ -15,11 +15,15 @@ from typing import Any
 
 from stepcot_jax.chain import Chain
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
-from stepcot_jax.host.addresses import is_address
+from stepcot_jax.host.addresses import name_place
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import digest_file, make_workdir, read_file, write_whole
-from stepcot_jax.host.store_cache import find_files
+from stepcot_jax.host.files import digest_file, read_file
+from stepcot_jax.host.outputs import writing_folder
+from stepcot_jax.host.store_cache import find_files, staging_folder
+from stepcot_jax.host.store_uploads import is_whole
+from stepcot_jax.host.stores import StoreFolder, is_store_address
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.run.places import Place, make_place
 from stepcot_jax.run.stored_reading import read_reading
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, load_settings
 from stepcot_jax.settings.stored_settings import MAY_CHANGE
@@ -64,13 +68,20 @@ class Cells:
     """The cells below a workdir.
 
     Args:
-      workdir: of the tables; a cell's folder is `cells/DIGEST` in it.
+      workdir: of the tables; a cell's folder is `cells/DIGEST` in it. On a store each cell is a run with a workdir
+        there, see `places.StorePlace`.
       terminal: for progress.
+
+    Attributes:
+      place: the workdir as the user names it, without a slash at its end.
+      workdir: the folder of this machine for what need not be on a store.
     """
 
-    def __init__(self, workdir: pathlib.Path, terminal: Terminal) -> None:
-        self.workdir, self._terminal = workdir, terminal
-        self._folder = workdir / "cells"
+    def __init__(self, workdir: pathlib.Path | str, terminal: Terminal) -> None:
+        self._is_on_store = is_store_address(workdir)
+        self.place = str(workdir).rstrip("/") if self._is_on_store else str(workdir)
+        self.workdir = staging_folder("tables", self.place) if self._is_on_store else pathlib.Path(workdir)
+        self._terminal = terminal
 
     def digest(self, cell: Cell) -> str:
         """Return the digest of a cell's settings without the `UNIMPORTANT` ones."""
@@ -78,17 +89,44 @@ class Cells:
         for key in UNIMPORTANT:
             *groups, name = key.split(".")
             functools.reduce(operator.getitem, groups, found).pop(name)
-        root = self.workdir.resolve()
+        root = pathlib.PurePosixPath(name_place(self.place))
         for section, name in (("image_encoder", "weights"), ("policy", "start")):
-            path = pathlib.Path(found[section][name]).resolve()
-            if found[section][name] and not is_address(found[section][name]) and path.is_relative_to(root):
+            path = pathlib.PurePosixPath(name_place(found[section][name]))
+            if found[section][name] and path.is_relative_to(root):
                 # The workdir may be moved.
-                found[section][name] = f"in the workdir: {path.relative_to(root).as_posix()}"
+                found[section][name] = f"in the workdir: {path.relative_to(root)}"
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, cell: Cell) -> pathlib.Path:
-        """Return the workdir of a cell's run."""
-        return self._folder / self.digest(cell)
+        """Return the folder of this machine with the files of a cell's run."""
+        return self._open(cell).folder if self._is_on_store else pathlib.Path(self.source(cell))
+
+    def source(self, cell: Cell) -> str:
+        """Return the workdir of a cell's run, as settings name it."""
+        return self.name(f"cells/{self.digest(cell)}")
+
+    def name(self, part: str) -> str:
+        """Return the path or the address of a part of the workdir, such as "features"."""
+        return f"{self.place}/{part}" if self._is_on_store else str(self.workdir / part)
+
+    def _open(self, cell: Cell) -> Place:
+        return make_place(self.source(cell), say=self._terminal.say)
+
+    def make_folder(self, name: str, make: Callable[[pathlib.Path], None]) -> None:
+        """Make a folder that cells read, such as an encoder's, unless it is there.
+
+        Args:
+          name: below the workdir.
+          make: writes to a folder; one that is complete it leaves.
+
+        Raises:
+          BadInput: it cannot be made.
+        """
+        if not self._is_on_store:
+            make(self.workdir / name)
+        elif not is_whole(StoreFolder(self.name(name))):
+            with writing_folder(self.name(name), "--workdir") as out:
+                make(out.path)
 
     def is_finished(self, cell: Cell) -> bool:
         """Return whether the cell has its report and predictions, or replies."""
@@ -106,6 +144,9 @@ class Cells:
         """
         by_digest = {self.digest(cell): cell for cell in reversed(cells)}  # of equal ones the first stays
         wanted = [cell for cell in cells if by_digest.get(self.digest(cell)) is cell]
+        if self._is_on_store:
+            for cell in wanted:
+                self._open(cell).bring()
         waiting = [cell for cell in wanted if not self.is_finished(cell)]
         for cell in wanted:
             self._check_records(cell)
@@ -118,7 +159,7 @@ class Cells:
             try:
                 self._run(cell)
             except BadInput as error:
-                raise BadInput(f"cell {cell.name!r} in {self.folder(cell)}: {error}") from None
+                raise BadInput(f"cell {cell.name!r} in {self.source(cell)}: {error}") from None
 
     def _check_records(self, cell: Cell) -> None:
         """Refuse a cell whose records have changed since it started: its settings hold only their path."""
@@ -129,8 +170,8 @@ class Cells:
         written = read_file(path, max_bytes=_MOST_DIGEST_BYTES, accepted="a digest").decode("utf-8").strip()
         if written != digest_records(find_files(root, key, holds="a folder of cases")):
             raise BadInput(
-                f"cell {cell.name!r} in {path.parent}: the records in {root} have changed since it ran; restore them "
-                "or use a new --workdir"
+                f"cell {cell.name!r} in {self.source(cell)}: the records in {root} have changed since it ran; restore "
+                "them or use a new --workdir"
             )
 
     def _run(self, cell: Cell) -> None:
@@ -142,23 +183,22 @@ class Cells:
 
         if cell.prepare is not None:
             cell.prepare()
-        folder = self.folder(cell)
-        make_workdir(folder)
         key, root = _record_root(cell.settings)
-        if root:
-            records = digest_records(find_files(root, key, holds="a folder of cases"))
-            write_whole(folder / RECORDS_FILE, f"{records}\n".encode())
+        records = digest_records(find_files(root, key, holds="a folder of cases")) if root else ""
         with contextlib.redirect_stdout(io.StringIO()):  # the tables have the same figures
-            Run(vary(self.share_features(cell.settings), {"resume": True}), folder).execute()
+            run = Run(vary(self.share_features(cell.settings), {"resume": True}), self.source(cell))
+            if records:
+                run.place.write(RECORDS_FILE, f"{records}\n".encode())
+            run.execute()
         if not self.is_finished(cell):
-            raise RuntimeError(f"{folder}: a run ended without its report, predictions or replies")
+            raise RuntimeError(f"{self.source(cell)}: a run ended without its report, predictions or replies")
         gc.collect()
         jax.clear_caches()  # else the programs of every cell stay in memory
         release_freed_memory()
 
     def share_features(self, settings: Settings) -> Settings:
         """Return the settings with a folder of features that all cells share, unless they name one."""
-        return vary(settings, {"features.folder": settings.features.folder or str(self.workdir / "features")})
+        return vary(settings, {"features.folder": settings.features.folder or self.name("features")})
 
     def chain(self, cell: Cell) -> Chain:
         """Return the steps of a finished cell.

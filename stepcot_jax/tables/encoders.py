@@ -59,21 +59,20 @@ def list_encoders(settings: Settings, cells: Cells, main: Cell, named: Mapping[s
     if own.is_frozen:
         encoders = [Encoder(pathlib.PurePath(own.weights).name or own.weights, {})]
     else:
-        folder = cells.workdir / "encoders"
-        of_teacher, random = folder / f"teacher-{cells.digest(main)}", folder / "random"
+        of_teacher, random = f"encoders/teacher-{cells.digest(main)}", "encoders/random"
         encoders = [
             Encoder(f"{own.name}, {TRAINED_ALONG}", {}),
             Encoder(
                 f"{own.name}, {OF_TEACHER}",
-                _frozen("imported", of_teacher),
-                prepare=lambda: _make_teacher_features(main, cells, of_teacher),
+                _frozen("imported", cells.name(of_teacher)),
+                prepare=lambda: cells.make_folder(of_teacher, lambda out: _make_teacher_features(main, cells, out)),
                 note="The frozen encoder from the teacher was trained with all steps: its row without steps has "
                 "learned from them too.",
             ),
             Encoder(
                 RANDOM,
-                _frozen("pretrained", random),
-                prepare=lambda: write_random_encoder(random),
+                _frozen("pretrained", cells.name(random)),
+                prepare=lambda: cells.make_folder(random, write_random_encoder),
                 note="The random vision transformer is untrained: the floor for an encoder.",
             ),
         ]
@@ -108,8 +107,8 @@ def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
     return Encoder(name, {**changes, **prompts}, note=f"Text vectors of {name}: {whose}.")
 
 
-def _frozen(kind: str, weights: pathlib.Path | str) -> dict[str, Any]:
-    return {"image_encoder.name": kind, "image_encoder.weights": str(weights), "data.augment": "none"}
+def _frozen(kind: str, weights: str) -> dict[str, Any]:
+    return {"image_encoder.name": kind, "image_encoder.weights": weights, "data.augment": "none"}
 
 
 def _make_teacher_features(main: Cell, cells: Cells, folder: pathlib.Path) -> None:

@@ -33,7 +33,7 @@ def sft_cell(plan: Plan, seed: int, name: str, changes: Mapping[str, Any] | None
 
 def grpo_cell(plan: Plan, start: Cell, name: str, changes: Mapping[str, Any] | None = None) -> Cell:
     """Return a run of GRPO alone, from the best weights of a finished cell, with its seed and vocabulary."""
-    own = {"job": "grpo", "policy.start": str(plan.cells.folder(start)), "sft.epochs": 0, **(changes or {})}
+    own = {"job": "grpo", "policy.start": plan.cells.source(start), "sft.epochs": 0, **(changes or {})}
     return Cell(name, vary(start.settings, own))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from encoders.test_weights import write_clip
+from host.memory_store import check_same_on_store, files_of, new_address, objects
 from run.small_run import first_params, small_run
 
 from stepcot_jax.chain import DEFAULT_CHAIN
@@ -167,3 +168,27 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(sources, tmp_path):
         run(sources, dest)
     with pytest.raises(BadInput, match=r"theirs\.safetensors is a file; expected the workdir of a run .*convert"):
         load_trained(sources / "theirs.safetensors")
+
+
+def test_a_workdir_and_a_file_on_a_store_are_those_of_this_machine(workdir, sources, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place = f"{new_address(monkeypatch)}/converted"
+    assert run(sources, place) == 0
+    assert f"next: python -m stepcot_jax.predict IMAGE --checkpoint={place}" in capsys.readouterr().out
+    there, here = (  # Orbax draws the names of a checkpoint's files
+        {name: content for name, content in files.items() if not name.startswith("checkpoints/")}
+        for files in (objects(place), files_of(workdir))
+    )
+    assert there == here
+    pixels = draw_case(1, seed=5, size=32).image
+    assert load(place).read(pixels).as_dict() == load(workdir).read(pixels).as_dict()
+    with pytest.raises(BadInput, match=rf"^DEST: {place} is not empty"):
+        run(sources, place)
+
+    def to_file(dest):
+        assert convert.main([str(sources / "theirs.safetensors"), dest, "--to", "jax"]) == 0
+
+    file = check_same_on_store(to_file, tmp_path / "ours.safetensors", monkeypatch)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["file"] == file
+    with pytest.raises(BadInput, match=rf"^{file} exists; choose another name, or pass --force"):
+        to_file(file)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import stepcot_jax
-from stepcot_jax.host.addresses import is_address, local_path, refuse_address
+from stepcot_jax.host.addresses import is_address, local_path, output_place, refuse_address
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.settings.run_settings import PLACES, load_settings
@@ -62,40 +62,39 @@ def test_every_setting_that_names_a_place_keeps_its_address_and_refuses_others(p
             load_settings("base", **NEEDS.get(place, {}), **{place: address})
 
 
-def test_a_flag_that_names_a_path_refuses_an_address_on_one_line(capsys):
-    from stepcot_jax.report.__main__ import main
+def test_a_flag_refuses_an_address_that_it_cannot_use_on_one_line(capsys):
+    from stepcot_jax.conformance.__main__ import main as conformance
+    from stepcot_jax.report.__main__ import main as report
 
-    with pytest.raises(SystemExit) as ended:
-        run_tool(lambda: main(["runs/q", "--out=gs://bucket/page.html"]))
-    assert ended.value.code == 2
-    assert (
-        "argument --out: gs://bucket/page.html is an address, not a path; expected a folder or file of"
-        in capsys.readouterr().err
-    )
-    assert local_path("runs/q") == pathlib.Path("runs/q")
+    for main, arguments, message in (
+        (report, ["runs/q", "--out=hf://ann/page.html"], "argument --out: hf://ann/page.html: not the address of a"),
+        (
+            report,
+            ["runs/q", "--out=s3://bucket"],
+            "argument --out: s3://bucket: not the address of a folder",
+        ),
+        (conformance, ["s3://bucket/run/x.npz"], "s3://bucket/run/x.npz is an address, not a path; expected"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run_tool(lambda main=main, arguments=arguments: main(arguments))
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+    assert local_path("runs/q") == output_place("runs/q") == pathlib.Path("runs/q")
+    assert output_place("s3://bucket/run") == "s3://bucket/run"
 
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("annotate", ["reports.csv", "--out=s3://b/x"]),
-        ("constrain", ["--out=s3://b/x"]),
-        ("features", ["--config=quickstart", "--workdir=s3://b/x"]),
-        ("readers", ["sample", "cases", "--readers=a", "--out=s3://b/x"]),
-        ("tables", ["diagnosis", "--config=quickstart", "--workdir=s3://b/x"]),
-        ("tables", ["diagnosis", "--config=quickstart", "--workdir=here", "--out=s3://b/x"]),
+        ("features", ["--config=quickstart", "--workdir=hf://b/x", "--encoder=x"]),
+        ("tables", ["diagnosis", "--config=quickstart", "--workdir=hf://b/x"]),
     ],
 )
-def test_commands_that_write_here_say_what_to_do_instead(module, arguments, tmp_path):
+def test_a_workdir_at_another_address_is_refused_and_no_folder_is_made(module, arguments, tmp_path):
     program = [sys.executable, "-m", f"stepcot_jax.{module}", *arguments]
     environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     found = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
-    flag = "--workdir" if arguments[-1].startswith("--workdir") else "--out"
-    expected = (
-        f"{flag}: s3://b/x is an address, not a path; expected a folder or file of this machine: write there, then "
-        "copy it to the store (aws s3 cp --recursive, gcloud storage cp -r)"
-    )
-    assert (found.returncode, expected in found.stderr) == (2, True), found.stderr
+    assert (found.returncode, "--workdir: hf://b/x" in found.stderr) == (2, True), found.stderr
     assert list(tmp_path.iterdir()) == []
 
 

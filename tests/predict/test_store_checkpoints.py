@@ -1,4 +1,4 @@
-"""Commands that read a run take its address on a store; those that do not refuse it on one line."""
+"""Commands that read a run take its address on a store, and refuse others on one line."""
 
 import json
 
@@ -13,7 +13,6 @@ from stepcot_jax.export.__main__ import main as export
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.__main__ import main as predict
 from stepcot_jax.predict.loading import load
-from stepcot_jax.report.__main__ import main as report
 
 pytestmark = pytest.mark.usefixtures("small_encoder")
 
@@ -59,11 +58,6 @@ def test_radiographs_on_a_store_read_as_those_here(run, tmp_path, monkeypatch, c
         predict([f"{address}/2.png", f"--checkpoint={folder}"])
     with pytest.raises(BadInput, match=r"^IMAGE: https://x\.org/a\.png is an address, not a path"):
         explain(["https://x.org/a.png", f"--checkpoint={folder}", f"--out={tmp_path / 'none'}"])
-
-
-def test_a_report_of_a_run_on_a_store_needs_a_place(run):
-    with pytest.raises(BadInput, match=r"--out is required with memory://.*/run \(the file of the page, on this"):
-        report([run[1]])
 
 
 def test_another_address_is_refused(tmp_path):

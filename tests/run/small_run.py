@@ -49,6 +49,12 @@ def small_settings(**changes):
 
 def small_run(workdir: pathlib.Path, monkeypatch, **changes):
     """A run whose programs are traced and compiled once per process for equal settings and networks."""
+    share_programs(monkeypatch)
+    return training_run.Run(small_settings(**changes), workdir)
+
+
+def share_programs(monkeypatch) -> None:
+    """Let runs have the linear encoder, and programs that are traced and compiled once for all of them."""
     monkeypatch.setattr(inputs, "make_resnet", lambda name: LinearEncoder())
     monkeypatch.setattr(training_run.Run, "_compile", _compile_once)
     monkeypatch.setattr(
@@ -57,7 +63,6 @@ def small_run(workdir: pathlib.Path, monkeypatch, **changes):
     monkeypatch.setattr(
         chain_task.ChainTask, "predict", property(lambda task: _first(task, "predict", lambda: _PREDICT(task)))
     )
-    return training_run.Run(small_settings(**changes), workdir)
 
 
 # Tracing takes most of a small run's time, and tests repeat runs; kill_harness.py and test_two_process_run.py do not.

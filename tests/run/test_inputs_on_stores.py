@@ -1,6 +1,7 @@
 """Cases, records and weights on a store: the same data and runs as from their folder, downloaded once."""
 
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.readers.reader_cases import open_run
+from stepcot_jax.run.places import Place
 from stepcot_jax.settings.run_settings import load_settings
 from stepcot_jax.settings.stored_settings import read_settings
 from stepcot_jax.tables.cells import Cell, Cells
@@ -122,7 +124,8 @@ def test_cells_notice_records_that_changed_on_the_store(folder, address, tmp_pat
     cells = Cells(tmp_path / "tables", Terminal())
     monkeypatch.setattr(Cells, "is_finished", lambda own, cell: True)
     ran = []
-    monkeypatch.setattr("stepcot_jax.run.training_run.Run", lambda settings, folder: ran.append(settings) or _Ran())
+    make = lambda settings, folder: ran.append(settings) or _Ran(folder)  # noqa: E731
+    monkeypatch.setattr("stepcot_jax.run.training_run.Run", make)
     cells._run(cell)
     assert ran[0].data.root == address
     cells.run([cell])
@@ -176,5 +179,8 @@ def test_reports_may_be_one_file_on_a_store(tmp_path, monkeypatch, capsys):
 
 
 class _Ran:
+    def __init__(self, folder):
+        self.place = Place(pathlib.Path(folder))
+
     def execute(self):
         return {}

@@ -24,6 +24,7 @@ from stepcot_jax.evaluation.intervals import Interval
 from stepcot_jax.evaluation.resamples import draw_weights
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.run import training_run
+from stepcot_jax.run.places import Place
 from stepcot_jax.tables import __main__ as making
 from stepcot_jax.tables import comparing, components_table, diagnosis_table, steps_table
 from stepcot_jax.tables.cells import Cell, vary
@@ -221,6 +222,7 @@ def test_a_finished_cell_is_not_used_with_other_records(tmp_path, monkeypatch):
 class Finishing:
     def __init__(self, cells, cell):
         self.cells, self.cell = cells, cell
+        self.place = Place(cells.folder(cell))
 
     def execute(self):
         finish(self.cells, self.cell, {"teacher": 0.5, "student": 0.5})

@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepcot_jax.host.addresses import output_path
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_new_folder
+from stepcot_jax.host.outputs import writing_folder
+from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -30,11 +32,16 @@ def add_vqa(commands: Any) -> None:
         description="Writes records.jsonl, images and masks: a question of each of four kinds about each image, split "
         "by patient; or the questions of GEMeX or MEDSAGE as released, with their splits.",
     )
-    parser.add_argument("out", type=output_path, metavar="OUT", help="new or empty folder")
+    parser.add_argument("out", type=output_place, metavar="OUT", help="new or empty folder; or gs://, s3://")
     source = (
         "phantom, or a folder with a detection list (ChestX-ray8, PadChest-GR, VinBigData, phantoms), GEMeX or MEDSAGE"
     )
-    parser.add_argument("--source", default="phantom", metavar="phantom|FOLDER", help=f"{source}; default phantom")
+    parser.add_argument(
+        "--source",
+        default="phantom",
+        metavar="phantom|FOLDER",
+        help=f"{source}, also on gs:// or s3://; default phantom",
+    )
     parser.add_argument("--num-cases", type=int, help="phantoms to draw, default 2000")
     parser.add_argument("--size", type=int, help="their height and width in pixels, default 64")
     parser.add_argument("--seed", type=int, default=0, help="of phantoms, questions and splits, default 0")
@@ -59,13 +66,15 @@ def add_vqa(commands: Any) -> None:
 def _make_vqa(options: argparse.Namespace) -> None:
     from stepcot_jax.data.grounded.making import CONVERSATIONS, make_phantom_records, write_records
 
-    out: pathlib.Path = options.out
     is_phantom = options.source == "phantom"
     _refuse_other(options, _OF_FOLDER if is_phantom else _OF_PHANTOM, "phantom" if is_phantom else "FOLDER")
-    with _filling(out):
+    if not is_phantom:
+        options.source = find_files(options.source, "--source", holds="a detection list, GEMeX or MEDSAGE")
+    with writing_folder(options.out, "OUT", is_new=True) as out, _filling(out.path):
+        options.out = out.path
         if is_phantom:
             records = make_phantom_records(
-                out,
+                out.path,
                 num_cases=2000 if options.num_cases is None else options.num_cases,
                 size=64 if options.size is None else options.size,
                 seed=options.seed,
@@ -74,8 +83,8 @@ def _make_vqa(options: argparse.Namespace) -> None:
             )
         else:
             records = _read_images_or_say(options)
-        number = write_records(out, records, dialect=options.dialect)
-    print(f"{len(records):,} records in {out}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else ""))
+        number = write_records(out.path, records, dialect=options.dialect)
+    print(f"{len(records):,} records in {out.name}" + (f", {number:,} in {CONVERSATIONS}" if options.dialect else ""))
 
 
 def _refuse_other(options: argparse.Namespace, names: Iterable[str], source: str) -> None:

@@ -6,12 +6,13 @@ from stepcot_jax.data.tfds.preparing import Reading, import_tfds
 from stepcot_jax.data.tfds.source import QUARANTINE_NAME, open_prepared
 from stepcot_jax.host.addresses import local_path
 from stepcot_jax.host.errors import run_tool
+from stepcot_jax.host.store_cache import find_files
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prepare the folder from the command line and print the numbers of cases."""
     parser = argparse.ArgumentParser(prog="python -m stepcot_jax.data.tfds", description=__doc__)
-    parser.add_argument("root", type=local_path, metavar="ROOT", help="folder with data.json and images")
+    parser.add_argument("root", metavar="ROOT", help="folder with data.json and images; or gs://, s3://")
     parser.add_argument("data_dir", type=local_path, metavar="DIR", help="where datasets are kept")
     parser.add_argument("--on-bad-record", choices=("stop", "skip"), default="stop", help="default stop")
     parser.add_argument("--split-seed", type=int, default=0, help="of splits that are made; default 0")
@@ -21,6 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = vars(parser.parse_args(arguments))
     root, data_dir = options.pop("root"), options.pop("data_dir")
     import_tfds()
+    root = find_files(root, "ROOT", holds="a folder with data.json and images")
     from stepcot_jax.data.tfds.builder import prepare  # imports tensorflow_datasets
 
     folder = prepare(root, data_dir, Reading(**options))

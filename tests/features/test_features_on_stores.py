@@ -1,0 +1,108 @@
+"""The command `features` with a workdir on a store: shards and splits are there, and another machine goes on."""
+
+import pytest
+from features.test_inputs import FakeEncoder, FakeTextEncoder
+from host.memory_store import ended_process, new_address, objects
+
+from configs import paper
+from stepcot_jax.data.phantom.phantom import export_phantom
+from stepcot_jax.features import __main__ as command
+from stepcot_jax.features import inputs
+from stepcot_jax.host import leases
+from stepcot_jax.host.leases import LEASE_FILE, Lease
+from stepcot_jax.host.mirrors import MANIFEST, Mirror
+from stepcot_jax.host.stores import StoreFolder
+
+
+class Flags:
+    workdir = encoder = None
+    engine = "local"
+
+    def __init__(self, root, workdir, **changes):
+        self.workdir = str(workdir)
+        self.config = paper.get_config()
+        self.config.data.source, self.config.data.root = "folder", str(root)
+        self.config.image_encoder.weights = self.config.prompts.weights = "fake"
+        self.config.features.batch_size = 8
+        self.config.update_from_flattened_dict(changes)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cases")
+    export_phantom(root, num_cases=24, seed=0, size=32, prevalence="flat")
+    return root
+
+
+@pytest.fixture
+def fill(cases, tmp_path, monkeypatch):
+    """Run the command on a machine; return its exit code and how many images were encoded."""
+
+    def on_machine(name, workdir, stop_after=None, **changes):
+        image, text = FakeEncoder(), FakeTextEncoder()
+        encode = image.encode
+
+        def encode_some(images):
+            if stop_after is not None and image.num_seen >= stop_after:
+                raise KeyboardInterrupt
+            return encode(images)
+
+        image.encode = encode_some
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
+        monkeypatch.setattr(inputs, "load_text_encoder", lambda source, dtype, max_tokens: text)
+        monkeypatch.setattr(command.flags, "FLAGS", Flags(cases, workdir, **changes))
+        try:
+            command.fill(["features"])
+        except SystemExit as ended:
+            return ended.code, image.num_seen
+        return 0, image.num_seen
+
+    return on_machine
+
+
+def features_of(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_features_on_a_store_are_those_of_a_folder_and_are_encoded_once(fill, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
+    address = new_address(monkeypatch)
+    assert fill("a", tmp_path / "here") == (0, 24)
+    code, seen = fill("b", address)
+    assert (code, seen) == (0, 24), capsys.readouterr().err
+    here = {name: content for name, content in features_of(tmp_path / "here").items() if not name.endswith(".lock")}
+    assert objects(address).items() - {MANIFEST} >= here.items()
+    assert objects(address).keys() == {*here, MANIFEST}
+    assert f"train with --config.features.folder={address}/features" in capsys.readouterr().err
+    assert fill("c", f"{address}/") == (0, 0)
+    (tmp_path / "run").mkdir()
+    mirror = Mirror(tmp_path / "run", StoreFolder(address))
+    mirror.prepare()  # `main` takes it as a workdir
+    mirror.fetch()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["splits.json"]
+
+
+def test_a_killed_command_goes_on_elsewhere_from_its_shards(fill, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
+    address = new_address(monkeypatch)
+    code, seen = fill("a", address, stop_after=16)
+    assert (code, seen) == (130, 16)
+    StoreFolder(address).write(LEASE_FILE, ended_process())
+    code, rest = fill("b", address)
+    assert (code, rest) == (0, 8)
+    assert fill("c", tmp_path / "here") == (0, 24)
+    assert objects(address)["splits.json"] == (tmp_path / "here" / "splits.json").read_bytes()
+
+
+def test_a_second_command_is_refused_and_other_folders_too(fill, monkeypatch, capsys):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "LAPSE_SECONDS", 3.0)
+    address = new_address(monkeypatch)
+    with Lease(StoreFolder(address), say=print).hold():
+        assert fill("a", address) == (2, 0)
+    assert f"--workdir: {address}: in use by process" in capsys.readouterr().err
+    StoreFolder(address).write("data.json", b"[]")
+    assert fill("a", address) == (2, 0)
+    assert "holds data.json and no mirror.json" in capsys.readouterr().err
+    assert objects(address).keys() == {"data.json"}

@@ -1,0 +1,210 @@
+"""Files and folders that commands write to a store: whole or not there, kept when an upload fails, one at a time."""
+# ruff: noqa: PT012, SIM117 - what a context does when its body fails is tested here
+
+import pathlib
+import time
+
+import pytest
+from host.memory_store import Killed, ended_process, kill_uploads, new_address, objects
+
+from stepcot_jax.host import leases, outputs, staged_outputs, store_uploads
+from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.leases import LEASE_FILE, Lease
+from stepcot_jax.host.outputs import resuming_folder, writing_file, writing_folder
+from stepcot_jax.host.store_cache import find_files, find_workdir
+from stepcot_jax.host.store_uploads import UNFINISHED
+from stepcot_jax.host.stores import StoreError, StoreFolder
+
+PAID = ("ledger/",)
+
+
+@pytest.fixture
+def address(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(staged_outputs.tempfile, "tempdir", str(tmp_path / "temporary"))
+    return new_address(monkeypatch)
+
+
+def left_here(tmp_path):
+    return [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+
+
+def fill(folder, **texts):
+    """Write files, "a__b" as a/b."""
+    for name, text in texts.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def write_folder(address, **texts):
+    with writing_folder(address) as out:
+        fill(out.path, **texts)
+
+
+def refuse_uploads(patch):
+    def refuse(store, files):
+        raise StoreError("the network is down")
+
+    patch.setattr(StoreFolder, "upload", refuse)
+
+
+@pytest.mark.parametrize("writing", [writing_file, writing_folder, resuming_folder])
+def test_a_path_is_given_as_it_is_and_other_addresses_are_refused(writing, tmp_path):
+    with writing(tmp_path / "x") as out:
+        assert (out.path, out.name) == (tmp_path / "x", str(tmp_path / "x"))
+        assert out.show(tmp_path / "x" / "y") == str(tmp_path / "x" / "y")
+    assert list(tmp_path.iterdir()) == []
+    with (
+        pytest.raises(BadInput, match=r"^--out: hf://ann/x: not the address of a folder on a store"),
+        writing("hf://ann/x"),
+    ):
+        pass
+
+
+def test_a_file_is_there_when_the_context_has_ended(address, tmp_path):
+    place = f"{address}/table.csv"
+    with writing_file(place) as out:
+        assert (out.path.name, out.name, out.path.exists()) == ("table.csv", place, False)
+        out.path.write_text("one")
+        assert objects(address) == {}
+    assert objects(address) == {"table.csv": b"one"}
+    with writing_file(place) as out:
+        assert out.path.read_text() == "one"
+        out.path.write_text("another")
+    assert objects(address) == {"table.csv": b"another"}
+    assert left_here(tmp_path) == []
+
+
+def test_a_file_that_is_refused_or_not_finished_stays_as_it_was(address, tmp_path):
+    place = f"{address}/form.csv"
+    for before in ({}, {"form.csv": b"filled"}):
+        for name, content in before.items():
+            StoreFolder(address).write(name, content)
+        with pytest.raises(BadInput, match=rf"^{place} exists"), writing_file(place) as out:
+            out.path.write_text("half")
+            raise BadInput(f"{out.path} exists")
+        assert objects(address) == before
+    with writing_file(place):  # a command that writes nothing
+        pass
+    assert objects(address) == before
+    for wrong in (f"{address}/", "s3://bucket/x"):
+        with pytest.raises(BadInput, match=r"^--out: .*: not the address of a file"), writing_file(wrong):
+            pass
+    assert left_here(tmp_path) == []
+
+
+def test_a_killed_upload_leaves_nothing(address, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_uploads(patch)
+        with pytest.raises(Killed), writing_file(f"{address}/x.txt") as out:
+            out.path.write_text("one")
+        with pytest.raises(Killed):
+            write_folder(address, a="1", b="2", c__d="3")
+    assert objects(address) == {}
+
+
+def test_an_output_that_cannot_be_uploaded_is_kept_here(address, tmp_path, monkeypatch):
+    refuse_uploads(monkeypatch)
+    with pytest.raises(RunStopped, match=r"--out: the network is down; what the command wrote is in \S+/x\.txt$"):
+        with writing_file(f"{address}/x.txt") as out:
+            out.path.write_text("one")
+    with pytest.raises(RunStopped, match=r"^--store: the network is down; what the command wrote is in \S+/run$"):
+        with writing_folder(address, "--store") as out:
+            fill(out.path, a="1")
+    assert {path.read_text() for path in left_here(tmp_path)} == {"one", "1"}
+    assert objects(address) == {}
+
+
+def test_a_folder_is_uploaded_as_it_is_and_others_files_stay(address, tmp_path):
+    write_folder(address, a="1", deep__b="2")
+    assert objects(address) == {"a": b"1", "deep/b": b"2"}
+    with writing_folder(address, needs=("a", "never")) as out:
+        assert [path.name for path in out.path.iterdir()] == ["a"]
+        (out.path / "a").unlink()
+        fill(out.path, c="3")
+    assert objects(address) == {"deep/b": b"2", "c": b"3"}
+    with pytest.raises(BadInput, match=rf"^--out: {address} is not empty; a new or empty folder is required"):
+        with writing_folder(address, is_new=True):
+            pass
+    with pytest.raises(BadInput, match=rf"^{address}: holds c and no mirror\.json"):
+        with writing_folder(address, is_workdir=True):
+            pass
+    with pytest.raises(ZeroDivisionError), writing_folder(address) as out:
+        fill(out.path, c="4")
+        raise ZeroDivisionError
+    assert objects(address) == {"deep/b": b"2", "c": b"3"}
+    assert left_here(tmp_path) == []
+
+
+def test_what_a_killed_process_has_uploaded_is_refused_and_then_removed(address, monkeypatch):
+    write_folder(address, old="0")
+    with monkeypatch.context() as patch:
+        kill_uploads(patch)
+        patch.setattr(store_uploads, "drop_unfinished", lambda store: None)  # nobody removes anything
+        with pytest.raises(Killed):
+            write_folder(address, a="1", b="2", old="1")
+    StoreFolder(address).write(LEASE_FILE, ended_process())
+    assert {"a", "old", UNFINISHED} <= objects(address).keys()
+    for find in (find_workdir, lambda place: find_files(place, holds="cases")):
+        with pytest.raises(BadInput, match=rf"{address}: holds {UNFINISHED}, so its upload goes on or was interrupted"):
+            find(address)
+    write_folder(address, c="3")
+    assert objects(address).keys() == {"old", "c"}
+    assert {path.name for path in find_files(address, holds="cases").iterdir()} == {"old", "c"}
+
+
+def test_one_command_at_a_time_writes_to_a_folder(address, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "LAPSE_SECONDS", 3.0)
+    for writing in (writing_folder, resuming_folder):
+        with Lease(StoreFolder(address), say=print).hold():
+            with pytest.raises(BadInput, match=rf"^--out: {address}: in use by process"), writing(address):
+                pass
+    taken = b'{"host": "other", "machine": "m", "process": 1, "token": "t"}'
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 3600.0)
+    for writing in (writing_folder, resuming_folder):
+        with pytest.raises(RunStopped, match=r"is held by process 1 of other; .*what the command wrote is in"):
+            with writing(address) as out:
+                fill(out.path, a="1")
+                StoreFolder(address).write(LEASE_FILE, taken)
+        assert objects(address) == {LEASE_FILE: taken}
+        StoreFolder(address).remove([LEASE_FILE])
+
+
+def test_a_folder_goes_on_from_the_store(address, tmp_path):
+    for number in range(2):
+        with resuming_folder(address) as out:
+            found = sorted(path.name for path in out.path.iterdir())
+            assert found == ["a", "b"][: 2 * number]
+            fill(out.path, **({"a": "1", "b": "2"} if number == 0 else {"b": "3"}))
+            (out.path / "a").unlink() if number else None
+    assert objects(address) == {"b": b"3"}
+    assert not out.path.exists()
+    with pytest.raises(BadInput, match=rf"^{address}/b: no"), resuming_folder(address) as out:
+        fill(out.path, b="4")
+        raise BadInput(f"{out.path / 'b'}: no")
+    assert objects(address) == {"b": b"3"}
+
+
+def test_answers_that_are_paid_for_are_copied_when_a_command_fails_and_every_minute(address, monkeypatch):
+    with pytest.raises(RunStopped), resuming_folder(address, paid=PAID) as out:
+        fill(out.path, ledger__m="1\n", set_aside="x")
+        raise RunStopped("no answer")
+    assert objects(address) == {"ledger/m": b"1\n", "set_aside": b"x"}
+    monkeypatch.setattr(outputs, "COPY_SECONDS", 0.02)
+    with pytest.raises(Killed), resuming_folder(address, paid=PAID) as out:
+        fill(out.path, ledger__m="1\n2\n", other="y")
+        end = time.monotonic() + 30
+        while objects(address)["ledger/m"] != b"1\n2\n":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        fill(out.path, ledger__n="3\n")
+        outputs.COPY_SECONDS = 3600
+        raise Killed
+    assert objects(address).keys() - {"ledger/n"} == {"ledger/m", "set_aside"}
+    with resuming_folder(address, paid=PAID) as out:  # on the same machine nothing that was paid for is lost
+        assert {path.name for path in pathlib.Path(out.path).rglob("*") if path.is_file()} == {"m", "n", "set_aside"}
+    assert objects(address).keys() == {"ledger/m", "ledger/n", "set_aside"}
