@@ -1,25 +1,13 @@
-"""Every command that reads a file, with the hostile files of the kinds it reads: a product for `hostile_files`."""
+"""A command with a hostile file in the place of one that it reads; `hostile_readings` lists them."""
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.hostile_bases import base, copy_base
-from benchmarks.hostile_inputs import MAKERS, Command
-from benchmarks.hostile_kinds import KINDS, Write, fill_folder
-
-PRELOADED = (
-    "stepcot_jax.explain.drawing",
-    "stepcot_jax.export.renewal",
-    "stepcot_jax.predict.loading",
-    "stepcot_jax.predict.policy_reader",
-)
-"""Modules that import what most commands need, among it JAX, without starting it."""
-
-FILES: dict[str, str] = {}
-"""By the name in `MAKERS`: name of the hostile file, which a message must have."""
+from benchmarks.hostile_inputs import Command
+from benchmarks.hostile_kinds import KINDS, Write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +20,7 @@ class Reading:
       base: copied to the first part of the file's path; "" for none.
       like: ending whose kinds of files are tried, if it is not the file's own.
       head: a known field of JSON, or the start of a table.
+      named: what a message must have; "" for the file's name.
     """
 
     command: str
@@ -39,6 +28,7 @@ class Reading:
     base: str = ""
     like: str = ""
     head: str = ""
+    named: str = ""
 
     @property
     def name(self) -> str:
@@ -88,7 +78,20 @@ def _upload(path: str, checkpoint: str) -> None:
     read_unresized(read_upload(path), max_pixels=reader.trained.max_pixels)
 
 
-CALLS: dict[str, Callable[..., int | None]] = {"sc.load": _load, "load.py": _run_loader, "demo.upload": _upload}
+def _show_examples(folder: str, checkpoint: str) -> None:
+    """Read the examples of the demo's page."""
+    from stepcot_jax.demo.examples import find_examples
+    from stepcot_jax.predict.loading import load
+
+    print(len(find_examples(folder, load(checkpoint).trained)))
+
+
+CALLS: dict[str, Callable[..., int | None]] = {
+    "sc.load": _load,
+    "load.py": _run_loader,
+    "demo.upload": _upload,
+    "demo.examples": _show_examples,
+}
 """What reads files beside the commands."""
 
 _HEADS = {
@@ -124,142 +127,6 @@ def _seal(path: Path) -> None:
     sums.write_text("\n".join(others) + "\n")
 
 
-def _of(base: str, command: str, *files: str, folder: str = "", like: str = "") -> list[Reading]:
+def reads(base: str, command: str, *files: str, folder: str = "", like: str = "") -> list[Reading]:
     """Return a command with each of the files of a base, which lies in {root}/BASE or another folder."""
     return [Reading(command, f"{folder or base}/{name}", base=base, like=like) for name in files]
-
-
-_RUN_FILES = ("settings.json", "reading/chain.json", "calibration.json", "statistics.json")
-_EXPORT_FILES = ("export.json", "labels.json", "preprocessing.json", "settings.json", "student.safetensors")
-_OUT = "--out={root}/out"
-
-READINGS: list[Reading] = [
-    *_of("run", "report {root}/run", *_RUN_FILES, "report.json", "metrics.jsonl", "predictions/test.npz"),
-    *_of(
-        "policy",
-        "report {root}/policy",
-        "settings.json",
-        "report.json",
-        "statistics.json",
-        "metrics.jsonl",
-        "records/test.jsonl",
-        "replies/sft_test.jsonl",
-    ),
-    *_of("run", "predict {root}/run/good.png --checkpoint={root}/run", *_RUN_FILES, "reading/shapes.json", "gate.npz"),
-    *_of("run", "predict {root}/run/good.png --checkpoint={root}/run --pairs", "pairs.json"),
-    *_of("run", "predict {root}/run/good.png --checkpoint={root}/run --model=teacher", "reading/text_features.npy"),
-    Reading("predict {root}/good.png --checkpoint={run} --given={file}", "given.json"),
-    Reading("explain {root}/good.png --checkpoint={run} --given={file} " + _OUT, "given.json"),
-    *_of("run", "explain {root}/run/good.png --checkpoint={root}/run " + _OUT, *_RUN_FILES),
-    *_of("export", "predict {run}/good.png --checkpoint={root}/export", *_EXPORT_FILES),
-    *_of("export", "predict {run}/good.png --checkpoint={root}/export", "SHA256SUMS", like=".txt"),
-    *_of("export", "sc.load {root}/export", "export.json", "student.safetensors"),
-    *_of("export", "load.py {root}/export", "check.safetensors", *_EXPORT_FILES[:3], "student.safetensors"),
-    *_of("export", "load.py {root}/export", "SHA256SUMS", like=".txt"),
-    *_of("export", "export renew {root}/export", "export.json", "settings.json", "student.safetensors"),
-    *_of("export", "export renew {root}/export", "SHA256SUMS", like=".txt"),
-    *_of("export", "export push {root}/export a/b", "SHA256SUMS", "README.md", like=".txt"),
-    *_of("run", "export --checkpoint={root}/run --model=student " + _OUT, *_RUN_FILES, "report.json", "converted.json"),
-    *_of("policy", "export --checkpoint={root}/policy " + _OUT, "settings.json", "policy.json", "vocabulary.json"),
-    *_of(
-        "policy",
-        "answer {run}/good.png What --checkpoint={root}/policy",
-        "settings.json",
-        "policy.json",
-        "vocabulary.json",
-    ),
-    Reading("answer {file} What --checkpoint={policy}", "picture.png", like=".txt"),
-    Reading("explain score --checkpoint={run} --data={phantoms} --boxes={file}", "boxes.csv"),
-    *_of("cases", "explain score --checkpoint={run} --data={root}/cases", "cases.csv"),
-    *_of("run", "demo --checkpoint={root}/run", "settings.json"),
-    Reading("demo.upload {file} {run}", "picture.png", like=".txt"),
-    Reading("tables diagnosis --config=quickstart --workdir={root}/out --constrained={file}", "constrained.json"),
-    *_of("cases", "constrain {root}/cases " + _OUT, "cases.csv"),
-    *_of(
-        "run", "constrain --workdir={root}/run " + _OUT, "settings.json", "reading/chain.json", "predictions/test.npz"
-    ),
-    Reading("constrain {phantoms} --local={root}/qwen " + _OUT, "qwen/config.json"),
-    Reading("annotate {file} " + _OUT, "input.csv"),
-    Reading("annotate {file} " + _OUT, "input.jsonl"),
-    Reading("annotate {file} --shard=0/2 " + _OUT, "part.csv"),
-    Reading("annotate {cases}/cases.csv --chain={file} " + _OUT, "data.json"),
-    Reading("annotate requests {file} --model=a " + _OUT, "input.jsonl"),
-    *_of(
-        "batch", "annotate requests {cases}/cases.csv --model=a --images=none --out={root}/batch", "batch/journal.jsonl"
-    ),
-    *_of("batch", "annotate replies {root}/batch {file}", "replies.jsonl", "batch/journal.jsonl"),
-    *_of("shard", "annotate merge {root}/shard " + _OUT, "shard.json", "data.json", "set_aside.jsonl"),
-    *_of("shard", "annotate agree {root}/shard {root}/shard", "data.json"),
-    *_of("questions", "annotate agree {root}/questions {root}/questions", "records.jsonl"),
-    *_of("shard", "annotate review-out {root}/shard --out={root}/form.csv", "data.json"),
-    *_of("shard", "annotate review-in {file} {root}/shard --reviewer=a " + _OUT, "form.csv"),
-    *_of("questions", "annotate review-out {root}/questions --out={root}/form.csv", "records.jsonl"),
-    *_of("questions", "annotate review-in {file} {root}/questions --reviewer=a " + _OUT, "form.csv"),
-    *(
-        Reading(f"{command} {_OUT}", f"source/{name}")
-        for command in ("annotate vqa {root}/source --task=lvkc",)
-        for name in (
-            "records.jsonl",
-            "BBox_List_2017.csv",
-            "grounded_reports.json",
-            "train.csv",
-            "gemex.json",
-            "a.jsonl",
-        )
-    ),
-    *(
-        Reading("data vqa {root}/out --source={root}/source", f"source/{name}")
-        for name in (
-            "records.jsonl",
-            "BBox_List_2017.csv",
-            "grounded_reports.json",
-            "train.csv",
-            "gemex.json",
-            "a.jsonl",
-        )
-    ),
-    *_of("questions", "evaluate_replies {root}/questions {file} --split=all " + _OUT, "replies.jsonl"),
-    *_of("questions", "evaluate_replies {root}/questions {root}/a.jsonl --split=all " + _OUT, "records.jsonl"),
-    *_of("questions", "evaluate_replies prompts {root}/questions --split=all --out={root}/a.jsonl", "records.jsonl"),
-    *_of("questions", "evaluate_replies perturb {root}/questions --split=all " + _OUT, "records.jsonl"),
-    *_of("cases", "readers sample {root}/cases --readers=A " + _OUT, "cases.csv"),
-    *_of("run", "readers sample --workdir={root}/run --readers=A " + _OUT, "settings.json", "predictions/test.npz"),
-    *_of("sample", "readers score {root}/sample {root}/sample/A/form.csv " + _OUT, "key.json", "A/form.csv"),
-    *_of("cases", "data stats {root}/cases " + _OUT, "cases.csv"),
-    *_of("questions", "data stats {root}/questions " + _OUT, "records.jsonl"),
-    *_of("questions", "data check {root}/questions", "records.jsonl"),
-    *_of("cases", "data check {root}/cases", "chain.json"),
-    *_of("cases", "data shards {root}/cases " + _OUT, "cases.csv"),
-    *_of("shards", "data shards {phantoms} --out={root}/shards", "image_shards.json"),
-    Reading("convert {file} {root}/b.safetensors --to=torch", "a.safetensors"),
-    Reading("convert {file} {root}/b.safetensors --to=jax", "a.pt"),
-    Reading("convert {export}/student.safetensors {root}/out --to=jax --chain={file}", "chain.json"),
-    Reading("conformance {file}", "golden.npz"),
-    *_of("phantoms", "features {file} --root={root}/phantoms --store={root}/out", "a.npz"),
-    *_of("run", "main --config=quickstart --workdir={root}/run", "settings.json"),
-]
-"""Commands and the files that they read."""
-
-for _reading in READINGS:
-    for _kind, _write in _reading.kinds.items():
-        _name = f"{_reading.name}: {_kind}"
-        MAKERS[_name] = functools.partial(_reading.make, _write)
-        FILES[_name] = Path(_reading.file).name
-
-
-def _pictures(command: str) -> None:
-    def make(root: Path, factor: float) -> Command:
-        fill_folder(root / "pictures", factor)
-        bases = {name: base(name) for name in ("run",) if f"{{{name}}}" in command}
-        return [word.format(root=root, **bases) for word in command.split()]
-
-    name = f"{command.split()[0]}, pictures: all in a folder"
-    MAKERS[name], FILES[name] = make, "zero.png"
-
-
-for _command in (
-    "predict {root}/pictures --checkpoint={run}",
-    "explain {root}/pictures --checkpoint={run} --out={root}/out",
-    "demo --checkpoint={run} --examples={root}/pictures",
-):
-    _pictures(_command)

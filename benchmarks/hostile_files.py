@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hostile_arrays, hostile_images, hostile_records, hostile_tables  # noqa: F401 - fill MAKERS
-from benchmarks.hostile_commands import CALLS, FILES, PRELOADED
+from benchmarks.hostile_commands import CALLS
 from benchmarks.hostile_inputs import MAKERS, Command
+from benchmarks.hostile_readings import FILES, PRELOADED, sample
 from stepcot_jax.host.errors import run_tool
 
 MOST_BYTES = 2 * 10**9
@@ -126,9 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile_files", description="Try hostile files.")
     parser.add_argument("words", nargs="*", metavar="WORD", help="of the files' names; default: all")
     parser.add_argument("--factor", type=float, default=1.0, help="of the files' sizes; default 1")
+    parser.add_argument("--sample", action="store_true", help="and one kind of file of each command and file")
     parser.add_argument("--json", action="store_true", help="print a JSON line for each")
     options = parser.parse_args(arguments)
-    names = [name for name in MAKERS if not options.words or name.startswith(tuple(options.words))]
+    chosen = sample() if options.sample else set[str]()
+    starts = tuple(options.words) or (() if options.sample else ("",))
+    names = [name for name in MAKERS if name in chosen or name.startswith(starts)]
     num_bad = 0
     for name in names:
         with tempfile.TemporaryDirectory() as folder:

@@ -273,7 +273,7 @@ def check_models(
     files = Files(pathlib.Path(folder))
     stored = files.read_tensors("check.safetensors")
     with files.expecting(manifest, "models"):
-        names = list(files.read_json(manifest)["models"])
+        names = list(dict(files.read_json(manifest)["models"]))
     with files.expecting("check.safetensors", "images, and the logits of each model"):
         images, expected_logits = stored["images"], {name: stored[f"logits/{name}"] for name in names}
     results = []

@@ -17,7 +17,7 @@ from stepcot_jax.evaluation.operating_point_files import OperatingPoints, read_p
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
-from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, read_reading
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.stored_settings import read_settings
@@ -117,8 +117,9 @@ def _read_report(path: pathlib.Path) -> Mapping[str, Any]:
         raise BadInput(f"{path} cannot be read ({error.strerror}); {expected}") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not valid JSON ({error}); {expected}") from None
-    if not isinstance(report, dict) or not isinstance(report.get("num_cases"), dict):
-        raise BadInput(f"{path} has no 'num_cases' object; {expected}")
+    counts = report.get("num_cases") if isinstance(report, dict) else None
+    if not isinstance(counts, dict) or not all(isinstance(number, int) for number in counts.values()):
+        raise BadInput(f"{path} has no 'num_cases' with whole numbers; {expected}")
     return report
 
 
@@ -130,8 +131,8 @@ def read_metrics(path: pathlib.Path) -> list[Entry]:
     """
     try:
         with open_untrusted(path, accepted="a log", max_bytes=_MOST_LOG_BYTES) as file:
-            lines = enumerate(iter(lambda: file.readline(_MOST_LINE_BYTES), b""), start=1)
-            return [_read_entry(path, number, line) for number, line in lines if line.strip()]
+            lines = iterate_lines(file, path, most_bytes=_MOST_LINE_BYTES)
+            return [_read_entry(path, number, line) for number, line in lines]
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error}); expected the log that a run wrote") from None
 
