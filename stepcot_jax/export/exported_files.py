@@ -27,7 +27,7 @@ FORMAT = 1
 """Of the manifests of networks."""
 
 _MOST_SUMS_BYTES = 2**16
-_MOST_JSON_BYTES = 2**26
+_MOST_JSON_BYTES, _MOST_HEADER_BYTES = 2**26, 2**24
 _DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I32": np.int32, "U8": np.uint8}
 
 
@@ -182,6 +182,8 @@ def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
         (length,) = struct.unpack_from("<Q", content)
         if length > len(content) - 8:
             raise ValueError("its header is longer than the file")
+        if length > _MOST_HEADER_BYTES:
+            raise ValueError(f"its header has {length} bytes; at most {_MOST_HEADER_BYTES} are accepted")
         header = json.loads(bytes(content[8 : 8 + length]))
         data = content[8 + length :]
         for name, entry in header.items():
@@ -273,7 +275,7 @@ def check_models(
     files = Files(pathlib.Path(folder))
     stored = files.read_tensors("check.safetensors")
     with files.expecting(manifest, "models"):
-        names = list(dict(files.read_json(manifest)["models"]))
+        names = [name for name, facts in files.read_json(manifest)["models"].items() if facts.keys()]
     with files.expecting("check.safetensors", "images, and the logits of each model"):
         images, expected_logits = stored["images"], {name: stored[f"logits/{name}"] for name in names}
     results = []

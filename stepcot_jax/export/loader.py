@@ -73,10 +73,10 @@ class Model:
         with files.expecting("export.json", "program, tensors and gate of each model"):
             self.exported = read_program(files.read(facts["program"]), folder)
             tensors = {key: value for file in facts["tensors"] for key, value in files.read_tensors(file).items()}
-            require_fit(self.exported, tensors, f"{folder}: {', '.join(facts['tensors'])}")
             gate = facts.get("gate")
             gate_program = None if gate is None else read_program(files.read(gate["program"]), folder)
             gate_tensors = {} if gate is None else files.read_tensors(gate["tensors"])
+        require_fit(self.exported, tensors, f"{folder}: {', '.join(facts['tensors'])}")
         self._tensors = jax.device_put(tensors)
         self._run = jax.jit(self.exported.call)
         self.trained_on = manifest.get("trained_on", "")
