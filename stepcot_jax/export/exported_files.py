@@ -214,7 +214,7 @@ def read_manifest(files: Files, manifest: str, name: str | None) -> tuple[dict[s
     with files.expecting(manifest, f"format {FORMAT} and models"):
         found = files.read_json(manifest)
         if found.get("format") != FORMAT:
-            raise RefusedExport(f"format {str(found.get('format'))[:80]!r} is not supported; expected {FORMAT}")
+            raise RefusedExport(f"format {str(found.get('format'))[:80]} is not supported; expected {FORMAT}")
         models = found["models"]
         name = next(iter(models)) if name is None else name
         if name not in models:
