@@ -11,21 +11,28 @@ import importlib
 import json
 import os
 import resource
+import runpy
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks import hostile_images  # noqa: F401 - adds its pictures to MAKERS
-from benchmarks.hostile_inputs import MAKERS
+from benchmarks import hostile_arrays, hostile_images, hostile_records, hostile_tables  # noqa: F401 - fill MAKERS
+from benchmarks.hostile_commands import CALLS
+from benchmarks.hostile_inputs import MAKERS, Command
+from benchmarks.hostile_readings import FILES, PRELOADED, sample
 from stepcot_jax.host.errors import run_tool
 
 MOST_BYTES = 2 * 10**9
 MOST_SECONDS = 30
 LONGEST_LINE = 2000
+NUM_CORES = 2
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_TOKEN": "a"}
+_WITH_ABSL = ("main", "tables")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +44,14 @@ class Outcome:
       seconds: that it took.
       megabytes: its largest resident memory.
       output: what it printed.
+      file: name of the hostile file, which a message must have; "" if it may be another.
     """
 
     code: int
     seconds: float
     megabytes: float
     output: str
+    file: str = ""
 
     @property
     def problem(self) -> str:
@@ -51,6 +60,8 @@ class Outcome:
             return f"ended with {self.code}"
         if "Traceback" in self.output or "MemoryError" in self.output:
             return "a traceback"
+        if self.code and self.file not in self.output:
+            return f"nothing names {self.file}"
         longest = max(map(len, self.output.splitlines()), default=0)
         return f"a line of {longest} characters" if longest > LONGEST_LINE else ""
 
@@ -58,19 +69,38 @@ class Outcome:
 def run_command(name: str, folder: Path, *, factor: float = 1.0) -> Outcome:
     """Write the hostile file `name` below a folder and run its command in a forked process."""
     command = MAKERS[name](folder, factor)
-    module = importlib.import_module(f"stepcot_jax.{command[0]}.__main__")
+    main = _find_main(command)
+    if name in FILES:
+        for each in PRELOADED:  # not in each process anew
+            importlib.import_module(each)
     log = folder / "printed.log"
     start = time.monotonic()
     child = os.fork()
     if not child:
-        _run_child(lambda: module.main(command[1:]), log)
+        _run_child(main, log)
     _, status, usage = os.wait4(child, 0)
     seconds = time.monotonic() - start
     output = log.read_text(encoding="utf-8", errors="replace")
-    return Outcome(os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss / 1000, output)
+    return Outcome(os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss / 1000, output, FILES.get(name, ""))
 
 
-def _run_child(main, log: Path) -> None:  # type: ignore[no-untyped-def]
+def _find_main(command: Command) -> Callable[[], Any]:
+    """Return what runs a command: its main, a program with absl's flags, or a function of `CALLS`."""
+    name, *arguments = command
+    if name in CALLS:
+        return lambda: CALLS[name](*arguments)
+    if name not in _WITH_ABSL:
+        module = importlib.import_module(f"stepcot_jax.{name}.__main__")
+        return lambda: module.main(arguments)
+
+    def run() -> None:
+        sys.argv = command
+        runpy.run_module(f"stepcot_jax.{name}", run_name="__main__", alter_sys=True)
+
+    return run
+
+
+def _run_child(main: Callable[[], Any], log: Path) -> None:
     code = 99
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT)
@@ -78,6 +108,8 @@ def _run_child(main, log: Path) -> None:  # type: ignore[no-untyped-def]
         os.dup2(file, 2)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, 2 * (pages * resource.getpagesize() + MOST_BYTES,))
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])  # threads take address space
+        os.environ |= _OFFLINE
         signal.alarm(MOST_SECONDS)
         run_tool(main)
     except SystemExit as error:
@@ -95,9 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile_files", description="Try hostile files.")
     parser.add_argument("words", nargs="*", metavar="WORD", help="of the files' names; default: all")
     parser.add_argument("--factor", type=float, default=1.0, help="of the files' sizes; default 1")
+    parser.add_argument("--sample", action="store_true", help="and one kind of file of each command and file")
     parser.add_argument("--json", action="store_true", help="print a JSON line for each")
     options = parser.parse_args(arguments)
-    names = [name for name in MAKERS if not options.words or name.startswith(tuple(options.words))]
+    chosen = sample() if options.sample else set[str]()
+    starts = tuple(options.words) or (() if options.sample else ("",))
+    names = [name for name in MAKERS if name in chosen or name.startswith(starts)]
     num_bad = 0
     for name in names:
         with tempfile.TemporaryDirectory() as folder:

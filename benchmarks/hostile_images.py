@@ -5,14 +5,23 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.hostile_inputs import MAKERS, Command, published_folder
+from benchmarks.hostile_inputs import MAKERS, MEGABYTE, Command, Make, published_folder
 
-_MEGABYTE = 10**6
+Write = Callable[[float], bytes]
+
 _SIDE = 64
 
 
-def _picture(name: str, suffix: str, write: Callable[[float], bytes]) -> None:
-    """Register a folder of the published layout whose first image has such bytes and whose others are missing."""
+PICTURES: dict[str, tuple[str, Write]] = {}
+"""By name: the ending of the file, and what makes its bytes with sizes times a factor."""
+
+
+def _picture(name: str, suffix: str, write: Write) -> None:
+    PICTURES[name] = (suffix, write)
+
+
+def _check(suffix: str, write: Write) -> Make:
+    """Return the maker of a folder of the published layout with one image of such bytes; the others are missing."""
 
     def make(root: Path, factor: float) -> Command:
         command = published_folder(root)
@@ -23,7 +32,7 @@ def _picture(name: str, suffix: str, write: Callable[[float], bytes]) -> None:
         (root / "data.json").write_text(text.replace("images/0.png", f"images/0{suffix}"))
         return command[:-1]
 
-    MAKERS[f"image {name}"] = make
+    return make
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
@@ -40,8 +49,8 @@ def _png(width: int, height: int, *between: bytes, pixels: bytes | None = None) 
 
 def _bomb(num_bytes: float) -> bytes:
     """Compress zeros, a megabyte at a time."""
-    packer, piece = zlib.compressobj(1), bytes(_MEGABYTE)
-    packed = [packer.compress(piece) for _ in range(max(1, round(num_bytes / _MEGABYTE)))]
+    packer, piece = zlib.compressobj(1), bytes(MEGABYTE)
+    packed = [packer.compress(piece) for _ in range(max(1, round(num_bytes / MEGABYTE)))]
     return b"".join([*packed, packer.flush()])
 
 
@@ -121,3 +130,6 @@ def _jpeg(side: int, *, num_segments: int = 0) -> bytes:
     scan = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
     segment = b"\xff\xe5" + struct.pack(">H", 65_535) + bytes(65_533)
     return b"".join([b"\xff\xd8", segment * num_segments, b"\xff\xc0", frame, scan, b"\xff\xd9"])
+
+
+MAKERS |= {f"image {name}": _check(*made) for name, made in PICTURES.items()}

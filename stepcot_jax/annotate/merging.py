@@ -17,7 +17,7 @@ from stepcot_jax.host.files import read_file, write_whole
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.text import one_line
 
-_MAX_SET_ASIDE_BYTES = 1 << 32
+_MAX_SET_ASIDE_BYTES = 1 << 28
 
 
 class _Image(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ def _read_set_aside(folder: Path, shard: ShardFile) -> Iterator[Aside]:
     try:
         content = read_file(path, max_bytes=_MAX_SET_ASIDE_BYTES, accepted="the reports set aside")
         found = msgspec.json.Decoder(Aside).decode_lines(content)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, MemoryError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else one_line(error)
         raise BadInput(f"{path} cannot be read ({reason}); annotate this shard again") from None
     if len(found) != expected:

@@ -17,7 +17,7 @@ from stepcot_jax.data.records import data_json
 from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image_path
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import one_line
-from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 
 _TABLE_SUFFIXES = (".csv", ".jsonl", ".ndjson")
 _COLUMNS = ("id", "report", "image", "patient_id", "origin")  # the last two are optional
@@ -148,7 +148,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, _Row]]:
     where = str(path)
     try:
         with open_untrusted(path, accepted="reports, one a line") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_MAX_TEXT), b""), start=1):
+            for number, line in iterate_lines(file, path, most_bytes=_MAX_TEXT):
                 where = f"{path}, line {number}"
                 if len(line) == _MAX_TEXT:
                     raise BadInput(f"{where} exceeds {_MAX_TEXT} bytes; expected one report per line")

@@ -15,7 +15,7 @@ import msgspec
 from stepcot_jax.annotate.annotation import Aside, Report
 from stepcot_jax.annotate.llm.ledger import digest_text
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
 
 FILE_NAME = "shard.json"
 FORMAT = "stepcot_jax annotate shard 1"
@@ -107,7 +107,7 @@ def read_shard_file(folder: Path) -> ShardFile:
     path = folder / FILE_NAME
     if not path.exists():
         raise BadInput(f"{folder} has no {FILE_NAME}: expected the folder of a complete run with --shard")
-    file = read_json(path, ShardFile, accepted="expected the file of a shard")
+    file = read_json(path, ShardFile, accepted="expected the file of a shard", max_bytes=MAX_LISTING_BYTES)
     if file.format != FORMAT or not 0 <= file.shard < file.count:
         raise BadInput(f"{path} is of format {file.format[:40]!r}, shard {file.shard}/{file.count}; expected {FORMAT}")
     return file

@@ -16,7 +16,7 @@ import numpy as np
 from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.convert.torch_reference import find_sizes, from_torch_networks
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.text import one_line
+from stepcot_jax.host.text import one_line, shorten
 from stepcot_jax.host.untrusted import open_archive, read_limits
 
 VARIANTS = ("reference", "paper", "paper_trace")
@@ -136,6 +136,20 @@ class Golden:
                 raise BadInput(f"params: {name} is {found[name]}; expected {size} according to meta")
 
 
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    TypeError,
+    AttributeError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     try:
         with open_archive(pathlib.Path(path), accepted="an .npz", most_unpacked=read_limits().unpacked_bytes):
@@ -146,14 +160,14 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
     except BadInput:
         raise
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except _UNREADABLE as error:
         raise BadInput(f"{path} is not a readable .npz without pickled objects ({one_line(error)})") from None
 
 
 def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
     try:
         meta = json.loads(found.tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}, meta is not JSON in uint8 ({error})") from None
     if not isinstance(meta, dict):
         raise BadInput(f"{path}, meta is a {type(meta).__name__}; expected a JSON object")
@@ -162,7 +176,7 @@ def _read_meta(path: str, found: np.ndarray) -> dict[str, Any]:
         if name not in meta:
             raise BadInput(f"{path}, meta: {name!r} is required ({expected})")
         if not good(meta[name]):
-            raise BadInput(f"{path}, meta, {name!r}: {meta[name]!r} is not {expected}")
+            raise BadInput(f"{path}, meta, {name!r}: {shorten(repr(meta[name]))} is not {expected}")
 
     for name in _WHOLE:
         require(name, "a whole number of at least 1", _is_count)

@@ -78,11 +78,12 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.predict.trained_model import load_trained
     from stepcot_jax.settings.stored_settings import is_policy_run
 
-    gradio = import_gradio()
     checkpoint = find_workdir(options.checkpoint, "--checkpoint")
     policy = None if options.policy is None else find_workdir(options.policy, "--policy")
+    is_policy = policy is None and is_policy_run(checkpoint)
+    gradio = import_gradio()  # takes seconds, as does jax
     explainer = None
-    if policy is None and is_policy_run(checkpoint):
+    if is_policy:
         policy = checkpoint
         if options.examples is not None:
             raise BadInput("--examples applies to a run that reads steps; this checkpoint is a policy's")

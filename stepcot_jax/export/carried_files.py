@@ -32,12 +32,21 @@ def write_carried(folder: pathlib.Path, trained: Trained) -> None:
     if trained.calibration is not None:
         write_calibration(folder / CALIBRATION_FILE, trained.calibration, trained.chain)
     for name in COPIED:
-        if (trained.workdir / name).is_file():
+        if (trained.workdir / name).exists():
             (folder / name).write_bytes(read_file(trained.workdir / name, max_bytes=_MOST_BYTES, accepted="a file"))
-    path = trained.workdir / STATISTICS_FILE
-    found = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run") if path.is_file() else {}
-    if kept := {key: found[key] for key in STATISTICS if found.get(key)}:
+    if kept := read_kept_statistics(trained.workdir):
         (folder / STATISTICS_FILE).write_text(f"{json.dumps(kept, indent=1)}\n", encoding="utf-8")
+
+
+def read_kept_statistics(workdir: pathlib.Path) -> dict[str, Any]:
+    """Return the parts of a run's statistics that an export carries.
+
+    Raises:
+      BadInput: the file is damaged.
+    """
+    path = workdir / STATISTICS_FILE
+    found = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run") if path.exists() else {}
+    return {key: found[key] for key in STATISTICS if found.get(key)}
 
 
 def write_shared_settings(path: pathlib.Path, settings: Settings) -> None:

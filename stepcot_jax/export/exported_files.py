@@ -7,11 +7,14 @@ exports from sources whose programs you would run.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
+import os
 import pathlib
+import stat
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +23,11 @@ from typing import Any
 import numpy as np
 
 SUMS = "SHA256SUMS"
+FORMAT = 1
+"""Of the manifests of networks."""
 
+_MOST_SUMS_BYTES = 2**16
+_MOST_JSON_BYTES, _MOST_HEADER_BYTES = 2**26, 2**24
 _DTYPES = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "I32": np.int32, "U8": np.uint8}
 
 
@@ -81,10 +88,7 @@ class Files:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
-        try:
-            lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise RefusedExport(f"{folder / SUMS} cannot be read ({error}); the export is incomplete") from None
+        lines = _read_text(folder / SUMS, most=_MOST_SUMS_BYTES).splitlines()
         self._digests: dict[str, str] = {}
         for line in lines:
             digest, _, name = line.partition("  ")
@@ -108,18 +112,64 @@ class Files:
         return self._contents[name]
 
     def read_json(self, name: str) -> Any:
-        """Return the content of a JSON file."""
-        return json.loads(bytes(self.read(name)))
+        """Return the content of a JSON file.
+
+        Raises:
+          RefusedExport: it has no digest, is too large or is not JSON.
+        """
+        content = self.read(name)
+        if len(content) > _MOST_JSON_BYTES:
+            raise RefusedExport(f"{self._folder / name}: {len(content)} bytes; at most {_MOST_JSON_BYTES} are accepted")
+        with self.expecting(name, "JSON"):
+            return json.loads(bytes(content))
+
+    def read_tensors(self, name: str) -> dict[str, np.ndarray]:
+        """Return the tensors of a .safetensors file.
+
+        Raises:
+          RefusedExport: it has no digest, or is no complete .safetensors file.
+        """
+        with self.expecting(name, "a complete .safetensors file"):
+            return dict(read_safetensors(self.read(name)))
+
+    @contextlib.contextmanager
+    def expecting(self, name: str, kind: str) -> Iterator[None]:
+        """Name a file where its content is not of the expected kind."""
+        try:
+            yield
+        except RefusedExport as error:
+            raise RefusedExport(str(error) if name in str(error) else f"{self._folder / name}: {error}") from None
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError, StopIteration) as error:
+            found = f"{type(error).__name__}: {str(error)[:80]}"
+            raise RefusedExport(f"{self._folder / name} cannot be used ({found}); expected {kind}") from None
 
     def _compare(self, name: str) -> memoryview:
         path = self._folder / name
         try:
+            _require_regular(path)
             content: Any = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
         except (OSError, ValueError) as error:
             raise RefusedExport(f"{path} cannot be read ({error}); the export is incomplete") from None
         if hashlib.sha256(content).hexdigest() != self._digests[name]:
             raise RefusedExport(f"{path} has changed since the export: its digest is not that of {SUMS}")
         return memoryview(content)
+
+
+def _require_regular(path: pathlib.Path) -> os.stat_result:
+    """Refuse a pipe, a device or a folder before anything waits for it; return the file's status."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("not a regular file")
+    return found
+
+
+def _read_text(path: pathlib.Path, *, most: int) -> str:
+    try:
+        if (size := _require_regular(path).st_size) > most:
+            raise ValueError(f"{size} bytes, more than {most}")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise RefusedExport(f"{path} cannot be read ({error}); the export is incomplete") from None
 
 
 def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
@@ -132,6 +182,8 @@ def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
         (length,) = struct.unpack_from("<Q", content)
         if length > len(content) - 8:
             raise ValueError("its header is longer than the file")
+        if length > _MOST_HEADER_BYTES:
+            raise ValueError(f"its header has {length} bytes; at most {_MOST_HEADER_BYTES} are accepted")
         header = json.loads(bytes(content[8 : 8 + length]))
         data = content[8 + length :]
         for name, entry in header.items():
@@ -141,20 +193,40 @@ def read_safetensors(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
             if not 0 <= first <= last <= len(data) or math.prod(shape) * dtype.itemsize != last - first:
                 raise ValueError(f"{name} does not fit its place")
             yield name, np.frombuffer(data[first:last], dtype).reshape(shape)
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedExport(f"the tensors cannot be read ({error}); expected a complete .safetensors file") from None
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        found = str(error)[:200]
+        raise RefusedExport(f"the tensors cannot be read ({found}); expected a complete .safetensors file") from None
 
 
 def read_steps(files: Files) -> tuple[Step, ...]:
     """Return the questions of labels.json."""
-    steps = files.read_json("labels.json")["steps"]
-    return tuple(Step(step["name"], step["question"], tuple(step["options"])) for step in steps)
+    with files.expecting("labels.json", "steps with name, question and options"):
+        steps = files.read_json("labels.json")["steps"]
+        return tuple(Step(step["name"], step["question"], tuple(step["options"])) for step in steps)
+
+
+def read_manifest(files: Files, manifest: str, name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the manifest of an export, and the facts of one of its models with its "name"; None names the first.
+
+    Raises:
+      RefusedExport: the manifest has another format, or no such model.
+    """
+    with files.expecting(manifest, f"format {FORMAT} and models"):
+        found = files.read_json(manifest)
+        if found.get("format") != FORMAT:
+            raise RefusedExport(f"format {str(found.get('format'))[:80]} is not supported; expected {FORMAT}")
+        models = found["models"]
+        name = next(iter(models)) if name is None else name
+        if name not in models:
+            raise RefusedExport(f"no model {name!r}; it has {', '.join(models)[:80]}")
+        return found, {**models[name], "name": name}
 
 
 def read_pixel_rules(files: Files) -> Preprocessing:
     """Return size and normalisation of preprocessing.json."""
-    found = files.read_json("preprocessing.json")
-    return Preprocessing(found["size"], tuple(found["mean"]), tuple(found["std"]))
+    with files.expecting("preprocessing.json", "size, mean and std"):
+        found = files.read_json("preprocessing.json")
+        return Preprocessing(found["size"], tuple(found["mean"]), tuple(found["std"]))
 
 
 def to_answers(
@@ -201,14 +273,18 @@ def check_models(
       For each model: "model", "max_error", "same_answers", "ok" and, with stored scores, "gate_error".
     """
     files = Files(pathlib.Path(folder))
-    stored = dict(read_safetensors(files.read("check.safetensors")))
+    stored = files.read_tensors("check.safetensors")
+    with files.expecting(manifest, "models"):
+        names = [name for name, facts in files.read_json(manifest)["models"].items() if facts.keys()]
+    with files.expecting("check.safetensors", "images, and the logits of each model"):
+        images, expected_logits = stored["images"], {name: stored[f"logits/{name}"] for name in names}
     results = []
-    for name in files.read_json(manifest)["models"]:
+    for name in names:
         model = load(folder, name)
-        error, same = compare_logits(model.logits(stored["images"]), stored[f"logits/{name}"])
+        error, same = compare_logits(model.logits(images), expected_logits[name])
         result = {"model": name, "max_error": error, "same_answers": same, "ok": error <= tolerance}
         if f"gate/{name}" in stored:
-            scores, expected = model.gate_scores(stored["images"]), stored[f"gate/{name}"]
+            scores, expected = model.gate_scores(images), stored[f"gate/{name}"]
             result["gate_error"] = float(np.max(np.abs(scores - expected) / np.maximum(1, np.abs(expected))))
             result["ok"] &= result["gate_error"] <= tolerance
         results.append(result)

@@ -40,6 +40,16 @@ def read_program(content: memoryview, folder: str | pathlib.Path) -> jax.export.
     return exported
 
 
+def require_fit(program: jax.export.Exported, tensors: Mapping[str, Any], where: str) -> None:
+    """Refuse tensors whose names and shapes are not those of the program's first argument."""
+    tree: Any = program.in_tree
+    first = tree.children()[0].children()[0]
+    leaves, structure = jax.tree.flatten(dict(tensors))
+    shapes = [leaf.shape for leaf in leaves]
+    if structure != first or shapes != [each.shape for each in program.in_avals[: len(shapes)]]:
+        raise RefusedExport(f"{where}: names or shapes of {len(leaves)} tensors are not those that the program reads")
+
+
 class _FlatBuffersIfAbsent:
     """Provides the parts of the package flatbuffers that jax.export needs, unless it is installed.
 

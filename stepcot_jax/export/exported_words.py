@@ -25,9 +25,10 @@ class ClosedWords:
     """The words of the training records, of vocabulary.json."""
 
     def __init__(self, files: Files) -> None:
-        vocabulary = files.read_json(VOCABULARY)
-        merges = [(first, second) for first, second in vocabulary["merges"]]
-        self._pieces = list(dict.fromkeys([*vocabulary["pieces"], *(first + second for first, second in merges)]))
+        with files.expecting(VOCABULARY, "pieces, and merges of two"):
+            vocabulary = files.read_json(VOCABULARY)
+            merges = [(first, second) for first, second in vocabulary["merges"]]
+            self._pieces = list(dict.fromkeys([*vocabulary["pieces"], *(first + second for first, second in merges)]))
         self._tokens = {piece: place for place, piece in enumerate(self._pieces, start=_NUM_SPECIAL)}
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
 

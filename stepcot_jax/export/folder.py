@@ -20,7 +20,7 @@ from stepcot_jax.export import exported_files, exported_programs, loader
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
 from stepcot_jax.export.instructions import write_instructions
 from stepcot_jax.export.lifetime import describe_lifetime, replace_lifetime
-from stepcot_jax.export.model_card import write_front_matter, write_model_card
+from stepcot_jax.export.model_card import require_readable, write_front_matter, write_model_card
 from stepcot_jax.export.program import (
     GATE,
     PLATFORMS,
@@ -80,6 +80,7 @@ def export_model(
         trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
     names = models or sorted(trained.params)  # the student first
     require_new(out)
+    require_readable(trained)
     programs = [make_program(trained, name) for name in names]
     torch_tensors = name_as_authors(trained, names) if torch_names else {}
     with writing_folder(out) as partial:
@@ -182,7 +183,7 @@ def _write(
     write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
     write_json(folder / PREPROCESSING_FILE, describe_preprocessing(trained.preprocessing))
     lifetime = describe_lifetime()
-    manifest = {"format": loader.FORMAT, "models": models, "platforms": list(PLATFORMS)}
+    manifest = {"format": exported_files.FORMAT, "models": models, "platforms": list(PLATFORMS)}
     manifest |= {"made_with": {"stepcot_jax": __version__}, "lifetime": lifetime}
     manifest |= {"encoder": describe_encoder(trained), "trained_on": trained.trained_on}
     write_json(folder / MANIFEST_FILE, manifest)

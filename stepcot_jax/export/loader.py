@@ -23,29 +23,26 @@ import numpy as np
 if __package__:
     from stepcot_jax.export.exported_files import (
         Files,
-        RefusedExport,
         check_models,
+        read_manifest,
         read_pixel_rules,
-        read_safetensors,
         read_steps,
         run_check,
         to_answers,
     )
-    from stepcot_jax.export.exported_programs import read_program
+    from stepcot_jax.export.exported_programs import read_program, require_fit
 else:  # in the folder of an export
     from exported_files import (  # type: ignore[import-not-found,no-redef]
         Files,
-        RefusedExport,
         check_models,
+        read_manifest,
         read_pixel_rules,
-        read_safetensors,
         read_steps,
         run_check,
         to_answers,
     )
-    from exported_programs import read_program  # type: ignore[import-not-found,no-redef]
+    from exported_programs import read_program, require_fit  # type: ignore[import-not-found,no-redef]
 
-FORMAT = 1
 _OF_A_POINT = ("threshold", "sensitivity", "specificity")
 ABSENT_LOGIT = -1e9
 """Logit of an answer that a step does not have."""
@@ -67,29 +64,27 @@ class Model:
 
     def __init__(self, folder: str | pathlib.Path, name: str | None = None) -> None:
         files = Files(pathlib.Path(folder))
-        manifest = files.read_json("export.json")
-        if manifest.get("format") != FORMAT:
-            raise RefusedExport(f"{folder}: format {manifest.get('format')!r} is not supported; expected {FORMAT}")
-        models = manifest["models"]
-        name = next(iter(models)) if name is None else name
-        if name not in models:
-            raise RefusedExport(f"{folder} has no model {name!r}; it has {', '.join(models)}")
-        self.name = name
+        manifest, facts = read_manifest(files, "export.json", name)
+        self.name = name = facts["name"]
         self.steps = read_steps(files)
         self.preprocessing = read_pixel_rules(files)
-        self.temperatures = _read_temperatures(files, name, models[name], len(self.steps))
-        self.operating_points = _read_points(files, name, models[name])
-        self.exported = read_program(files.read(models[name]["program"]), folder)
-        tensors = {key: value for file in models[name]["tensors"] for key, value in read_safetensors(files.read(file))}
+        self.temperatures = _read_temperatures(files, name, facts, len(self.steps))
+        self.operating_points = _read_points(files, name, facts)
+        with files.expecting("export.json", "program, tensors and gate of each model"):
+            self.exported = read_program(files.read(facts["program"]), folder)
+            tensors = {key: value for file in facts["tensors"] for key, value in files.read_tensors(file).items()}
+            gate = facts.get("gate")
+            gate_program = None if gate is None else read_program(files.read(gate["program"]), folder)
+            gate_tensors = {} if gate is None else files.read_tensors(gate["tensors"])
+        require_fit(self.exported, tensors, f"{folder}: {', '.join(facts['tensors'])}")
         self._tensors = jax.device_put(tensors)
         self._run = jax.jit(self.exported.call)
         self.trained_on = manifest.get("trained_on", "")
         self._gate = None
-        gate = models[name].get("gate")
-        if gate is not None:
+        if gate_program is not None:
             encoder = {key: value for key, value in tensors.items() if key.startswith("image_encoder/")}
-            self._gate_tensors = jax.device_put(encoder | dict(read_safetensors(files.read(gate["tensors"]))))
-            self._gate = jax.jit(read_program(files.read(gate["program"]), folder).call)
+            self._gate_tensors = jax.device_put(encoder | gate_tensors)
+            self._gate = jax.jit(gate_program.call)
 
     def gate_scores(self, images: Any) -> np.ndarray | None:
         """Return how far images lie from the training images; compiled once for each number of images.
@@ -156,20 +151,24 @@ def _read_temperatures(files: Files, name: str, facts: dict[str, Any], num_steps
         return tuple(facts["temperatures"])
     if "calibration.json" not in files:
         return (1.0,) * num_steps
-    steps = files.read_json("calibration.json")["models"].get(name)
-    return (1.0,) * num_steps if steps is None else tuple(float(step["temperature"]) for step in steps)
+    with files.expecting("calibration.json", "a temperature for each step"):
+        steps = files.read_json("calibration.json")["models"].get(name)
+        return (1.0,) * num_steps if steps is None else tuple(float(step["temperature"]) for step in steps)
 
 
 def _read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return those of statistics.json, or of export.json, where earlier versions wrote them; {} without any."""
     if "operating_points" in facts:
         return dict(facts["operating_points"])
-    found = (files.read_json("statistics.json") if "statistics.json" in files else {}).get("operating_points")
-    of_steps = {} if found is None else found["models"].get(name, {})
-    return {
-        step: {answer: {part: point[part]["value"] for part in _OF_A_POINT} for answer, point in answers.items()}
-        for step, answers in of_steps.items()
-    }
+    if "statistics.json" not in files:
+        return {}
+    with files.expecting("statistics.json", "operating points"):
+        found = files.read_json("statistics.json").get("operating_points")
+        of_steps = {} if found is None else found["models"].get(name, {})
+        return {
+            step: {answer: {part: point[part]["value"] for part in _OF_A_POINT} for answer, point in answers.items()}
+            for step, answers in of_steps.items()
+        }
 
 
 def load(folder: str | pathlib.Path, model: str | None = None) -> Model:

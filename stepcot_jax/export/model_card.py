@@ -13,7 +13,7 @@ from stepcot_jax.evaluation.evaluator import ModelMetrics, evaluate
 from stepcot_jax.evaluation.intervals import Interval, ModelIntervals, bootstrap
 from stepcot_jax.evaluation.operating_points import FIGURES
 from stepcot_jax.evaluation.prediction_files import read_predictions
-from stepcot_jax.export.carried_files import name_encoder
+from stepcot_jax.export.carried_files import name_encoder, read_kept_statistics
 from stepcot_jax.export.program import Program
 from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
@@ -40,6 +40,17 @@ def write_front_matter(task: str) -> str:
     return "\n".join([*lines, "", ""])
 
 
+def require_readable(trained: Trained) -> None:
+    """Read the files of a run that an export uses last, so that a damaged one is refused before the work.
+
+    Raises:
+      BadInput: report.json, converted.json or statistics.json is damaged.
+    """
+    _read_report(trained.workdir)
+    _read_conversion(trained.workdir)
+    read_kept_statistics(trained.workdir)
+
+
 def write_model_card(trained: Trained, programs: Sequence[Program], *, with_gate: bool = True) -> str:
     """Return the card as Markdown.
 
@@ -51,8 +62,7 @@ def write_model_card(trained: Trained, programs: Sequence[Program], *, with_gate
     Raises:
       BadInput: the report or the predictions are damaged.
     """
-    path = trained.workdir / "report.json"
-    report = read_json(path, _Report, accepted="expected the report of a run") if path.is_file() else None
+    report = _read_report(trained.workdir)
     sizes = {program.name: sum(int(array.size) for array in program.tensors.values()) for program in programs}
     numbers = "; ".join(f"{name} {size:,}" for name, size in sizes.items())
     return (
@@ -118,14 +128,23 @@ def _describe_training(trained: Trained, report: _Report | None) -> str:
     if settings.teacher.text:
         text = prompts.get(settings.prompts.encoder, "encoded elsewhere")
         lines.append(f"- Prompts of the teacher: {text}; stored in the export, no text encoder is needed.")
-    converted = trained.workdir / CONVERTED_FILE
-    if converted.is_file():
-        found = read_json(converted, _Converted, accepted="expected what convert wrote")
+    found = _read_conversion(trained.workdir)
+    if found is not None:
         lines.append(f"- Training: elsewhere; converted from {plain(found.source)} (SHA-256 {plain(found.sha256)}).")
     else:
         best = ", ".join(f"{name} {step}" for name, step in trained.best_steps.items()) or "the last"
         lines.append(f"- Training: job {settings.job}, seed {settings.seed}; best updates {best}.")
     return "\n".join(lines)
+
+
+def _read_report(workdir: pathlib.Path) -> "_Report | None":
+    path = workdir / "report.json"
+    return read_json(path, _Report, accepted="expected the report of a run") if path.exists() else None
+
+
+def _read_conversion(workdir: pathlib.Path) -> "_Converted | None":
+    path = workdir / CONVERTED_FILE
+    return read_json(path, _Converted, accepted="expected what convert wrote") if path.exists() else None
 
 
 def _source(settings: Settings) -> str:
@@ -141,7 +160,7 @@ def _source(settings: Settings) -> str:
 
 def _describe_figures(trained: Trained, names: Sequence[str], report: _Report | None) -> str:
     path = trained.workdir / "predictions" / "test.npz"
-    split = read_predictions(path, trained.chain) if path.is_file() else None
+    split = read_predictions(path, trained.chain) if path.exists() else None
     intervals = {} if split is None else bootstrap(split, trained.chain)
     metrics = {} if split is None else evaluate(split.predictions, trained.chain)
     lines = ["## Figures on the test cases", ""]

@@ -27,7 +27,7 @@ from stepcot_jax.export.folder import (
     writing_folder,
 )
 from stepcot_jax.export.instructions import RESIZE
-from stepcot_jax.export.model_card import write_front_matter, write_model_card
+from stepcot_jax.export.model_card import require_readable, write_front_matter, write_model_card
 from stepcot_jax.export.onnx_tracing import OPSET, trace_to_onnx
 from stepcot_jax.export.program import Program, make_program
 from stepcot_jax.host.errors import BadInput
@@ -78,6 +78,7 @@ def export_onnx(
     require_new(out)
     if not isinstance(trained, Trained):
         trained = load_trained(pathlib.Path(trained), names=None if models is None else tuple(models))
+    require_readable(trained)
     programs = [make_program(trained, name) for name in models or sorted(trained.params)]
     with writing_folder(out) as partial:
         _write(partial, trained, programs, say=say)
@@ -116,7 +117,7 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
     write_json(folder / PREPROCESSING_FILE, rules)
     made_with = {"stepcot_jax": __version__, "jax": jax.__version__}
-    manifest = {"format": onnx_loader.FORMAT, "models": models, "opset": OPSET, "made_with": made_with}
+    manifest = {"format": exported_files.FORMAT, "models": models, "opset": OPSET, "made_with": made_with}
     manifest["trained_on"] = trained.trained_on
     write_json(folder / onnx_loader.MANIFEST, manifest)
     shutil.copyfile(onnx_loader.__file__, folder / LOADER)

@@ -20,8 +20,8 @@ import numpy as np
 if __package__:
     from stepcot_jax.export.exported_files import (
         Files,
-        RefusedExport,
         check_models,
+        read_manifest,
         read_pixel_rules,
         read_steps,
         run_check,
@@ -30,15 +30,14 @@ if __package__:
 else:  # in the folder of an export
     from exported_files import (  # type: ignore[import-not-found,no-redef]
         Files,
-        RefusedExport,
         check_models,
+        read_manifest,
         read_pixel_rules,
         read_steps,
         run_check,
         to_answers,
     )
 
-FORMAT = 1
 MANIFEST = "onnx.json"
 PROVIDERS = ("CPUExecutionProvider",)
 """Where onnxruntime computes by default."""
@@ -61,18 +60,14 @@ class Model:
         import onnxruntime
 
         files = Files(pathlib.Path(folder))
-        manifest = files.read_json(MANIFEST)
-        if manifest.get("format") != FORMAT:
-            raise RefusedExport(f"{folder}: format {manifest.get('format')!r} is not supported; expected {FORMAT}")
-        models = manifest["models"]
-        name = next(iter(models)) if name is None else name
-        if name not in models:
-            raise RefusedExport(f"{folder} has no model {name!r}; it has {', '.join(models)}")
-        self.name = name
+        _, facts = read_manifest(files, MANIFEST, name)
+        self.name = facts["name"]
         self.steps = read_steps(files)
         self.preprocessing = read_pixel_rules(files)
-        self.temperatures = tuple(models[name]["temperatures"])
-        self.session = onnxruntime.InferenceSession(bytes(files.read(models[name]["file"])), providers=list(providers))
+        with files.expecting(MANIFEST, "file and temperatures of each model"):
+            self.temperatures = tuple(facts["temperatures"])
+            program = bytes(files.read(facts["file"]))
+        self.session = onnxruntime.InferenceSession(program, providers=list(providers))
 
     def logits(self, images: Any) -> np.ndarray:
         """Return the logits of all steps.

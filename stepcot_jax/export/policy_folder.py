@@ -29,7 +29,7 @@ from stepcot_jax.export.policy_program import export_policy_programs, make_polic
 from stepcot_jax.export.program import PLATFORMS
 from stepcot_jax.export.qwen_folder import export_qwen
 from stepcot_jax.host.errors import BadInput, RunStopped
-from stepcot_jax.host.files import read_file
+from stepcot_jax.host.files import read_json
 from stepcot_jax.host.text import escape_markdown as plain
 from stepcot_jax.policies import merges
 from stepcot_jax.policies.decoder_policy import generate
@@ -45,7 +45,6 @@ from stepcot_jax.systems.stored_policy import POLICY_FILE
 from stepcot_jax.training.state import count_parameters
 
 _NUM_CHECKS = 2
-_MOST_REPORT_BYTES = 64 * 2**20
 _CLOSED = f"A question with\na word that is not in `{VOCABULARY_FILE}` is refused."
 _PRETRAINED = "Its\nHugging Face tokenizer needs `pip install tokenizers` too."
 _HERE = pathlib.Path(__file__).parent
@@ -196,11 +195,7 @@ def _describe(trained: TrainedPolicy) -> dict[str, Any]:
 def _describe_figures(trained: TrainedPolicy) -> str:
     """Return the run's figures of the test split, as its report has them."""
     path = trained.workdir / "report.json"
-    found = (
-        msgspec.json.decode(read_file(path, max_bytes=_MOST_REPORT_BYTES), type=dict[str, Any])
-        if path.is_file()
-        else {}
-    )
+    found = read_json(path, dict[str, Any], accepted="expected the report of a run") if path.exists() else {}
     test = found.get("test") or {}
     figures = test.get(trained.phase) if isinstance(test, dict) else None
     if not figures:

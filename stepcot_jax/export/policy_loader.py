@@ -29,18 +29,16 @@ if __package__:
         Files,
         RefusedExport,
         read_pixel_rules,
-        read_safetensors,
     )
-    from stepcot_jax.export.exported_programs import read_program
+    from stepcot_jax.export.exported_programs import read_program, require_fit
     from stepcot_jax.export.exported_words import ClosedWords, PretrainedWords
 else:  # in the folder of an export
     from exported_files import (  # type: ignore[import-not-found,no-redef]
         Files,
         RefusedExport,
         read_pixel_rules,
-        read_safetensors,
     )
-    from exported_programs import read_program  # type: ignore[import-not-found,no-redef]
+    from exported_programs import read_program, require_fit  # type: ignore[import-not-found,no-redef]
     from exported_words import ClosedWords, PretrainedWords  # type: ignore[import-not-found,no-redef]
 
 FORMAT = 1
@@ -61,8 +59,9 @@ class Policy:
 
     def __init__(self, folder: str | pathlib.Path) -> None:
         files = Files(pathlib.Path(folder))
-        self.facts = files.read_json("export.json")
-        found = (self.facts.get("kind"), self.facts.get("format"))
+        with files.expecting("export.json", "kind and format"):
+            self.facts = files.read_json("export.json")
+            found = (self.facts.get("kind"), self.facts.get("format"))
         if found != (KIND, FORMAT):
             raise RefusedExport(f"{folder}: kind and format {found} are not supported; expected {(KIND, FORMAT)}")
         self.preprocessing = read_pixel_rules(files)
@@ -71,7 +70,9 @@ class Policy:
         self.prefill, self.extend = (
             read_program(files.read(f"{name}.stablehlo"), folder) for name in ("prefill", "extend")
         )
-        self._tensors = jax.device_put(dict(read_safetensors(files.read("policy.safetensors"))))
+        tensors = files.read_tensors("policy.safetensors")
+        require_fit(self.prefill, tensors, f"{folder}: policy.safetensors")
+        self._tensors = jax.device_put(tensors)
         self._prefill, self._extend = jax.jit(self.prefill.call), jax.jit(self.extend.call)
 
     def write_prompt(self, question: str, *, choices: Sequence[str] = (), kind: str | None = None) -> str:
@@ -219,10 +220,11 @@ def check(folder: str | pathlib.Path) -> dict[str, Any]:
     Returns:
       "same_tokens" (share), and "ok": whether all are the same.
     """
-    stored = dict(read_safetensors(Files(pathlib.Path(folder)).read("check.safetensors")))
+    files, names = Files(pathlib.Path(folder)), ("images", "prompts", "lengths", "tokens")
+    with files.expecting("check.safetensors", ", ".join(names)):
+        images, prompts, lengths, tokens = map(files.read_tensors("check.safetensors").__getitem__, names)
     model = load(folder)
-    images = model.preprocessing.normalise(stored["images"])
-    same = model.generate(images, stored["prompts"], stored["lengths"]) == stored["tokens"]
+    same = model.generate(model.preprocessing.normalise(images), prompts, lengths) == tokens
     return {"same_tokens": float(same.mean()), "ok": bool(same.all())}
 
 

@@ -52,10 +52,12 @@ def renew_export(folder: str | pathlib.Path, *, say: Callable[[str], None] = lam
             f"{folder}: not an export (no {MANIFEST_FILE}); expected what python -m stepcot_jax.export wrote"
         )
     try:
-        manifest = exported_files.Files(folder).read_json(MANIFEST_FILE)
-    except (RefusedExport, ValueError) as error:
+        files = exported_files.Files(folder)
+        with files.expecting(MANIFEST_FILE, "what python -m stepcot_jax.export wrote"):
+            manifest = files.read_json(MANIFEST_FILE)
+            is_policy = manifest.get("kind") == policy_loader.KIND
+    except RefusedExport as error:
         raise BadInput(str(error)) from None
-    is_policy = manifest.get("kind") == policy_loader.KIND
     say("writing the programs")
     programs = _export_policy(folder) if is_policy else _export_networks(folder, manifest)
     lifetime = describe_lifetime()

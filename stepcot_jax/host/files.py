@@ -18,7 +18,11 @@ from stepcot_jax.host.untrusted import open_untrusted
 
 T = TypeVar("T")
 
-_MAX_JSON_BYTES = 2**30
+_MAX_JSON_BYTES = 2**26
+"""Of free content, such as lists in lists, which takes up to 21 times its size in memory."""
+
+MAX_LISTING_BYTES = 2**28
+"""Of a JSON file that lists millions of cases."""
 
 
 def make_workdir(folder: Path) -> None:
@@ -103,6 +107,8 @@ def read_json(path: str | os.PathLike[str], kind: type[T], *, accepted: str, max
         raise BadInput(f"{where}: cannot be read ({error.strerror}); {accepted}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{where}: {one_line(error)}; {accepted}") from None
+    except MemoryError:
+        raise BadInput(f"{where}: its content takes more memory than there is; {accepted}") from None
 
 
 @contextlib.contextmanager

@@ -154,6 +154,25 @@ class _ShortReads:
         return self._file.read(size)
 
 
+def iterate_lines(file: BinaryIO, path: object, *, most_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not blank, with their numbers from 1.
+
+    Args:
+      file: opened for bytes.
+      path: of the file, for messages.
+      most_bytes: a longer line comes in pieces of this size.
+
+    Raises:
+      BadInput: the file has too many blank lines.
+    """
+    meter = Meter(path)
+    for number, line in enumerate(iter(lambda: file.readline(most_bytes), b""), start=1):
+        if len(line) < most_bytes and line.isspace():
+            meter.add_row(0, blank=True)
+        else:
+            yield number, line
+
+
 class Meter:
     """Counts the rows and cells of a table while it is read, and refuses it above `Limits`.
 

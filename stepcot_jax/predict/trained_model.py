@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
+import msgspec
 import numpy as np
 
 from stepcot_jax.chain import Chain
@@ -45,6 +46,14 @@ from stepcot_jax.training.stored_params import read_best, restore_params
 if TYPE_CHECKING:
     from stepcot_jax.evaluation.calibration import Calibration
     from stepcot_jax.evaluation.operating_point_files import OperatingPoints
+
+
+class _Reliance(msgspec.Struct):
+    mean_movement: float | None = None
+
+
+class _Statistics(msgspec.Struct):
+    reliance: dict[str, _Reliance] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +96,7 @@ class Trained:
           BadInput: the file of the counts is damaged or of another chain.
         """
         path = self.workdir / PAIRS_FILE
-        return make_rules(self.chain, counts=read_pairs(path, self.chain)) if path.is_file() else None
+        return make_rules(self.chain, counts=read_pairs(path, self.chain)) if path.exists() else None
 
     def gate(self, model: str) -> Gate | None:
         """Return the gate of a network; None if the run stored none.
@@ -103,7 +112,7 @@ class Trained:
         from stepcot_jax.evaluation.operating_point_files import read_points
 
         path = self.workdir / STATISTICS_FILE
-        return read_points(path, self.chain) if path.is_file() else None
+        return read_points(path, self.chain) if path.exists() else None
 
     @property
     def max_pixels(self) -> int:
@@ -255,10 +264,10 @@ def _restore(folder: pathlib.Path, names: tuple[str, ...]) -> tuple[dict[str, Pa
 
 def _read_reliance(path: pathlib.Path) -> dict[str, float | None]:
     """Return the mean movement of each network in a run's statistics; empty for a run that did not measure it."""
-    if not path.is_file():
+    if not path.exists():
         return {}
-    found = read_json(path, dict[str, Any], accepted="expected the statistics.json of a run").get("reliance") or {}
-    return {model: own.get("mean_movement") for model, own in found.items()}
+    found = read_json(path, _Statistics, accepted="expected the statistics.json of a run").reliance or {}
+    return {model: own.mean_movement for model, own in found.items()}
 
 
 def _read_calibration(path: pathlib.Path, chain: Chain) -> "Calibration | None":

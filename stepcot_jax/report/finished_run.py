@@ -17,13 +17,15 @@ from stepcot_jax.evaluation.operating_point_files import OperatingPoints, read_p
 from stepcot_jax.evaluation.prediction_files import SplitPredictions, read_predictions
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
+from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.run.stored_reading import CALIBRATION_FILE, STATISTICS_FILE, read_reading
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.settings.stored_settings import read_settings
 from stepcot_jax.training.log import METRICS_FILE
 
 _MOST_REPORT_BYTES = 64 * 2**20
-_MOST_LOG_BYTES = 2**30
+_MOST_LOG_BYTES = 2**28
+_MOST_LINE_BYTES = 2**20
 
 Entry = Mapping[str, Any]
 """Numbers that a run logged at one update."""
@@ -102,8 +104,8 @@ def read_run(workdir: pathlib.Path) -> FinishedRun:
         entries=read_metrics(workdir / METRICS_FILE),
         report=report,
         split=split,
-        calibration=read_calibration(calibration, chain) if calibration.is_file() else None,
-        operating_points=read_points(statistics, chain) if statistics.is_file() else None,
+        calibration=read_calibration(calibration, chain) if calibration.exists() else None,
+        operating_points=read_points(statistics, chain) if statistics.exists() else None,
     )
 
 
@@ -115,8 +117,9 @@ def _read_report(path: pathlib.Path) -> Mapping[str, Any]:
         raise BadInput(f"{path} cannot be read ({error.strerror}); {expected}") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not valid JSON ({error}); {expected}") from None
-    if not isinstance(report, dict) or not isinstance(report.get("num_cases"), dict):
-        raise BadInput(f"{path} has no 'num_cases' object; {expected}")
+    counts = report.get("num_cases") if isinstance(report, dict) else None
+    if not isinstance(counts, dict) or not all(isinstance(number, int) for number in counts.values()):
+        raise BadInput(f"{path} has no 'num_cases' with whole numbers; {expected}")
     return report
 
 
@@ -127,16 +130,17 @@ def read_metrics(path: pathlib.Path) -> list[Entry]:
       BadInput: the file cannot be read, or a line is not an entry.
     """
     try:
-        lines = read_file(path, max_bytes=_MOST_LOG_BYTES, accepted="a log").decode("utf-8").splitlines()
-    except (OSError, ValueError) as error:
+        with open_untrusted(path, accepted="a log", max_bytes=_MOST_LOG_BYTES) as file:
+            lines = iterate_lines(file, path, most_bytes=_MOST_LINE_BYTES)
+            return [_read_entry(path, number, line) for number, line in lines]
+    except OSError as error:
         raise BadInput(f"{path} cannot be read ({error}); expected the log that a run wrote") from None
-    return [_read_entry(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _read_entry(path: pathlib.Path, number: int, line: str) -> Entry:
+def _read_entry(path: pathlib.Path, number: int, line: bytes) -> Entry:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         entry = None
     if (
         not isinstance(entry, dict)
@@ -144,5 +148,6 @@ def _read_entry(path: pathlib.Path, number: int, line: str) -> Entry:
         or not isinstance(entry.get("epoch"), int)
         or not all(value is None or isinstance(value, int | float | str) for value in entry.values())
     ):
-        raise BadInput(f"{path}, line {number}: {line[:60]!r} is not an object with kind, step and epoch")
+        shown = line[:60].decode(errors="replace")
+        raise BadInput(f"{path}, line {number}: {shown!r} is not an object with kind, step and epoch")
     return entry

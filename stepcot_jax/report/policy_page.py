@@ -78,7 +78,7 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
     scores = {}
     for phase in _PHASES:
         path = workdir / "replies" / f"{phase}_test.jsonl"
-        if path.is_file():
+        if path.exists():
             file = read_replies(path, name=phase, chosen=ids.keys(), known=ids.keys(), missing="stop")
             scores[phase] = score_all(records, file.replies, scoring)
     if not scores:
@@ -95,7 +95,7 @@ def read_policy_run(workdir: pathlib.Path) -> FinishedPolicy:
 
 
 def _read_baseline(path: pathlib.Path, *, with_intervals: bool) -> dict[Key, Interval]:
-    if not path.is_file():
+    if not path.exists():
         return {}
     models = read_json(path, dict[str, Any], accepted=_EXPECTED).get("models")
     try:

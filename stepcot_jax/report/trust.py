@@ -158,10 +158,10 @@ class Plausibility:
 
 def _count_known_pairs(run: FinishedRun) -> tuple[dict[consistency.Pair, np.ndarray] | None, str]:
     """Return how often each pair of answers occurs, and in which split's chains; None if the run kept neither."""
-    if (run.workdir / PAIRS_FILE).is_file():
+    if (run.workdir / PAIRS_FILE).exists():
         return read_pairs(run.workdir / PAIRS_FILE, run.chain), "training"
     validation = run.workdir / "predictions" / "val.npz"
-    if validation.is_file():
+    if validation.exists():
         labels = read_predictions(validation, run.chain).predictions.labels
         return consistency.count_pairs(labels, run.chain), "validation"
     return None, ""

@@ -130,7 +130,7 @@ def write_shapes(workdir: pathlib.Path, shapes: Shapes, *, inputs: Sequence[int]
 def read_shapes(workdir: pathlib.Path, *, inputs: Sequence[int]) -> Shapes | None:
     """Read what `write_shapes` wrote; None if there is nothing, or it is of other settings, questions or inputs."""
     path = workdir / FOLDER / SHAPES_FILE
-    if not path.is_file():
+    if not path.exists():
         return None
     stored = read_json(path, _StoredShapes, accepted="expected the shapes of a run", max_bytes=_MOST_CHAIN_BYTES)
     if stored.networks != _digest_networks(workdir, inputs):
@@ -151,7 +151,8 @@ def _read_text(path: pathlib.Path, chain: Chain) -> Float[np.ndarray, "step widt
         # Refuses pickled objects, and a header that declares more than the file holds.
         features = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
-        raise BadInput(f"{path} is not an array ({type(error).__name__}); {accepted}") from None
+        found = "its header states too many numbers" if isinstance(error, MemoryError) else type(error).__name__
+        raise BadInput(f"{path} is not an array ({found}); {accepted}") from None
     if not isinstance(features, np.ndarray) or features.dtype != np.float32 or features.ndim != 2:
         raise BadInput(f"{path} is not a float32 matrix; {accepted}")
     if len(features) != chain.num_steps or not np.isfinite(features).all():

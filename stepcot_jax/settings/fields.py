@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.text import shorten
 
 Made = TypeVar("Made")
 
@@ -79,7 +80,7 @@ def make(cls: type[Made], found: Any, where: str) -> Made:
         for name in names:
             value = value[name]
         key = ".".join([where, *names])
-        raise BadInput(f"{key}: {value!r} is not {describe_key(cls, key)}") from None
+        raise BadInput(f"{key}: {shorten(repr(value))} is not {describe_key(cls, key)}") from None
 
 
 def describe_key(cls: type, key: str) -> str:
@@ -105,7 +106,7 @@ def describe_key(cls: type, key: str) -> str:
 def _check_keys(cls: Any, found: Any, where: str, root: type) -> None:
     """Refuse groups that are no mappings and keys that are unknown or missing."""
     if not isinstance(found, Mapping):
-        raise BadInput(f"{where}: {found!r} is not a group of settings")
+        raise BadInput(f"{where}: {shorten(repr(found))} is not a group of settings")
     hints = typing.get_type_hints(cls, include_extras=True)
     for name in found:
         if name not in hints:
@@ -119,15 +120,15 @@ def _check_keys(cls: Any, found: Any, where: str, root: type) -> None:
 
 def _unknown(name: Any, siblings: list[str], where: str, root: type) -> BadInput:
     """The error for a key that is not one of `siblings`, the keys of the group `where`."""
-    key = f"{where}.{name}"
+    key = f"{where}.{shorten(str(name))}"
     if key in RENAMED:
         return BadInput(f"{key} was renamed to {RENAMED[key]}")
     if not siblings:
         return BadInput(f"{key} is not a setting; did you mean {where}?")
     elsewhere = [each for each in _all_keys(root, where.partition(".")[0]) if each.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(str(name), siblings, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(shorten(str(name)), siblings, n=1, cutoff=0.6)
     if near or not elsewhere:
-        near = near or difflib.get_close_matches(str(name), siblings, n=1, cutoff=0.0)
+        near = near or difflib.get_close_matches(shorten(str(name)), siblings, n=1, cutoff=0.0)
         elsewhere = [f"{where}.{near[0]}"]
     return BadInput(f"{key} is not a setting; did you mean {' or '.join(elsewhere)}? ({where}: {', '.join(siblings)})")
 

@@ -1,6 +1,7 @@
 """Untrusted files: regular files only, limits from the environment, archives, tables; no other way to open a file."""
 
 import ast
+import io
 import os
 import pathlib
 import time
@@ -11,7 +12,15 @@ import pytest
 import stepcot_jax
 from stepcot_jax.host import untrusted
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.untrusted import VARIABLE, Limits, Meter, open_archive, open_untrusted, read_limits
+from stepcot_jax.host.untrusted import (
+    VARIABLE,
+    Limits,
+    Meter,
+    iterate_lines,
+    open_archive,
+    open_untrusted,
+    read_limits,
+)
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
 
@@ -147,6 +156,14 @@ def test_a_table_that_takes_too_long_is_refused(monkeypatch):
     meter = Meter("train.csv")
     with pytest.raises(BadInput, match=r"train\.csv: not read after 5 seconds"):
         count_rows(meter, 10 * 1024)
+
+
+def test_lines_are_numbered_without_blank_ones_which_are_limited(monkeypatch):
+    lines = io.BytesIO(b"a\n\n \nbcdef")
+    assert list(iterate_lines(lines, "a.jsonl", most_bytes=4)) == [(1, b"a\n"), (4, b"bcde"), (5, b"f")]
+    monkeypatch.setenv(VARIABLE, "blank_rows=2")
+    with pytest.raises(BadInput, match=r"a\.jsonl: more than 2 blank rows"):
+        list(iterate_lines(io.BytesIO(b"\n" * 3), "a.jsonl", most_bytes=4))
 
 
 def test_archives_are_bounded_before_they_are_unpacked(tmp_path, monkeypatch):

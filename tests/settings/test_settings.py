@@ -266,3 +266,10 @@ def test_step_names_that_cannot_tell_steps_apart_are_refused(base, names):
     base["data"]["step_names"] = names
     with pytest.raises(BadInput, match=r"config\.data\.step_names: .* distinct"):
         make_settings(base)
+
+
+def test_messages_quote_the_start_of_long_names_and_values():
+    for content in ({"a" * 10_000: 1}, {**dataclasses.asdict(load_settings("base")), "job": "a" * 10_000}):
+        with pytest.raises(BadInput, match="aaaa…") as refused:
+            make_settings(content)
+        assert len(str(refused.value)) < 1000

@@ -29,7 +29,7 @@ from stepcot_jax.annotate.output import LEDGER_FOLDER
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.text import one_line
-from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 
 _MAX_LINE_BYTES = 1 << 24
 _NUM_SHOWN = 5
@@ -142,9 +142,7 @@ def _read_replies(path: Path, taken: Taken) -> Iterator[_Reply]:
     decoder = msgspec.json.Decoder(_Reply)
     try:
         with open_untrusted(path, accepted="replies of a batch, one a line") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
-                if not line.strip():
-                    continue
+            for number, line in iterate_lines(file, path, most_bytes=_MAX_LINE_BYTES):
                 try:
                     reply = decoder.decode(line)
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

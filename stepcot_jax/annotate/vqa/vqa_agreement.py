@@ -107,12 +107,12 @@ def _reasoning(record: VqaRecord) -> str:
 
 def _read_aside(path: Path) -> set[str]:
     file = (path if path.is_dir() else path.parent) / SET_ASIDE_NAME
-    if not file.is_file():
+    if not file.exists():
         return set()
     try:
         return {
             line["id"]
             for line in msgspec.json.Decoder(dict[str, str]).decode_lines(read_file(file, max_bytes=_MOST_BYTES))
         }
-    except (msgspec.MsgspecError, KeyError, OSError) as error:
+    except (msgspec.MsgspecError, KeyError, OSError, RecursionError, UnicodeDecodeError) as error:
         raise BadInput(f"{file}: cannot be read ({str(error)[:80]}); expected items set aside, as JSON lines") from None

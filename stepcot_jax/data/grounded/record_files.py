@@ -15,7 +15,7 @@ from stepcot_jax.data.records.record_reader import ImageLocator, normalise_image
 from stepcot_jax.data.records.records import OnBadRecord
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import writing_whole
-from stepcot_jax.host.untrusted import open_untrusted
+from stepcot_jax.host.untrusted import iterate_lines, open_untrusted
 from stepcot_jax.reasoning.record import KINDS, Cue, VqaRecord
 
 FILE_NAME = "records.jsonl"
@@ -67,7 +67,7 @@ class VqaCollection:
 def holds_records(root: Path) -> bool:
     """Return whether a path means reasoning records: their file, or a folder that has it and no `data.json`."""
     if root.is_dir():
-        return (root / FILE_NAME).is_file() and not (root / data_json.FILE_NAME).exists()
+        return (root / FILE_NAME).exists() and not (root / data_json.FILE_NAME).exists()
     return root.suffix == ".jsonl"
 
 
@@ -178,7 +178,7 @@ def read_lines(
         if not path.is_file():
             raise BadInput(f"{path}: {'is not a file' if path.exists() else 'does not exist'}; {expected}")
         with open_untrusted(path, accepted="records, one a line") as file:
-            for number, line in enumerate(iter(lambda: file.readline(most_bytes), b""), start=1):
+            for number, line in iterate_lines(file, path, most_bytes=most_bytes):
                 if len(line) == most_bytes:
                     raise BadInput(f"{path}, line {number}: exceeds {most_bytes} bytes; {expected}")
                 if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

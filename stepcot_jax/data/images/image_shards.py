@@ -18,7 +18,7 @@ from stepcot_jax.data.images.image_decoding import most_bytes
 from stepcot_jax.data.images.image_files import ImageFiles, folder_files, set_aside_cases
 from stepcot_jax.data.records.records import Collection, OnBadRecord
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json
+from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json
 
 INDEX_NAME = "image_shards.json"
 
@@ -73,7 +73,7 @@ def read_index(root: Path) -> ShardIndex:
     """
     path = Path(root) / INDEX_NAME
     expected = "expected the index that `python -m stepcot_jax.data shards` writes"
-    index = read_json(path, ShardIndex, accepted=expected)
+    index = read_json(path, ShardIndex, accepted=expected, max_bytes=MAX_LISTING_BYTES)
     if index.version != _VERSION:
         raise BadInput(f"{path}: version {index.version} is not {_VERSION}; write the shards anew")
     for entry in index.shards:

@@ -26,7 +26,7 @@ from stepcot_jax.data.sources.layouts import read_source
 from stepcot_jax.data.splits.split_resolver import TABLE_SUFFIXES
 from stepcot_jax.data.splits.splits import SPLIT_NAMES
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import digest_file, make_workdir, read_file, read_json, write_whole
+from stepcot_jax.host.files import MAX_LISTING_BYTES, digest_file, make_workdir, read_file, read_json, write_whole
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.host.threads import map_in_threads
 
@@ -141,7 +141,9 @@ class _ShardWriter:
         notes: list[_Note] = []
         first = 0
         while (path := (self.folder / shard_name(len(notes))).with_suffix(".json")).exists():
-            note = read_json(path, _Note, accepted="delete the folder and write the shards anew")
+            note = read_json(
+                path, _Note, accepted="delete the folder and write the shards anew", max_bytes=MAX_LISTING_BYTES
+            )
             self._check_source(note.source)
             covered = self.collection.cases[first : first + note.num_covered]
             paths = [*(note.entry.paths if note.entry else ()), *(place for place, _ in note.set_aside)]

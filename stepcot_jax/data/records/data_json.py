@@ -6,7 +6,7 @@ entry a step: step, question, options, answer, reasoning (authors' dataset card)
 """
 
 import codecs
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
@@ -21,6 +21,8 @@ FILE_NAME = "data.json"
 
 _CHUNK_BYTES = 2**18
 _MOST_OPTIONS = 1000
+_SHORT_RECORD, _MOST_SHORT_RECORDS = 16, 10_000
+"""Bytes that any record has, and how many may have fewer: each costs as much time as a whole one."""
 _LARGE_RECORD = 2**16
 _LONGEST_MESSAGE = 200
 
@@ -100,13 +102,16 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
       BadInput: when reading reaches a fault: unreadable, not UTF-8, not JSON, not an array, empty, a record too large.
     """
     accepted = "a JSON array of records in UTF-8"
-    num_records = 0
+    num_records = num_short = 0
     try:
         with open_untrusted(path, accepted=accepted) as file:
             splitter = ArraySplitter(start=_skip_byte_order_mark(file))
             while chunk := file.read(_CHUNK_BYTES):
                 records = splitter.feed(chunk)
                 num_records += len(records)
+                num_short += sum(len(record) < _SHORT_RECORD for record in records)
+                if num_short > _MOST_SHORT_RECORDS:
+                    raise BadInput(f"{num_short} entries such as {_show(records)} are too short to be records")
                 yield from records
                 if visit is not None:
                     visit(file.tell())
@@ -119,6 +124,10 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
         raise BadInput(f"{path}: cannot be read ({error.strerror}); expected {accepted}") from error
     if not num_records:
         raise BadInput(f"{path}: the array has no records; expected {accepted}")
+
+
+def _show(records: Sequence[bytes]) -> str:
+    return repr(min(records, key=len).decode(errors="replace"))
 
 
 def _skip_byte_order_mark(file: BinaryIO) -> int:

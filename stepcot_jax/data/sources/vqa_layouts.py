@@ -104,7 +104,7 @@ def detect_vqa_layout(root: Path) -> str:
     root = Path(root)
     if not root.exists():
         raise BadInput(f"{root}: is not a folder or a file; {_expected()}")
-    if root.is_dir() and (root / FILE_NAME).is_file():
+    if root.is_dir() and (root / FILE_NAME).exists():
         return RECORDS
     peeked = [layout for _, layout in _peek_all(root)]
     found = {layout for layout in peeked if layout and not isinstance(layout, BadInput)}
@@ -137,7 +137,7 @@ def _list_files(root: Path, *, layout: str) -> list[Path]:
 def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
     """Yield each file that may hold records, and the layout of its first good record, "" if it is another."""
     if root.is_dir():
-        paths = sorted(path for path in root.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+        paths = sorted(path for path in root.iterdir() if path.suffix.lower() in SUFFIXES and not path.is_dir())
     else:
         paths = [root]
     for path in paths:

@@ -11,7 +11,7 @@ from stepcot_jax.data.records.cases import Case, CaseTable, SetAside, as_table
 from stepcot_jax.data.records.record_reader import normalise_image_path
 from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
 
 _EXPECTED = "expected a manifest of splits that this project wrote"
 _NUM_SHOWN = 80
@@ -100,7 +100,7 @@ def read_members(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _decode(path: Path) -> _Manifest:
-    manifest = read_json(path, _Manifest, accepted=_EXPECTED)
+    manifest = read_json(path, _Manifest, accepted=_EXPECTED, max_bytes=MAX_LISTING_BYTES)
     if sorted(manifest.splits) != sorted(SPLIT_NAMES):
         raise BadInput(f"{path}: splits {sorted(manifest.splits)[:5]} are not {list(SPLIT_NAMES)}")
     if not manifest.digest:

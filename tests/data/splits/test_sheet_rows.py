@@ -7,7 +7,7 @@ import numpy as np
 import openpyxl
 import pytest
 
-from benchmarks.hostile_inputs import write_book
+from benchmarks.hostile_tables import write_book
 from stepcot_jax.data.splits.sheet_rows import iterate_sheet
 from stepcot_jax.host.errors import BadInput
 
