@@ -127,7 +127,7 @@ def put(name, make):
         (lambda arrays: with_meta(arrays, batch=0), ["batch", "0 is not", "at least 1"]),
         (lambda arrays: with_meta(arrays, gat_heads=4), ["teacher_dim", "4 * 3"]),
         (lambda arrays: with_meta(arrays, layer_norm_eps=1e-6), ["layer_norm_eps", "1e-06", "1e-05"]),
-        (lambda arrays: with_meta(arrays, proj_dim=9), ["projection_width 3", "expected 9"]),
+        (lambda arrays: with_meta(arrays, proj_dim=9), ["projection_width is 3", "expected 9"]),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(arrays, write, change, words):

@@ -17,6 +17,7 @@ from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, make_froze
 from stepcot_jax.export import loader, policy_loader, renewal
 from stepcot_jax.export.__main__ import main
 from stepcot_jax.export.carried_files import hide_folder, write_shared_settings
+from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.folder import export_model, write_sums
 from stepcot_jax.export.lifetime import RELEASES, describe_lifetime, replace_lifetime, write_lifetime
 from stepcot_jax.export.policy_folder import export_policy
@@ -194,7 +195,7 @@ def test_renew_writes_the_programs_and_keeps_everything_else(folders, copy, caps
     for name in ("student", "student_gate", "teacher"):
         (copy / f"{name}.stablehlo").write_bytes(b"written by a jax that nobody reads any more")
     write_sums(copy)
-    with pytest.raises(loader.RefusedExport, match=r"cannot read the program .* renew"):
+    with pytest.raises(RefusedExport, match=r"cannot read the program .* renew"):
         loader.load(copy)
     assert main(["renew", str(copy)]) == 0
     assert "released until" in (printed := capsys.readouterr().out)
