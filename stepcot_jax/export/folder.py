@@ -16,7 +16,7 @@ import safetensors.numpy
 from stepcot_jax import __version__
 from stepcot_jax.convert.torch_reference import to_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.export import exported_files, exported_programs, loader
+from stepcot_jax.export import exported_files, exported_models, exported_programs, loader
 from stepcot_jax.export.carried_files import describe_encoder, write_carried
 from stepcot_jax.export.instructions import write_instructions
 from stepcot_jax.export.lifetime import describe_lifetime, replace_lifetime
@@ -159,7 +159,7 @@ def _write(
     """Write all files."""
     models: dict[str, Any] = {}
     images = check_images(programs[0].size)
-    pixels = exported_files.Preprocessing(
+    pixels = exported_models.Preprocessing(
         trained.preprocessing.size, tuple(trained.preprocessing.mean), tuple(trained.preprocessing.std)
     )
     check: dict[str, Any] = {"images": images}
@@ -183,7 +183,7 @@ def _write(
     write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
     write_json(folder / PREPROCESSING_FILE, describe_preprocessing(trained.preprocessing))
     lifetime = describe_lifetime()
-    manifest = {"format": exported_files.FORMAT, "models": models, "platforms": list(PLATFORMS)}
+    manifest = {"format": exported_models.FORMAT, "models": models, "platforms": list(PLATFORMS)}
     manifest |= {"made_with": {"stepcot_jax": __version__}, "lifetime": lifetime}
     manifest |= {"encoder": describe_encoder(trained), "trained_on": trained.trained_on}
     write_json(folder / MANIFEST_FILE, manifest)
@@ -246,7 +246,7 @@ def name_as_authors(trained: Trained, names: Sequence[str]) -> dict[str, np.ndar
 def copy_loader(folder: pathlib.Path, source: str) -> None:
     """Copy a loader's module as load.py, with the modules that it imports."""
     shutil.copyfile(source, folder / LOADER)
-    for module in (exported_files, exported_programs):
+    for module in (exported_files, exported_models, exported_programs):
         shutil.copy(str(module.__file__), folder)
 
 

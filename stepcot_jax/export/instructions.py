@@ -55,6 +55,7 @@ def write_instructions(trained: Trained, manifest: Mapping[str, Any], *, written
     files = {
         "load.py": "the loader",
         "exported_files.py": "what it reads files with",
+        "exported_models.py": "what it reads and checks models with",
         "exported_programs.py": "what it reads programs with",
         **{model["program"]: f"the {name}, image encoder included" for name, model in models.items()},
         **dict.fromkeys(tensors, "parameters"),

@@ -9,8 +9,8 @@
 
 `python load.py` checks that this machine computes the exported logits.
 
-Every export has a copy of this file, of exported_files.py, which compares each file with SHA256SUMS before its use, and
-of exported_programs.py.
+Every export has a copy of this file, of exported_models.py, of exported_files.py, which compares each file with
+SHA256SUMS before its use, and of exported_programs.py.
 """
 
 import pathlib
@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_files import (
-        Files,
+    from stepcot_jax.export.exported_files import Files
+    from stepcot_jax.export.exported_models import (
         check_models,
         read_manifest,
         read_pixel_rules,
@@ -32,8 +32,8 @@ if __package__:
     )
     from stepcot_jax.export.exported_programs import read_program, require_fit
 else:  # in the folder of an export
-    from exported_files import (  # type: ignore[import-not-found,no-redef]
-        Files,
+    from exported_files import Files  # type: ignore[import-not-found,no-redef]
+    from exported_models import (  # type: ignore[import-not-found,no-redef]
         check_models,
         read_manifest,
         read_pixel_rules,

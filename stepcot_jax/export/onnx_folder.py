@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from stepcot_jax import __version__
-from stepcot_jax.export import exported_files, loader, onnx_loader
+from stepcot_jax.export import exported_files, exported_models, loader, onnx_loader
 from stepcot_jax.export.folder import (
     LOADER,
     check_images,
@@ -42,6 +42,7 @@ _HERE = pathlib.Path(__file__).parent
 _DESCRIBED = {
     LOADER: "the loader",
     "exported_files.py": "what it reads files with",
+    "exported_models.py": "what it reads and checks models with",
     LABELS_FILE: "questions and answers, in the order of the logits",
     PREPROCESSING_FILE: "from an image file to the model's input",
     onnx_loader.MANIFEST: "the file and the temperatures of each model, versions",
@@ -100,7 +101,7 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     """Write all files."""
     calibrated = {} if trained.calibration is None else trained.calibration.temperatures
     rules = describe_preprocessing(trained.preprocessing)
-    pixels = exported_files.Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"]))
+    pixels = exported_models.Preprocessing(rules["size"], tuple(rules["mean"]), tuple(rules["std"]))
     check: dict[str, Any] = {"images": check_images(rules["size"])}
     models: dict[str, Any] = {}
     for program in programs:
@@ -117,11 +118,12 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
     write_json(folder / PREPROCESSING_FILE, rules)
     made_with = {"stepcot_jax": __version__, "jax": jax.__version__}
-    manifest = {"format": exported_files.FORMAT, "models": models, "opset": OPSET, "made_with": made_with}
+    manifest = {"format": exported_models.FORMAT, "models": models, "opset": OPSET, "made_with": made_with}
     manifest["trained_on"] = trained.trained_on
     write_json(folder / onnx_loader.MANIFEST, manifest)
     shutil.copyfile(onnx_loader.__file__, folder / LOADER)
-    shutil.copy(exported_files.__file__, folder)
+    for module in (exported_files, exported_models):
+        shutil.copy(str(module.__file__), folder)
     card = write_front_matter("image-classification") + write_model_card(trained, programs, with_gate=False)
     readme = f"{card.rstrip()}\n\n{write_use(trained, models)}"
     (folder / "README.md").write_text(readme, encoding="utf-8")

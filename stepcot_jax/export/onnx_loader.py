@@ -7,7 +7,8 @@
 
 `python load.py` checks that this machine computes the exported logits.
 
-Every export has a copy of this file and of exported_files.py, which compares each file with SHA256SUMS before its use.
+Every export has a copy of this file, of exported_models.py and of exported_files.py, which compares each file with
+SHA256SUMS before its use.
 """
 
 import pathlib
@@ -18,8 +19,8 @@ from typing import Any
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_files import (
-        Files,
+    from stepcot_jax.export.exported_files import Files
+    from stepcot_jax.export.exported_models import (
         check_models,
         read_manifest,
         read_pixel_rules,
@@ -28,8 +29,8 @@ if __package__:
         to_answers,
     )
 else:  # in the folder of an export
-    from exported_files import (  # type: ignore[import-not-found,no-redef]
-        Files,
+    from exported_files import Files  # type: ignore[import-not-found,no-redef]
+    from exported_models import (  # type: ignore[import-not-found,no-redef]
         check_models,
         read_manifest,
         read_pixel_rules,
@@ -73,7 +74,7 @@ class Model:
         """Return the logits of all steps.
 
         Args:
-          images: see `exported_files.Preprocessing.normalise`.
+          images: see `exported_models.Preprocessing.normalise`.
 
         Returns:
           float32 [case, step, answer]; about -1e9 beyond a step's own answers.
@@ -85,7 +86,7 @@ class Model:
         """Return the answers of all steps.
 
         Args:
-          images: see `exported_files.Preprocessing.normalise`.
+          images: see `exported_models.Preprocessing.normalise`.
 
         Returns:
           By the name of the step: the most probable answer of each image, and the probabilities of the step's options

@@ -13,7 +13,7 @@ import numpy as np
 from stepcot_jax import __version__
 from stepcot_jax.export import exported_words, policy_loader
 from stepcot_jax.export.carried_files import SETTINGS_FILE, write_shared_settings
-from stepcot_jax.export.exported_files import Preprocessing
+from stepcot_jax.export.exported_models import Preprocessing
 from stepcot_jax.export.folder import (
     copy_loader,
     describe_preprocessing,

@@ -7,8 +7,9 @@
 
 `python load.py` checks that this machine computes the exported tokens.
 
-Every export has a copy of this file, of exported_files.py, which compares each file with SHA256SUMS before its use, of
-exported_programs.py and of exported_words.py. A policy with a Hugging Face tokenizer needs the package tokenizers too.
+Every export has a copy of this file, of exported_models.py, of exported_files.py, which compares each file with
+SHA256SUMS before its use, of exported_programs.py and of exported_words.py. A policy with a Hugging Face tokenizer
+needs the package tokenizers too.
 """
 
 import argparse
@@ -25,19 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 
 if __package__:
-    from stepcot_jax.export.exported_files import (
-        Files,
-        RefusedExport,
-        read_pixel_rules,
-    )
+    from stepcot_jax.export.exported_files import Files, RefusedExport
+    from stepcot_jax.export.exported_models import read_pixel_rules
     from stepcot_jax.export.exported_programs import read_program, require_fit
     from stepcot_jax.export.exported_words import ClosedWords, PretrainedWords
 else:  # in the folder of an export
-    from exported_files import (  # type: ignore[import-not-found,no-redef]
-        Files,
-        RefusedExport,
-        read_pixel_rules,
-    )
+    from exported_files import Files, RefusedExport  # type: ignore[import-not-found,no-redef]
+    from exported_models import read_pixel_rules  # type: ignore[import-not-found,no-redef]
     from exported_programs import read_program, require_fit  # type: ignore[import-not-found,no-redef]
     from exported_words import ClosedWords, PretrainedWords  # type: ignore[import-not-found,no-redef]
 
@@ -126,7 +121,7 @@ class Policy:
         """Return a reply to the question for each image; boxes in it are in pixels of the stretched image.
 
         Args:
-          images: see `exported_files.Preprocessing.normalise`.
+          images: see `exported_models.Preprocessing.normalise`.
           question: in the words of the training records.
           choices: see `write_prompt`, as `kind`.
           kind: of the question.

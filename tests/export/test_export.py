@@ -23,7 +23,7 @@ from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prep
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
 from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.export import __main__ as tool
-from stepcot_jax.export import exported_files, exported_programs, loader, onnx_loader, policy_loader
+from stepcot_jax.export import exported_files, exported_models, exported_programs, loader, onnx_loader, policy_loader
 from stepcot_jax.export import folder as folder_module
 from stepcot_jax.export.folder import export_model, require_equal, write_sums
 from stepcot_jax.export.program import PLATFORMS, make_program
@@ -37,7 +37,8 @@ COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compil
 READ_ALONE = """
 import importlib.machinery, pathlib, sys
 
-ALLOWED = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "load", "exported_files", "exported_programs"}
+OWN = ("load", "exported_files", "exported_models", "exported_programs")
+ALLOWED = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", *OWN}
 ALLOWED |= set(sys.stdlib_module_names)
 
 class Few(importlib.machinery.PathFinder):
@@ -261,7 +262,7 @@ def test_every_file_has_its_digest(exported):
 
 def test_a_changed_missing_or_cut_file_is_refused(exported, copy):
     names = [path.name for path in exported.iterdir() if path.name != "SHA256SUMS"]
-    assert len(names) == 19
+    assert len(names) == 20
     for name in names:
         whole = (exported / name).read_bytes()
         flipped = bytearray(whole)
@@ -463,6 +464,7 @@ def test_the_command_exports_what_it_names(run, tmp_path, monkeypatch, capsys):
     [
         (loader, {"jax", "numpy"}),
         (exported_files, {"numpy"}),
+        (exported_models, {"numpy"}),
         (exported_programs, {"jax", "numpy"}),
         (policy_loader, {"jax", "numpy"}),
         (onnx_loader, {"numpy"}),  # and onnxruntime, when a model is loaded

@@ -17,7 +17,7 @@ from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.settings.run_settings import PLACES, load_settings
 
 PACKAGE = pathlib.Path(stepcot_jax.__file__).parent
-STANDALONE = {"exported_files.py", "policy_loader.py"}
+STANDALONE = {"exported_models.py", "policy_loader.py"}
 """Parts of an export, which run without stepcot_jax."""
 
 
