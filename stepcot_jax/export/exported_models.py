@@ -1,0 +1,183 @@
+"""What an export says of its models: questions, pixels, answers, check. Needs numpy alone; load.py imports it.
+
+Every export has a copy of this file.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+if __package__:
+    from stepcot_jax.export.exported_files import Files, RefusedExport
+else:  # in the folder of an export
+    from exported_files import Files, RefusedExport  # type: ignore[import-not-found,no-redef]
+
+FORMAT = 1
+"""Of the manifests of networks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One question of the chain, with its answers in the order of the logits."""
+
+    name: str
+    question: str
+    options: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """Size and normalisation of an image; preprocessing.json has all rules."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def normalise(self, images: Any) -> np.ndarray:
+        """Return the network's input, float32 [case, size, size, 3].
+
+        Args:
+          images: uint8 [case, size, size] (grey) or [case, size, size, 3], or normalised float32
+            [case, size, size, 3].
+
+        Raises:
+          ValueError: another shape or type.
+        """
+        images = np.asarray(images)
+        grey = images.ndim == 3 and images.dtype == np.uint8
+        shape = (*images.shape, 3) if grey else images.shape
+        if shape[1:] != (self.size, self.size, 3) or not shape[0] or images.dtype not in (np.uint8, np.float32):
+            raise ValueError(
+                f"images must be uint8[case, {self.size}, {self.size}], uint8[case, {self.size}, {self.size}, 3] or, "
+                f"normalised, float32[case, {self.size}, {self.size}, 3]; got {images.dtype}{list(images.shape)}"
+            )
+        if images.dtype == np.float32:
+            return images
+        pixels = np.repeat(images[..., None], 3, axis=-1) if grey else images
+        std = np.asarray(self.std)
+        scale = (1.0 / (255.0 * std)).astype(np.float32)
+        shift = (np.asarray(self.mean) / std).astype(np.float32)
+        return pixels.astype(np.float32) * scale - shift
+
+
+def read_steps(files: Files) -> tuple[Step, ...]:
+    """Return the questions of labels.json."""
+    with files.expecting("labels.json", "steps with name, question and options"):
+        steps = files.read_json("labels.json")["steps"]
+        return tuple(Step(step["name"], step["question"], tuple(step["options"])) for step in steps)
+
+
+def read_manifest(files: Files, manifest: str, name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the manifest of an export, and the facts of one of its models with its "name"; None names the first.
+
+    Raises:
+      RefusedExport: the manifest has another format, or no such model.
+    """
+    with files.expecting(manifest, f"format {FORMAT} and models"):
+        found = files.read_json(manifest)
+        if found.get("format") != FORMAT:
+            raise RefusedExport(f"format {str(found.get('format'))[:80]} is not supported; expected {FORMAT}")
+        models = found["models"]
+        name = next(iter(models)) if name is None else name
+        if name not in models:
+            raise RefusedExport(f"no model {name!r}; it has {', '.join(models)[:80]}")
+        return found, {**models[name], "name": name}
+
+
+def read_pixel_rules(files: Files) -> Preprocessing:
+    """Return size and normalisation of preprocessing.json."""
+    with files.expecting("preprocessing.json", "size, mean and std"):
+        found = files.read_json("preprocessing.json")
+        return Preprocessing(found["size"], tuple(found["mean"]), tuple(found["std"]))
+
+
+def to_answers(
+    logits: np.ndarray, steps: Sequence[Step], temperatures: Sequence[float]
+) -> dict[str, tuple[list[str], np.ndarray]]:
+    """Return the answers of all steps.
+
+    Args:
+      logits: [case, step, answer].
+      steps: the questions.
+      temperatures: divisor of each step's logits before the softmax.
+
+    Returns:
+      By the name of the step: the most probable answer of each image, and the probabilities of the step's options
+      [case, option].
+    """
+    found = {}
+    for position, (step, temperature) in enumerate(zip(steps, temperatures, strict=True)):
+        own = logits[:, position, : len(step.options)].astype(np.float64) / temperature
+        weights = np.exp(own - own.max(axis=-1, keepdims=True))
+        answers = [step.options[best] for best in own.argmax(axis=-1)]
+        found[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
+    return found
+
+
+def compare_logits(found: np.ndarray, expected: np.ndarray) -> tuple[float, bool]:
+    """Return the largest difference, the smaller of absolute and relative, and whether all answers are the same."""
+    error = float(np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected))))
+    return error, bool((found.argmax(axis=-1) == expected.argmax(axis=-1)).all())
+
+
+def check_models(
+    folder: str | pathlib.Path, load: Callable[..., Any], *, manifest: str, tolerance: float
+) -> list[dict[str, Any]]:
+    """Compare each model's logits and gate scores of the stored images with the stored ones.
+
+    Args:
+      folder: of the export.
+      load: (folder, name of the model) -> the model, with `logits`, and `gate_scores` if scores are stored.
+      manifest: name of the file that lists the models.
+      tolerance: largest accepted difference, the smaller of absolute and relative.
+
+    Returns:
+      For each model: "model", "max_error", "same_answers", "ok" and, with stored scores, "gate_error".
+    """
+    files = Files(pathlib.Path(folder))
+    stored = files.read_tensors("check.safetensors")
+    with files.expecting(manifest, "models"):
+        names = [name for name, facts in files.read_json(manifest)["models"].items() if facts.keys()]
+    with files.expecting("check.safetensors", "images, and the logits of each model"):
+        images, expected_logits = stored["images"], {name: stored[f"logits/{name}"] for name in names}
+    results = []
+    for name in names:
+        model = load(folder, name)
+        error, same = compare_logits(model.logits(images), expected_logits[name])
+        result = {"model": name, "max_error": error, "same_answers": same, "ok": error <= tolerance}
+        if f"gate/{name}" in stored:
+            scores, expected = model.gate_scores(images), stored[f"gate/{name}"]
+            result["gate_error"] = float(np.max(np.abs(scores - expected) / np.maximum(1, np.abs(expected))))
+            result["ok"] &= result["gate_error"] <= tolerance
+        results.append(result)
+    return results
+
+
+def run_check(check: Callable[..., list[dict[str, Any]]], arguments: list[str] | None, *, here: pathlib.Path) -> int:
+    """Print one JSON line for each model; return 1 if logits differ, 2 if the export is refused.
+
+    Args:
+      check: (folder, tolerance) -> results, as of `check_models`.
+      arguments: of the command line.
+      here: the folder without an argument.
+    """
+    parser = argparse.ArgumentParser(description="Check that this machine computes the logits that were exported.")
+    parser.add_argument(
+        "folder", nargs="?", type=pathlib.Path, default=here, help="the export (default: this file's folder)"
+    )
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="of the logits (default: %(default)s)")
+    flags = parser.parse_args(arguments)
+    try:
+        results = check(flags.folder, tolerance=flags.tolerance)
+    except RefusedExport as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for result in results:
+        print(json.dumps(result))
+    return 0 if all(result["ok"] for result in results) else 1
