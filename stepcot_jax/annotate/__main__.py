@@ -28,6 +28,7 @@ from stepcot_jax.annotate.parsers import (
     vqa_parser,
 )
 from stepcot_jax.annotate.review_commands import COMPARISONS, run_comparison
+from stepcot_jax.host.addresses import refuse_source
 from stepcot_jax.host.errors import BadInput, run_tool
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def annotate(options: argparse.Namespace) -> None:
     shard = None if options.shard is None else read_shard(options.shard)
     chain = read_annotator(find_input(options.chain, "--chain")).chain if options.chain else DEFAULT_CHAIN
     plan = _make_plan(options)
+    refuse_source(options.reports, options.out, "data.json")
     reports = find_input(options.reports, "REPORTS")
     with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
         options.show = out.show
@@ -64,6 +66,8 @@ def merge(options: argparse.Namespace) -> None:
     from stepcot_jax.annotate.output import PAID_FOLDERS, as_markdown
     from stepcot_jax.host.outputs import resuming_folder
 
+    for shard in options.shards:
+        refuse_source(shard, options.out)
     shards = [find_input(each, "SHARD") for each in options.shards]
     with resuming_folder(options.out, paid=PAID_FOLDERS) as out:
         result = merge_shards(shards, out.path, overwrite=options.overwrite)
@@ -89,6 +93,7 @@ def annotate_vqa(options: argparse.Namespace) -> None:
         if not given["masks"].is_dir():
             raise BadInput(f"--masks: {options.masks} is not a folder; expected a folder of organ masks")
     box_size = None if options.box_size is None else (options.box_size[0], options.box_size[1])
+    refuse_source(options.source, options.out, "records.jsonl")
     plan, source = _make_plan(options), find_input(options.source, "SOURCE")
     of_task = {name: value for names in TASK_FLAGS.values() for name in names if (value := given[name]) is not None}
     with resuming_folder(options.out, paid=PAID_FOLDERS) as out:

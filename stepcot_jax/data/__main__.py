@@ -12,7 +12,7 @@ from stepcot_jax.data.fetching import add_fetch
 from stepcot_jax.data.grounded.vqa_command import add_vqa
 from stepcot_jax.data.records.records import PUBLISHED_STEP_NAMES
 from stepcot_jax.data.sources.layouts import AUTO, LAYOUTS
-from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.addresses import output_place, refuse_source
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_new_folder, make_workdir, write_whole
 from stepcot_jax.host.terminal import Terminal
@@ -37,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int | None:
         if hasattr(options, name) and not 0 < getattr(options, name) < math.inf:
             raise BadInput(f"--{name.replace('_', '-')} must be above 0; got {getattr(options, name)}")
     if hasattr(options, "root"):
+        if options.run is _make_shards:
+            refuse_source(options.root, options.out)
         from stepcot_jax.host.store_cache import find_files
 
         options.root = find_files(options.root, "ROOT", holds="a folder of cases or reasoning records")
@@ -191,7 +193,7 @@ def _make_shards(options: argparse.Namespace) -> None:
     from stepcot_jax.host.outputs import resuming_folder
 
     with resuming_folder(options.out) as out:
-        make_shards(
+        said = make_shards(
             options.root,
             out.path,
             reading=_reading_arguments(options),
@@ -200,6 +202,7 @@ def _make_shards(options: argparse.Namespace) -> None:
             num_threads=options.num_threads,
             terminal=Terminal(),
         )
+    print(out.show("\n".join(said)))
 
 
 def _add_phantom(commands: Any) -> None:

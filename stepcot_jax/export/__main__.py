@@ -66,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     flags.checkpoint = find_workdir(flags.checkpoint, "--checkpoint")
     with writing_folder(flags.out, is_new=True) as out:
         report = {**_export(flags, out.path, names), "folder": out.name}
-        if not flags.json:
-            print(describe_report(report))
+    if not flags.json:
+        print(describe_report(report))
     if flags.push_to_hub:
         folder = find_workdir(out.name, "--out")
         address = push_export(folder, flags.push_to_hub, private=flags.private, licence=flags.license, name=out.name)

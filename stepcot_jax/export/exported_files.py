@@ -88,7 +88,8 @@ class Files:
         try:
             yield
         except RefusedExport as error:
-            raise RefusedExport(str(error) if name in str(error) else f"{self._folder / name}: {error}") from None
+            names_file = str(self._folder) in str(error)
+            raise RefusedExport(str(error) if names_file else f"{self._folder / name}: {error}") from None
         except (LookupError, TypeError, AttributeError, ValueError, RecursionError, StopIteration) as error:
             found = f"{type(error).__name__}: {str(error)[:80]}"
             raise RefusedExport(f"{self._folder / name} cannot be used ({found}); expected {kind}") from None

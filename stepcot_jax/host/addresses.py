@@ -56,6 +56,22 @@ def name_place(place: str) -> str:
     return place.rstrip("/") if is_address(place) else str(pathlib.Path(place).resolve())
 
 
+def refuse_source(source: str | os.PathLike[str], out: str | os.PathLike[str], name: str = "") -> None:
+    """Refuse an output that is the source itself, both on a store; on this machine each command compares the paths.
+
+    Args:
+      source: folder or file that is read.
+      out: folder that is written.
+      name: of the file that is written there; "" if any may be.
+
+    Raises:
+      BadInput: the source is this folder, or this file in it.
+    """
+    folder = name_place(str(out))
+    if is_address(out) and name_place(str(source)) in (folder, f"{folder}/{name}".rstrip("/")):
+        raise BadInput(f"--out: {out} is the source itself; choose another folder")
+
+
 def local_path(text: str, *, is_output: bool = False) -> pathlib.Path:
     """Return the path that an argument names; the `type=` of argparse for every path of this machine that is read.
 
@@ -73,8 +89,11 @@ def output_place(text: str) -> pathlib.Path | str:
     """Return the path or the address that an argument names; the `type=` of argparse for what `outputs` writes.
 
     Raises:
-      argparse.ArgumentTypeError: it is an address of another form than gs://BUCKET/FOLDER or s3://BUCKET/FOLDER.
+      argparse.ArgumentTypeError: it is empty, or an address of another form than gs://BUCKET/FOLDER or
+        s3://BUCKET/FOLDER.
     """
+    if not text:
+        raise argparse.ArgumentTypeError("'' names nothing; expected a path, or gs:// or s3://")
     if not is_address(text):
         return pathlib.Path(text)
     try:

@@ -49,12 +49,19 @@ class Mirror:
       store: where the copy is.
       paid: folders of files that only grow, such as answers of models; what is here beyond the store is kept.
       left: names in the folder that are not copied.
+      is_run: whether the folder is a run's alone; what a killed run left of a checkpoint is then removed.
     """
 
     def __init__(
-        self, folder: pathlib.Path, store: StoreFolder, *, paid: tuple[str, ...] = _PAID, left: Names = _LEFT_HERE
+        self,
+        folder: pathlib.Path,
+        store: StoreFolder,
+        *,
+        paid: tuple[str, ...] = _PAID,
+        left: Names = _LEFT_HERE,
+        is_run: bool = True,
     ) -> None:
-        self.folder, self.store, self._paid, self._left = folder, store, paid, left
+        self.folder, self.store, self._paid, self._left, self._is_run = folder, store, paid, left, is_run
         self._pushed: dict[str, tuple[int, ...]] = {}
         self._digests: dict[str, tuple[int, str]] = {}
 
@@ -94,9 +101,10 @@ class Mirror:
         for name in here.keys() - wanted.keys() - ahead:
             here[name].unlink()
         missing = {name: path for name, path in wanted.items() if name not in known | ahead}
-        self.store.download(missing)
         for path in missing.values():
+            path.unlink(missing_ok=True)  # a download writes into the file, which may be a hard link to a user's
             _DIGESTS.pop(path, None)
+        self.store.download(missing)
         damaged = find_damaged(self.folder, complete)
         if damaged and len(damaged) == len({_step_of(name) for name in complete}):
             raise StoreError(
@@ -138,9 +146,9 @@ class Mirror:
         digests |= {name: _digest_once(here[name]) for name in checkpoints}
         if digests != self._digests:
             self._write_manifest(digests)
-        gone = self._pushed.keys() - here.keys()
-        # What a killed run left of a checkpoint is named by no manifest.
-        gone |= {name for name in self.store.list() if _is_checkpoint(name) and name not in here}
+        gone = {name for name in self._pushed if name not in here and not (self.folder / name).exists()}
+        if self._is_run:  # what a killed one left of a checkpoint is named by no manifest
+            gone |= {name for name in self.store.list() if _is_checkpoint(name) and name not in here}
         self.store.remove(gone)
         self._pushed, self._digests = marks, digests
 

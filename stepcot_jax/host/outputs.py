@@ -26,7 +26,7 @@ from stepcot_jax.host.staged_outputs import (
 )
 from stepcot_jax.host.store_cache import naming, staging_folder
 from stepcot_jax.host.store_uploads import drop_unfinished, uploading
-from stepcot_jax.host.stores import StoreError, StoreFolder, check_store_address
+from stepcot_jax.host.stores import StoreFolder, check_store_address
 from stepcot_jax.host.terminal import Terminal
 
 COPY_SECONDS = 60.0
@@ -50,7 +50,7 @@ def writing_file(place: str | os.PathLike[str], flag: str = "--out") -> Iterator
       RunStopped: the upload failed; names the file on this machine.
     """
     if not _is_on_store(place, flag):
-        yield Output(pathlib.Path(place), str(place))
+        yield _local(place)
         return
     address, _, name = str(place).rpartition("/")
     if address.count("/") < 3 or not name:
@@ -93,7 +93,7 @@ def writing_folder(
       RunStopped: the upload failed, or another command took the folder meanwhile; names the folder on this machine.
     """
     if not _is_on_store(place, flag):
-        yield Output(pathlib.Path(place), str(place))
+        yield _local(place)
         return
     with holding_folder(str(place), flag) as (store, lease), temporary_output(store.address) as out, naming_errors(out):
         found = store.list().keys() - {LEASE_FILE}
@@ -133,7 +133,7 @@ def resuming_folder(
       RunStopped: as `writing_folder`.
     """
     if not _is_on_store(place, flag):
-        yield Output(pathlib.Path(place), str(place))
+        yield _local(place)
         return
     address = str(place).rstrip("/")
     with contextlib.ExitStack() as stack:
@@ -143,13 +143,13 @@ def resuming_folder(
         store, lease = stack.enter_context(holding_folder(address, flag))
         out = Output(staging / address.rpartition("/")[2], address)
         out.path.mkdir(exist_ok=True)
-        mirror = Mirror(out.path, store, paid=paid, left=NOT_UPLOADED)
+        mirror = Mirror(out.path, store, paid=paid, left=NOT_UPLOADED, is_run=False)
         mirror.fetch()
         before = mark_files(out.path)
 
         def copy() -> None:
             changed = [name for name, mark in mark_files(out.path).items() if before.get(name) != mark]
-            with keeping_output(out, flag):
+            with keeping_output(out, flag, is_moved=not paid):
                 lease.check()
                 with uploading(store, [name for name in changed if not name.startswith(paid)]):
                     mirror.push()
@@ -164,6 +164,11 @@ def resuming_folder(
                 raise
         copy()
         shutil.rmtree(out.path, ignore_errors=True)
+
+
+def _local(place: str | os.PathLike[str]) -> Output:
+    path = pathlib.Path(place)
+    return Output(path, str(path))
 
 
 def _is_on_store(place: str | os.PathLike[str], flag: str) -> bool:
@@ -208,7 +213,7 @@ def _copying(mirror: Mirror, lease: Lease) -> Iterator[None]:
             try:
                 lease.check()
                 mirror.push_paid()
-            except StoreError as error:
+            except (BadInput, OSError) as error:  # the store, or a file that another program removes
                 Terminal().say(f"warning: {error}; answers are copied again in {COPY_SECONDS:.0f} s")
             except RunStopped:
                 return  # the copy at the end says why

@@ -12,6 +12,8 @@ from stepcot_jax.host.locks import LOCK_NAME
 from stepcot_jax.host.mirrors import list_files, mark_file
 from stepcot_jax.host.stores import StoreError
 
+_PREFIX = "stepcot_jax-"
+
 NOT_UPLOADED = frozenset({LOCK_NAME})
 """Names in an output's folder that stay on this machine."""
 
@@ -45,7 +47,7 @@ def mark_files(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
 @contextlib.contextmanager
 def temporary_output(address: str) -> Iterator[Output]:
     """Give a place in a new folder, which is removed unless the output is complete and could not be uploaded."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="stepcot_jax-"))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         yield Output(folder / address.rpartition("/")[2], address)
     except NotUploaded as error:
@@ -57,12 +59,23 @@ def temporary_output(address: str) -> Iterator[Output]:
 
 
 @contextlib.contextmanager
-def keeping_output(out: Output, flag: str) -> Iterator[None]:
-    """Say where a complete output lies when it cannot be uploaded."""
+def keeping_output(out: Output, flag: str, *, is_moved: bool = False) -> Iterator[None]:
+    """Say where a complete output lies when it cannot be uploaded, also since Ctrl-C ended the upload.
+
+    Args:
+      out: the output.
+      flag: that names it, for messages.
+      is_moved: put it into a new folder first, as the next start of the command empties this one.
+    """
     try:
         yield
-    except (StoreError, RunStopped) as error:
-        raise NotUploaded(f"{flag}: {error}; what the command wrote is in {out.path}") from error
+    except (StoreError, RunStopped, KeyboardInterrupt) as error:
+        path = out.path
+        if is_moved:
+            path = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX)) / out.path.name
+            shutil.move(out.path, path)
+        cause = "the upload was interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+        raise NotUploaded(f"{flag}: {cause}; what the command wrote is in {path}") from error
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from stepcot_jax.host.store_uploads import list_whole
 from stepcot_jax.host.stores import Stored, StoreFolder, is_store_address
 from stepcot_jax.host.terminal import Terminal
 
-_NOT_READ = frozenset({"tensorboard", "profile", "wandb", "mlartifacts"})
+_NOT_READ = frozenset({"tensorboard", "profile", "wandb", "mlartifacts", "report.html"})
 
 
 def fetch_run(address: str, *, terminal: Terminal) -> pathlib.Path:

@@ -26,7 +26,8 @@ class _Unfinished(msgspec.Struct, frozen=True):
 def uploading(store: StoreFolder, names: Iterable[str]) -> Iterator[None]:
     """Mark a folder as unfinished within the context, which uploads objects of these names.
 
-    If the context fails, those that are new are removed; a replaced object keeps its new content.
+    If the context fails, those that are new are removed. A replaced object keeps its new content: if there may be one,
+    the mark stays until the next command writes to the folder.
 
     Raises:
       StoreError: the store cannot be read or written.
@@ -35,13 +36,17 @@ def uploading(store: StoreFolder, names: Iterable[str]) -> Iterator[None]:
     if not names:
         yield
         return
-    new = sorted(names - store.list().keys())
+    found = store.list().keys()
+    new = sorted(names - found)
     store.write(UNFINISHED, msgspec.json.encode(_Unfinished(new)))
     try:
         yield
     except BaseException:
         with contextlib.suppress(StoreError):  # the next command that writes there does it
-            drop_unfinished(store)
+            if names & found:
+                store.remove(store.list().keys() & set(new))
+            else:
+                drop_unfinished(store)
         raise
     store.remove([UNFINISHED])
 
@@ -81,7 +86,7 @@ def list_whole(store: StoreFolder) -> dict[str, Stored]:
       StoreError: the store cannot be read.
     """
     found = store.list()
-    if UNFINISHED in found:
+    if any(name.rpartition("/")[2] == UNFINISHED for name in found):
         raise BadInput(
             f"{store.address}: holds {UNFINISHED}, so its upload goes on or was interrupted; expected a whole folder "
             "(the command that wrote it completes it when it is run again)"

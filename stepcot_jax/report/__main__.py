@@ -8,14 +8,17 @@ The page is a single file that loads nothing. It holds pictures and reports of t
 """
 
 import argparse
+import pathlib
 from typing import TYPE_CHECKING
 
-from stepcot_jax.host.addresses import output_place
+from stepcot_jax.host.addresses import is_address, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 
 if TYPE_CHECKING:
     from stepcot_jax.host.staged_outputs import Output
+
+_PAGE = "report.html"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m stepcot_jax.report", description="Write a finished run as one web page that loads nothing."
     )
     parser.add_argument("workdir", metavar="WORKDIR", help="of a finished run; or gs://, s3://")
-    page = "or gs://, s3://; default: report.html in the workdir"
+    page = f"or gs://, s3://; default: {_PAGE} in the workdir"
     parser.add_argument("--out", metavar="FILE", type=output_place, help=page)
     shown = "most cases, or replies of a policy, to show (default: 200)"
     parser.add_argument("--num-cases", metavar="N", type=int, default=200, help=shown)
@@ -44,7 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     from stepcot_jax.settings.run_settings import POLICY_JOBS
     from stepcot_jax.settings.stored_settings import read_settings
 
-    place = options.out or f"{options.workdir.rstrip('/')}/report.html"
+    source = options.workdir
+    beside = f"{source.rstrip('/')}/{_PAGE}" if is_address(source) else pathlib.Path(source, _PAGE)
+    place = options.out or beside
     options.workdir = find_workdir(options.workdir, "WORKDIR")
     if not options.workdir.is_dir():
         raise BadInput(f"{options.workdir} is not the workdir of a finished run (no such folder)")

@@ -187,8 +187,8 @@ def main(arguments: list[str]) -> None:
         if is_store_address(folder) and name_place(folder) == name_place(workdir):
             raise BadInput(f"--out: {folder} is the workdir; expected another folder, such as {workdir}/tables")
         command = ["python", "-m", "stepcot_jax.tables", *sys.argv[1:]]
+        plan = None if values.published else _make_plan(workdir)
         with _holding(workdir):
-            plan = None if values.published else _make_plan(workdir)
             written = make_tables(names, plan, command=command, folder=folder)
         print(f"written to {folder}: {', '.join(written)}")
 

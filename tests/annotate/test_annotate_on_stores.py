@@ -8,12 +8,12 @@ import pytest
 from annotate.batch_runner import BatchRunner, write_lines
 from annotate.misbehaving_server import MisbehavingServer
 from annotate.test_pipeline import KEY, command, six  # noqa: F401
-from host.memory_store import Killed, ended_process, files_of, new_address, objects
+from host.memory_store import Killed, ended_process, files_of, new_address, objects, put_files
 
 from stepcot_jax.annotate.__main__ import main
 from stepcot_jax.data.__main__ import main as data
 from stepcot_jax.host import leases, outputs
-from stepcot_jax.host.errors import RunStopped
+from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.leases import LEASE_FILE
 from stepcot_jax.host.stores import StoreFolder
 
@@ -52,6 +52,18 @@ def test_a_run_that_stopped_goes_on_elsewhere_and_pays_nothing_twice(six, tmp_pa
     assert results(objects(address)) == results(files_of(tmp_path / "here"))
 
 
+@pytest.mark.parametrize("command", [[], ["merge"], ["vqa", "--task=rmcot"], ["shards"]])
+def test_a_source_on_a_store_is_never_replaced(command, six, tmp_path, monkeypatch):  # noqa: F811
+    main([str(six), f"--out={tmp_path / 'first'}", "--images=none"])
+    address, run = put_files(tmp_path / "first", monkeypatch), data if "shards" in command else main
+    before = objects(address)
+    sources = {"shards": [address], "merge": [address], "vqa": [address, f"{address}/records.jsonl"]}
+    for source in sources.get("".join(command[:1]), [address, f"{address}/", f"{address}/data.json"]):
+        with pytest.raises(BadInput, match=rf"^--out: {address}/ is the source itself; choose another folder$"):
+            run([*command[:1], source, *command[1:], f"--out={address}/"])
+    assert objects(address) == before
+
+
 def test_answers_of_a_killed_run_are_on_the_store(six, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(outputs, "COPY_SECONDS", 0.02)
     address = new_address(monkeypatch)
@@ -64,7 +76,9 @@ def test_answers_of_a_killed_run_are_on_the_store(six, tmp_path, monkeypatch):  
         return None
 
     with MisbehavingServer(kill_after_copies) as server, monkeypatch.context() as patch:
-        patch.setattr(outputs, "keeping_output", lambda out, flag: (_ for _ in ()).throw(Killed))  # no copy at the end
+        patch.setattr(
+            outputs, "keeping_output", lambda out, flag, **_: (_ for _ in ()).throw(Killed)
+        )  # no copy at the end
         with pytest.raises(Killed):
             main(command(six, address, server, "--concurrency=1", "--attempts=1"))
     StoreFolder(address).write(LEASE_FILE, ended_process())

@@ -597,10 +597,13 @@ def test_a_result_beside_its_table_is_replaced_when_asked(tmp_path, six):
         main([str(tmp_path / "gone" / "reports.csv"), f"--out={tmp_path}", "--overwrite"])
 
 
-@pytest.mark.parametrize(("name", "content"), [("r.csv", "id,report,image\n"), ("r.jsonl", "\n\n")])
-def test_a_source_without_a_report_is_said(tmp_path, name, content):
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [("r.csv", "id,report,image\n", "holds no report"), ("r.jsonl", "\n\n", r"r\.jsonl is empty; expected")],
+)
+def test_a_source_without_a_report_is_said(tmp_path, name, content, words):
     (tmp_path / name).write_text(content)
-    with pytest.raises(BadInput, match="holds no report"):
+    with pytest.raises(BadInput, match=words):
         main([str(tmp_path / name), f"--out={tmp_path / 'out'}"])
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from host.memory_store import Killed, ended_process, kill_uploads, new_address, objects
 
-from stepcot_jax.host import leases, outputs, staged_outputs, store_uploads
+from stepcot_jax.host import leases, outputs, staged_outputs
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.leases import LEASE_FILE, Lease
 from stepcot_jax.host.outputs import resuming_folder, writing_file, writing_folder
@@ -118,6 +118,43 @@ def test_an_output_that_cannot_be_uploaded_is_kept_here(address, tmp_path, monke
     assert objects(address) == {}
 
 
+@pytest.mark.parametrize("writing", [writing_folder, resuming_folder])
+def test_an_interrupted_upload_leaves_the_output_here(writing, address, tmp_path, monkeypatch):
+    def interrupt(store, files):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "upload", interrupt)
+        with pytest.raises(
+            RunStopped, match=r"^--out: the upload was interrupted; what the command wrote is in \S+/run$"
+        ):
+            with writing(address) as out:
+                fill(out.path, a="1")
+    with writing(address) as out:  # the next start of the command does not remove what was kept
+        pass
+    assert [path.read_text() for path in left_here(tmp_path)] == ["1"]
+    assert objects(address) == {}
+
+
+def test_a_folder_with_a_part_of_new_files_beside_old_ones_is_marked(address, tmp_path, monkeypatch):
+    write_folder(address, a="old", b="old")
+    real = StoreFolder.upload
+
+    def upload_one(store, files):
+        real(store, {"a": files["a"]})
+        raise StoreError("the network is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "upload", upload_one)
+        with pytest.raises(RunStopped, match="network is down"):
+            write_folder(address, a="new", b="new", c="new")
+    assert {name: text for name, text in objects(address).items() if name != UNFINISHED} == {"a": b"new", "b": b"old"}
+    with pytest.raises(BadInput, match=f"holds {UNFINISHED}"):
+        find_files(address, holds="cases")
+    write_folder(address, a="new", b="new", c="new")
+    assert objects(address) == dict.fromkeys("abc", b"new")
+
+
 def test_a_folder_is_uploaded_as_it_is_and_others_files_stay(address, tmp_path):
     write_folder(address, a="1", deep__b="2")
     assert objects(address) == {"a": b"1", "deep/b": b"2"}
@@ -143,7 +180,7 @@ def test_what_a_killed_process_has_uploaded_is_refused_and_then_removed(address,
     write_folder(address, old="0")
     with monkeypatch.context() as patch:
         kill_uploads(patch)
-        patch.setattr(store_uploads, "drop_unfinished", lambda store: None)  # nobody removes anything
+        patch.setattr(StoreFolder, "remove", lambda store, names: None)  # nobody removes anything
         with pytest.raises(Killed):
             write_folder(address, a="1", b="2", old="1")
     StoreFolder(address).write(LEASE_FILE, ended_process())
@@ -187,6 +224,27 @@ def test_a_folder_goes_on_from_the_store(address, tmp_path):
         fill(out.path, b="4")
         raise BadInput(f"{out.path / 'b'}: no")
     assert objects(address) == {"b": b"3"}
+
+
+def test_a_download_never_writes_into_a_file_that_is_linked_here(address, tmp_path):
+    fill(tmp_path, mine="of the user")
+    with pytest.raises(KeyboardInterrupt), resuming_folder(address, paid=PAID) as out:
+        (out.path / "picture").hardlink_to(tmp_path / "mine")
+        raise KeyboardInterrupt
+    StoreFolder(address).write("picture", b"of another machine")
+    with resuming_folder(address, paid=PAID) as out:
+        assert (out.path / "picture").read_text() == "of another machine"
+    assert (tmp_path / "mine").read_text() == "of the user"
+
+
+def test_objects_that_a_command_does_not_bring_stay(address):
+    others = {"checkpoints/1/x": b"1", "deep/half.partial": b"2", "2.orbax-checkpoint-tmp-3/y": b"3"}
+    for name, content in others.items():
+        StoreFolder(address).write(name, content)
+    for text in ("1", "2"):
+        with resuming_folder(address, paid=PAID) as out:
+            fill(out.path, ledger__m=text)
+        assert objects(address) == {**others, "ledger/m": text.encode()}
 
 
 def test_answers_that_are_paid_for_are_copied_when_a_command_fails_and_every_minute(address, monkeypatch):

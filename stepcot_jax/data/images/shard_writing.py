@@ -206,7 +206,7 @@ def make_shards(
     shard_bytes: int,
     num_threads: int,
     terminal: Terminal,
-) -> None:
+) -> list[str]:
     """Write a folder's images into shards, and its records and split tables next to them: a data root for fast starts.
 
     Args:
@@ -217,6 +217,9 @@ def make_shards(
       shard_bytes: a shard ends with the image that reaches this size.
       num_threads: images decoded at the same time.
       terminal: shows progress.
+
+    Returns:
+      What was written, in lines.
 
     Raises:
       BadInput: the records are invalid, `root` has shards already, or `out` cannot be used.
@@ -248,9 +251,10 @@ def make_shards(
                 records.write_quarantine(out / _QUARANTINE_NAME, set_aside)
         writer.finish(index)
     num_images = sum(len(entry.paths) for entry in index.shards)
-    print(f"{num_images} images in {len(index.shards)} shards in {out}, {num_found} of them from an earlier start")
+    said = [f"{num_images} images in {len(index.shards)} shards in {out}, {num_found} of them from an earlier start"]
     names = tuple(step.name for step in chain.steps)
     if names != records.PUBLISHED_STEP_NAMES:
-        print(f"data.json has no step names: read it with config.data.step_names={names}")
+        said.append(f"data.json has no step names: read it with config.data.step_names={names}")
     if set_aside:
-        print(f"{len(set_aside)} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
+        said.append(f"{len(set_aside)} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
+    return said

@@ -27,7 +27,7 @@ def find_file(root: Path, *patterns: str) -> Path | None:
     Raises:
       BadInput: there are several.
     """
-    found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if not path.is_dir()]
+    found = [path for pattern in patterns for path in sorted(root.glob(pattern)) if path.exists() and not path.is_dir()]
     if len(found) > 1:
         names = ", ".join(str(path.relative_to(root)) for path in found[:5])
         raise BadInput(f"{root}: several files {patterns[0]} ({names}); expected one")

@@ -137,7 +137,8 @@ def _list_files(root: Path, *, layout: str) -> list[Path]:
 def _peek_all(root: Path) -> Iterator[tuple[Path, str | BadInput]]:
     """Yield each file that may hold records, and the layout of its first good record, "" if it is another."""
     if root.is_dir():
-        paths = sorted(path for path in root.iterdir() if path.suffix.lower() in SUFFIXES and not path.is_dir())
+        files = (path for path in root.iterdir() if path.exists() and not path.is_dir())  # no links to nothing
+        paths = sorted(path for path in files if path.suffix.lower() in SUFFIXES)
     else:
         paths = [root]
     for path in paths:

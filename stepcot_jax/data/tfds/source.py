@@ -20,7 +20,7 @@ from stepcot_jax.data.splits.splits import SPLIT_NAMES, Splits, check_splits
 from stepcot_jax.data.tfds import preparing
 from stepcot_jax.data.tfds.preparing import Prepared, Reading, read_image
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.host.files import read_json, write_whole
+from stepcot_jax.host.files import MAX_LISTING_BYTES, read_json, write_whole
 
 NAME = "step_cot"
 VERSION = "1.1.0"
@@ -123,7 +123,7 @@ def read_contents(folder: Path) -> Contents:
       BadInput: it is missing, damaged or of another version, or a shard is missing, truncated or too long.
     """
     path = folder / CONTENTS_NAME
-    contents = read_json(path, Contents, accepted=_EXPECTED)
+    contents = read_json(path, Contents, accepted=_EXPECTED, max_bytes=MAX_LISTING_BYTES)
     if contents.version != VERSION:
         raise BadInput(f"{path}: version {contents.version[:20]!r} is not {VERSION}; prepare the dataset anew")
     num_cases = len(contents.digests)
