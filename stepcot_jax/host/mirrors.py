@@ -5,7 +5,6 @@ it does not name is half written, and is not brought here. Other files are broug
 facts and results anew, and cuts a log that is ahead of the checkpoint.
 """
 
-import hashlib
 import pathlib
 import shutil
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from stepcot_jax.host.files import digest_file, read_file
 from stepcot_jax.host.leases import LEASE_FILE
 from stepcot_jax.host.locks import LOCK_NAME
 from stepcot_jax.host.store_uploads import UNFINISHED
-from stepcot_jax.host.stores import Stored, StoreError, StoreFolder
+from stepcot_jax.host.stores import StoreError, StoreFolder
 from stepcot_jax.host.text import shorten
 
 MANIFEST = "mirror.json"
@@ -192,12 +191,6 @@ def read_complete(store: StoreFolder) -> dict[str, tuple[int, str]] | None:
 def find_damaged(folder: pathlib.Path, complete: Mapping[str, tuple[int, str]]) -> list[str]:
     """Return the checkpoints, such as "checkpoints/40", of which a file is missing or has another digest."""
     return sorted({_step_of(name) for name, entry in complete.items() if not _is_as(folder / name, entry)})
-
-
-def digest_listing(address: str, found: Mapping[str, Stored]) -> str:
-    """Return a digest of an address and its objects, which changes when one of them does."""
-    parts = [address, *(f"{name}\0{entry.size}\0{entry.tag}" for name, entry in sorted(found.items()))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _is_as(path: pathlib.Path, entry: tuple[int, str]) -> bool:

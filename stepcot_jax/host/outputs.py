@@ -18,6 +18,7 @@ from stepcot_jax.host.locks import lock_folder
 from stepcot_jax.host.mirrors import Mirror, mark_file
 from stepcot_jax.host.staged_outputs import (
     NOT_UPLOADED,
+    NotUploaded,
     Output,
     keeping_output,
     mark_files,
@@ -25,7 +26,7 @@ from stepcot_jax.host.staged_outputs import (
     temporary_output,
 )
 from stepcot_jax.host.store_cache import naming, staging_folder
-from stepcot_jax.host.store_uploads import drop_unfinished, uploading
+from stepcot_jax.host.store_uploads import UNFINISHED, drop_unfinished, uploading
 from stepcot_jax.host.stores import StoreFolder, check_store_address
 from stepcot_jax.host.terminal import Terminal
 
@@ -96,7 +97,7 @@ def writing_folder(
         yield _local(place)
         return
     with holding_folder(str(place), flag) as (store, lease), temporary_output(store.address) as out, naming_errors(out):
-        found = store.list().keys() - {LEASE_FILE}
+        found = store.list().keys() - {LEASE_FILE, UNFINISHED}
         if is_new and found:
             raise BadInput(f"{flag}: {store.address} is not empty; a new or empty folder is required")
         out.path.mkdir()
@@ -105,13 +106,15 @@ def writing_folder(
         store.download({name: out.path / name for name in found & set(needs)})
         before = mark_files(out.path)
         yield out
-        files = {name: out.path / name for name, mark in mark_files(out.path).items() if before.get(name) != mark}
         with keeping_output(out, flag):
-            if files:
+            now = mark_files(out.path)
+            files = {name: out.path / name for name, mark in now.items() if before.get(name) != mark}
+            gone = before.keys() - now.keys()
+            if files or gone:
                 lease.check()
-                with uploading(store, files):
+                with uploading(store, {*files, *gone}, is_all=is_new):
                     store.upload(files)
-            store.remove(name for name in before if not (out.path / name).exists())
+                    store.remove(gone)
 
 
 @contextlib.contextmanager
@@ -138,7 +141,7 @@ def resuming_folder(
     address = str(place).rstrip("/")
     with contextlib.ExitStack() as stack:
         with naming(flag):
-            staging = staging_folder("outputs", address)
+            staging = staging_folder("outputs", " ".join((address, *paid)))  # elsewhere nothing keeps what is paid for
             stack.enter_context(lock_folder(staging))
         store, lease = stack.enter_context(holding_folder(address, flag))
         out = Output(staging / address.rpartition("/")[2], address)
@@ -148,19 +151,24 @@ def resuming_folder(
         before = mark_files(out.path)
 
         def copy() -> None:
-            changed = [name for name, mark in mark_files(out.path).items() if before.get(name) != mark]
             with keeping_output(out, flag, is_moved=not paid):
+                now = mark_files(out.path)
+                changed = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
                 lease.check()
-                with uploading(store, [name for name in changed if not name.startswith(paid)]):
+                with uploading(store, [name for name in changed if not name.startswith(paid)], is_all=True):
                     mirror.push()
 
         with naming_errors(out):
             try:
                 with _copying(mirror, lease) if paid else contextlib.nullcontext():
                     yield out
-            except (Exception, KeyboardInterrupt):
-                if paid:
-                    copy()
+            except (Exception, KeyboardInterrupt) as error:
+                # What is paid for is copied in any case; all of it if another output alone could not be uploaded.
+                if paid or isinstance(error.__cause__, NotUploaded):
+                    try:
+                        copy()
+                    except NotUploaded as missed:
+                        raise NotUploaded(f"{out.show(error) or 'interrupted'}; {missed}") from error
                 raise
         copy()
         shutil.rmtree(out.path, ignore_errors=True)

@@ -12,8 +12,6 @@ from stepcot_jax.host.locks import LOCK_NAME
 from stepcot_jax.host.mirrors import list_files, mark_file
 from stepcot_jax.host.stores import StoreError
 
-_PREFIX = "stepcot_jax-"
-
 NOT_UPLOADED = frozenset({LOCK_NAME})
 """Names in an output's folder that stay on this machine."""
 
@@ -47,7 +45,7 @@ def mark_files(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
 @contextlib.contextmanager
 def temporary_output(address: str) -> Iterator[Output]:
     """Give a place in a new folder, which is removed unless the output is complete and could not be uploaded."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="stepcot_jax-"))
     try:
         yield Output(folder / address.rpartition("/")[2], address)
     except NotUploaded as error:
@@ -65,17 +63,24 @@ def keeping_output(out: Output, flag: str, *, is_moved: bool = False) -> Iterato
     Args:
       out: the output.
       flag: that names it, for messages.
-      is_moved: put it into a new folder first, as the next start of the command empties this one.
+      is_moved: put it into a new folder beside it first, as the next start of the command empties this one.
     """
     try:
         yield
     except (StoreError, RunStopped, KeyboardInterrupt) as error:
-        path = out.path
-        if is_moved:
-            path = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX)) / out.path.name
-            shutil.move(out.path, path)
         cause = "the upload was interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-        raise NotUploaded(f"{flag}: {cause}; what the command wrote is in {path}") from error
+        place = _move_aside(out.path) if is_moved else str(out.path)
+        raise NotUploaded(f"{flag}: {cause}; what the command wrote is in {place}") from error
+
+
+def _move_aside(path: pathlib.Path) -> str:
+    """Move a folder into a new one on the same disk; return where it is."""
+    try:
+        kept = pathlib.Path(tempfile.mkdtemp(prefix="kept-", dir=path.parent)) / path.name
+        path.rename(kept)
+    except OSError as error:
+        return f"{path} until the next start (it cannot be moved: {error.strerror})"
+    return str(kept)
 
 
 @contextlib.contextmanager

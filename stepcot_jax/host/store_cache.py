@@ -13,7 +13,7 @@ from stepcot_jax.host.compilation_cache import user_folder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import make_private_folder
 from stepcot_jax.host.locks import wait_for_lock
-from stepcot_jax.host.mirrors import digest_listing, find_damaged, is_copied, read_complete
+from stepcot_jax.host.mirrors import find_damaged, is_copied, read_complete
 from stepcot_jax.host.store_copies import copy_missing
 from stepcot_jax.host.store_uploads import list_whole
 from stepcot_jax.host.stores import Stored, StoreFolder, is_store_address
@@ -39,7 +39,7 @@ def fetch_run(address: str, *, terminal: Terminal) -> pathlib.Path:
     complete = read_complete(store)
     found = {
         name: entry
-        for name, entry in list_whole(store).items()
+        for name, entry in list_whole(store, is_run=True).items()
         if (complete is None or is_copied(name, complete)) and name.partition("/")[0] not in _NOT_READ
     }
 
@@ -171,6 +171,12 @@ def _fetch(
             raise
         partial.rename(entry)
     return entry / name
+
+
+def digest_listing(address: str, found: Mapping[str, Stored]) -> str:
+    """Return a digest of an address and its objects, which changes when one of them does."""
+    parts = [address, *(f"{name}\0{entry.size}\0{entry.tag}" for name, entry in sorted(found.items()))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ class StorePlace(Place):
         """Keep other runs out of the store's folder, and copy it here; collective."""
         with lock_folder(self.folder), self._lease.hold() if is_first() else contextlib.nullcontext():
             if is_first():
-                drop_unfinished(self._store)  # of `features`, which writes to workdirs too
+                drop_unfinished(self._store, is_all=True)  # of `features`, which writes to workdirs too
                 self._mirror.prepare()
             wait_for_all("lease")
             self.bring()

@@ -187,6 +187,8 @@ def main(arguments: list[str]) -> None:
         if is_store_address(folder) and name_place(folder) == name_place(workdir):
             raise BadInput(f"--out: {folder} is the workdir; expected another folder, such as {workdir}/tables")
         command = ["python", "-m", "stepcot_jax.tables", *sys.argv[1:]]
+        if not is_store_address(workdir):
+            refuse_address(workdir, "--workdir", is_output=True)
         plan = None if values.published else _make_plan(workdir)
         with _holding(workdir):
             written = make_tables(names, plan, command=command, folder=folder)
@@ -204,7 +206,6 @@ def _holding(workdir: str) -> Iterator[None]:
         with holding_folder(workdir, "--workdir"):
             yield
         return
-    refuse_address(workdir, "--workdir", is_output=True)
     make_workdir(pathlib.Path(workdir))
     yield
 
