@@ -4,7 +4,8 @@ python tests/run/kill_harness.py --kills 100 [--job distill|baseline|grpo] [--se
 
 Each start is a child process, forked after all imports and before JAX starts threads. A quarter of the kills fall at a
 uniform moment before training: drawing data, tracing, compiling or loading programs, restoring. The others fall at a
-uniform moment after training begins: training, validation, saving, results. Preparing takes most of a start, so moments
+uniform moment after training begins: training, validation, saving, results; of a run with rollouts half of these wait
+for the next rollout. Preparing takes most of a start, so moments
 uniform over a whole start would seldom meet a save, and runs would hardly progress between kills.
 
 Half of the kills meet the run's own process. With workers, a quarter meet its whole process group, and a quarter one
@@ -58,6 +59,7 @@ MAX_TRIES = 8
 """A run gets this many starts that may be killed, then one that is not: so every run finishes."""
 
 SHARE_BEFORE_TRAINING = 0.25
+MOST_AFTER_ROLLOUT = 0.03
 
 
 WORKER_DIED = "worker processes that read images died"
@@ -74,6 +76,8 @@ class Moment:
     seconds: float
     in_training: bool
     kind: str
+    after_rollout: float | None = None
+    """Wait for the next rollout from then on, and for this many seconds after its start; None for no wait."""
 
 
 @dataclasses.dataclass
@@ -151,7 +155,8 @@ def run_once(
             how = "finished" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 else "failed"
             if victim and how == "failed" and WORKER_DIED in read_from(log, size):
                 how = "worker killed"
-        elif kill_at is not None and not victim and now >= (begun if kill_at.in_training else begin) + kill_at.seconds:
+        elif kill_at is not None and not victim and is_time(kill_at, now, begin, begun, workdir):
+            time.sleep(kill_at.after_rollout or 0)
             victim = find_victim(child, kill_at.kind)
             if victim:
                 how = kill(child, victim, workdir, kill_at.kind)
@@ -162,6 +167,12 @@ def run_once(
         f"{workdir.name}: {how} after {ended.before_training:.1f} + {ended.training:.1f} s", file=sys.stderr, flush=True
     )
     return ended
+
+
+def is_time(kill_at: Moment, now: float, begin: float, begun: float, workdir: pathlib.Path) -> bool:
+    """Return whether the moment has come, and the rollout if it waits for one."""
+    has_come = now >= (begun if kill_at.in_training else begin) + kill_at.seconds
+    return has_come and (kill_at.after_rollout is None or marker_of(workdir).exists())
 
 
 def find_victim(child: int, kind: str) -> int:
@@ -203,11 +214,16 @@ def read_from(log: pathlib.Path, size: int) -> str:
         return opened.read().decode(errors="replace")
 
 
-def draw_moment(moments: random.Random, whole: Ended, kinds: tuple[str, ...]) -> Moment:
-    """A random moment before training, or in a half of the whole run's training time: a resumed run has less left."""
+def draw_moment(moments: random.Random, whole: Ended, kinds: tuple[str, ...], *, has_rollouts: bool) -> Moment:
+    """A random moment before training, or in a half of the whole run's training time: a resumed run has less left.
+
+    Half of those in the training of a run with rollouts, which take little of its time, wait for one.
+    """
     in_training = moments.random() >= SHARE_BEFORE_TRAINING
     seconds = moments.uniform(0, whole.training / 2 if in_training else whole.before_training)
-    return Moment(seconds, in_training, moments.choice(kinds))
+    waits = has_rollouts and in_training and moments.random() < 0.5
+    after = moments.uniform(0, MOST_AFTER_ROLLOUT) if waits else None
+    return Moment(seconds, in_training, moments.choice(kinds), after)
 
 
 def final(workdir: pathlib.Path) -> tuple[Any, ...]:
@@ -263,7 +279,8 @@ def main() -> int:
     num_runs = 0
     while counts.total() - counts["finished"] < options.kills:
         for tries in range(MAX_TRIES + 1):
-            kill_at = draw_moment(moments, whole, KINDS[options.workers > 0]) if tries < MAX_TRIES else None
+            kinds, rolls = KINDS[options.workers > 0], options.job == "grpo"
+            kill_at = draw_moment(moments, whole, kinds, has_rollouts=rolls) if tries < MAX_TRIES else None
             how = run_once(options.job, folder / f"run_{num_runs}", log, options.workers, kill_at=kill_at).how
             counts[how] += 1
             if how == "failed":
