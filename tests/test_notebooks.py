@@ -63,7 +63,7 @@ def test_outputs_are_stored_without_what_belongs_to_one_machine(name):
         assert cell["metadata"] == {}, cell["id"]
         printed = "".join("".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
         assert "\r" not in printed, cell["id"]
-        assert len(printed.splitlines()) <= 80, cell["id"]  # progress is one line that changed
+        assert len(printed.splitlines()) <= 100, cell["id"]  # of 30 epochs two each: progress is one line that changed
         assert not re.search(r"(?<![\w.])/(tmp|home|root|Users|work)/", printed), cell["id"]
     assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 10**6
 
