@@ -138,6 +138,9 @@ def test_an_interrupted_upload_leaves_the_output_here(writing, address, tmp_path
         ):
             with writing(address) as out:
                 fill(out.path, a="1")
+    assert objects(address).keys() == {
+        UNFINISHED
+    }  # its threads may still upload: the next command removes what they do
     with writing(address) as out:  # the next start of the command does not remove what was kept
         pass
     kept = [*left_here(tmp_path), *(tmp_path / "cache").rglob("kept-*/run/a")]

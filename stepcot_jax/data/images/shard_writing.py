@@ -250,11 +250,17 @@ def make_shards(
             if set_aside:
                 records.write_quarantine(out / _QUARANTINE_NAME, set_aside)
         writer.finish(index)
+    return _describe(
+        index, num_found, out, names=tuple(step.name for step in chain.steps), num_set_aside=len(set_aside)
+    )
+
+
+def _describe(index: ShardIndex, num_found: int, out: Path, *, names: tuple[str, ...], num_set_aside: int) -> list[str]:
+    """Return what was written, in lines."""
     num_images = sum(len(entry.paths) for entry in index.shards)
     said = [f"{num_images} images in {len(index.shards)} shards in {out}, {num_found} of them from an earlier start"]
-    names = tuple(step.name for step in chain.steps)
     if names != records.PUBLISHED_STEP_NAMES:
         said.append(f"data.json has no step names: read it with config.data.step_names={names}")
-    if set_aside:
-        said.append(f"{len(set_aside)} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
+    if num_set_aside:
+        said.append(f"{num_set_aside} records are set aside, each with its reason in {out / _QUARANTINE_NAME}")
     return said
