@@ -9,6 +9,8 @@ state_dict of one network. Ours is a .safetensors of '/'-joined Flax paths such 
 teacher/heads/fusion_0/linear/kernel. With --to torch, SOURCE may be the workdir of a run: the best weights of each
 network are converted.
 
+SOURCE, --chain and DEST may be on gs:// or s3://.
+
 With --to jax, a DEST without a suffix becomes a workdir, which predict, demo, explain, export and
 config.start.checkpoint read like that of a run. The authors' file holds neither the questions nor the frozen encoders,
 so these are named: --chain is the data folder, or a chain.json with name, question and options of each step.
@@ -24,98 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepcot_jax.convert import torch_reference
-from stepcot_jax.convert.tensor_files import check_destination, read_tensors, write_tensors
+from stepcot_jax.convert.named_tensors import drop_ignored, group_by_network, to_jax_tensors, to_torch_tensors
+from stepcot_jax.convert.tensor_files import SUFFIXES, check_destination, read_tensors, write_tensors
 from stepcot_jax.convert.torch_names import NETWORKS
-from stepcot_jax.host.addresses import local_path, output_place
+from stepcot_jax.host.addresses import is_address, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.outputs import writing_file, writing_folder
-from stepcot_jax.host.text import shorten
-from stepcot_jax.training.parameter_paths import flatten, unflatten
+from stepcot_jax.training.parameter_paths import flatten
 
 if TYPE_CHECKING:
     from stepcot_jax.convert.converted_workdir import Recipe
-
-
-def to_jax_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
-    """Convert the authors' tensors to ours.
-
-    Args:
-      tensors: NETWORK/NAME or NETWORK.NAME -> arrays, or NAME -> arrays of the one `network`.
-      network: "teacher", "student", "proj_t" or "proj_s" if the names do not include it.
-
-    Returns:
-      '/'-joined paths -> float32 arrays.
-
-    Raises:
-      BadInput: a name belongs to no network, or the tensors do not match the networks; lists all of them.
-    """
-    return flatten(torch_reference.from_torch_networks(group_by_network(tensors, network=network)))
-
-
-def group_by_network(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the authors' tensors by network and name.
-
-    Args:
-      tensors: see `to_jax_tensors`.
-      network: of all tensors, if the names do not include it.
-
-    Raises:
-      BadInput: there is no tensor, or a name belongs to no network or appears twice.
-    """
-    grouped: dict[str, dict[str, Any]] = {}
-    for name, array in tensors.items():
-        owner, rest = (network, name) if network else _split_torch_name(name)
-        if rest in grouped.setdefault(owner, {}):
-            raise BadInput(f"{shorten(f'{owner}/{rest}')} appears twice, once as {shorten(name)}")
-        grouped[owner][rest] = array
-    if not grouped:
-        raise BadInput("the source holds no tensors")
-    return grouped
-
-
-def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) -> dict[str, np.ndarray]:
-    """Convert our tensors to the authors'; the inverse of `to_jax_tensors`.
-
-    Args:
-      tensors: '/'-joined paths -> arrays.
-      network: the authors' name of the only network, to omit it from the result.
-
-    Returns:
-      NETWORK/NAME -> arrays, or NAME -> arrays of the one `network`.
-
-    Raises:
-      BadInput: a path belongs to no network, or the tensors do not match the networks; lists all of them.
-    """
-    torch_reference.check_numbers(tensors)
-    unknown = [shorten(name) for name in tensors if name.partition("/")[0] not in NETWORKS.values() or "/" not in name]
-    if unknown:
-        shown = torch_reference.list_problems(unknown, ", ")
-        raise BadInput(f"unknown tensors: {shown}; names start with {', '.join(NETWORKS.values())} and '/'")
-    if not tensors:
-        raise BadInput("the source holds no tensors")
-    found = torch_reference.to_torch_networks(unflatten(tensors))
-    if network is None:
-        return flatten(found)
-    if set(found) != {network}:
-        raise BadInput(f"--network {network}: the source holds {', '.join(found)}")
-    return found[network]
-
-
-def drop_ignored(tensors: Mapping[str, Any], prefixes: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the tensors that match no prefix, and the number of tensors that match each.
-
-    A prefix matches a whole name ("teacher/clip_model.") or a name within its network ("clip_model.").
-    """
-    kept, counts = {}, dict.fromkeys(prefixes, 0)
-    for name, array in tensors.items():
-        inside = name.partition("/")[2] if "/" in name else name.partition(".")[2]
-        matched = next((prefix for prefix in prefixes if name.startswith(prefix) or inside.startswith(prefix)), None)
-        if matched is None:
-            kept[name] = array
-        else:
-            counts[matched] += 1
-    return kept, counts
 
 
 def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
@@ -136,21 +56,11 @@ def _read_run(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _split_torch_name(name: str) -> tuple[str, str]:
-    for separator in ("/", "."):
-        network, found, rest = name.partition(separator)
-        if found and network in NETWORKS:
-            return network, rest
-    raise BadInput(
-        f"{shorten(name)} does not start with a network ({', '.join(NETWORKS)}) and '/' or '.'; pass --network for a "
-        "bare state_dict"
-    )
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Convert a file; print one JSON line, or of a workdir what it holds and which commands read it."""
     flags = _parse(arguments)
     to_workdir = flags.to == "jax" and not pathlib.PurePath(flags.dest).suffix
+    flags.source = _find_source(flags)
     recipe = _read_recipe(flags, to_workdir=to_workdir)
     writing = writing_folder(flags.dest, "DEST", is_new=True) if to_workdir else writing_file(flags.dest, "DEST")
     with writing as out:
@@ -158,6 +68,15 @@ def main(arguments: list[str] | None = None) -> int:
         lines = _convert(flags, recipe)
     print("\n".join(map(out.show, lines)))
     return 0
+
+
+def _find_source(flags: argparse.Namespace) -> pathlib.Path:
+    """Return the file of tensors or, with --to torch, the workdir; one on a store is downloaded first."""
+    from stepcot_jax.host.store_cache import find_files, find_workdir
+
+    if flags.to == "torch" and pathlib.PurePath(flags.source).suffix not in SUFFIXES:
+        return find_workdir(flags.source, "SOURCE")
+    return find_files(flags.source, "SOURCE", holds="a file of tensors", may_be_file=True)
 
 
 def _convert(flags: argparse.Namespace, recipe: "Recipe | None") -> list[str]:
@@ -192,7 +111,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m stepcot_jax.convert",
         description="Convert parameters between the authors' PyTorch names and layouts and ours.",
     )
-    parser.add_argument("source", type=local_path, help="file to read; with --to torch also a run's workdir")
+    parser.add_argument("source", help="file to read; with --to torch also a run's workdir; or gs://, s3://")
     dest = "file to write; with --to jax also a new folder, a workdir; or gs://, s3://"
     parser.add_argument("dest", type=output_place, help=dest)
     parser.add_argument("--to", choices=("jax", "torch"), required=True, help="names and layouts to write")
@@ -208,7 +127,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--force", action="store_true", help="replace the file DEST")
     workdir = parser.add_argument_group("a workdir (--to jax, DEST a new folder)")
-    workdir.add_argument("--chain", type=local_path, metavar="DATA", help="data folder or chain.json: the steps")
+    chain = "data folder or chain.json: the steps; or gs://, s3://"
+    workdir.add_argument("--chain", metavar="DATA", help=chain)
     workdir.add_argument("--config", metavar="NAME", help="config of the training (default: paper)")
     workdir.add_argument("--image-encoder", metavar="WEIGHTS", help="frozen image encoder, if the config names none")
     workdir.add_argument("--text-encoder", metavar="WEIGHTS", help="frozen text encoder, if the config names none")
@@ -227,12 +147,17 @@ def _read_recipe(flags: argparse.Namespace, *, to_workdir: bool) -> "Recipe | No
             f"--chain is required to write the workdir {flags.dest} (the data folder, or a chain.json with name, "
             "question and options of each step); DEST.safetensors writes a file"
         )
-    if not flags.chain.exists():
+    from stepcot_jax.host.store_cache import find_files
+
+    chain = find_files(flags.chain, "--chain", holds="a data folder or chain.json", may_be_file=True)
+    if not chain.exists():
         raise BadInput(f"--chain: {flags.chain} does not exist")
+    root = flags.chain.rstrip("/").rpartition("/")[0] if is_address(flags.chain) else str(chain.parent)
+    root = root if chain.is_file() else flags.chain
     # Imported here: files do not need jax, which takes seconds.
     from stepcot_jax.convert.converted_workdir import Recipe
 
-    return Recipe(flags.config or "paper", flags.chain, flags.image_encoder or "", flags.text_encoder or "")
+    return Recipe(flags.config or "paper", chain, root, flags.image_encoder or "", flags.text_encoder or "")
 
 
 def _make_workdir(flags: argparse.Namespace, tensors: Mapping[str, Any], recipe: "Recipe") -> list[str]:

@@ -38,12 +38,14 @@ class Recipe:
     Attributes:
       config: name or path of the config that it was trained by, for the template of the prompts and the like.
       chain: the steps in the order of training: a `chain.json`, or the data folder.
+      root: the data folder, or that of `chain.json`, as the workdir names it: a path or an address.
       image_encoder: weights of the frozen image encoder; "" if the config names them.
       text_encoder: weights of the frozen text encoder; "" if the config names them.
     """
 
     config: str
     chain: pathlib.Path
+    root: str
     image_encoder: str = ""
     text_encoder: str = ""
 
@@ -85,7 +87,7 @@ def _read_recipe(recipe: Recipe, sizes: Mapping[str, int], found: Params) -> tup
     changes: dict[str, Any] = {
         "job": "distill" if "student" in found else "teacher",
         "data.source": "folder",
-        "data.root": str(recipe.chain.parent if is_file else recipe.chain),
+        "data.root": recipe.root,
         "teacher.width": sizes["teacher_width"],
         "teacher.num_heads": sizes["num_heads"],
         "teacher.num_layers": sizes["num_layers"],

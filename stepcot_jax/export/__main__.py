@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from stepcot_jax.host.addresses import is_address, local_path, output_place
+from stepcot_jax.host.addresses import is_address, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.hub import SCHEME, check_account, upload_folder
 
@@ -171,12 +171,14 @@ def _renew(arguments: list[str]) -> int:
         prog="python -m stepcot_jax.export renew",
         description="Write the programs of an export anew with the installed JAX; tensors and figures stay.",
     )
-    parser.add_argument("folder", type=local_path, metavar="DIR", help="of an export")
+    parser.add_argument("folder", type=output_place, metavar="DIR", help="of an export; or gs://, s3://")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line")
     flags = parser.parse_args(arguments)
     from stepcot_jax.export.renewal import renew_export
+    from stepcot_jax.host.outputs import resuming_folder
 
-    report = renew_export(flags.folder, say=_say)
+    with resuming_folder(flags.folder, "DIR") as out:
+        report = renew_export(out.path, say=_say) | {"folder": out.name}
     if flags.json:
         print(json.dumps(report))
         return 0

@@ -10,7 +10,7 @@ import sys
 
 from absl import app, flags, logging
 
-from stepcot_jax.host.addresses import is_address, output_place
+from stepcot_jax.host.addresses import output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.host.stores import is_store_address
@@ -48,9 +48,6 @@ def fill(arguments: list[str]) -> None:
         given = flags.FLAGS
         cluster = None
         if given.engine == "ray":
-            if is_address(settings.features.folder):
-                found = f"config.features.folder={settings.features.folder!r}"
-                raise BadInput(f"--engine=ray: {found} is on a store; expected a folder that the workers share")
             cluster = Cluster(given.ray_address, given.ray_workers, given.ray_cpus, given.ray_gpus)
 
         logging.set_verbosity(logging.WARNING)

@@ -151,6 +151,13 @@ def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
     return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)
 
 
+def _load_in_worker(settings: Settings) -> FrozenImageEncoder:
+    """Load the encoder in a process of another machine, and bring the images there if they are on a store."""
+    if is_store_address(settings.data.root):
+        find_files(settings.data.root, "config.data.root", holds="a folder of cases")
+    return load_frozen_encoder(settings)
+
+
 def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
     """Load a frozen encoder by its weights, as `load_frozen_encoder`."""
     if weights.startswith(transformers_encoder.PREFIX):
@@ -171,14 +178,14 @@ def _encode(encoder: FrozenImageEncoder, batch: dict[str, Any]) -> dict[str, Any
 @contextlib.contextmanager
 def _open_store(
     settings: Settings, workdir: pathlib.Path, spec: StoreSpec, terminal: Terminal, processes: Processes = ALONE
-) -> Iterator[tuple[FeatureStore, Processes]]:
+) -> Iterator[tuple[FeatureStore, Processes, RemoteFeatures | None]]:
     """Open a feature store of a run to write to it within the context, with the processes that share it.
 
     In a folder on an object store the shards that are there are copied here, and those of others after each barrier.
     """
     if not is_store_address(settings.features.folder):
         folder = pathlib.Path(settings.features.folder) if settings.features.folder else workdir / "features"
-        yield FeatureStore(folder / spec.folder_name, spec), processes
+        yield FeatureStore(folder / spec.folder_name, spec), processes, None
         return
     remote = RemoteFeatures(settings.features.folder, spec.folder_name, terminal=terminal)
 
@@ -189,7 +196,7 @@ def _open_store(
     remote.fetch()
     store = FeatureStore(remote.folder, spec)
     with remote.uploading(store):
-        yield store, dataclasses.replace(processes, wait=wait)
+        yield store, dataclasses.replace(processes, wait=wait), remote
 
 
 def _with_stored_features(
@@ -207,7 +214,7 @@ def _with_stored_features(
         "num_threads": settings.data.num_threads,
         "progress": terminal.watch,
     }
-    with _open_store(settings, workdir, spec, terminal, processes) as (store, sharing):
+    with _open_store(settings, workdir, spec, terminal, processes) as (store, sharing, remote):
 
         def is_known(sha256: str) -> bool:
             # A file has the same features wherever it is stored; see `keys.digest_file`.
@@ -217,8 +224,8 @@ def _with_stored_features(
         dataset = load_dataset(settings, preprocessing=preprocessing, is_known=is_known, progress=terminal.watch)
         keys = encode.image_keys(encoder, _digest_images(dataset))
         if cluster is not None:
-            load = functools.partial(load_frozen_encoder, settings)
-            counts = encode_with_ray(load, dataset, keys, store, cluster, **options)
+            load = functools.partial(_load_in_worker, settings)
+            counts = encode_with_ray(load, dataset, keys, store, cluster, remote=remote, **options)
         else:
             items = list(encode.image_items(dataset, keys))
             counts = encode_together(encoder, items, store, sharing, say=terminal.say, **options)
@@ -276,7 +283,7 @@ def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal
     dtype = jnp.dtype(settings.image_encoder.dtype)
     encoder = load_text_encoder(prompts.weights, dtype=dtype, max_tokens=prompts.max_tokens)
     spec = describe_text_store(encoder, pooling=prompts.pooling)
-    with _open_store(settings, workdir, spec, terminal) as (store, _):
+    with _open_store(settings, workdir, spec, terminal) as (store, _, _):
         counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
     terminal.say(f"text encoder: {encoder.name}, {encoder.num_parameters:,} parameters, frozen")
     terminal.say(counts.describe("prompts"))

@@ -5,10 +5,9 @@ block is stored whole or not at all. One that is done twice, after a worker died
 """
 
 import dataclasses
+import functools
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ import numpy as np
 from stepcot_jax.data.columns import TextColumn
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.features.encode import EncodeCounts, Progress, encode_images, image_item
-from stepcot_jax.features.spec import FrozenImageEncoder, StoreSpec
+from stepcot_jax.features.remote_features import RemoteFeatures, open_for_worker
+from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.ray_blocks import Cluster, map_blocks
 
@@ -32,8 +32,7 @@ class EncoderOfWorker:
 
     Attributes:
       load: returns the encoder; called once in each worker.
-      folder: of the store, on a disk that all workers share.
-      spec: of the store.
+      open_store: returns the store, which need not read; called once in each worker.
       pixels: returns uint8 [size, size, 3] of a case.
       names: image path of each case, for messages.
       batch_size: images of a batch.
@@ -41,8 +40,7 @@ class EncoderOfWorker:
     """
 
     load: Callable[[], FrozenImageEncoder]
-    folder: Path
-    spec: StoreSpec
+    open_store: Callable[[], FeatureStore]
     pixels: Callable[[int], np.ndarray]
     names: Sequence[str] | TextColumn
     batch_size: int
@@ -50,7 +48,7 @@ class EncoderOfWorker:
 
     def __call__(self) -> Callable[[Block], int]:
         """Return the function that encodes a block and returns the number of its images."""
-        encoder, store = self.load(), FeatureStore(self.folder, self.spec, indexed=False)
+        encoder, store = self.load(), self.open_store()
 
         def encode(block: Block) -> int:
             items = [image_item(index, key, pixels=self.pixels, name=self.names[index]) for index, key in block]
@@ -75,6 +73,7 @@ def encode_with_ray(
     store: FeatureStore,
     cluster: Cluster,
     *,
+    remote: RemoteFeatures | None = None,
     batch_size: int,
     shard_size: int = SHARD_SIZE,
     num_threads: int = 2,
@@ -86,8 +85,9 @@ def encode_with_ray(
       load: returns the encoder; called once in each worker, and pickled.
       dataset: of the encoder's preprocessing; workers read its images.
       keys: of the cases' features.
-      store: in a folder that all workers share.
+      store: in a folder that all workers share, unless `remote` is given.
       cluster: the processes.
+      remote: the store's folder on an object store, to which the workers copy their shards.
       batch_size: images of a batch; the last batch of a block is padded.
       shard_size: images of a block and a shard, rounded up to whole batches; the most that a killed worker loses.
       num_threads: threads that read images, in each worker.
@@ -103,10 +103,12 @@ def encode_with_ray(
     blocks = cut_blocks(keys, size=batch_size * math.ceil(shard_size / batch_size))
     missing = [[(index, key) for index, key in block if key not in store] for block in blocks]
     work = [block for block in missing if block]
+    open_store = functools.partial(FeatureStore, store.folder.absolute(), store.spec, indexed=False)
+    if remote is not None:
+        open_store = functools.partial(open_for_worker, remote.address, store.spec)
     make = EncoderOfWorker(
         load,
-        Path(os.path.abspath(store.folder)),  # noqa: PTH100, links stay as they are
-        store.spec,
+        open_store,
         dataset.pixels.__getitem__,
         dataset.cases.image_paths,
         batch_size,
@@ -118,6 +120,8 @@ def encode_with_ray(
         watched = progress(work, "encoding blocks of images")
     # The results come first: the last one is taken before the bar ends.
     num_encoded = sum(number for (_, number), _ in zip(results, watched, strict=True))
+    if remote is not None:
+        remote.fetch()
     store.refresh()
     store.check_present(keys)
     return EncodeCounts(encoded=num_encoded, read=sum(map(len, blocks)) - num_encoded)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepcot_jax.features.shards import SUFFIX
-from stepcot_jax.features.spec import DESCRIPTION_FILE
+from stepcot_jax.features.spec import DESCRIPTION_FILE, StoreSpec
 from stepcot_jax.features.store import BAD_SUFFIX, FeatureStore
 from stepcot_jax.host.locks import wait_for_lock
 from stepcot_jax.host.store_cache import naming, staging_folder
@@ -29,6 +29,7 @@ class RemoteFeatures:
       terminal: shows progress.
 
     Attributes:
+      address: as given.
       folder: the copy; processes of this machine share it.
 
     Raises:
@@ -36,6 +37,7 @@ class RemoteFeatures:
     """
 
     def __init__(self, address: str, name: str, *, terminal: Terminal) -> None:
+        self.address = address
         with naming(_KEY):
             self._store = StoreFolder(f"{address.rstrip('/')}/{name}")
             self.folder = staging_folder("features", self._store.address)
@@ -87,3 +89,19 @@ class RemoteFeatures:
         """Return whether a name is of a complete file of the store, and was not found to be bad here."""
         is_file = name == DESCRIPTION_FILE or (name.endswith(SUFFIX) and not name.startswith("."))
         return is_file and "/" not in name and not (self.folder / f"{name}{BAD_SUFFIX}").exists()
+
+
+def open_for_worker(address: str, spec: StoreSpec) -> FeatureStore:
+    """Open a store that copies each shard to an object store as it is written, and reads none.
+
+    Args:
+      address: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, of several feature stores.
+      spec: of this one.
+
+    Raises:
+      BadInput: as for `RemoteFeatures`.
+    """
+    remote = RemoteFeatures(address, spec.folder_name, terminal=Terminal())
+    store = FeatureStore(remote.folder, spec, indexed=False)
+    store.saved = remote.upload
+    return store

@@ -5,6 +5,7 @@ import pytest
 import safetensors.numpy
 
 from stepcot_jax.convert import __main__ as convert
+from stepcot_jax.convert import named_tensors
 from stepcot_jax.convert.torch_names import NETWORKS, entries
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.training import parameter_paths
@@ -46,20 +47,20 @@ def test_there_and_back_is_exact(theirs, tmp_path, capsys):
 def test_dots_and_bare_state_dicts_are_read(tmp_path):
     dotted = {f"student.{name}": array for name, array in tensors_of("student").items()}
     bare = tensors_of("student")
-    expected = convert.to_jax_tensors({f"student/{name}": array for name, array in bare.items()})
-    for found in (convert.to_jax_tensors(dotted), convert.to_jax_tensors(bare, network="student")):
+    expected = named_tensors.to_jax_tensors({f"student/{name}": array for name, array in bare.items()})
+    for found in (named_tensors.to_jax_tensors(dotted), named_tensors.to_jax_tensors(bare, network="student")):
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in found)
-    assert convert.to_torch_tensors(expected, network="student").keys() == bare.keys()
+    assert named_tensors.to_torch_tensors(expected, network="student").keys() == bare.keys()
     with pytest.raises(BadInput, match="does not start with a network"):
-        convert.to_jax_tensors(bare)
+        named_tensors.to_jax_tensors(bare)
 
 
 def test_a_tensor_named_in_two_ways_is_refused():
     found = {f"student/{name}": array for name, array in tensors_of("student").items()}
     found["student.step_heads.0.bias"] = found["student/step_heads.0.bias"]
     with pytest.raises(BadInput, match="twice"):
-        convert.to_jax_tensors(found)
+        named_tensors.to_jax_tensors(found)
 
 
 def test_a_pt_of_nested_state_dicts_is_read(tmp_path):
@@ -104,7 +105,7 @@ def test_the_best_weights_of_a_run_are_taken(tmp_path, capsys):
     import jax.numpy as jnp
     import orbax.checkpoint as ocp
 
-    ours = convert.to_jax_tensors({f"student/{name}": array for name, array in tensors_of("student").items()})
+    ours = named_tensors.to_jax_tensors({f"student/{name}": array for name, array in tensors_of("student").items()})
     progress = {"best": {"student": {"score": 0.5, "step": 4}}}
     with ocp.CheckpointManager((tmp_path / "run" / "checkpoints").resolve()) as manager:
         for step in (4, 8):

@@ -20,8 +20,11 @@ from stepcot_jax.data.images.preprocessing import normalise_grey
 from stepcot_jax.data.phantom.phantom import draw_case
 from stepcot_jax.export.folder import export_model
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.stores import StoreFolder
 from stepcot_jax.predict import load
 from stepcot_jax.predict.trained_model import load_trained
+from stepcot_jax.run.stored_reading import read_reading
+from stepcot_jax.settings.stored_settings import read_run_settings
 from stepcot_jax.training.parameter_paths import flatten
 
 SIZES = {"teacher_width": 6, "student_width": 5, "image_width": 12, "num_heads": 2, "head_width": 3}
@@ -192,3 +195,24 @@ def test_a_workdir_and_a_file_on_a_store_are_those_of_this_machine(workdir, sour
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["file"] == file
     with pytest.raises(BadInput, match=rf"^{file} exists; choose another name, or pass --force"):
         to_file(file)
+
+
+def test_sources_and_the_chain_may_be_on_a_store(workdir, sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place = new_address(monkeypatch)
+    names = ("theirs.safetensors", "chain.json")
+    StoreFolder(place).upload({name: sources / name for name in names})
+    theirs, chain = (f"{place}/{name}" for name in names)
+    more = ["--config", str(sources / "hashed.py"), "--image-encoder", str(sources / "clip")]
+    assert convert.main([theirs, str(tmp_path / "run"), "--to", "jax", "--chain", chain, *more]) == 0
+    assert read_run_settings(tmp_path / "run").data.root == place
+    assert read_run_settings(workdir).data.root == str(sources)
+    assert read_reading(tmp_path / "run").chain == read_reading(workdir).chain
+    StoreFolder(f"{place}/run").upload({name: workdir / name for name in files_of(workdir)})
+    for source, dest in ((f"{place}/run", "there"), (str(workdir), "here")):
+        assert convert.main([source, str(tmp_path / f"{dest}.safetensors"), "--to", "torch"]) == 0
+    assert (tmp_path / "there.safetensors").read_bytes() == (tmp_path / "here.safetensors").read_bytes()
+    with pytest.raises(BadInput, match=rf"^SOURCE: {place}/none\.safetensors: holds no files"):
+        convert.main([f"{place}/none.safetensors", str(tmp_path / "none.safetensors"), "--to", "jax"])
+    with pytest.raises(BadInput, match=r"^--chain: ftp://host/chain is an address"):
+        convert.main([theirs, str(tmp_path / "none"), "--to", "jax", "--chain", "ftp://host/chain", *more])

@@ -9,6 +9,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from host.memory_store import new_address, objects, put_files
 from policies.policy_workdir import make_policy_workdir
 from trained_workdir import make_trained_workdir, write_gate
 
@@ -23,6 +24,7 @@ from stepcot_jax.export.lifetime import RELEASES, describe_lifetime, replace_lif
 from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.export.renewal import renew_export
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.host.store_cache import find_workdir
 from stepcot_jax.predict.loading import load
 from stepcot_jax.settings.stored_settings import read_settings
 from tests.export import random_run
@@ -208,6 +210,24 @@ def test_renew_writes_the_programs_and_keeps_everything_else(folders, copy, caps
     scores = [loader.load(folder, "student").gate_scores(noise) for folder in (copy, folders[1])]
     np.testing.assert_array_equal(*scores)
     assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+def test_an_export_on_a_store_is_renewed_there(copy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (copy / "student.stablehlo").write_bytes(b"written by a jax that nobody reads any more")
+    write_sums(copy)
+    address = put_files(copy, monkeypatch)
+    before = objects(address)
+    assert main(["renew", address]) == 0
+    assert f"{address}: wrote student.stablehlo" in capsys.readouterr().out
+    after = objects(address)
+    assert after.keys() == before.keys()
+    assert {name for name in after if after[name] != before[name]} >= {"student.stablehlo", "SHA256SUMS"}
+    assert all(result["ok"] for result in loader.check(find_workdir(address), tolerance=1e-5))
+    other = new_address(monkeypatch)
+    with pytest.raises(BadInput, match=rf"{other}: not an export"):
+        main(["renew", other])
+    assert objects(other) == {}
 
 
 @pytest.mark.parametrize("of_gate", [False, True])

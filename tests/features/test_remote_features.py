@@ -1,14 +1,16 @@
 """Features in a folder on a store: encoded once for all machines, uploaded shard by shard."""
 
+import functools
+
 import pytest
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
 from host.memory_store import new_address, objects
 
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.features import encode, inputs
-from stepcot_jax.features.__main__ import fill
+from stepcot_jax.features import encode, inputs, ray_engine
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.ray_blocks import Cluster
 from stepcot_jax.host.stores import StoreError, StoreFolder
 from stepcot_jax.host.terminal import Terminal
 
@@ -25,7 +27,7 @@ def load(folder, tmp_path, monkeypatch):
     """Load the inputs on a machine; return them, and the numbers of images and prompts that were encoded."""
     address = new_address(monkeypatch)
 
-    def on_machine(name, **more):
+    def on_machine(name, address=address, **more):
         image, text = FakeEncoder(), FakeTextEncoder()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
@@ -36,6 +38,7 @@ def load(folder, tmp_path, monkeypatch):
         return found, (image.num_seen, text.num_seen)
 
     on_machine.address = address
+    on_machine.elsewhere = functools.partial(on_machine, address=str(tmp_path / "elsewhere"))
     return on_machine
 
 
@@ -99,17 +102,21 @@ def test_a_store_that_cannot_be_read_is_named_with_the_setting(load, monkeypatch
         load("a")
 
 
-def test_workers_of_ray_need_a_folder(folder, tmp_path, monkeypatch, capsys):
-    class Flags:
-        FLAGS = type("Values", (), {"workdir": str(tmp_path), "encoder": "", "engine": "ray", "config": None})
+def test_workers_on_another_machine_copy_their_shards_to_the_store(load, tmp_path, monkeypatch):
+    def on_another_machine(blocks, make, cluster):
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path / "worker"))
+            work = make()
+            yield from [(place, work(block)) for place, block in enumerate(blocks)]
 
-    from stepcot_jax.features import __main__ as command
-
-    settings = frozen_settings(folder, features__folder="gs://bucket/features")
-    monkeypatch.setattr(command, "flags", Flags)
-    monkeypatch.setattr(command, "make_settings", lambda config: settings)
-    with pytest.raises(SystemExit):
-        fill(["features"])
-    assert "--engine=ray: config.features.folder='gs://bucket/features' is on a store; expected a folder that" in (
-        capsys.readouterr().err
-    )
+    monkeypatch.setattr(ray_engine, "map_blocks", on_another_machine)
+    found, seen = load("driver", cluster=Cluster())
+    assert seen == (48, 7)
+    by_workers = objects(load.address)
+    again, seen = load("driver", cluster=Cluster())
+    assert (seen, same(found, again), objects(load.address)) == ((0, 0), True, by_workers)
+    alone, _ = load.elsewhere("alone")
+    assert same(found, alone)
+    assert {name.partition("/")[2] for name in by_workers} == {
+        path.name for path in (tmp_path / "elsewhere").rglob("*") if path.suffix in (".safetensors", ".json")
+    }

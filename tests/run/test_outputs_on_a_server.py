@@ -17,6 +17,7 @@ from stepcot_jax.host.leases import LEASE_FILE
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.store_uploads import UNFINISHED
 from stepcot_jax.host.stores import StoreError, StoreFolder
+from stepcot_jax.tables.encoders import write_random_encoder
 
 REPORTS = "id,report,image\nr1,The lungs are clear. Heart size is normal.,1.png\n"
 PHANTOM = ["--num-cases=8", "--size=32"]
@@ -108,3 +109,22 @@ def test_answers_are_copied_while_a_command_runs(monkeypatch):
                 assert time.monotonic() < end
                 time.sleep(0.02)
     assert objects(store.address) == {"ledger/m.jsonl": b"0\n1\n2\n"}
+
+
+def test_workers_of_ray_read_images_and_write_features_on_a_store(tmp_path, server):
+    pytest.importorskip("ray.data", reason="the extra ray")
+    place = f"s3://{BUCKET}/ray"
+    data(["phantom", f"{place}/cases", *PHANTOM])
+    write_random_encoder(tmp_path / "encoder")
+    common = ["--config=quickstart", f"--encoder={tmp_path / 'encoder'}", "--config.data.source=folder"]
+    common += [f"--config.data.root={place}/cases", "--config.features.batch_size=4"]
+    for engine in (["--engine=local"], ["--engine=ray", "--ray_workers=2"]):
+        environment = server | {"XDG_CACHE_HOME": str(tmp_path / engine[0])}
+        environment.pop("RAY_ADDRESS", None)
+        command = [sys.executable, "-m", "stepcot_jax.features", f"--workdir={place}/{engine[0]}", *common, *engine]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "images: 8 encoded" in done.stderr
+    shards, others = (objects(f"{place}/--engine={name}/features") for name in ("local", "ray"))
+    assert any(name.endswith(".safetensors") for name in shards)
+    assert shards == others
