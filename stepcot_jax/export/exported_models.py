@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ else:  # in the folder of an export
 
 FORMAT = 1
 """Of the manifests of networks."""
+
+_OF_A_POINT = ("threshold", "sensitivity", "specificity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +119,44 @@ def to_answers(
         weights = np.exp(own - own.max(axis=-1, keepdims=True))
         answers = [step.options[best] for best in own.argmax(axis=-1)]
         found[step.name] = (answers, weights / weights.sum(axis=-1, keepdims=True))
+    return found
+
+
+def read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return those of statistics.json, or of export.json, where earlier versions wrote them; {} without any."""
+    if "operating_points" in facts:
+        return dict(facts["operating_points"])
+    if "statistics.json" not in files:
+        return {}
+    with files.expecting("statistics.json", "operating points"):
+        found = files.read_json("statistics.json").get("operating_points")
+        of_steps = {} if found is None else found["models"].get(name, {})
+        return {
+            step: {answer: {part: point[part]["value"] for part in _OF_A_POINT} for answer, point in answers.items()}
+            for step, answers in of_steps.items()
+        }
+
+
+def find_above(
+    answers: Mapping[str, tuple[list[str], np.ndarray]], steps: Sequence[Step], points: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[list[str]]]:
+    """Return the answers at or above their operating points.
+
+    Args:
+      answers: of `to_answers`.
+      steps: the questions.
+      points: of `read_points`.
+
+    Returns:
+      By the name of each step with operating points: for each image the answers, in the order of the options.
+    """
+    found = {}
+    for step in steps:
+        of_step = points.get(step.name, {})
+        limits = [of_step.get(option, {}).get("threshold") for option in step.options]
+        if of_step:
+            rows = answers[step.name][1] >= np.array([np.inf if limit is None else limit for limit in limits])
+            found[step.name] = [[step.options[place] for place in np.flatnonzero(row)] for row in rows]
     return found
 
 

@@ -24,8 +24,10 @@ if __package__:
     from stepcot_jax.export.exported_files import Files
     from stepcot_jax.export.exported_models import (
         check_models,
+        find_above,
         read_manifest,
         read_pixel_rules,
+        read_points,
         read_steps,
         run_check,
         to_answers,
@@ -35,15 +37,16 @@ else:  # in the folder of an export
     from exported_files import Files  # type: ignore[import-not-found,no-redef]
     from exported_models import (  # type: ignore[import-not-found,no-redef]
         check_models,
+        find_above,
         read_manifest,
         read_pixel_rules,
+        read_points,
         read_steps,
         run_check,
         to_answers,
     )
     from exported_programs import read_program, require_fit  # type: ignore[import-not-found,no-redef]
 
-_OF_A_POINT = ("threshold", "sensitivity", "specificity")
 ABSENT_LOGIT = -1e9
 """Logit of an answer that a step does not have."""
 
@@ -69,7 +72,7 @@ class Model:
         self.steps = read_steps(files)
         self.preprocessing = read_pixel_rules(files)
         self.temperatures = _read_temperatures(files, name, facts, len(self.steps))
-        self.operating_points = _read_points(files, name, facts)
+        self.operating_points = read_points(files, name, facts)
         with files.expecting("export.json", "program, tensors and gate of each model"):
             self.exported = read_program(files.read(facts["program"]), folder)
             tensors = {key: value for file in facts["tensors"] for key, value in files.read_tensors(file).items()}
@@ -131,14 +134,7 @@ class Model:
         Returns:
           By the name of each step with operating points: for each image the answers, in the order of the options.
         """
-        found = {}
-        for step, (_, probabilities) in zip(self.steps, self(images).values(), strict=True):
-            points = self.operating_points.get(step.name, {})
-            limits = [points.get(option, {}).get("threshold") for option in step.options]
-            if points:
-                rows = probabilities >= np.array([np.inf if limit is None else limit for limit in limits])
-                found[step.name] = [[step.options[place] for place in np.flatnonzero(row)] for row in rows]
-        return found
+        return find_above(self(images), self.steps, self.operating_points)
 
     def stablehlo(self) -> str:
         """Return the program as text, for other StableHLO compilers."""
@@ -154,21 +150,6 @@ def _read_temperatures(files: Files, name: str, facts: dict[str, Any], num_steps
     with files.expecting("calibration.json", "a temperature for each step"):
         steps = files.read_json("calibration.json")["models"].get(name)
         return (1.0,) * num_steps if steps is None else tuple(float(step["temperature"]) for step in steps)
-
-
-def _read_points(files: Files, name: str, facts: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return those of statistics.json, or of export.json, where earlier versions wrote them; {} without any."""
-    if "operating_points" in facts:
-        return dict(facts["operating_points"])
-    if "statistics.json" not in files:
-        return {}
-    with files.expecting("statistics.json", "operating points"):
-        found = files.read_json("statistics.json").get("operating_points")
-        of_steps = {} if found is None else found["models"].get(name, {})
-        return {
-            step: {answer: {part: point[part]["value"] for part in _OF_A_POINT} for answer, point in answers.items()}
-            for step, answers in of_steps.items()
-        }
 
 
 def load(folder: str | pathlib.Path, model: str | None = None) -> Model:

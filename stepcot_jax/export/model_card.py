@@ -51,13 +51,12 @@ def require_readable(trained: Trained) -> None:
     read_kept_statistics(trained.workdir)
 
 
-def write_model_card(trained: Trained, programs: Sequence[Program], *, with_gate: bool = True) -> str:
+def write_model_card(trained: Trained, programs: Sequence[Program]) -> str:
     """Return the card as Markdown.
 
     Args:
       trained: the run; the figures come from its report.json and predictions/test.npz, if present.
       programs: the networks of the export.
-      with_gate: whether the export has the gates that the run fitted; ONNX exports do not.
 
     Raises:
       BadInput: the report or the predictions are damaged.
@@ -70,7 +69,7 @@ def write_model_card(trained: Trained, programs: Sequence[Program], *, with_gate
         .read_text(encoding="utf-8")
         .format(
             networks=" and ".join(sizes),
-            gate=_describe_gate(trained, list(sizes), is_carried=with_gate),
+            gate=_describe_gate(trained, list(sizes)),
             version=__version__,
             numbers=numbers,
             training=_describe_training(trained, report),
@@ -95,14 +94,9 @@ class _Converted(msgspec.Struct):
     sha256: str
 
 
-def _describe_gate(trained: Trained, names: Sequence[str], *, is_carried: bool) -> str:
+def _describe_gate(trained: Trained, names: Sequence[str]) -> str:
     if any(trained.gate(name) is None for name in names):
         return "No gate was fitted that would mark such images."
-    if not is_carried:
-        return (
-            "The run has a gate that marks images unlike the training images; this export does not have it. "
-            "stepcot-jax applies it to the run, and so does the export with `--format=stablehlo`."
-        )
     return (
         "A gate marks images unlike the training images (`gate_scores` above 1 in load.py, a warning of stepcot-jax). "
         "It lets some pass, and marks some chest radiographs."

@@ -5,7 +5,7 @@ import importlib
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 
 from stepcot_jax import __version__
 from stepcot_jax.export import exported_files, exported_models, loader, onnx_loader
+from stepcot_jax.export.carried_files import read_kept_statistics
 from stepcot_jax.export.folder import (
     LOADER,
     check_images,
@@ -29,11 +30,12 @@ from stepcot_jax.export.folder import (
 from stepcot_jax.export.instructions import RESIZE
 from stepcot_jax.export.model_card import require_readable, write_front_matter, write_model_card
 from stepcot_jax.export.onnx_tracing import OPSET, trace_to_onnx
-from stepcot_jax.export.program import Program, make_program
+from stepcot_jax.export.program import Program, make_gate_program, make_program
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra
 from stepcot_jax.predict.exported_model import LABELS_FILE, PREPROCESSING_FILE
 from stepcot_jax.predict.trained_model import Trained, load_trained
+from stepcot_jax.run.stored_reading import STATISTICS_FILE
 
 TOLERANCE = 1e-4
 """Largest difference between the logits of onnxruntime and of JAX, absolute or relative."""
@@ -46,7 +48,8 @@ _DESCRIBED = {
     LABELS_FILE: "questions and answers, in the order of the logits",
     PREPROCESSING_FILE: "from an image file to the model's input",
     onnx_loader.MANIFEST: "the file and the temperatures of each model, versions",
-    "check.safetensors": "two images of noise and their logits, for `python load.py`",
+    "check.safetensors": "two images of noise, their logits and gate scores, for `python load.py`",
+    STATISTICS_FILE: "operating points with their figures",
     exported_files.SUMS: "digests of all files (`sha256sum -c SHA256SUMS`)",
 }
 
@@ -106,13 +109,17 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     models: dict[str, Any] = {}
     for program in programs:
         say(f"writing the {program.name}")
-        made = trace_to_onnx(program.read, program.tensors, size=program.size)
+        gate = make_gate_program(trained, program.name)
+        outputs = {onnx_loader.LOGITS: program} | ({} if gate is None else {onnx_loader.GATE_SCORES: gate})
+        reads = {output: each.read for output, each in outputs.items()}
+        made = trace_to_onnx(reads, program.tensors | ({} if gate is None else gate.tensors), size=program.size)
         (folder / f"{program.name}.onnx").write_bytes(made.SerializeToString())
         ones = [1.0] * trained.chain.num_steps
         temperatures = list(map(float, calibrated.get(program.name, ones)))
         models[program.name] = {"file": f"{program.name}.onnx", "temperatures": temperatures}
-        found = jax.jit(program.read)(program.tensors, pixels.normalise(check["images"]))
-        check[f"logits/{program.name}"] = np.asarray(found)
+        for kind, each in zip(("logits", "gate"), outputs.values(), strict=False):
+            found = jax.jit(each.read)(each.tensors, pixels.normalise(check["images"]))
+            check[f"{kind}/{program.name}"] = np.asarray(found)
     save_tensors(folder / "check.safetensors", check)
     steps = [dataclasses.asdict(step) for step in trained.chain.steps]
     write_json(folder / LABELS_FILE, {"absent_logit": loader.ABSENT_LOGIT, "steps": steps})
@@ -121,24 +128,29 @@ def _write(folder: pathlib.Path, trained: Trained, programs: Sequence[Program], 
     manifest = {"format": exported_models.FORMAT, "models": models, "opset": OPSET, "made_with": made_with}
     manifest["trained_on"] = trained.trained_on
     write_json(folder / onnx_loader.MANIFEST, manifest)
+    if points := read_kept_statistics(trained.workdir).get("operating_points"):
+        write_json(folder / STATISTICS_FILE, {"operating_points": points})
     shutil.copyfile(onnx_loader.__file__, folder / LOADER)
     for module in (exported_files, exported_models):
         shutil.copy(str(module.__file__), folder)
-    card = write_front_matter("image-classification") + write_model_card(trained, programs, with_gate=False)
-    readme = f"{card.rstrip()}\n\n{write_use(trained, models)}"
+    card = write_front_matter("image-classification") + write_model_card(trained, programs)
+    use = write_use(trained, models, written={path.name for path in folder.iterdir()})
+    readme = f"{card.rstrip()}\n\n{use}"
     (folder / "README.md").write_text(readme, encoding="utf-8")
     write_sums(folder)
 
 
-def write_use(trained: Trained, models: Mapping[str, Any]) -> str:
+def write_use(trained: Trained, models: Mapping[str, Any], *, written: Collection[str]) -> str:
     """Return the part of the card that says how to use the files.
 
     Args:
       trained: the run.
       models: of onnx.json.
+      written: names of the files that are there.
     """
     first, *others = models
-    files = {models[name]["file"]: f"the {name}, image encoder included" for name in models} | _DESCRIBED
+    files = {models[name]["file"]: f"the {name}, image encoder and gate included" for name in models}
+    files |= {name: what for name, what in _DESCRIBED.items() if name in written or name == exported_files.SUMS}
     return (
         (_HERE / "onnx_use.txt")
         .read_text(encoding="utf-8")

@@ -4,6 +4,8 @@
     model = load(".")                        # the folder of the export
     model(images)["Diagnosis"]               # (answers, probabilities [case, option])
     model.logits(images)                     # float32 [case, step, answer]
+    model.gate_scores(images)                # above 1: an image unlike those of model.trained_on
+    model.above(images)["Diagnosis"]         # answers at or above their operating points
 
 `python load.py` checks that this machine computes the exported logits.
 
@@ -22,8 +24,10 @@ if __package__:
     from stepcot_jax.export.exported_files import Files
     from stepcot_jax.export.exported_models import (
         check_models,
+        find_above,
         read_manifest,
         read_pixel_rules,
+        read_points,
         read_steps,
         run_check,
         to_answers,
@@ -32,14 +36,18 @@ else:  # in the folder of an export
     from exported_files import Files  # type: ignore[import-not-found,no-redef]
     from exported_models import (  # type: ignore[import-not-found,no-redef]
         check_models,
+        find_above,
         read_manifest,
         read_pixel_rules,
+        read_points,
         read_steps,
         run_check,
         to_answers,
     )
 
 MANIFEST = "onnx.json"
+LOGITS, GATE_SCORES = "logits", "gate_scores"
+"""Outputs of a model; the second one if the run fitted a gate."""
 PROVIDERS = ("CPUExecutionProvider",)
 """Where onnxruntime computes by default."""
 
@@ -52,6 +60,8 @@ class Model:
       steps: the questions and their answers.
       preprocessing: size and normalisation of the images.
       temperatures: divisor of each step's logits before the softmax; 1 without calibration.
+      operating_points: see `loader.Model`.
+      trained_on: the training data in a few words.
       session: of onnxruntime.
     """
 
@@ -61,13 +71,15 @@ class Model:
         import onnxruntime
 
         files = Files(pathlib.Path(folder))
-        _, facts = read_manifest(files, MANIFEST, name)
+        manifest, facts = read_manifest(files, MANIFEST, name)
         self.name = facts["name"]
         self.steps = read_steps(files)
         self.preprocessing = read_pixel_rules(files)
         with files.expecting(MANIFEST, "file and temperatures of each model"):
             self.temperatures = tuple(facts["temperatures"])
             program = bytes(files.read(facts["file"]))
+        self.operating_points = read_points(files, self.name, facts)
+        self.trained_on = manifest.get("trained_on", "")
         self.session = onnxruntime.InferenceSession(program, providers=list(providers))
 
     def logits(self, images: Any) -> np.ndarray:
@@ -79,8 +91,34 @@ class Model:
         Returns:
           float32 [case, step, answer]; about -1e9 beyond a step's own answers.
         """
-        (logits,) = self.session.run(None, {"images": self.preprocessing.normalise(images)})
-        return logits
+        return self._run(LOGITS, images)
+
+    def gate_scores(self, images: Any) -> np.ndarray | None:
+        """Return how far images lie from the training images.
+
+        Args:
+          images: see `exported_models.Preprocessing.normalise`.
+
+        Returns:
+          float32 [case], above 1 outside of what the model was trained on; None if the export has no gate.
+        """
+        has_gate = any(output.name == GATE_SCORES for output in self.session.get_outputs())
+        return self._run(GATE_SCORES, images) if has_gate else None
+
+    def above(self, images: Any) -> dict[str, list[list[str]]]:
+        """Return the answers at or above their operating points.
+
+        Args:
+          images: see `exported_models.Preprocessing.normalise`.
+
+        Returns:
+          By the name of each step with operating points: for each image the answers, in the order of the options.
+        """
+        return find_above(self(images), self.steps, self.operating_points)
+
+    def _run(self, output: str, images: Any) -> np.ndarray:
+        (found,) = self.session.run([output], {"images": self.preprocessing.normalise(images)})
+        return found
 
     def __call__(self, images: Any) -> dict[str, tuple[list[str], np.ndarray]]:
         """Return the answers of all steps.
@@ -110,14 +148,14 @@ def load(folder: str | pathlib.Path, model: str | None = None, *, providers: Seq
 
 
 def check(folder: str | pathlib.Path, *, tolerance: float) -> list[dict[str, Any]]:
-    """Compare this machine's logits of the stored images with the stored logits of JAX.
+    """Compare this machine's logits and gate scores of the stored images with those of JAX.
 
     Args:
       folder: of the export.
       tolerance: largest accepted difference, the smaller of absolute and relative.
 
     Returns:
-      For each model: "model", "max_error", "same_answers" and "ok".
+      For each model: "model", "max_error", "same_answers", "ok" and, if the export has a gate, "gate_error".
     """
     return check_models(folder, load, manifest=MANIFEST, tolerance=tolerance)
 

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,17 +18,19 @@ from stepcot_jax.export.onnx_operators import OPERATORS
 from stepcot_jax.host.errors import BadInput
 
 OPSET, IR_VERSION = 18, 10
-LOGITS = "logits"
 
 _LARGEST_FOLDED = 2**16
 _MOST_BYTES = 2**31 - 2**24  # a protobuf message holds 2 GiB
 
 
-def trace_to_onnx(read: Callable[[Any, Any], Any], tensors: dict[str, np.ndarray], *, size: int) -> Any:
+def trace_to_onnx(
+    reads: Mapping[str, Callable[[Any, Any], Any]], tensors: Mapping[str, np.ndarray], *, size: int
+) -> Any:
     """Return the ONNX model of a network, its parameters inside.
 
     Args:
-      read: (tensors, images float32 [case, size, size, 3]) -> logits [case, step, answer].
+      reads: by the name of an output: (tensors, images float32 [case, size, size, 3]) -> float32 [case, ...], such as
+        logits [case, step, answer]. What they share, onnxruntime computes once.
       tensors: parameters by name.
       size: height and width of the images.
 
@@ -42,12 +44,15 @@ def trace_to_onnx(read: Callable[[Any, Any], Any], tensors: dict[str, np.ndarray
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in tensors.items()}
     images = jax.ShapeDtypeStruct((num_cases, size, size, 3), jnp.float32)
     with jax.disable_jit():  # a scan is then a loop of Python over its steps
-        closed = jax.make_jaxpr(read)(shapes, images)
+        closed = jax.make_jaxpr(lambda tensors, images: [read(tensors, images) for read in reads.values()])(
+            shapes, images
+        )
     graph = Graph()
     parameters = [np.ascontiguousarray(tensors[name]) for name in sorted(tensors)]  # the order of a dict's leaves
-    (logits,) = convert(graph, closed, [*parameters, IMAGES])
-    graph.nodes.append(_rename(logits))
-    return _make_model(graph, size=size, logits_shape=closed.out_avals[0].shape)
+    for name, value in zip(reads, convert(graph, closed, [*parameters, IMAGES]), strict=True):
+        graph.nodes.append(_rename(value, name))
+    outputs = {name: value.shape for name, value in zip(reads, closed.out_avals, strict=True)}
+    return _make_model(graph, size=size, outputs=outputs)
 
 
 def convert(graph: Graph, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
@@ -111,27 +116,27 @@ def _is_foldable(equation: Any, values: Sequence[Value]) -> bool:
     return sum(map(math.prod, shapes)) <= max(_LARGEST_FOLDED, sum(value.size for value in values))
 
 
-def _rename(value: Value) -> Any:
+def _rename(value: Value, name: str) -> Any:
     import onnx.helper
 
-    return onnx.helper.make_node("Identity", [value], [LOGITS])
+    return onnx.helper.make_node("Identity", [value], [name])
 
 
-def _make_model(graph: Graph, *, size: int, logits_shape: tuple[Any, ...]) -> Any:
-    """Return the model with the nodes that the logits need."""
+def _make_model(graph: Graph, *, size: int, outputs: Mapping[str, tuple[Any, ...]]) -> Any:
+    """Return the model with the nodes that the outputs, by name and shape, need."""
     import onnx
     import onnx.numpy_helper
 
-    used, kept = {LOGITS}, []
+    used, kept = set(outputs), []
     for node in reversed(graph.nodes):
         if used.intersection(node.output):
             kept.append(node)
             used.update(node.input)
     floats = onnx.TensorProto.FLOAT
     images = onnx.helper.make_tensor_value_info(IMAGES, floats, [CASE, size, size, 3])
-    logits = onnx.helper.make_tensor_value_info(LOGITS, floats, [CASE, *logits_shape[1:]])
+    made_of = [onnx.helper.make_tensor_value_info(name, floats, [CASE, *shape[1:]]) for name, shape in outputs.items()]
     constants = [onnx.numpy_helper.from_array(array, name) for name, array in graph.constants(used).items()]
-    made = onnx.helper.make_graph(kept[::-1], "stepcot_jax", [images], [logits], constants)
+    made = onnx.helper.make_graph(kept[::-1], "stepcot_jax", [images], made_of, constants)
     model = onnx.helper.make_model(
         made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="stepcot_jax"
     )

@@ -16,9 +16,10 @@ from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.encoders.resnet import ResNet
 from stepcot_jax.encoders.transformer import TransformerSizes
 from stepcot_jax.evaluation.calibration import Calibration
+from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.predict.trained_model import Trained
 from stepcot_jax.settings.run_settings import make_settings
-from stepcot_jax.systems.networks import init_params, make_networks
+from stepcot_jax.systems.networks import init_params, make_networks, read_moments
 from tests.oracles.random_params import normal, randomise
 
 SIZE, WIDTH = 32, 16
@@ -72,6 +73,17 @@ def make_run(workdir: pathlib.Path, *, frozen: bool = False, calibrated: bool = 
         frozen_encoder=frozen_encoder,
         calibration=CALIBRATION if calibrated else None,
     )
+
+
+def write_gate(found: Trained) -> None:
+    """Give a run a gate of its student, fitted on noise."""
+    noise = np.random.default_rng(8).normal(size=(60, SIZE, SIZE, 3)).astype(np.float32)
+    if found.frozen_encoder is not None:
+        features = np.asarray(found.frozen_encoder.encode(noise))
+    else:
+        params = {"image_encoder": found.params["student"]["image_encoder"]}
+        features = np.asarray(read_moments(params, {"images": noise}, networks=found.networks))
+    write_gates(found.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
 
 
 def random_tree(shapes, seed):

@@ -21,7 +21,6 @@ from trained_workdir import write_operating_points
 from stepcot_jax.convert.torch_reference import from_torch_networks
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise, prepare_image
 from stepcot_jax.evaluation.calibration import calibrated_probabilities
-from stepcot_jax.evaluation.gate import fit_gate, write_gates
 from stepcot_jax.export import __main__ as tool
 from stepcot_jax.export import exported_files, exported_models, exported_programs, loader, onnx_loader, policy_loader
 from stepcot_jax.export import folder as folder_module
@@ -29,7 +28,6 @@ from stepcot_jax.export.folder import export_model, require_equal, write_sums
 from stepcot_jax.export.program import PLATFORMS, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped, run_tool
 from stepcot_jax.predict.reader import Reader
-from stepcot_jax.systems.networks import read_moments
 from tests.export import random_run
 
 COUNTS = {"student": (1, 3), "teacher": (3,)}  # each number of images is compiled anew
@@ -77,10 +75,7 @@ def _quick():
 def run(tmp_path_factory):
     """With a gate for the student, fitted on noise."""
     found = random_run.make_run(tmp_path_factory.mktemp("run"))
-    noise = np.random.default_rng(8).normal(size=(60, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)
-    params = {"image_encoder": found.params["student"]["image_encoder"]}
-    features = np.asarray(read_moments(params, {"images": noise}, networks=found.networks))
-    write_gates(found.workdir / "gate.npz", {"student": fit_gate(features[:40], features[40:], false_alarms=0.05)})
+    random_run.write_gate(found)
     return dataclasses.replace(found, trained_on="noise")
 
 

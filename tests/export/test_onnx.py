@@ -14,6 +14,7 @@ import pytest
 from export.test_export import READ_ALONE
 from PIL import Image
 from policies.policy_workdir import make_policy_workdir
+from trained_workdir import write_operating_points
 
 from stepcot_jax.data.images.preprocessing import prepare_image
 from stepcot_jax.encoders.torchvision_networks import FrozenDenseNet, FrozenResNet
@@ -24,6 +25,7 @@ from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.onnx_folder import export_onnx
 from stepcot_jax.export.onnx_tracing import trace_to_onnx
 from stepcot_jax.host.errors import BadInput, RunStopped
+from stepcot_jax.predict.reader import Reader
 from tests.export import random_run
 
 IMAGES = np.random.default_rng(3).normal(size=(5, random_run.SIZE, random_run.SIZE, 3)).astype(np.float32)
@@ -60,6 +62,9 @@ def exported(request, tmp_path_factory):
     pytest.importorskip("onnxruntime")
     folder = tmp_path_factory.mktemp("onnx")
     run = random_run.make_run(folder / "run", frozen=request.param == "transformer")
+    run.workdir.mkdir()
+    random_run.write_gate(run)
+    write_operating_points(run.workdir, chain=run.chain)
     report = export_onnx(run, folder / "out", models=["student", "teacher"])
     assert all(model["max_error"] <= 1e-5 for model in report["models"].values())
     return run, folder / "out"
@@ -101,6 +106,33 @@ def test_answers_are_calibrated_and_the_lines_of_the_card_give_them(exported, tm
         assert of_card[step.name][1] == pytest.approx(probabilities.max(), abs=1e-5)
 
 
+def test_the_gate_and_the_operating_points_come_along(exported):
+    run, out = exported
+    student, teacher = (onnx_loader.load(out, name) for name in ("student", "teacher"))
+    expected = Reader(run, model="student", batch_size=4).gate_scores(IMAGES)
+    assert np.ptp(expected) > 0.01
+    np.testing.assert_allclose(student.gate_scores(IMAGES), expected, rtol=1e-4)
+    assert teacher.gate_scores(IMAGES) is None
+    for model in (student, teacher):
+        shares, above, num_called = model(IMAGES), model.above(IMAGES), 0
+        for step in run.chain.steps:
+            own = run.operating_points.of_step(model.name, step.name)
+            limits = [own[option].threshold.value if option in own else 2 for option in step.options]
+            called = shares[step.name][1] >= np.array(limits)
+            num_called += called.sum()
+            assert above[step.name] == [[step.options[place] for place in np.flatnonzero(row)] for row in called]
+        assert num_called > 0
+
+
+def test_a_run_without_gate_and_points(tmp_path):
+    pytest.importorskip("onnxruntime")
+    run = random_run.make_run(tmp_path / "run")
+    export_onnx(run, tmp_path / "out", models=["student"])
+    model = onnx_loader.load(tmp_path / "out")
+    assert (model.gate_scores(IMAGES), model.above(IMAGES)) == (None, {})
+    assert not (tmp_path / "out" / "statistics.json").exists()
+
+
 def test_the_folder_says_what_it_holds(exported):
     _, out = exported
     manifest = json.loads((out / "onnx.json").read_text())
@@ -108,7 +140,7 @@ def test_the_folder_says_what_it_holds(exported):
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: stepcot-jax\n")
     assert "## Intended use" in card
-    assert "gate_scores" not in card
+    assert "No gate was fitted" in card  # of the teacher
     sums = {line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()}
     assert sums == {path.name for path in out.iterdir()} - {"SHA256SUMS"}
     listed = {line.split("`")[1] for line in card.split("## Files")[1].splitlines() if line.startswith("| `")}
@@ -144,7 +176,7 @@ def test_other_image_encoders_are_converted(network):
     def read(tensors, images):
         return network.apply(jax.tree.unflatten(tree, [tensors[name] for name in sorted(tensors)]), images)[0]
 
-    made = trace_to_onnx(read, tensors, size=40)
+    made = trace_to_onnx({"features": read}, tensors, size=40)
     images = np.random.default_rng(1).normal(size=(2, 40, 40, 3)).astype(np.float32)
     (found,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"images": images})
     np.testing.assert_allclose(found, jax.jit(read)(tensors, images), rtol=1e-4, atol=1e-4)
@@ -164,7 +196,7 @@ def test_other_image_encoders_are_converted(network):
 def test_what_has_no_onnx_form_is_named(read, words):
     pytest.importorskip("onnx")
     with pytest.raises(BadInput, match=words):
-        trace_to_onnx(read, {}, size=8)
+        trace_to_onnx({"found": read}, {}, size=8)
 
 
 def test_other_logits_stop_the_export(tmp_path, monkeypatch):
