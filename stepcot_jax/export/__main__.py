@@ -4,7 +4,7 @@
     python -m stepcot_jax.export --checkpoint=WORKDIR --out=DIR --format=onnx [--model=student,teacher]
     python -m stepcot_jax.export --checkpoint=WORKDIR --out=DIR --push-to-hub=OWNER/NAME [--private]
     python -m stepcot_jax.export push DIR OWNER/NAME [--private]
-    python -m stepcot_jax.export renew DIR
+    python -m stepcot_jax.export renew DIR [--out=NEW]
 
 DIR then holds the programs for any number of images on CPU, CUDA and TPU, the parameters, questions and answers, the
 preprocessing, a model card, and SHA256SUMS, with which the loader detects changed files. Of a policy's run it holds the
@@ -171,19 +171,28 @@ def _renew(arguments: list[str]) -> int:
         prog="python -m stepcot_jax.export renew",
         description="Write the programs of an export anew with the installed JAX; tensors and figures stay.",
     )
-    parser.add_argument("folder", type=output_place, metavar="DIR", help="of an export; or gs://, s3://")
+    parser.add_argument("folder", metavar="DIR", help="of an export; or gs://, s3://, with --out")
+    out_help = "new or empty folder for the renewed export (default: DIR is replaced); or gs://, s3://"
+    parser.add_argument("--out", type=output_place, metavar="FOLDER", help=out_help)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON line")
     flags = parser.parse_args(arguments)
+    if is_address(flags.folder) and flags.out is None:
+        raise BadInput(f"DIR: {flags.folder}: a store replaces no folder in one step; name a new one with --out")
     from stepcot_jax.export.renewal import renew_export
-    from stepcot_jax.host.outputs import resuming_folder
+    from stepcot_jax.host.outputs import writing_folder
+    from stepcot_jax.host.store_cache import find_workdir
 
-    with resuming_folder(flags.folder, "DIR") as out:
-        report = renew_export(out.path, say=_say) | {"folder": out.name}
+    folder = find_workdir(flags.folder, "DIR")
+    if flags.out is None:
+        report = renew_export(folder, say=_say)
+    else:
+        with writing_folder(flags.out, is_new=True) as out:
+            report = renew_export(folder, out.path, say=_say) | {"folder": out.name}
     if flags.json:
         print(json.dumps(report))
         return 0
     until, before = report["lifetime"]["read_by_jaxlib_until"], report["lifetime_before"]
-    print(f"{flags.folder}: wrote {', '.join(report['renewed'])} with jax {report['lifetime']['jax']}")
+    print(f"{report['folder']}: wrote {', '.join(report['renewed'])} with jax {report['lifetime']['jax']}")
     was = f" (was {before['read_by_jaxlib_until']})" if before else ""
     print(f"JAX promises to read them with every jaxlib released until {until}{was}")
     return 0

@@ -48,7 +48,7 @@ _DESCRIBED = {
     LABELS_FILE: "questions and answers, in the order of the logits",
     PREPROCESSING_FILE: "from an image file to the model's input",
     onnx_loader.MANIFEST: "the file and the temperatures of each model, versions",
-    "check.safetensors": "two images of noise, their logits and gate scores, for `python load.py`",
+    "check.safetensors": "two images of noise and what the models compute of them, for `python load.py`",
     STATISTICS_FILE: "operating points with their figures",
     exported_files.SUMS: "digests of all files (`sha256sum -c SHA256SUMS`)",
 }
@@ -149,7 +149,10 @@ def write_use(trained: Trained, models: Mapping[str, Any], *, written: Collectio
       written: names of the files that are there.
     """
     first, *others = models
-    files = {models[name]["file"]: f"the {name}, image encoder and gate included" for name in models}
+    files = {}
+    for name, facts in models.items():
+        gate = " and gate" if trained.gate(name) else ""
+        files[facts["file"]] = f"the {name}, image encoder{gate} included"
     files |= {name: what for name, what in _DESCRIBED.items() if name in written or name == exported_files.SUMS}
     return (
         (_HERE / "onnx_use.txt")

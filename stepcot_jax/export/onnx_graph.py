@@ -1,5 +1,6 @@
 """An ONNX graph under construction. The number of cases stays free: shapes with it are computed in the graph."""
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,30 +20,38 @@ IMAGES, CASE = "images", "case"
 
 
 class Graph:
-    """Nodes and constants of a graph under construction."""
+    """Nodes and constants of a graph under construction; equal ones are there once.
+
+    So outputs that read the same features share the encoder: onnxruntime does not find equal weights.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self._numbers = itertools.count()
-        self._constants: dict[int, tuple[str, np.ndarray]] = {}
+        self._constants: dict[tuple[Any, ...], tuple[str, np.ndarray]] = {}
+        self._made: dict[tuple[Any, ...], list[str]] = {}
         self._num_cases: str | None = None
 
     def add(self, operator: str, *inputs: Value, num_outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node and return the name of its output, or the list of names of several."""
+        """Add a node, unless there is an equal one, and return its output's name, or the list of names of several."""
         import onnx.helper
 
-        outputs = [f"v{next(self._numbers)}" for _ in range(num_outputs)]
         names = [self.name_of(value) for value in inputs]
-        self.nodes.append(onnx.helper.make_node(operator, names, outputs, **attributes))
+        key = (operator, *names, repr(sorted(attributes.items())))
+        if key not in self._made:
+            self._made[key] = [f"v{next(self._numbers)}" for _ in range(num_outputs)]
+            self.nodes.append(onnx.helper.make_node(operator, names, self._made[key], **attributes))
+        outputs = self._made[key]
         return outputs[0] if num_outputs == 1 else outputs
 
     def name_of(self, value: Value) -> str:
         """Return the name of a value; a constant becomes an initializer."""
         if isinstance(value, str):
             return value
-        if id(value) not in self._constants:
-            self._constants[id(value)] = (f"c{len(self._constants)}", value)
-        return self._constants[id(value)][0]
+        key = (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
+        if key not in self._constants:
+            self._constants[key] = (f"c{len(self._constants)}", value)
+        return self._constants[key][0]
 
     def shape(self, dimensions: Iterable[Any]) -> Value:
         """Return a shape as an int64 vector, with the number of cases where a dimension depends on it."""

@@ -1,9 +1,10 @@
 """Write the programs of an export anew with the installed JAX, from the tensors that it carries."""
 
+import contextlib
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.export
@@ -11,7 +12,7 @@ import jax.export
 from stepcot_jax import __version__
 from stepcot_jax.export import exported_files, loader, policy_loader
 from stepcot_jax.export.exported_files import RefusedExport
-from stepcot_jax.export.folder import copy_loader, require_equal, write_json, write_sums
+from stepcot_jax.export.folder import copy_loader, require_equal, write_json, write_sums, writing_folder
 from stepcot_jax.export.lifetime import describe_lifetime, replace_lifetime
 from stepcot_jax.export.policy_folder import copy_policy_loader
 from stepcot_jax.export.policy_program import export_policy_programs, make_policy_programs
@@ -29,13 +30,16 @@ _CARD = "README.md"
 _MOST_CARD_BYTES = 2**22
 
 
-def renew_export(folder: str | pathlib.Path, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def renew_export(
+    folder: str | pathlib.Path, out: str | pathlib.Path | None = None, *, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
     """Write the programs, the loader and the card's lifetime anew; tensors, labels and figures stay as they are.
 
-    The new folder takes the old one's name after its loader computed the stored logits, or a policy's stored tokens.
+    The new folder takes its name after its loader computed the stored logits, or a policy's stored tokens.
 
     Args:
       folder: of an export, of networks or of a policy.
+      out: a new or empty folder for the renewed export; None replaces `folder`.
       say: called with a message before each slow part.
 
     Returns:
@@ -43,7 +47,8 @@ def renew_export(folder: str | pathlib.Path, *, say: Callable[[str], None] = lam
       export of an earlier version).
 
     Raises:
-      BadInput: the folder is no export, a file of it changed, or it was written before exports carried their settings.
+      BadInput: the folder is no export, a file of it changed, or it was written before exports carried their settings;
+        or `out` is not empty.
       RunStopped: the new programs compute other numbers; the old export stays.
     """
     folder = pathlib.Path(folder).resolve()
@@ -61,8 +66,7 @@ def renew_export(folder: str | pathlib.Path, *, say: Callable[[str], None] = lam
     say("writing the programs")
     programs = _export_policy(folder) if is_policy else _export_networks(folder, manifest)
     lifetime = describe_lifetime()
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.absolute().parent))
-    try:
+    with _replacing(folder) if out is None else writing_folder(pathlib.Path(out)) as partial:
         shutil.copytree(folder, partial, dirs_exist_ok=True)
         for name, program in programs.items():
             (partial / name).write_bytes(program.serialize())
@@ -74,11 +78,8 @@ def renew_export(folder: str | pathlib.Path, *, say: Callable[[str], None] = lam
         write_sums(partial)
         say("reading it back")
         _check(partial, is_policy=is_policy)
-        _exchange(folder, partial)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    before = manifest.get("lifetime")
-    return {"folder": str(folder), "renewed": sorted(programs), "lifetime": lifetime, "lifetime_before": before}
+    before, written = manifest.get("lifetime"), str(folder if out is None else out)
+    return {"folder": written, "renewed": sorted(programs), "lifetime": lifetime, "lifetime_before": before}
 
 
 def _export_networks(folder: pathlib.Path, manifest: Mapping[str, Any]) -> dict[str, jax.export.Exported]:
@@ -111,6 +112,17 @@ def _check(folder: pathlib.Path, *, is_policy: bool) -> None:
             raise RunStopped(f"{folder.name}: the new programs give {share:.0%} of the stored tokens; nothing changed")
         return
     require_equal(loader.check(folder, tolerance=TOLERANCE), tolerance=TOLERANCE, outcome="nothing changed")
+
+
+@contextlib.contextmanager
+def _replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Give a temporary folder that replaces another when the block ends; if the block fails, nothing changes."""
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.absolute().parent))
+    try:
+        yield partial
+        _exchange(folder, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _exchange(folder: pathlib.Path, new: pathlib.Path) -> None:

@@ -121,7 +121,7 @@ def encode_with_ray(
     # The results come first: the last one is taken before the bar ends.
     num_encoded = sum(number for (_, number), _ in zip(results, watched, strict=True))
     if remote is not None:
-        remote.fetch()
+        remote.fetch(anew=True)
     store.refresh()
     store.check_present(keys)
     return EncodeCounts(encoded=num_encoded, read=sum(map(len, blocks)) - num_encoded)

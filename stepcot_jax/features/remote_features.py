@@ -43,16 +43,21 @@ class RemoteFeatures:
             self.folder = staging_folder("features", self._store.address)
         self._terminal = terminal
 
-    def fetch(self) -> None:
+    def fetch(self, *, anew: bool = False) -> None:
         """Copy the shards that are not here.
+
+        Args:
+          anew: also those that were found to be bad here, as others may have written them again.
 
         Raises:
           BadInput: the store cannot be read, or the disk has no room.
         """
         waits = f"{self._store.address}: another process is downloading it"
         with naming(_KEY), wait_for_lock(self.folder / ".lock", say=lambda: self._terminal.say(waits)):
-            found = {name: entry for name, entry in self._store.list().items() if self._is_kept(name)}
-            copy_missing(self._store, found, self.folder, terminal=self._terminal)
+            found = {name: entry for name, entry in self._store.list().items() if _is_kept(name)}
+            bad = set() if anew else {path.name.removesuffix(BAD_SUFFIX) for path in self.folder.glob(f"*{BAD_SUFFIX}")}
+            wanted = {name: entry for name, entry in found.items() if name not in bad}
+            copy_missing(self._store, wanted, self.folder, terminal=self._terminal)
 
     def push(self) -> None:
         """Copy what is here alone to the store, such as shards of a process that could not reach it.
@@ -60,7 +65,7 @@ class RemoteFeatures:
         Raises:
           StoreError: the store cannot be written.
         """
-        here = {path.name: path for path in self.folder.iterdir() if self._is_kept(path.name)}
+        here = {path.name: path for path in self.folder.iterdir() if _is_kept(path.name)}
         with naming(_KEY):
             new = here.keys() - self._store.list().keys()
             self._store.upload({name: here[name] for name in new & {DESCRIPTION_FILE}})  # shards alone are no store
@@ -85,10 +90,11 @@ class RemoteFeatures:
         finally:
             store.saved = None  # readers in other processes get a copy of the store
 
-    def _is_kept(self, name: str) -> bool:
-        """Return whether a name is of a complete file of the store, and was not found to be bad here."""
-        is_file = name == DESCRIPTION_FILE or (name.endswith(SUFFIX) and not name.startswith("."))
-        return is_file and "/" not in name and not (self.folder / f"{name}{BAD_SUFFIX}").exists()
+
+def _is_kept(name: str) -> bool:
+    """Return whether a name is of a complete file of a store."""
+    is_file = name == DESCRIPTION_FILE or (name.endswith(SUFFIX) and not name.startswith("."))
+    return is_file and "/" not in name
 
 
 def open_for_worker(address: str, spec: StoreSpec) -> FeatureStore:

@@ -173,6 +173,7 @@ class FeatureStore:
         _LOGGER.warning("%s: %s; renamed to *.bad, its features will be computed again", path, reason)
         try:
             path.rename(path.with_name(path.name + BAD_SUFFIX))
+            self._seen.discard(path.name)  # whoever computes the features again writes the same name
         except OSError:  # another process was first, or the folder is read-only
             _LOGGER.debug("%s: not renamed", path)
 

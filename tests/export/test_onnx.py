@@ -1,5 +1,6 @@
 """ONNX files give the networks' logits with numpy and onnxruntime alone; what has no ONNX form is named."""
 
+import collections
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ from stepcot_jax.export.__main__ import main
 from stepcot_jax.export.exported_files import RefusedExport
 from stepcot_jax.export.onnx_folder import export_onnx
 from stepcot_jax.export.onnx_tracing import trace_to_onnx
+from stepcot_jax.export.program import make_gate_program, make_program
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.predict.reader import Reader
 from tests.export import random_run
@@ -122,6 +124,22 @@ def test_the_gate_and_the_operating_points_come_along(exported):
             num_called += called.sum()
             assert above[step.name] == [[step.options[place] for place in np.flatnonzero(row)] for row in called]
         assert num_called > 0
+
+
+def test_logits_and_gate_share_the_image_encoder(exported):
+    onnx = pytest.importorskip("onnx")
+    run, out = exported
+    program = make_program(run, "student")
+    alone = trace_to_onnx({"logits": program.read}, program.tensors, size=program.size)
+    found = onnx.load(out / "student.onnx")
+    counts, of_logits = (collections.Counter(node.op_type for node in each.graph.node) for each in (found, alone))
+    assert len(found.graph.output) == 2
+    assert counts["MatMul"] == of_logits["MatMul"] + 1
+    assert all(counts[name] == of_logits[name] for name in ("Conv", "Einsum", "Softmax"))
+    gate = make_gate_program(run, "student")
+    own = sum(array.nbytes for name, array in gate.tensors.items() if name.startswith("gate/"))
+    sizes = [sum(len(each.raw_data) for each in model.graph.initializer) for model in (found, alone)]
+    assert sizes[1] < sizes[0] < sizes[1] + own + 1000
 
 
 def test_a_run_without_gate_and_points(tmp_path):

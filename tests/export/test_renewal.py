@@ -9,7 +9,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from host.memory_store import new_address, objects, put_files
+from host.memory_store import files_of, objects, put_files
 from policies.policy_workdir import make_policy_workdir
 from trained_workdir import make_trained_workdir, write_gate
 
@@ -212,22 +212,26 @@ def test_renew_writes_the_programs_and_keeps_everything_else(folders, copy, caps
     assert [path.name for path in copy.parent.iterdir()] == ["copy"]
 
 
-def test_an_export_on_a_store_is_renewed_there(copy, tmp_path, monkeypatch, capsys):
+def test_an_export_is_renewed_to_another_folder_and_on_a_store(copy, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (copy / "student.stablehlo").write_bytes(b"written by a jax that nobody reads any more")
     write_sums(copy)
+    before = files_of(copy)
+    assert main(["renew", str(copy), f"--out={tmp_path / 'new'}"]) == 0
+    assert f"{tmp_path / 'new'}: wrote student.stablehlo" in capsys.readouterr().out
+    assert files_of(copy) == before
+    assert all(result["ok"] for result in loader.check(tmp_path / "new", tolerance=1e-5))
+    with pytest.raises(BadInput, match="new already exists; expected a new or an empty folder"):
+        main(["renew", str(copy), f"--out={tmp_path / 'new'}"])
     address = put_files(copy, monkeypatch)
-    before = objects(address)
-    assert main(["renew", address]) == 0
-    assert f"{address}: wrote student.stablehlo" in capsys.readouterr().out
-    after = objects(address)
-    assert after.keys() == before.keys()
-    assert {name for name in after if after[name] != before[name]} >= {"student.stablehlo", "SHA256SUMS"}
-    assert all(result["ok"] for result in loader.check(find_workdir(address), tolerance=1e-5))
-    other = new_address(monkeypatch)
-    with pytest.raises(BadInput, match=rf"{other}: not an export"):
-        main(["renew", other])
-    assert objects(other) == {}
+    assert main(["renew", address, f"--out={address}-new"]) == 0
+    assert f"{address}-new: wrote student.stablehlo" in capsys.readouterr().out
+    assert objects(address) == before
+    assert all(result["ok"] for result in loader.check(find_workdir(f"{address}-new"), tolerance=1e-5))
+    with pytest.raises(BadInput, match=rf"^--out: {address}-new is not empty"):
+        main(["renew", address, f"--out={address}-new"])
+    with pytest.raises(BadInput, match=rf"^DIR: {address}: a store replaces no folder in one step; name a new one"):
+        main(["renew", address])
 
 
 @pytest.mark.parametrize("of_gate", [False, True])

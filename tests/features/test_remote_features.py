@@ -1,10 +1,12 @@
 """Features in a folder on a store: encoded once for all machines, uploaded shard by shard."""
 
 import functools
+import pickle
+import shutil
 
 import pytest
 from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
-from host.memory_store import new_address, objects
+from host.memory_store import new_address, objects, put_files
 
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.features import encode, inputs, ray_engine
@@ -27,12 +29,12 @@ def load(folder, tmp_path, monkeypatch):
     """Load the inputs on a machine; return them, and the numbers of images and prompts that were encoded."""
     address = new_address(monkeypatch)
 
-    def on_machine(name, address=address, **more):
+    def on_machine(name, address=address, root=folder, **more):
         image, text = FakeEncoder(), FakeTextEncoder()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
         monkeypatch.setattr(inputs, "load_text_encoder", lambda source, dtype, max_tokens: text)
-        settings = frozen_settings(folder, features__folder=address)
+        settings = frozen_settings(root, features__folder=address)
         found = inputs.load_inputs(settings, tmp_path / f"run-{name}", Terminal(), **more)
         assert not (tmp_path / f"run-{name}" / "features").exists()
         return found, (image.num_seen, text.num_seen)
@@ -115,8 +117,26 @@ def test_workers_on_another_machine_copy_their_shards_to_the_store(load, tmp_pat
     by_workers = objects(load.address)
     again, seen = load("driver", cluster=Cluster())
     assert (seen, same(found, again), objects(load.address)) == ((0, 0), True, by_workers)
+    shard = max((tmp_path / "driver").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    healed, seen = load("driver", cluster=Cluster())
+    assert (seen[0] > 0, same(found, healed), objects(load.address)) == (True, True, by_workers)
     alone, _ = load.elsewhere("alone")
     assert same(found, alone)
     assert {name.partition("/")[2] for name in by_workers} == {
         path.name for path in (tmp_path / "elsewhere").rglob("*") if path.suffix in (".safetensors", ".json")
     }
+
+
+def test_workers_on_another_machine_bring_the_images_there(load, folder, tmp_path, monkeypatch):
+    def on_another_machine(blocks, make, cluster):
+        shutil.rmtree(tmp_path / "driver" / "stepcot_jax" / "stores")  # what the driver alone has
+        work = pickle.loads(pickle.dumps(make))()  # noqa: S301
+        assert [path.name for path in (tmp_path / "driver").rglob("data.json")] == ["data.json"]
+        yield from [(place, work(block)) for place, block in enumerate(blocks)]
+
+    monkeypatch.setattr(ray_engine, "map_blocks", on_another_machine)
+    found, seen = load("driver", root=put_files(folder, monkeypatch), cluster=Cluster())
+    assert seen == (48, 7)
+    alone, _ = load.elsewhere("alone")
+    assert same(found, alone)
