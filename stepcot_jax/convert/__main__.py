@@ -32,6 +32,7 @@ from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.host.addresses import is_address, output_place
 from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.outputs import writing_file, writing_folder
+from stepcot_jax.host.store_cache import find_files, find_workdir
 from stepcot_jax.training.parameter_paths import flatten
 
 if TYPE_CHECKING:
@@ -60,36 +61,34 @@ def main(arguments: list[str] | None = None) -> int:
     """Convert a file; print one JSON line, or of a workdir what it holds and which commands read it."""
     flags = _parse(arguments)
     to_workdir = flags.to == "jax" and not pathlib.PurePath(flags.dest).suffix
-    flags.source = _find_source(flags)
-    recipe = _read_recipe(flags, to_workdir=to_workdir)
+    _check_flags(flags, to_workdir=to_workdir)
     writing = writing_folder(flags.dest, "DEST", is_new=True) if to_workdir else writing_file(flags.dest, "DEST")
     with writing as out:
         flags.dest = out.path
-        lines = _convert(flags, recipe)
+        lines = _convert(flags, to_workdir=to_workdir)
     print("\n".join(map(out.show, lines)))
     return 0
 
 
 def _find_source(flags: argparse.Namespace) -> pathlib.Path:
     """Return the file of tensors or, with --to torch, the workdir; one on a store is downloaded first."""
-    from stepcot_jax.host.store_cache import find_files, find_workdir
-
     if flags.to == "torch" and pathlib.PurePath(flags.source).suffix not in SUFFIXES:
         return find_workdir(flags.source, "SOURCE")
     return find_files(flags.source, "SOURCE", holds="a file of tensors", may_be_file=True)
 
 
-def _convert(flags: argparse.Namespace, recipe: "Recipe | None") -> list[str]:
+def _convert(flags: argparse.Namespace, *, to_workdir: bool) -> list[str]:
     """Convert a file; return the lines to print."""
-    if recipe is None:
+    if not to_workdir:
         check_destination(flags.dest, overwrite=flags.force)
         if flags.to == "jax" and flags.dest.suffix != ".safetensors":
             raise BadInput(f"{flags.dest}: the suffix must be .safetensors with --to jax, or none for a workdir")
-    from_run = flags.to == "torch" and flags.source.is_dir()
-    tensors = _read_run(flags.source) if from_run else read_tensors(flags.source)
+    recipe, source = _make_recipe(flags) if to_workdir else None, _find_source(flags)
+    from_run = flags.to == "torch" and source.is_dir()
+    tensors = _read_run(source) if from_run else read_tensors(source)
     tensors, ignored = drop_ignored(tensors, flags.ignore)
     if recipe is not None:
-        return _make_workdir(flags, tensors, recipe)
+        return _make_workdir(flags, source, tensors, recipe)
     convert = to_jax_tensors if flags.to == "jax" else to_torch_tensors
     try:
         converted = convert(tensors, network=flags.network)
@@ -135,20 +134,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _read_recipe(flags: argparse.Namespace, *, to_workdir: bool) -> "Recipe | None":
-    """Return what a workdir needs beside the tensors; None for a file."""
+def _check_flags(flags: argparse.Namespace, *, to_workdir: bool) -> None:
+    """Refuse flags of a workdir for a file, and a workdir without a chain."""
     if not to_workdir:
         for name in ("chain", "config", "image_encoder", "text_encoder"):
             if getattr(flags, name) is not None:
                 raise BadInput(f"--{name.replace('_', '-')} is for a workdir (--to jax, DEST a new folder)")
-        return None
-    if flags.chain is None:
+    elif flags.chain is None:
         raise BadInput(
             f"--chain is required to write the workdir {flags.dest} (the data folder, or a chain.json with name, "
             "question and options of each step); DEST.safetensors writes a file"
         )
-    from stepcot_jax.host.store_cache import find_files
 
+
+def _make_recipe(flags: argparse.Namespace) -> "Recipe":
+    """Return what a workdir needs beside the tensors; a chain on a store is downloaded first."""
     chain = find_files(flags.chain, "--chain", holds="a data folder or chain.json", may_be_file=True)
     if not chain.exists():
         raise BadInput(f"--chain: {flags.chain} does not exist")
@@ -160,12 +160,14 @@ def _read_recipe(flags: argparse.Namespace, *, to_workdir: bool) -> "Recipe | No
     return Recipe(flags.config or "paper", chain, root, flags.image_encoder or "", flags.text_encoder or "")
 
 
-def _make_workdir(flags: argparse.Namespace, tensors: Mapping[str, Any], recipe: "Recipe") -> list[str]:
+def _make_workdir(
+    flags: argparse.Namespace, source: pathlib.Path, tensors: Mapping[str, Any], recipe: "Recipe"
+) -> list[str]:
     from stepcot_jax.convert.converted_workdir import write_workdir
 
     try:
         networks = group_by_network(tensors, network=flags.network)
-        content = write_workdir(flags.dest, networks, recipe, source=flags.source)
+        content = write_workdir(flags.dest, networks, recipe, source=source)
     except BadInput as error:
         raise BadInput(f"{flags.source}: {error}") from None
     numbers = sum(int(np.size(array)) for own in networks.values() for array in own.values())

@@ -214,5 +214,11 @@ def test_sources_and_the_chain_may_be_on_a_store(workdir, sources, tmp_path, mon
     assert (tmp_path / "there.safetensors").read_bytes() == (tmp_path / "here.safetensors").read_bytes()
     with pytest.raises(BadInput, match=rf"^SOURCE: {place}/none\.safetensors: holds no files"):
         convert.main([f"{place}/none.safetensors", str(tmp_path / "none.safetensors"), "--to", "jax"])
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFolder, "download", lambda store, files: pytest.fail(f"downloads {sorted(files)}"))
+        with pytest.raises(BadInput, match="--chain is required"):
+            convert.main([f"{place}/other.safetensors", str(tmp_path / "none"), "--to", "jax", *more])
+        with pytest.raises(BadInput, match=rf"^DEST: {place}/run is not empty"):
+            convert.main([f"{place}/other.safetensors", f"{place}/run", "--to", "jax", "--chain", place, *more])
     with pytest.raises(BadInput, match=r"^--chain: ftp://host/chain is an address"):
         convert.main([theirs, str(tmp_path / "none"), "--to", "jax", "--chain", "ftp://host/chain", *more])
