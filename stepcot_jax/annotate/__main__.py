@@ -139,8 +139,8 @@ def take_replies(options: argparse.Namespace) -> None:
         taken = take_from_files(files, out.path)
     print("\n".join(describe_replies(taken)))
     if taken.unreadable:
-        more = f" and {len(taken.unreadable) - 1} more lines" if len(taken.unreadable) > 1 else ""
-        raise BadInput(f"{taken.unreadable[0]}{more}: not a reply of a batch; the other lines are taken")
+        more = f" and {taken.unreadable - 1} more lines" if taken.unreadable > 1 else ""
+        raise BadInput(f"{taken.first_unreadable}{more}: not a reply of a batch; the other lines are taken")
 
 
 def main(arguments: list[str] | None = None) -> None:

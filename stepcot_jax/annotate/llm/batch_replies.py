@@ -57,7 +57,8 @@ class Taken:
       repeated: lines about requests that were answered already, with the same answer.
       differing: `custom_id` of such lines with another answer; the first answer stays.
       foreign: `custom_id` of lines about requests that this folder did not write.
-      unreadable: places of lines that are no replies.
+      unreadable: number of lines that are no replies.
+      first_unreadable: place and fault of the first of them.
       failed: requests that the next round asks again, by problem.
       refused: requests that are not asked again, by problem.
       missing: number of requests without a reply.
@@ -67,7 +68,8 @@ class Taken:
     repeated: int = 0
     differing: list[str] = dataclasses.field(default_factory=list)
     foreign: list[str] = dataclasses.field(default_factory=list)
-    unreadable: list[str] = dataclasses.field(default_factory=list)
+    unreadable: int = 0
+    first_unreadable: str = ""
     failed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     missing: int = 0
@@ -146,7 +148,8 @@ def _read_replies(path: Path, taken: Taken) -> Iterator[_Reply]:
                 try:
                     reply = decoder.decode(line)
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                    taken.unreadable.append(f"{path}, line {number} ({one_line(error)[:80]})")
+                    taken.unreadable += 1
+                    taken.first_unreadable = taken.first_unreadable or f"{path}, line {number} ({one_line(error)[:80]})"
                     continue
                 yield reply
     except OSError as error:

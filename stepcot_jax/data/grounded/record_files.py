@@ -172,8 +172,10 @@ def read_lines(
       most_bytes: a line must be shorter.
 
     Raises:
-      BadInput: the file cannot be read, is UTF-16, or has a line that is too long; names file and line.
+      BadInput: the file cannot be read, is UTF-16, or has a line that is too long, or many that are too short to be
+        records; names file and line.
     """
+    num_short = 0
     try:
         if not path.is_file():
             raise BadInput(f"{path}: {'is not a file' if path.exists() else 'does not exist'}; {expected}")
@@ -184,7 +186,11 @@ def read_lines(
                 if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     raise BadInput(f"{path}: UTF-16 text; expected UTF-8")
                 content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if content.strip():
-                    yield number, content
+                if not content.strip():
+                    continue
+                num_short += len(content) < data_json.SHORT_RECORD
+                if num_short > data_json.MOST_SHORT_RECORDS:
+                    raise BadInput(f"{path}, line {number}: {num_short} lines are too short to be records; {expected}")
+                yield number, content
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); {expected}") from None

@@ -21,7 +21,7 @@ FILE_NAME = "data.json"
 
 _CHUNK_BYTES = 2**18
 _MOST_OPTIONS = 1000
-_SHORT_RECORD, _MOST_SHORT_RECORDS = 16, 10_000
+SHORT_RECORD, MOST_SHORT_RECORDS = 16, 10_000
 """Bytes that any record has, and how many may have fewer: each costs as much time as a whole one."""
 _LARGE_RECORD = 2**16
 _LONGEST_MESSAGE = 200
@@ -109,8 +109,8 @@ def read_raw_records(path: Path, *, visit: Callable[[int], None] | None = None) 
             while chunk := file.read(_CHUNK_BYTES):
                 records = splitter.feed(chunk)
                 num_records += len(records)
-                num_short += sum(len(record) < _SHORT_RECORD for record in records)
-                if num_short > _MOST_SHORT_RECORDS:
+                num_short += sum(len(record) < SHORT_RECORD for record in records)
+                if num_short > MOST_SHORT_RECORDS:
                     raise BadInput(f"{num_short} entries such as {_show(records)} are too short to be records")
                 yield from records
                 if visit is not None:

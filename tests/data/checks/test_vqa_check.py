@@ -53,6 +53,19 @@ def test_facts_of_good_records(folder, capsys):
     assert facts["stops"] == facts["notes"] == []
 
 
+def test_lines_too_short_to_be_records_are_refused_and_not_kept_each_with_its_reason(damaged, folder, capsys):
+    with (damaged / "records.jsonl").open("ab") as file:
+        file.write(b'{"id":"a"}\n' * 10_000)
+    _, facts = _check(damaged, "--images=none", capsys=capsys)
+    assert (facts["records"], facts["set_aside"]) == (10_120, 10_000)
+    with (damaged / "records.jsonl").open("ab") as file:
+        file.write(b'{"id":"a"}\n')
+    with pytest.raises(
+        BadInput, match=r"records\.jsonl, line 10121: 10001 lines are too short to be records; expected"
+    ):
+        read_vqa_records(damaged, on_bad_record="skip")
+
+
 def test_records_without_thinking_stop_nothing(folder, tmp_path, capsys):
     """The response alone is a target of its own (GEMeX-200K), not a record that fails to read back."""
     records = [msgspec.structs.replace(each, thinking="") for each in read_vqa_records(folder).records]
