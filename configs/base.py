@@ -227,6 +227,9 @@ def get_config():
     config.curriculum.gap_centre = 0.5  # "adaptive": of the sigmoid over the gap between easy and medium loss
     config.curriculum.gap_width = 0.1
     config.curriculum.decay = 0.1  # "adaptive": share of the old value in running means
+    config.curriculum.first_loss = 1e-3  # "adaptive": running means of a domain before its first loss
+    config.curriculum.first_overall = 1e-4  # "adaptive": and of the mean over domains and stages
+    config.curriculum.least_loss = 1e-8  # "adaptive": an easy loss below it has no gap
     config.curriculum.plateau_values = 5  # "adaptive": mean losses of epochs that a plateau needs
     config.curriculum.plateau_tolerance = 0.01
     config.curriculum.rise = 0.05  # "adaptive": rise of the mean loss that lowers the hard share

@@ -42,6 +42,9 @@ def get_config():
     config.curriculum.gap_centre = 0.5
     config.curriculum.gap_width = 0.1
     config.curriculum.decay = 0.1
+    config.curriculum.first_loss = 1e-3
+    config.curriculum.first_overall = 1e-4
+    config.curriculum.least_loss = 1e-8
     config.curriculum.plateau_values = 5
     config.curriculum.plateau_tolerance = 0.01
     config.curriculum.rise = 0.05

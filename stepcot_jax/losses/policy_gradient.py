@@ -164,6 +164,8 @@ def policy_gradient_loss(
         jnp.where(counted, each.astype(jnp.float32), 0.0) for each in (log_probs, old_log_probs, reference_log_probs)
     )
     of_tokens = advantage.astype(jnp.float32)
+    if of_tokens.shape == counted.shape:  # a ratio of the sequence joins all tokens, whose advantages must be numbers
+        of_tokens = jnp.where(counted, of_tokens, 0.0)
     bounded = (of_tokens >= 0) | bool(settings.dual_clip)
     ratio = _ratio(current - old, counted, settings.ratio, bounded)
     clipped = jnp.clip(ratio, 1 - settings.clip_low, 1 + settings.clip_high)

@@ -228,6 +228,9 @@ class CurriculumSettings:
     gap_centre: NotNegative
     gap_width: Positive
     decay: Share
+    first_loss: NotNegative
+    first_overall: NotNegative
+    least_loss: Positive
     plateau_values: Count
     plateau_tolerance: NotNegative
     rise: NotNegative

@@ -18,8 +18,6 @@ from stepcot_jax.data.grounded.stage_views import STAGES, Stage
 from stepcot_jax.settings.policy_sections import CurriculumSettings
 
 _STREAM = 4  # of stage draws, apart from those of other cases
-_FIRST_MEAN, _FIRST_OVERALL = 1e-3, 1e-4  # running means before the first epoch
-_EPSILON = 1e-8  # least easy loss, and added to it
 
 Losses = Mapping[tuple[str, Stage], float]
 """Mean loss of an epoch by domain and stage."""
@@ -41,9 +39,14 @@ class CurriculumState:
     epoch: int = 0
     easy: Mapping[str, float] = dataclasses.field(default_factory=dict)
     medium: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    overall: float = _FIRST_OVERALL
+    overall: float = 0.0
     history: tuple[float, ...] = ()
     hard_share: float = 0.0
+
+    @classmethod
+    def first(cls, settings: CurriculumSettings) -> "CurriculumState":
+        """Return the state before the first epoch."""
+        return cls(overall=settings.first_overall)
 
     def to_json(self) -> str:
         """Return the state as JSON, with every bit of its numbers."""
@@ -55,10 +58,10 @@ class CurriculumState:
         read: dict[str, Any] = json.loads(text)
         return cls(**{**read, "history": tuple(read["history"])})
 
-    def gap(self, domain: str) -> float:
-        """Return (easy - medium) / (easy + 1e-8) of a domain's running means; 0 if easy is below 1e-8."""
-        easy, medium = self.easy.get(domain, _FIRST_MEAN), self.medium.get(domain, _FIRST_MEAN)
-        return 0.0 if easy < _EPSILON else (easy - medium) / (easy + _EPSILON)
+    def gap(self, domain: str, settings: CurriculumSettings) -> float:
+        """Return (easy - medium) / (easy + least_loss) of a domain's running means; 0 if easy is below least_loss."""
+        easy, medium = (means.get(domain, settings.first_loss) for means in (self.easy, self.medium))
+        return 0.0 if easy < settings.least_loss else (easy - medium) / (easy + settings.least_loss)
 
 
 def medium_probability(state: CurriculumState, settings: CurriculumSettings, domain: str) -> float:
@@ -67,7 +70,7 @@ def medium_probability(state: CurriculumState, settings: CurriculumSettings, dom
     ramp(e) = 0 for e <= easy_epochs, else min(1, (e - easy_epochs) / ramp_epochs).
     """
     ramp = min(1.0, max(0, state.epoch - settings.easy_epochs) / settings.ramp_epochs)
-    exponent = (state.gap(domain) - settings.gap_centre) / settings.gap_width
+    exponent = (state.gap(domain, settings) - settings.gap_centre) / settings.gap_width
     return ramp * 0.5 * (1 + math.tanh(exponent / 2))  # a sigmoid that cannot overflow
 
 
@@ -143,12 +146,12 @@ def draw_stages(
 def after_epoch(state: CurriculumState, settings: CurriculumSettings, losses: Losses) -> CurriculumState:
     """Return the state after an epoch.
 
-    Running means, with d = `decay`: m <- d m + (1 - d) loss, from 1e-3 for easy and medium of each domain and 1e-4 for
-    the mean over all domains and stages; a stage that was not drawn leaves its mean as it is. Then, with the last
-    `plateau_values` of the overall mean: a plateau is that many values with differences of at most `plateau_tolerance`,
-    a rise is a last difference of at least `rise`. A plateau with a median gap of at least `hard_gap` raises
-    `hard_share` by `hard_increase`, up to `most_hard`; otherwise a rise multiplies it by `hard_factor`. The median is
-    over the domains that had a loss in any epoch.
+    Running means, with d = `decay`: m <- d m + (1 - d) loss, from `first_loss` for easy and medium of each domain and
+    `first_overall` for the mean over all domains and stages; a stage that was not drawn leaves its mean as it is. Then,
+    with the last `plateau_values` of the overall mean: a plateau is that many values with differences of at most
+    `plateau_tolerance`, a rise is a last difference of at least `rise`. A plateau with a median gap of at least
+    `hard_gap` raises `hard_share` by `hard_increase`, up to `most_hard`; otherwise a rise multiplies it by
+    `hard_factor`. The median is over the domains that had a loss in any epoch.
 
     Args:
       state: before the epoch.
@@ -167,7 +170,7 @@ def after_epoch(state: CurriculumState, settings: CurriculumSettings, losses: Lo
     means: dict[str, dict[str, float]] = collections.defaultdict(dict)
     means |= {"easy": dict(state.easy), "medium": dict(state.medium)}
     for (domain, stage), loss in sorted(losses.items()):
-        means[stage][domain] = decay * means[stage].get(domain, _FIRST_MEAN) + (1 - decay) * loss
+        means[stage][domain] = decay * means[stage].get(domain, settings.first_loss) + (1 - decay) * loss
     overall = decay * state.overall + (1 - decay) * statistics.fmean(losses.values())
     history = (*state.history, overall)[-max(2, settings.plateau_values) :]
     ended = CurriculumState(state.epoch + 1, means["easy"], means["medium"], overall, history, state.hard_share)
@@ -179,7 +182,7 @@ def _adapt_hard_share(state: CurriculumState, settings: CurriculumSettings) -> f
     is_plateau = len(state.history) >= settings.plateau_values and bool(
         np.all(np.abs(steps) <= settings.plateau_tolerance)
     )
-    gaps = [state.gap(domain) for domain in sorted({*state.easy, *state.medium})]
+    gaps = [state.gap(domain, settings) for domain in sorted({*state.easy, *state.medium})]
     if is_plateau and gaps and statistics.median(gaps) >= settings.hard_gap:
         return min(state.hard_share + settings.hard_increase, settings.most_hard)
     is_rise = len(state.history) >= 2 and state.history[-1] - state.history[-2] >= settings.rise

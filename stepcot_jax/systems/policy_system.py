@@ -124,7 +124,10 @@ class PolicySystem(System):
 
     def _schedules(self) -> dict[str, Any]:
         """Return the first state of the curriculum, if there is one."""
-        return {} if self.staged is None else {CURRICULUM: self.staged.curriculum.to_arrays(CurriculumState())}
+        if self.staged is None:
+            return {}
+        curriculum = self.staged.curriculum
+        return {CURRICULUM: curriculum.to_arrays(CurriculumState.first(curriculum.settings))}
 
     def phases(self) -> Sequence[Phase]:
         """Return fine-tuning, and GRPO with its rollouts on the host."""

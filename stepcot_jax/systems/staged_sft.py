@@ -104,7 +104,7 @@ class Curriculum:
         """Return the numbers of "adaptive" for the log: median gap over the domains with a loss, and the hard share."""
         if self.settings.schedule != "adaptive":
             return {}
-        gaps = [state.gap(domain) for domain in sorted({*state.easy, *state.medium})]
+        gaps = [state.gap(domain, self.settings) for domain in sorted({*state.easy, *state.medium})]
         gap = statistics.median(gaps) if gaps else 0.0
         return {f"{CURRICULUM}/median_gap": gap, f"{CURRICULUM}/hard_share": state.hard_share}
 

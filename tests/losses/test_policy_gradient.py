@@ -143,10 +143,10 @@ def test_each_limit_of_the_divergence_agrees_with_the_loop(kind, limits):
     assert abs(oracle(inputs, counted, plain)[1] - found.divergence) > 0.01
 
 
-@given(seeds, masks)
-def test_masked_tokens_equal_dropped_tokens(seed, counted):
+@given(seeds, masks, st.sampled_from(["token", "sequence", "sequence_mean"]))
+def test_masked_tokens_equal_dropped_tokens(seed, counted, ratio):
     """What stands at a masked place, NaN included, reaches neither loss nor gradient."""
-    inputs, settings = draw(seed), PolicyGradient(beta=0.1)
+    inputs, settings = draw(seed), PolicyGradient(beta=0.1, ratio=ratio)
     spoiled = {
         name: np.where(counted, rows, np.float32(np.nan)) if rows.ndim == 2 else rows for name, rows in inputs.items()
     }

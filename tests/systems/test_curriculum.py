@@ -115,7 +115,8 @@ class _Oracle:
 @pytest.mark.parametrize("seed", range(4))
 def test_adaptive_is_the_printed_formulas(seed):
     rng = np.random.default_rng(seed)
-    settings, oracle, state = _settings("adaptive"), _Oracle(), CurriculumState()
+    settings, oracle = _settings("adaptive"), _Oracle()
+    state = CurriculumState.first(settings)
     hard_shares = []
     for epoch in range(60):
         # Falling losses, a long plateau with a wide gap, then jumps.
@@ -171,16 +172,23 @@ def test_every_constant_is_a_setting():
     assert risen.overall == pytest.approx(1.2)
     assert risen.hard_share == 0.2
     assert risen.medium["a"] == pytest.approx(0.5 * 0.6 + 0.5 * 1.6)
+    starts = dataclasses.replace(settings, first_loss=0.6, first_overall=2.0, least_loss=0.5)
+    first = CurriculumState.first(starts)
+    assert (first.overall, first.gap("a", starts)) == (2.0, 0.0)
+    assert first.gap("a", dataclasses.replace(starts, least_loss=0.7)) == 0
+    seen = after_epoch(first, starts, {("a", "easy"): 1.0})
+    assert (seen.easy["a"], seen.overall) == pytest.approx((0.5 * 0.6 + 0.5, 0.5 * 2 + 0.5))
+    assert seen.gap("a", starts) == pytest.approx((0.8 - 0.6) / (0.8 + 0.5))
 
 
 def test_stages_that_were_not_drawn_keep_their_means():
     settings = _settings("adaptive")
-    state = after_epoch(CurriculumState(), settings, {("a", "easy"): 1.0})
+    state = after_epoch(CurriculumState.first(settings), settings, {("a", "easy"): 1.0})
     assert dict(state.medium) == {}
     assert state.easy["a"] == pytest.approx(0.9001)
     assert state.overall == pytest.approx(0.90001)
     assert state.history == (state.overall,)
-    assert state.gap("a") == pytest.approx((0.9001 - 0.001) / 0.9001, rel=1e-6)
+    assert state.gap("a", settings) == pytest.approx((0.9001 - 0.001) / 0.9001, rel=1e-6)
     assert after_epoch(state, settings, {}) == dataclasses.replace(state, epoch=2)
     with pytest.raises(ValueError, match=r"losses must be finite; got nan for \('a', 'easy'\)"):
         after_epoch(state, settings, {("a", "easy"): float("nan")})

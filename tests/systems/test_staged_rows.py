@@ -147,7 +147,7 @@ def test_sums_by_domain_and_stage_are_those_of_the_rows(tmp_path, num_devices):
         for column, stage in enumerate(STAGES)
         if expected[1, row, column]
     }
-    moved = after_epoch(CurriculumState(), task.settings.curriculum, losses)
+    moved = after_epoch(CurriculumState.first(task.settings.curriculum), task.settings.curriculum, losses)
     assert task.staged.curriculum.restore(ended.optimizers[CURRICULUM]).epoch == moved.epoch == 1
     assert not jax.device_get(ended.optimizers[CURRICULUM]["counts"]).any()
 
@@ -156,7 +156,7 @@ def test_the_adaptive_state_survives_its_arrays(tmp_path):
     task = policy_task(tmp_path, **ADAPTIVE)
     curriculum, state = task.staged.curriculum, first_state(task)
     rng = np.random.default_rng(0)
-    known = CurriculumState()
+    known = CurriculumState.first(task.settings.curriculum)
     for _ in range(4):
         sums, counts = rng.uniform(1, 2, (len(curriculum.domains), 3)), rng.integers(0, 3, (len(curriculum.domains), 3))
         counts[:, :2] += 1
