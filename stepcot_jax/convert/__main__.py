@@ -86,6 +86,9 @@ def _convert(flags: argparse.Namespace, *, to_workdir: bool) -> list[str]:
     recipe, source = _make_recipe(flags) if to_workdir else None, _find_source(flags)
     from_run = flags.to == "torch" and source.is_dir()
     tensors = _read_run(source) if from_run else read_tensors(source)
+    if from_run and flags.network:
+        own = f"{NETWORKS[flags.network]}/"
+        tensors = {name: array for name, array in tensors.items() if name.startswith(own)}
     tensors, ignored = drop_ignored(tensors, flags.ignore)
     if recipe is not None:
         return _make_workdir(flags, source, tensors, recipe)

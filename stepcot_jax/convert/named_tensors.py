@@ -66,7 +66,10 @@ def to_torch_tensors(tensors: Mapping[str, Any], *, network: str | None = None) 
     unknown = [shorten(name) for name in tensors if name.partition("/")[0] not in NETWORKS.values() or "/" not in name]
     if unknown:
         shown = torch_reference.list_problems(unknown, ", ")
-        raise BadInput(f"unknown tensors: {shown}; names start with {', '.join(NETWORKS.values())} and '/'")
+        raise BadInput(
+            f"unknown tensors: {shown}; names start with {', '.join(NETWORKS.values())} and '/'; --ignore=PREFIX skips "
+            "others, such as image_encoder"
+        )
     if not tensors:
         raise BadInput("the source holds no tensors")
     found = torch_reference.to_torch_networks(unflatten(tensors))

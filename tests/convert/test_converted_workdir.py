@@ -212,6 +212,10 @@ def test_sources_and_the_chain_may_be_on_a_store(workdir, sources, tmp_path, mon
     for source, dest in ((f"{place}/run", "there"), (str(workdir), "here")):
         assert convert.main([source, str(tmp_path / f"{dest}.safetensors"), "--to", "torch"]) == 0
     assert (tmp_path / "there.safetensors").read_bytes() == (tmp_path / "here.safetensors").read_bytes()
+    bare = tmp_path / "student.safetensors"
+    assert convert.main([str(workdir), str(bare), "--to", "torch", "--network", "student"]) == 0
+    of_student = safetensors.numpy.load_file(sources / "student.safetensors")
+    assert {f"student/{name}" for name in safetensors.numpy.load_file(bare)} == of_student.keys()
     with pytest.raises(BadInput, match=rf"^SOURCE: {place}/none\.safetensors: holds no files"):
         convert.main([f"{place}/none.safetensors", str(tmp_path / "none.safetensors"), "--to", "jax"])
     with monkeypatch.context() as patch:

@@ -245,5 +245,10 @@ def _choose(rows: Sequence[tuple[Sequence[float], int]], own: Sequence[float], *
     """Return the allowed split that lowers the sum over all levels of the squared shortages most."""
     splits = [split for split, short in enumerate(own) if short > num_images - _EPSILON]
     splits = splits or [split for split, short in enumerate(own) if short > _EPSILON]
-    gains = [num_images * own[split] + sum([number * short[split] for short, number in rows]) for split in splits]
+    gains = []
+    for split in splits:
+        others = 0.0
+        for short, number in rows:  # not `sum`, which rounds in another way from Python 3.12 on
+            others += number * short[split]
+        gains.append(num_images * own[split] + others)
     return splits[gains.index(max(gains))]
