@@ -57,11 +57,12 @@ def get_config():
 
     config.image_encoder = config_dict.ConfigDict()
     # "resnet18" (512 features) or "resnet_small" (4 x 128 features): trained with the teacher;
-    # "pretrained": frozen, see docs/encoders.md; "imported": features made elsewhere
+    # "pretrained": frozen, see docs/encoders.md; "imported": features made elsewhere. A policy trains an encoder of its
+    # own (policy.encoder_widths), or reads the patches of a "pretrained" one
     config.image_encoder.name = "resnet18"
     config.image_encoder.weights = ""  # "pretrained": folder or Hugging Face id; "imported": folder of the features
     config.image_encoder.dtype = "float32"  # compute dtype of a pretrained encoder; "bfloat16" on accelerators
-    config.image_encoder.image_size = 224  # px, square; a pretrained encoder uses its own
+    config.image_encoder.image_size = 224  # px, square; a pretrained encoder uses its own, which a policy must name
     config.image_encoder.fit = "crop"  # "crop" the long side, "pad" the short one, or "stretch"
     config.image_encoder.mean = (0.48145466, 0.4578275, 0.40821073)  # of red, green, blue in 0..1 (CLIP's)
     config.image_encoder.std = (0.26862954, 0.26130258, 0.27577711)  # of red, green, blue (CLIP's)
@@ -77,7 +78,9 @@ def get_config():
     config.features = config_dict.ConfigDict()
     config.features.store = True  # store a frozen encoder's features; False: encode every batch, as augmentation needs
     config.features.folder = ""  # folder of the store, which runs may share; "": `features` in the workdir
-    config.features.patches = "none"  # or "float16", "float32": also store patch tokens, for explanations
+    # "none", or "float16", "float32": also store patch tokens, for explanations; a policy reads them and stores them as
+    # float32 with "none"
+    config.features.patches = "none"
     config.features.batch_size = 32  # images per encoded batch
 
     config.teacher = config_dict.ConfigDict()

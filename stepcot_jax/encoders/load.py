@@ -18,7 +18,6 @@ from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.encoders.architecture import Architecture, recognise
 from stepcot_jax.encoders.assignment import assign
 from stepcot_jax.encoders.checkpoint_files import IMPORT_FEATURES, resolve
-from stepcot_jax.encoders.clip import VisionTransformer
 from stepcot_jax.encoders.text_encoder import FlaxEncoder, TextEncoder, load_tokenizer
 from stepcot_jax.encoders.weights import read_tensors, weights_digest
 from stepcot_jax.host.errors import BadInput
@@ -85,11 +84,8 @@ class ImageEncoder(FlaxEncoder):
     ) -> tuple[Float32[Array, "case feature"], Float32[Array, "case patch channel"]]:
         """Return features [case, width] and patch vectors [case, patch, channel] in row-major order.
 
-        Raises:
-          BadInput: the architecture has no patches.
+        Patches are those of a vision transformer's last block, or the positions of a convolutional network's last map.
         """
-        if not isinstance(self.network, VisionTransformer):
-            raise BadInput(f"{self.name}: this architecture has no patches (expected a vision transformer)")
         return _encode_patches(self.params, images, self.network)
 
 

@@ -83,7 +83,7 @@ class FrozenBlock(nn.Module):
 
 
 class FrozenResNet(nn.Module):
-    """ResNet: images to globally averaged features.
+    """ResNet: images to globally averaged features and the vectors of the last feature map.
 
     Attributes:
       blocks_per_stage: residual blocks in each of the four stages.
@@ -98,8 +98,10 @@ class FrozenResNet(nn.Module):
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, images: Float[Array, "case height width 3"]) -> tuple[Float[Array, "case feature"], None]:
-        """Return features float32 [case, feature] of normalised `images` [case, height, width, 3], and no patches."""
+    def __call__(
+        self, images: Float[Array, "case height width 3"]
+    ) -> tuple[Float[Array, "case feature"], Float[Array, "case patch feature"]]:
+        """Return features and patch vectors of normalised `images`, as `_average` says."""
         stem = convolution(self.stem_width, 7, stride=2, dtype=self.dtype, name="conv1")
         hidden = nn.relu(FrozenBatchNorm(self.dtype, name="bn1")(stem(images.astype(self.dtype))))
         hidden = nn.max_pool(hidden, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
@@ -113,7 +115,7 @@ class FrozenResNet(nn.Module):
                     dtype=self.dtype,
                     name=f"layer{stage + 1}_{block}",
                 )(hidden)
-        return jnp.mean(hidden.astype(jnp.float32), axis=(1, 2)), None
+        return _average(hidden)
 
 
 def make_frozen_resnet(name: str, dtype: DTypeLike) -> FrozenResNet:
@@ -150,7 +152,7 @@ class DenseLayer(nn.Module):
 
 
 class FrozenDenseNet(nn.Module):
-    """DenseNet: images to globally averaged features, after the last BatchNorm and ReLU as in torchvision.
+    """DenseNet: images to globally averaged features and the last feature map, after BatchNorm and ReLU as torchvision.
 
     Attributes:
       layers_per_block: dense layers in each block; a transition between blocks halves channels and resolution.
@@ -165,8 +167,10 @@ class FrozenDenseNet(nn.Module):
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, images: Float[Array, "case height width 3"]) -> tuple[Float[Array, "case feature"], None]:
-        """Return features float32 [case, feature] of normalised `images` [case, height, width, 3], and no patches."""
+    def __call__(
+        self, images: Float[Array, "case height width 3"]
+    ) -> tuple[Float[Array, "case feature"], Float[Array, "case patch feature"]]:
+        """Return features and patch vectors of normalised `images`, as `_average` says."""
         stem = convolution(self.stem_width, 7, stride=2, dtype=self.dtype, name="conv0")
         hidden = nn.relu(FrozenBatchNorm(self.dtype, name="norm0")(stem(images.astype(self.dtype))))
         hidden = nn.max_pool(hidden, (3, 3), (2, 2), padding=((1, 1), (1, 1)))
@@ -179,7 +183,16 @@ class FrozenDenseNet(nn.Module):
                 hidden = convolution(half, 1, dtype=self.dtype, name=f"transition{block}_conv")(hidden)
                 hidden = _average_pairs(hidden)
         hidden = nn.relu(FrozenBatchNorm(self.dtype, name="norm5")(hidden))
-        return jnp.mean(hidden.astype(jnp.float32), axis=(1, 2)), None
+        return _average(hidden)
+
+
+def _average(
+    hidden: Float[Array, "case height width channel"],
+) -> tuple[Float[Array, "case channel"], Float[Array, "case patch channel"]]:
+    """Return the mean over the positions of the last map, and its positions in row-major order; both float32."""
+    num_cases, _, _, channels = hidden.shape
+    hidden = hidden.astype(jnp.float32)
+    return jnp.mean(hidden, axis=(1, 2)), hidden.reshape(num_cases, -1, channels)
 
 
 def _average_pairs(hidden: Float[Array, "case height width channel"]) -> Float[Array, "case height2 width2 channel"]:

@@ -80,17 +80,16 @@ def name_encoder(encoder: FrozenImageEncoder) -> str:
     return f"{kind} of {hide_folder(source)}" if source else hide_folder(kind)
 
 
-def describe_encoder(trained: Trained) -> dict[str, Any] | None:
-    """Return name, width, digest and network of a run's frozen image encoder; None if the run trained its own.
+def describe_encoder(found: FrozenImageEncoder | None, workdir: pathlib.Path) -> dict[str, Any] | None:
+    """Return a run's frozen image encoder as `CarriedEncoder` reads it; None if the run trained its own.
 
     Raises:
       BadInput: the encoder does not run in JAX.
     """
-    found = trained.frozen_encoder
     if found is None:
         return None
     if not isinstance(found, ImageEncoder):
-        raise BadInput(f"{trained.workdir}: {found.name} runs in PyTorch and cannot be exported")
+        raise BadInput(f"{workdir}: {found.name} runs in PyTorch and cannot be exported")
     return {
         "name": name_encoder(found),
         "width": found.width,

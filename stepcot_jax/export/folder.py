@@ -30,9 +30,10 @@ from stepcot_jax.export.program import (
     make_gate_program,
     make_program,
 )
+from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host.errors import BadInput, RunStopped
 from stepcot_jax.host.files import digest_file, make_workdir
-from stepcot_jax.predict.exported_model import ENCODER, LABELS_FILE, PREPROCESSING_FILE
+from stepcot_jax.predict.exported_model import ENCODER, LABELS_FILE
 from stepcot_jax.predict.trained_model import Trained, load_trained
 from stepcot_jax.training.exported_weights import MANIFEST_FILE
 from stepcot_jax.training.parameter_paths import flatten
@@ -185,7 +186,7 @@ def _write(
     lifetime = describe_lifetime()
     manifest = {"format": exported_models.FORMAT, "models": models, "platforms": list(PLATFORMS)}
     manifest |= {"made_with": {"stepcot_jax": __version__}, "lifetime": lifetime}
-    manifest |= {"encoder": describe_encoder(trained), "trained_on": trained.trained_on}
+    manifest |= {"encoder": describe_encoder(trained.frozen_encoder, trained.workdir), "trained_on": trained.trained_on}
     write_json(folder / MANIFEST_FILE, manifest)
     write_carried(folder, trained)
     copy_loader(folder, loader.__file__)

@@ -31,9 +31,10 @@ from stepcot_jax.export.instructions import RESIZE
 from stepcot_jax.export.model_card import require_readable, write_front_matter, write_model_card
 from stepcot_jax.export.onnx_tracing import OPSET, trace_to_onnx
 from stepcot_jax.export.program import Program, make_gate_program, make_program
+from stepcot_jax.features.carried_encoder import PREPROCESSING_FILE
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra
-from stepcot_jax.predict.exported_model import LABELS_FILE, PREPROCESSING_FILE
+from stepcot_jax.predict.exported_model import LABELS_FILE
 from stepcot_jax.predict.trained_model import Trained, load_trained
 from stepcot_jax.run.stored_reading import STATISTICS_FILE
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from stepcot_jax import __version__
 from stepcot_jax.export import exported_words, policy_loader
-from stepcot_jax.export.carried_files import SETTINGS_FILE, write_shared_settings
-from stepcot_jax.export.exported_models import Preprocessing
+from stepcot_jax.export.carried_files import SETTINGS_FILE, describe_encoder, write_shared_settings
 from stepcot_jax.export.folder import (
     copy_loader,
     describe_preprocessing,
@@ -109,6 +108,8 @@ def _write(folder: pathlib.Path, trained: TrainedPolicy) -> None:
         "made_with": {"stepcot_jax": __version__},
         "lifetime": lifetime,
     }
+    if trained.patches is not None:
+        manifest["encoder"] = describe_encoder(trained.patches.encoder, trained.workdir)
     write_json(folder / "export.json", manifest)
     save_tensors(folder / "check.safetensors", _make_check(trained))
     copy_policy_loader(folder)
@@ -154,12 +155,10 @@ def _make_check(trained: TrainedPolicy) -> dict[str, np.ndarray]:
     images = draws.integers(0, 256, (_NUM_CHECKS, size, size), dtype=np.uint8)
     prompts = draws.integers(0, lengths.num_words, (_NUM_CHECKS, lengths.prompt_length)).astype(np.int32)
     counts = np.linspace(lengths.prompt_length, 1, _NUM_CHECKS).astype(np.int32)
-    preprocessing = trained.preprocessing
-    normalise = Preprocessing(size, tuple(preprocessing.mean), tuple(preprocessing.std)).normalise
     replies = generate(
         trained.network,
         trained.params,
-        jnp.asarray(normalise(images)),
+        trained.see(np.repeat(images[..., None], 3, axis=-1)),
         jnp.asarray(prompts),
         jnp.asarray(counts),
         sampling=Sampling(longest=lengths.reply_length, stop=trained.tokenizer.stop, greedy=True),

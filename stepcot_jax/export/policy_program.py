@@ -10,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.export.program import PLATFORMS, Tensors
+from stepcot_jax.host.errors import BadInput
 from stepcot_jax.models.cached_attention import KeyValues, Prefix
 from stepcot_jax.models.decoder import empty_cache
 from stepcot_jax.models.prefix_vlm import PrefixVlm
 from stepcot_jax.predict.trained_policy import TrainedPolicy
+from stepcot_jax.systems.stored_policy import FROZEN_ENCODER
 from stepcot_jax.training.parameter_paths import flatten, unflatten
 
 Caches = list[Array]
@@ -43,13 +46,20 @@ class PolicyPrograms:
 
 
 def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
-    """Return the programs of a trained policy with the small decoder."""
+    """Return the programs of a trained policy with the small decoder; a frozen encoder is part of the first.
+
+    Raises:
+      BadInput: the policy reads a frozen encoder that does not run in JAX.
+    """
     network, lengths_of = trained.network, trained.lengths
     if not isinstance(network, PrefixVlm):
         raise TypeError(f"trained: {type(network).__name__} has no programs; expected a PrefixVlm")
 
+    see, frozen = _frozen_encoder(trained)
+
     def prefill(tensors: Tensors, images: Array, prompts: Array, lengths: Array) -> tuple[Array, Caches, Caches]:
         variables = {"params": unflatten(tensors)}
+        images = see(variables["params"].pop(FROZEN_ENCODER, None), images)
         scores, prefix = network.apply(variables, images, prompts, lengths, method="prefill")
         empty = empty_cache(
             network.sizes, num_rollouts=lengths.shape[0], num_slots=lengths_of.reply_length, dtype=network.dtype
@@ -60,6 +70,7 @@ def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
         tensors: Tensors, tokens: Array, place: Array, lengths: Array, prompt: Caches, reply: Caches
     ) -> tuple[Array, Caches]:
         variables = {"params": unflatten(tensors)}
+        variables["params"].pop(FROZEN_ENCODER, None)
         is_real = jnp.arange(prompt[0].shape[1])[None] < network.num_cells + lengths[:, None]
         scores, layers = network.apply(
             variables,
@@ -72,7 +83,9 @@ def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
         )
         return scores, [part for cache in layers for part in cache]
 
-    arrays: dict[str, Any] = {key: np.asarray(value) for key, value in sorted(flatten(trained.params).items())}
+    arrays: dict[str, Any] = {
+        key: np.asarray(value) for key, value in sorted(flatten({**trained.params, **frozen}).items())
+    }
     return PolicyPrograms(
         prefill=prefill,
         extend=extend,
@@ -80,6 +93,25 @@ def make_policy_programs(trained: TrainedPolicy) -> PolicyPrograms:
         size=trained.preprocessing.size,
         prompt_length=lengths_of.prompt_length,
     )
+
+
+def _frozen_encoder(trained: TrainedPolicy) -> tuple[Callable[[Any, Array], Array], dict[str, Any]]:
+    """Return the function from its parameters and normalised images to the network's input, and the parameters."""
+    patches = trained.patches
+    if patches is None:
+        return (lambda _, images: images), {}
+    encoder, dtype = patches.encoder, patches.dtype
+    if not isinstance(encoder, ImageEncoder):
+        raise BadInput(
+            f"{trained.workdir}: the policy reads {encoder.name}, which runs in PyTorch; an export needs an image "
+            "encoder of this package, see docs/encoders.md"
+        )
+
+    def see(params: Any, images: Array) -> Array:
+        found: Array = encoder.network.apply({"params": params}, images)[1]
+        return found.astype(dtype).astype(jnp.float32)
+
+    return see, {FROZEN_ENCODER: encoder.params}
 
 
 def _pair(caches: Caches) -> tuple[KeyValues, ...]:

@@ -1,10 +1,9 @@
 """Inputs of a run: cases, prompt vectors, and image features or an encoder that is trained with the networks."""
 
-import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -22,10 +21,10 @@ from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
 from stepcot_jax.features import encode, importing, transformers_encoder
 from stepcot_jax.features.keys import digest_pixels
 from stepcot_jax.features.ray_engine import encode_with_ray
-from stepcot_jax.features.remote_features import RemoteFeatures
+from stepcot_jax.features.run_store import open_run_store
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
-from stepcot_jax.features.spec import FrozenImageEncoder, StoreSpec, describe_image_store, describe_text_store
-from stepcot_jax.features.store import FeatureStore, open_features
+from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store, describe_text_store
+from stepcot_jax.features.store import open_features
 from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.process_memory import release_freed_memory
@@ -175,30 +174,6 @@ def _encode(encoder: FrozenImageEncoder, batch: dict[str, Any]) -> dict[str, Any
     return encoded | {name: rows for name, rows in _select(batch).items() if name != "images"}
 
 
-@contextlib.contextmanager
-def _open_store(
-    settings: Settings, workdir: pathlib.Path, spec: StoreSpec, terminal: Terminal, processes: Processes = ALONE
-) -> Iterator[tuple[FeatureStore, Processes, RemoteFeatures | None]]:
-    """Open a feature store of a run to write to it within the context, with the processes that share it.
-
-    In a folder on an object store the shards that are there are copied here, and those of others after each barrier.
-    """
-    if not is_store_address(settings.features.folder):
-        folder = pathlib.Path(settings.features.folder) if settings.features.folder else workdir / "features"
-        yield FeatureStore(folder / spec.folder_name, spec), processes, None
-        return
-    remote = RemoteFeatures(settings.features.folder, spec.folder_name, terminal=terminal)
-
-    def wait(name: str) -> None:
-        processes.wait(name)
-        remote.fetch()
-
-    remote.fetch()
-    store = FeatureStore(remote.folder, spec)
-    with remote.uploading(store):
-        yield store, dataclasses.replace(processes, wait=wait), remote
-
-
 def _with_stored_features(
     settings: Settings,
     workdir: pathlib.Path,
@@ -214,7 +189,7 @@ def _with_stored_features(
         "num_threads": settings.data.num_threads,
         "progress": terminal.watch,
     }
-    with _open_store(settings, workdir, spec, terminal, processes) as (store, sharing, remote):
+    with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing, remote):
 
         def is_known(sha256: str) -> bool:
             # A file has the same features wherever it is stored; see `keys.digest_file`.
@@ -283,7 +258,7 @@ def encode_prompts(settings: Settings, workdir: pathlib.Path, terminal: Terminal
     dtype = jnp.dtype(settings.image_encoder.dtype)
     encoder = load_text_encoder(prompts.weights, dtype=dtype, max_tokens=prompts.max_tokens)
     spec = describe_text_store(encoder, pooling=prompts.pooling)
-    with _open_store(settings, workdir, spec, terminal) as (store, _, _):
+    with open_run_store(settings, workdir, spec, terminal) as (store, _, _):
         counts = encode.encode_prompts(encoder, texts, store, pooling=prompts.pooling)
     terminal.say(f"text encoder: {encoder.name}, {encoder.num_parameters:,} parameters, frozen")
     terminal.say(counts.describe("prompts"))

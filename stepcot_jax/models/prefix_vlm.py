@@ -35,7 +35,7 @@ class PrefixVlm(nn.Module):
     """Images and tokens to scores of the next token.
 
     Attributes:
-      encoder: images -> features [case, grid * grid * channel], cells row by row; such as `encoders.resnet.ResNet`.
+      encoder: images, or patches of a frozen encoder -> features [case, grid * grid * channel], cells row by row.
       grid: cells on a side of the feature map.
       sizes: of the decoder; its `sections` have three axes.
       dtype: compute dtype.
@@ -60,7 +60,7 @@ class PrefixVlm(nn.Module):
         """Tokens of an image."""
         return self.grid**2
 
-    def embed_images(self, images: Float[Array, "case height width 3"]) -> Float[Array, "case cell feature"]:
+    def embed_images(self, images: Float[Array, "case *picture"]) -> Float[Array, "case cell feature"]:
         """Return a vector for each cell, with its row and column."""
         features = self.image_encoder(images)
         cells = self.cell_map(features.reshape(features.shape[0], self.num_cells, -1))
@@ -69,14 +69,14 @@ class PrefixVlm(nn.Module):
 
     def prefill(
         self,
-        images: Float[Array, "case height width 3"],
+        images: Float[Array, "case *picture"],
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
     ) -> tuple[Float[Array, "case word"], tuple[Prefix, ...]]:
         """Read image and prompt.
 
         Args:
-          images: [case, height, width, 3], normalised.
+          images: [case, height, width, 3], normalised; or whatever else `encoder` reads.
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt, at least 1.
 
@@ -109,7 +109,7 @@ class PrefixVlm(nn.Module):
 
     def __call__(
         self,
-        images: Float[Array, "case height width 3"],
+        images: Float[Array, "case *picture"],
         prompts: Int[Array, "case token"],
         lengths: Int[Array, "case"],
         completions: Int[Array, "rollout reply_token"],
@@ -119,7 +119,7 @@ class PrefixVlm(nn.Module):
         """Return the scores of every token of replies, in one pass over each prompt and one over the replies.
 
         Args:
-          images: [case, height, width, 3], normalised.
+          images: [case, height, width, 3], normalised; or whatever else `encoder` reads.
           prompts: [case, token], padded on the right.
           lengths: [case], tokens of each prompt.
           completions: [rollout, reply_token]; rollouts of a case follow each other, equally many each.
@@ -135,7 +135,7 @@ class PrefixVlm(nn.Module):
 
     def score_packed(
         self,
-        images: Float[Array, "case height width 3"],
+        images: Float[Array, "case *picture"],
         tokens: Int[Array, "case token"],
         segments: Int[Array, "case token"],
         places: Int[Array, "case token"],
@@ -145,7 +145,7 @@ class PrefixVlm(nn.Module):
         A text sees the image and itself, so that its scores are those that it has alone.
 
         Args:
-          images: [case, height, width, 3], normalised.
+          images: [case, height, width, 3], normalised; or whatever else `encoder` reads.
           tokens: [case, token], texts in a row.
           segments: [case, token], number of the text that a token belongs to, from 1; 0 for padding.
           places: [case, token], place of a token within its text.

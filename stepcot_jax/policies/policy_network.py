@@ -1,16 +1,18 @@
 """The network of a policy from its settings, and its pictures from bytes."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
-from stepcot_jax.encoders.resnet import ResNet
+from stepcot_jax.encoders.resnet import ResNet, average_cells
 from stepcot_jax.host.errors import BadInput
-from stepcot_jax.models.decoder_blocks import DecoderSizes
+from stepcot_jax.models.decoder_blocks import DecoderSizes, RMSNorm
 from stepcot_jax.models.prefix_vlm import PrefixVlm, sinusoids
 from stepcot_jax.policies.tokenizers import Tokenizer
 from stepcot_jax.settings.run_settings import Settings
@@ -19,14 +21,16 @@ Params = dict[str, Any]
 
 
 def make_policy(settings: Settings, *, num_words: int) -> PrefixVlm:
-    """Return the vision-prefix decoder that the settings describe.
+    """Return the vision-prefix decoder that the settings describe, over an encoder of its own or over given patches.
 
     Args:
-      settings: section `policy`, and the compute dtype.
+      settings: sections `policy` and `image_encoder`, and the compute dtype.
       num_words: size of the vocabulary.
     """
     policy, dtype = settings.policy, jnp.dtype(settings.training.compute_dtype)
-    encoder = ResNet(widths=policy.encoder_widths, blocks_per_stage=1, stem_kernel=5, grid=policy.grid, dtype=dtype)
+    encoder: nn.Module = PatchMap(policy.grid)
+    if not settings.image_encoder.is_frozen:
+        encoder = ResNet(widths=policy.encoder_widths, blocks_per_stage=1, stem_kernel=5, grid=policy.grid, dtype=dtype)
     sizes = DecoderSizes(
         width=policy.width,
         num_layers=policy.num_layers,
@@ -38,6 +42,26 @@ def make_policy(settings: Settings, *, num_words: int) -> PrefixVlm:
         sections=rotary_sections(policy.head_width),
     )
     return PrefixVlm(encoder=encoder, grid=policy.grid, sizes=sizes, dtype=dtype)
+
+
+class PatchMap(nn.Module):
+    """Patch vectors of a frozen encoder, each divided by its root mean square, as the feature map of a policy.
+
+    Attributes:
+      grid: cells on a side, to which neighbouring patches are averaged; at most the patches on a side.
+    """
+
+    grid: int
+
+    @nn.compact
+    def __call__(self, patches: Float[Array, "case patch channel"]) -> Float[Array, "case feature"]:
+        """Return features float32 [case, grid * grid * channel] of `patches` [case, patch, channel], row by row."""
+        number, num_patches, channels = patches.shape
+        side = math.isqrt(num_patches)
+        normed = RMSNorm(_EPSILON, name="norm")(patches.astype(jnp.float32))
+        if side == self.grid:
+            return normed.reshape(number, -1)
+        return average_cells(normed.reshape(number, side, side, channels), self.grid)
 
 
 def rotary_sections(head_width: int) -> tuple[int, int, int]:
@@ -77,18 +101,23 @@ def _encode_coordinates(tokenizer: Tokenizer, largest: int) -> Iterator[tuple[in
                 yield number, tokenizer.encode(f"{before}{number}")
 
 
+_EPSILON = 1e-6
 _SMOOTH, _ROUGH = 1.4, 0.3  # shares of sinusoids and of the random vectors, whose entries are width^-0.5
 
 
-def normalise(pixels: UInt8[Array, "case height width 3"], settings: Settings) -> Float[Array, "case height width 3"]:
+def normalise(
+    pixels: UInt8[Array, "case height width 3"] | Float[Array, "case patch channel"], settings: Settings
+) -> Float[Array, "case height width 3"] | Float[Array, "case patch channel"]:
     """Return pictures as the network's input: float32 (pixels / 255 - mean) / std, as `data.images.preprocessing` does.
 
-    Made for the device: pictures travel there as bytes.
+    Made for the device: pictures travel there as bytes. Patches of a frozen encoder are the input as they are.
 
     Args:
-      pixels: uint8 [case, height, width, 3].
-      settings: `image_encoder.mean` and `std`, of red, green and blue.
+      pixels: uint8 [case, height, width, 3]; or patches [case, patch, channel].
+      settings: `image_encoder.mean` and `std`, of red, green and blue, unless the encoder is frozen.
     """
+    if settings.image_encoder.is_frozen:
+        return pixels.astype(jnp.float32)
     std = np.asarray(settings.image_encoder.std)
     scale = jnp.asarray(1.0 / (255.0 * std), jnp.float32)
     shift = jnp.asarray(np.asarray(settings.image_encoder.mean) / std, jnp.float32)

@@ -6,16 +6,14 @@ so that what reads those from a run reads them from an export.
 
 import dataclasses
 import pathlib
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import msgspec
 import numpy as np
 
 from stepcot_jax.chain import Chain, Step
-from stepcot_jax.data.images.preprocessing import Preprocessing
-from stepcot_jax.encoders.described_networks import make_network
-from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
 from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
@@ -27,7 +25,7 @@ ENCODER = "image_encoder"
 PROMPTS = "prompts"
 """Name of the tensor with the vectors of the teacher's prompts; they replace the text encoder."""
 
-LABELS_FILE, PREPROCESSING_FILE = "labels.json", "preprocessing.json"
+LABELS_FILE = "labels.json"
 
 _MOST_BYTES = 4 * 2**20
 _ACCEPTED = "expected a file that python -m stepcot_jax.export wrote"
@@ -59,17 +57,10 @@ class _Model(msgspec.Struct):
     best_step: int = 0
 
 
-class _Encoder(msgspec.Struct):
-    name: str
-    width: int
-    digest: str
-    network: dict[str, Any]
-
-
 class _Manifest(msgspec.Struct):
     format: Literal[1]
     models: dict[Literal["student", "teacher"], _Model]
-    encoder: _Encoder | None = None
+    encoder: CarriedEncoder | None = None
     trained_on: str = ""
 
 
@@ -81,13 +72,6 @@ class _Step(msgspec.Struct):
 
 class _Labels(msgspec.Struct):
     steps: tuple[_Step, ...]
-
-
-class _Preprocessing(msgspec.Struct):
-    size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    fit: Literal["crop", "pad", "stretch"]
 
 
 def list_exported_models(folder: pathlib.Path) -> tuple[str, ...]:
@@ -126,7 +110,9 @@ def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> Stor
         if manifest.encoder is not None:
             encoder = tree.pop(ENCODER, None)
         params[name] = tree
-    frozen = None if manifest.encoder is None else _make_encoder(folder, manifest.encoder, encoder)
+    frozen = None
+    if manifest.encoder is not None:
+        frozen = make_carried_encoder(folder / MANIFEST_FILE, manifest.encoder, encoder)
     if text is not None and (text.ndim != 2 or len(text) != chain.num_steps or not np.isfinite(text).all()):
         raise BadInput(f"{folder}: {PROMPTS} has the shape {list(text.shape)}; expected [{chain.num_steps}, width]")
     return StoredParts(
@@ -139,20 +125,6 @@ def read_exported_parts(folder: pathlib.Path, *, names: tuple[str, ...]) -> Stor
     )
 
 
-def read_exported_preprocessing(folder: pathlib.Path) -> Preprocessing:
-    """Return the preprocessing of an export's images.
-
-    Raises:
-      BadInput: preprocessing.json is damaged or out of range.
-    """
-    path = folder / PREPROCESSING_FILE
-    found = read_json(path, _Preprocessing, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
-    try:
-        return Preprocessing(found.size, mean=found.mean, std=found.std, fit=found.fit)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
-
-
 def _read_manifest(folder: pathlib.Path) -> _Manifest:
     manifest = read_json(folder / MANIFEST_FILE, _Manifest, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
     if not manifest.models:
@@ -163,28 +135,3 @@ def _read_manifest(folder: pathlib.Path) -> _Manifest:
             "new export of the run is read here too"
         )
     return manifest
-
-
-def _make_encoder(folder: pathlib.Path, found: _Encoder, params: Params | None) -> ImageEncoder:
-    network = make_network(found.network, where=f"{folder / MANIFEST_FILE}, encoder.network")
-    preprocessing = read_exported_preprocessing(folder)
-    images = jax.ShapeDtypeStruct((1, preprocessing.size, preprocessing.size, 3), np.float32)
-    shapes = jax.eval_shape(network.init, jax.random.key(0), images)["params"]
-    expected, given = (
-        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (shapes, params or {})
-    )
-    if other := sorted(key for key in expected.keys() | given.keys() if expected.get(key) != given.get(key)):
-        raise BadInput(
-            f"{folder}, {ENCODER}{other[0]}: {given.get(other[0], 'missing')} does not fit {MANIFEST_FILE}, which "
-            f"needs {expected.get(other[0], 'no such tensor')}; {len(other)} tensors differ"
-        )
-    return ImageEncoder(
-        name=found.name,
-        width=found.width,
-        preprocessing=preprocessing,
-        digest=found.digest,
-        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
-        network=network,
-        read_params=lambda: params,
-    )

@@ -16,7 +16,6 @@ from stepcot_jax.data.images.boxed_pictures import DrawnBox, draw_named_boxes
 from stepcot_jax.data.images.preprocessing import repeat_grey, resize_image
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.policies.decoder_policy import generate
-from stepcot_jax.policies.policy_network import normalise
 from stepcot_jax.policies.rollouts import Sampling, rollout_keys
 from stepcot_jax.predict.asked_questions import ask_question, encode_prompt
 from stepcot_jax.predict.radiographs import read_pixels
@@ -182,7 +181,7 @@ class PolicyReader:
         replies = generate(
             trained.network,
             trained.params,
-            normalise(jnp.asarray(images), trained.settings),
+            trained.see(images),
             jnp.asarray(prompts),
             jnp.asarray([len(tokens)], jnp.int32),
             sampling=sampling,

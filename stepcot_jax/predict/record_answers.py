@@ -10,7 +10,6 @@ from stepcot_jax.policies.batched_replies import reply_in_batches
 from stepcot_jax.policies.decoder_policy import generate
 from stepcot_jax.policies.encoded_records import lay_out_prompts
 from stepcot_jax.policies.policy_files import AnyTokenizer
-from stepcot_jax.policies.policy_network import normalise
 from stepcot_jax.policies.rollouts import Sampling, rollout_keys
 from stepcot_jax.policies.tokenizers import split_pieces
 from stepcot_jax.predict.trained_policy import TrainedPolicy
@@ -52,7 +51,7 @@ def answer_records(
         replies = generate(
             trained.network,
             trained.params,
-            normalise(jnp.asarray(load_images(places)), trained.settings),
+            trained.see(load_images(places)),
             jnp.asarray(rows["prompts"]),
             jnp.asarray(rows["lengths"]),
             sampling=sampling,

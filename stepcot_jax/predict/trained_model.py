@@ -16,6 +16,7 @@ from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.evaluation.consistency import Rules, make_rules
 from stepcot_jax.evaluation.consistency_files import read_pairs
 from stepcot_jax.evaluation.gate import Gate, read_gate
+from stepcot_jax.features.carried_encoder import read_carried_preprocessing
 from stepcot_jax.features.spec import FrozenImageEncoder
 from stepcot_jax.features.trained_input import trained_preprocessing
 from stepcot_jax.host.errors import BadInput
@@ -24,7 +25,6 @@ from stepcot_jax.predict.exported_model import (
     StoredParts,
     list_exported_models,
     read_exported_parts,
-    read_exported_preprocessing,
 )
 from stepcot_jax.predict.weight_shapes import check_shapes
 from stepcot_jax.run.stored_reading import (
@@ -158,7 +158,7 @@ def load_trained(workdir: pathlib.Path, *, names: tuple[str, ...] | None = None)
     if frozen is not None:
         preprocessing = frozen.preprocessing
     else:
-        preprocessing = read_exported_preprocessing(workdir) if exported else trained_preprocessing(settings)
+        preprocessing = read_carried_preprocessing(workdir) if exported else trained_preprocessing(settings)
     check_shapes(workdir, parts, networks, preprocessing, exported=exported)
     return Trained(
         workdir=workdir,

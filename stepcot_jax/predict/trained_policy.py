@@ -14,8 +14,9 @@ class TrainedPolicy(StoredPolicy):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """From a picture to the network's input; boxes of replies refer to the stretched picture."""
-        return dataclasses.replace(trained_preprocessing(self.settings), fit="stretch")
+        """Of pictures; boxes of replies refer to the stretched picture."""
+        own = trained_preprocessing(self.settings) if self.patches is None else self.patches.encoder.preprocessing
+        return dataclasses.replace(own, fit="stretch")
 
     @property
     def max_pixels(self) -> int:

@@ -75,6 +75,25 @@ def read_policy_start(settings: Settings) -> StoredPolicy:
     return stored
 
 
+def check_same_encoder(settings: Settings, stored: StoredPolicy, digest: str) -> None:
+    """Refuse a start that reads another frozen encoder, or one where this run has none.
+
+    Args:
+      settings: of the run that starts.
+      stored: of `read_policy_start`.
+      digest: of the run's frozen encoder; "" without one.
+
+    Raises:
+      BadInput: the encoders differ.
+    """
+    if stored.lengths.image_encoder != digest:
+        before, now = (found[:12] or "none" for found in (stored.lengths.image_encoder, digest))
+        raise BadInput(
+            f"{_KEY}: the policy of {settings.policy.start} reads a frozen encoder with the digest {before}, this run "
+            f"{now} (config.image_encoder); expected the same"
+        )
+
+
 def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:
     """Write the patients of each split, for runs that start from this one."""
     patients = {

@@ -9,24 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from stepcot_jax.data.grounded.record_files import write_vqa_records
-from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
 from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, as_columns, score_text
 from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.vqa_metrics import prepare_figures
-from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.batched_replies import reply_in_batches
-from stepcot_jax.policies.encoded_records import lay_out_prompts
-from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, write_lengths
 from stepcot_jax.policies.qwen.qwen_setup import find_qwen
 from stepcot_jax.run.policy_checks import check_epochs
+from stepcot_jax.run.policy_data import load_policy_data
 from stepcot_jax.run.policy_making import make_policy_system
 from stepcot_jax.run.policy_results import EXAMPLES_FOLDER, Answered, write_examples, write_policy_results
-from stepcot_jax.run.policy_start import naming_start, read_policy_start, refuse_seen_patients, write_patients
-from stepcot_jax.run.policy_tokens import tokenize_records
+from stepcot_jax.run.policy_start import naming_start, read_policy_start
 from stepcot_jax.run.task import Outcome, Task
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems import grpo, sft
@@ -37,7 +32,6 @@ from stepcot_jax.training.processes import is_first
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import Batch, Stream
 
-TEST_RECORDS = "records/test.jsonl"
 _MOST_EXAMPLE_BYTES = 2**26
 
 
@@ -64,10 +58,8 @@ class PolicyTask(Task):
         self.batch_size = settings.sft.batch_size
         self.source = find_qwen(settings) if settings.policy.weights else None
         self.start = read_policy_start(settings) if settings.policy.start else None
-        self.dataset: VqaDataset = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
-        refuse_seen_patients(settings, self.dataset)
-        start = None if self.start is None else self.start.tokenizer
-        self.tokens = tokenize_records(settings, self.dataset, start, source=self.source)
+        self.data = load_policy_data(settings, workdir=workdir, terminal=terminal, source=self.source, start=self.start)
+        self.dataset, self.tokens, self.see = self.data.dataset, self.data.tokens, self.data.see
         self.tokenizer, self.lengths = self.tokens.tokenizer, self.tokens.lengths
         self.packs, self.row_length = pack_split(
             self.dataset, self.tokens.encoded, pack_length=settings.sft.pack_length
@@ -77,7 +69,13 @@ class PolicyTask(Task):
             places, rows = [place for (place,) in self.packs], self._own_rows(settings.sft.batch_size)
             with naming_start(settings):
                 self.staged = make_staged_rows(
-                    settings, self.dataset, self.tokenizer, encoded=self.tokens.encoded, places=places, rows=rows
+                    settings,
+                    self.dataset,
+                    self.tokenizer,
+                    encoded=self.tokens.encoded,
+                    places=places,
+                    rows=rows,
+                    see=self.see,
                 )
         self.scoring = ScoringSettings(dialect=settings.vqa.dialect, with_thinking=settings.vqa.with_thinking)
         self.system = make_policy_system(
@@ -99,21 +97,14 @@ class PolicyTask(Task):
 
     @property
     def example(self) -> Batch:
-        """A prompt."""
-        return self.make_prompts(self.dataset.splits["train"][:1])
+        """A prompt; asked for within a function that JAX traces, which a frozen encoder must not become a part of."""
+        with jax.ensure_compile_time_eval():
+            return self.data.make_prompts(self.dataset.splits["train"][:1])
 
     @property
     def batch_shapes(self) -> Batch:
         """Not used: every phase has a stream of its own."""
         raise NotImplementedError("each phase of a policy has a stream of its own")
-
-    def make_prompts(self, places: Sequence[int] | np.ndarray) -> Batch:
-        """Return images and padded prompts of some records, and their places."""
-        laid_out = lay_out_prompts(
-            [self.tokens.prompts[place] for place in places], self.lengths.prompt_length, pad=self.tokenizer.pad
-        )
-        images = self.dataset.load_images(self.dataset.image_of[np.asarray(places, int)])
-        return {"images": images, **laid_out, "place": np.asarray(places, np.int32)}
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Stream]:
@@ -127,13 +118,14 @@ class PolicyTask(Task):
             self.row_length,
             (settings.sft.answer_weight, settings.sft.reasoning_weight),
             self._own_rows(settings.sft.batch_size),
+            self.see,
         )
         own = self._own_rows(settings.grpo.batch_size)
         rows = pack if self.staged is None else self.staged.read
 
         def prompt(update: int, numbers: np.ndarray) -> Batch:
             del update
-            return self.make_prompts(train[numbers[own]])
+            return self.data.make_prompts(train[numbers[own]])
 
         with contextlib.ExitStack() as stack:
             if self.system.rollouts is not None and self.system.rollouts.judge is not None:
@@ -169,7 +161,7 @@ class PolicyTask(Task):
         own = self._own_rows(size)
 
         def ask(rows: Sequence[int]) -> np.ndarray:
-            batch = self.make_prompts([places[row] for row in rows][own])
+            batch = self.data.make_prompts([places[row] for row in rows][own])
             del batch["place"]
             tokens: np.ndarray = jax.device_get(self._predict(params, self.devices.put_rows(batch))["tokens"])
             return tokens
@@ -229,41 +221,19 @@ class PolicyTask(Task):
 
     def describe_data(self) -> str:
         """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
-        lengths, cut, num_cut = self.lengths, "", self.tokens.num_cut
-        if num_cut:
-            cut = f" (config.policy.longest_reply cuts {num_cut} of {len(self.tokens.encoded)} training replies)"
-        return (
-            f"questions: {len(self.dataset.records)} about {self.dataset.num_images} images; tokens: prompts up to "
-            f"{lengths.prompt_length}, replies up to {lengths.reply_length}{cut}, vocabulary {lengths.num_words}"
-        )
+        return self.data.describe()
 
     def check_same_splits(self) -> None:
         """Refuse records with a vocabulary of another size, which no checkpoint fits; the digest covers the rest."""
-        if read_lengths(self.workdir) != self.lengths:
-            raise self._other_data()
+        self.data.check_same_lengths()
 
     def check_same_data(self, digest: str) -> None:
         """Refuse other records, images or splits."""
-        if digest != self.digest:
-            raise self._other_data()
-
-    def _other_data(self) -> BadInput:
-        return BadInput(
-            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
-            "new workdir"
-        )
+        self.data.check_same(digest)
 
     def write_facts(self) -> None:
         """Write lengths, vocabulary, the test records and the patients of each split."""
-        write_lengths(self.workdir, self.lengths)
-        if self.tokenizer.closed is not None:
-            self.tokenizer.closed.write(self.workdir / VOCABULARY_FILE)
-        if self.source is not None:
-            self.source.copy_files(self.workdir)
-        path = self.workdir / TEST_RECORDS
-        path.parent.mkdir(exist_ok=True)
-        write_vqa_records(path, [self.dataset.records[place] for place in self.dataset.splits["test"]])
-        write_patients(self.workdir, self.dataset)
+        self.data.write()
 
     def finish(self, outcome: Outcome) -> dict[str, Any]:
         """Answer the test questions with the best weights of each phase; write replies and report."""

@@ -39,7 +39,12 @@ class TokenizedRecords:
 
 
 def tokenize_records(
-    settings: Settings, dataset: VqaDataset, tokenizer: AnyTokenizer | None, *, source: QwenSource | None = None
+    settings: Settings,
+    dataset: VqaDataset,
+    tokenizer: AnyTokenizer | None,
+    *,
+    source: QwenSource | None = None,
+    image_encoder: str = "",
 ) -> TokenizedRecords:
     """Encode the prompts of all records and the replies of the training split.
 
@@ -48,6 +53,7 @@ def tokenize_records(
       dataset: its records.
       tokenizer: of the run that this one starts from; None for that of the settings.
       source: of a Qwen2.5-VL; None for the small decoder.
+      image_encoder: digest of a frozen encoder; "" without one.
 
     Raises:
       BadInput: a record cannot be written or encoded, or no training reply fits in `policy.longest_reply`.
@@ -72,6 +78,7 @@ def tokenize_records(
         reply_length=reply_length,
         num_words=tokenizer.num_words,
         largest_coordinate=settings.image_encoder.image_size,
+        image_encoder=image_encoder,
     )
     return TokenizedRecords(
         tokenizer=tokenizer,

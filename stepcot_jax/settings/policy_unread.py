@@ -5,20 +5,22 @@ from typing import Any
 
 from stepcot_jax.settings.configs import load_config
 
-_ENCODER = "is read by chain networks alone; a policy trains its own encoder (config.policy.encoder_widths)"
+_ENCODER = (
+    "is read by chain networks alone; a policy trains its own encoder (config.policy.encoder_widths) or reads the "
+    "patches of a frozen one ('pretrained')"
+)
 _RECORDS = "is read of cases alone; reasoning records are named by config.vqa.source and config.vqa.root"
 _CHAINS = "is a reward of config.job='chain_grpo'; those of replies are config.rewards.answer_weight and others"
 _REASONS = {
     "image_encoder.name": _ENCODER,
-    "image_encoder.weights": _ENCODER,
     "image_encoder.fit": "has no effect on reasoning records, whose images and boxes are stretched to a square",
     **dict.fromkeys(
         ("data.source", "data.root", "data.layout", "data.augment", "data.sampling", "data.uncertain"), _RECORDS
     ),
     **dict.fromkeys(("rewards.diagnosis_weight", "rewards.steps_weight", "rewards.chain_weight"), _CHAINS),
 }
-_SAME = {"image_encoder.name": ("resnet_small", "resnet18")}
-"""Values that are as good as the default: those of a config for chains that changes its job."""
+_ACCEPTED = {"image_encoder.name": ("resnet_small", "resnet18", "pretrained")}
+"""Further values: those of a config for chains that changes its job, and the frozen encoder that a policy reads."""
 
 
 def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
@@ -39,6 +41,6 @@ def find_unread(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any, str]]:
         if not isinstance(of_section, Mapping) or key not in of_section:
             continue
         value, default = of_section[key], defaults[section][key]
-        if value != default and value not in _SAME.get(name, ()):
+        if value != default and value not in _ACCEPTED.get(name, ()):
             found[name] = (value, default, reason)
     return found

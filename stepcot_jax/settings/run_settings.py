@@ -111,6 +111,7 @@ class Settings:
                     f"config.{name}: {value!r} has no effect with config.job={self.job!r}; expected {default!r} (it "
                     f"{reason})"
                 )
+            self._check_policy_encoder()
         if self.policy.weights:
             self._check_large_policy()
         elif self.parallel.transform == "mesh":
@@ -118,6 +119,17 @@ class Settings:
                 "config.parallel.transform: 'mesh' needs config.policy.weights (a Qwen2.5-VL); the other networks are "
                 "small and lie whole on every device ('shard_map')"
             )
+
+    def _check_policy_encoder(self) -> None:
+        """Refuse a frozen encoder beside another network that reads pictures."""
+        if not self.image_encoder.is_frozen:
+            return
+        for name, default in (("weights", ""), ("encoder_widths", load_config("base").policy.encoder_widths)):
+            if (found := getattr(self.policy, name)) != default:
+                raise BadInput(
+                    f"config.policy.{name}: {found!r} has no effect with config.image_encoder.name="
+                    f"{self.image_encoder.name!r}, whose patches the policy reads; leave out one of them"
+                )
 
     def _check_large_policy(self) -> None:
         """Refuse settings that a Qwen2.5-VL does not read."""

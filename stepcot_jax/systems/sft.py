@@ -27,7 +27,10 @@ POLICY = "policy"
 
 Batch = dict[str, Any]
 Normalise = Callable[[Array], Array]
-"""Pictures uint8 [case, height, width, 3] -> the network's input."""
+"""Pictures uint8 [case, height, width, 3], or what `See` made of them -> the network's input, on the device."""
+
+See = Callable[[np.ndarray], np.ndarray]
+"""Pictures uint8 [case, height, width, 3] -> what goes to the devices: the pictures, or a frozen encoder's patches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,7 @@ class PackedRows:
       length: tokens of a row.
       part_weights: of answer and reasoning.
       rows: of a global batch that this process loads.
+      see: applied to their pictures.
     """
 
     dataset: VqaDataset
@@ -49,6 +53,7 @@ class PackedRows:
     length: int
     part_weights: tuple[float, float]
     rows: slice
+    see: See
 
     def __call__(self, update: int, numbers: Int[np.ndarray, " row"]) -> Batch:
         """Return this process's rows: images, and what `lay_out_pack` and `sequence_loss` name."""
@@ -57,7 +62,7 @@ class PackedRows:
         laid_out = stack_rows([lay_out_pack([self.encoded[place] for place in pack], self.length) for pack in own])
         weights = np.tile(np.array(self.part_weights, np.float32), (len(own), 1))
         images = self.dataset.load_images([self.dataset.image_of[pack[0]] for pack in own])
-        return {"images": images, **laid_out, "part_weights": weights}
+        return {"images": self.see(images), **laid_out, "part_weights": weights}
 
 
 def pack_split(

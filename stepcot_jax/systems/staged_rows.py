@@ -26,7 +26,7 @@ from stepcot_jax.policies.policy_files import AnyTokenizer
 from stepcot_jax.settings.policy_sections import CurriculumSettings
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.curriculum import CurriculumState, draw_stages
-from stepcot_jax.systems.sft import Batch
+from stepcot_jax.systems.sft import Batch, See
 from stepcot_jax.systems.staged_sft import CURRICULUM, NO_DOMAIN, Curriculum
 from stepcot_jax.training.state import TrainState
 from stepcot_jax.training.system import COLLECTED_NUMBERS
@@ -47,6 +47,7 @@ class StagedRows:
       part_weights: of answer and reasoning, at the stages easy and medium.
       curriculum: the schedule.
       rows: of a global batch that this process loads.
+      see: applied to their pictures, once boxes are drawn.
     """
 
     dataset: VqaDataset
@@ -56,6 +57,7 @@ class StagedRows:
     part_weights: tuple[float, float]
     curriculum: Curriculum
     rows: slice
+    see: See
 
     def __post_init__(self) -> None:
         self.length = max(each.length for each in self.encoded.values())
@@ -108,7 +110,7 @@ class StagedRows:
         weights = [_HARD_WEIGHTS if view.stage == "hard" else self.part_weights for view in views]
         domains = [self._number_of.get(domain_of(view.record), NO_DOMAIN) for view in views]
         return {
-            "images": draw_views(shown, views),
+            "images": self.see(draw_views(shown, views)),
             **stack_rows(rows),
             "part_weights": np.array(weights, np.float32),
             "domains": np.array(domains, np.int32),
@@ -157,6 +159,7 @@ def make_staged_rows(
     encoded: Mapping[int, EncodedRecord],
     places: Sequence[int],
     rows: slice,
+    see: See,
 ) -> StagedRows:
     """Return the rows of a run's fine-tuning.
 
@@ -167,6 +170,7 @@ def make_staged_rows(
       encoded: tokens of the training split by place, as the stages easy and medium show them.
       places: of the record of each number that is drawn.
       rows: of a global batch that this process loads.
+      see: applied to their pictures.
 
     Raises:
       BadInput: the schedule needs a reply that the dialect does not have, or a word is not in the vocabulary.
@@ -186,7 +190,7 @@ def make_staged_rows(
         domains=tuple(sorted(domains - {""})),
     )
     part_weights = (settings.sft.answer_weight, settings.sft.reasoning_weight)
-    return StagedRows(dataset, places, views, shown, part_weights, curriculum, rows)
+    return StagedRows(dataset, places, views, shown, part_weights, curriculum, rows, see)
 
 
 def _all_views(views: StageViews, dataset: VqaDataset, settings: Settings) -> list[StageView]:

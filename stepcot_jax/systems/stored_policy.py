@@ -7,7 +7,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import msgspec
+import numpy as np
+from jaxtyping import Array, UInt8
 
+from stepcot_jax.features.carried_encoder import CarriedEncoder, make_carried_encoder
+from stepcot_jax.features.patch_input import PatchInput, load_patch_input, make_patch_input
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
 from stepcot_jax.policies.policy_choice import (
@@ -19,6 +23,7 @@ from stepcot_jax.policies.policy_choice import (
     split_parts,
 )
 from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
+from stepcot_jax.policies.policy_network import normalise
 from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
 from stepcot_jax.policies.qwen.qwen_setup import QwenSource
 from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings
@@ -37,6 +42,9 @@ from stepcot_jax.training.stored_params import MOST_BYTES, read_best, restore_pa
 POLICY_FILE = "policy.safetensors"
 """Parameters of an exported policy."""
 
+FROZEN_ENCODER = "frozen_encoder"
+"""First part of the names of a frozen encoder's tensors there."""
+
 _MOST_MANIFEST_BYTES = 2**22
 _PHASES = ("grpo", "sft")
 """Phases of a run, the last first."""
@@ -52,6 +60,7 @@ class StoredPolicy:
       network: the module.
       params: its parameters, as its `apply` takes them: float32, matrices of a Qwen2.5-VL in its compute dtype.
       source: config, tokenizer and preprocessing of the Qwen2.5-VL that the run started from; None without.
+      patches: of the frozen encoder that the network reads; None if the network reads pictures.
       tokenizer: of prompts and replies.
       lengths: of prompts and replies.
       phase: that ended with these weights, "sft" or "grpo".
@@ -63,10 +72,16 @@ class StoredPolicy:
     network: AnyPolicy
     params: Params
     source: QwenSource | None
+    patches: PatchInput | None
     tokenizer: AnyTokenizer
     lengths: PolicyLengths
     phase: str
     step: int
+
+    def see(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Array:
+        """Return pictures, stretched to the size that the policy sees, as the network's input on the default device."""
+        given = pictures if self.patches is None else self.patches(pictures)
+        return normalise(jnp.asarray(given), self.settings)
 
 
 def read_policy(workdir: pathlib.Path, *, phase: str | None = None, for_training: bool = False) -> StoredPolicy:
@@ -102,7 +117,8 @@ def read_policy(workdir: pathlib.Path, *, phase: str | None = None, for_training
         )
     source = read_source(workdir, settings)
     network = choose_policy(settings, tokenizer, source)
-    expected = _expected_shapes(network, settings)
+    patches = _load_patches(workdir, settings, lengths, is_exported=exported)
+    expected = _expected_shapes(network, settings, patches)
     if exported:
         phase, step, params = _read_exported(workdir, phase)
     else:
@@ -115,11 +131,34 @@ def read_policy(workdir: pathlib.Path, *, phase: str | None = None, for_training
         network=network,
         params=params if for_training else _put_for_replies(network, params),
         source=source,
+        patches=patches,
         tokenizer=tokenizer,
         lengths=lengths,
         phase=phase,
         step=step,
     )
+
+
+def _load_patches(
+    workdir: pathlib.Path, settings: Settings, lengths: PolicyLengths, *, is_exported: bool
+) -> PatchInput | None:
+    """Return the patches of the run's frozen encoder, if it has one: the export's own, or those of the settings."""
+    patches: PatchInput | None = None
+    if settings.image_encoder.is_frozen and is_exported:
+        manifest = workdir / MANIFEST_FILE
+        if (found := _read_manifest(workdir).encoder) is None:
+            raise BadInput(f"{manifest}: no encoder; the policy of this export reads a frozen one")
+        tensors = unflatten(read_weights(workdir, [POLICY_FILE])).get(FROZEN_ENCODER)
+        patches = make_patch_input(settings, make_carried_encoder(manifest, found, tensors))
+    elif settings.image_encoder.is_frozen:
+        patches = load_patch_input(settings)
+    digest = "" if patches is None else patches.encoder.digest
+    if digest != lengths.image_encoder:
+        raise BadInput(
+            f"config.image_encoder.weights: {settings.image_encoder.weights!r} has the digest {digest[:12]!r}; the "
+            f"policy of {workdir} reads an encoder with {lengths.image_encoder[:12]!r}"
+        )
+    return patches
 
 
 def _find_step(folder: pathlib.Path, phase: str | None) -> tuple[str, int]:
@@ -138,15 +177,22 @@ class _Manifest(msgspec.Struct):
     kind: Literal["policy"]
     phase: Literal["sft", "grpo"]
     step: int
+    encoder: CarriedEncoder | None = None
+
+
+def _read_manifest(folder: pathlib.Path) -> _Manifest:
+    path = folder / MANIFEST_FILE
+    return read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
 
 
 def _read_exported(folder: pathlib.Path, phase: str | None) -> tuple[str, int, Params]:
     """Return phase, update and parameters of an export, which holds those of one phase."""
-    path = folder / MANIFEST_FILE
-    found = read_json(path, _Manifest, accepted="expected the export of a policy", max_bytes=_MOST_MANIFEST_BYTES)
+    found = _read_manifest(folder)
     if phase not in (None, found.phase):
         raise BadInput(f"{folder}: no weights of the phase {phase!r}; the export has those of {found.phase!r}")
-    return found.phase, found.step, unflatten(read_weights(folder, [POLICY_FILE]))
+    params = unflatten(read_weights(folder, [POLICY_FILE]))
+    params.pop(FROZEN_ENCODER, None)  # of `_load_patches`
+    return found.phase, found.step, params
 
 
 def _read_saved(folder: pathlib.Path, step: int, expected: Any) -> Params:
@@ -167,9 +213,10 @@ def _put_for_replies(network: AnyPolicy, params: Params) -> Params:
     return found
 
 
-def _expected_shapes(network: AnyPolicy, settings: Settings) -> Any:
+def _expected_shapes(network: AnyPolicy, settings: Settings, patches: PatchInput | None) -> Any:
     side = settings.image_encoder.image_size
-    images, tokens = jnp.zeros((1, side, side, 3)), jnp.zeros((1, 1), jnp.int32)
+    images = jnp.zeros((1, side, side, 3) if patches is None else (1, *patches.shape))
+    tokens = jnp.zeros((1, 1), jnp.int32)
     return jax.eval_shape(lambda: network.init(jax.random.key(0), images, tokens, tokens[0] + 1, tokens))["params"]
 
 

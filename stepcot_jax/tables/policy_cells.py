@@ -10,7 +10,7 @@ from stepcot_jax.data.grounded.vqa_dataset import load_vqa_dataset
 from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, score_all
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.record import VqaRecord
-from stepcot_jax.run.policy_task import TEST_RECORDS
+from stepcot_jax.run.policy_data import TEST_RECORDS
 from stepcot_jax.run.scored_baseline import score_baseline
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.tables.cells import Cell, vary

@@ -53,9 +53,12 @@ class ResNet(nn.Module):
             setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
         self.fc = nn.Linear(before, 1000)
 
-    def forward(self, x):
+    def last_map(self, x):
         x = nn.functional.max_pool2d(relu(self.bn1(self.conv1(x))), 3, 2, 1)
-        return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))
+        return self.layer4(self.layer3(self.layer2(self.layer1(x))))
+
+    def forward(self, x):
+        return self.last_map(x).mean((2, 3))
 
 
 class Dense(nn.Module):
@@ -87,8 +90,11 @@ class DenseNet(nn.Module):
         self.features = _named(layers)
         self.classifier = nn.Linear(before, 1000)
 
+    def last_map(self, x):
+        return relu(self.features(x))
+
     def forward(self, x):
-        return relu(self.features(x)).mean((2, 3))
+        return self.last_map(x).mean((2, 3))
 
 
 def _named(layers):
@@ -119,8 +125,13 @@ def test_features(tmp_path, name):
     assert largest_difference(encoder.encode(images), expected) <= 1e-4 * max(scale, 1)
     assert (encoder.width, encoder.num_parameters) == (width, num_parameters)
     assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)
-    with pytest.raises(BadInput, match="no patches"):
-        encoder.encode_patches(images)
+    with torch.inference_mode():
+        last_map = model.last_map(as_torch(images))
+    pooled, patches = encoder.encode_patches(images)
+    expected = last_map.flatten(2).transpose(1, 2)
+    assert patches.shape == (2, 4, width)  # 2 x 2 positions, row by row
+    assert largest_difference(patches, expected) <= 1e-4 * max(float(expected.abs().max()), 1)
+    assert largest_difference(pooled, encoder.encode(images)) <= 1e-5 * max(scale, 1)
 
 
 def test_densenet_with_the_names_of_old_files(tmp_path):

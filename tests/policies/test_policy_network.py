@@ -8,7 +8,7 @@ import pytest
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.data.images.preprocessing import normalise as normalise_on_host
 from stepcot_jax.models.prefix_vlm import sinusoids
-from stepcot_jax.policies.policy_network import make_policy, normalise, rotary_sections, start_coordinates
+from stepcot_jax.policies.policy_network import PatchMap, make_policy, normalise, rotary_sections, start_coordinates
 from stepcot_jax.policies.tokenizers import Vocabulary
 from stepcot_jax.settings.run_settings import load_settings
 
@@ -93,3 +93,21 @@ class NoWords:
 
     def encode(self, text):
         return [1, 2]
+
+
+@pytest.mark.parametrize("grid", [4, 3, 2, 1])
+def test_patches_become_a_feature_map(grid):
+    draws = np.random.default_rng(0)
+    patches = draws.standard_normal((2, 16, 5)).astype(np.float32) * draws.uniform(0.1, 50, (2, 16, 1))
+    scale = draws.uniform(0.5, 2, 5).astype(np.float32)
+    found = PatchMap(grid).apply({"params": {"norm": {"scale": scale}}}, jnp.asarray(patches, jnp.float32))
+    normed = patches / np.sqrt(np.mean(patches**2, axis=-1, keepdims=True) + 1e-6) * scale
+    rows = normed.reshape(2, 4, 4, 5)
+    for row in range(grid):
+        for column in range(grid):
+            # As PyTorch's adaptive pooling: from the floor of the cell's start to the ceiling of its end.
+            top, left = row * 4 // grid, column * 4 // grid
+            bottom, right = -(-(row + 1) * 4 // grid), -(-(column + 1) * 4 // grid)
+            cell = rows[:, top:bottom, left:right].mean(axis=(1, 2))
+            place = (row * grid + column) * 5
+            np.testing.assert_allclose(found[:, place : place + 5], cell, rtol=2e-5, atol=1e-5)

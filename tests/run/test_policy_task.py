@@ -14,7 +14,7 @@ from stepcot_jax.data.grounded.record_files import read_vqa_records, write_vqa_r
 from stepcot_jax.evaluate_replies.__main__ import main as evaluate_replies
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.reasoning.dialects import write_reply
-from stepcot_jax.run import policy_task, policy_tokens
+from stepcot_jax.run import policy_data, policy_task, policy_tokens
 from stepcot_jax.run.training_run import Run
 
 BRIEF = {"job": "sft", "sft__epochs": 1, "vqa__num_validated": 1}
@@ -28,14 +28,14 @@ def refused(workdir, message, **changes):
 
 @pytest.mark.parametrize("phase", ["sft", "grpo"])
 def test_a_batch_that_devices_cannot_divide_is_refused_before_loading(tmp_path, monkeypatch, phase):
-    monkeypatch.setattr(policy_task, "load_vqa_dataset", None)
+    monkeypatch.setattr(policy_data, "load_vqa_dataset", None)
     changes = {f"{phase}__batch_size": 6, "parallel__num_devices": 4}
     refused(tmp_path, rf"^config.{phase}.batch_size: 6 is not a multiple of 4 \(4 devices", **changes)
 
 
 @pytest.mark.parametrize("job", ["sft", "grpo"])
 def test_a_run_without_an_update_is_refused_before_loading(tmp_path, monkeypatch, job):
-    monkeypatch.setattr(policy_task, "load_vqa_dataset", None)
+    monkeypatch.setattr(policy_data, "load_vqa_dataset", None)
     named = rf"^config.sft.epochs: 0 with config.job='{job}'.*nothing to train"
     refused(tmp_path, named, job=job, sft__epochs=0, grpo__epochs=0)
 

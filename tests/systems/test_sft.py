@@ -134,7 +134,7 @@ def test_rows_of_a_process_are_its_packs_about_their_pictures():
     packs, length = pack_split(dataset, encoded, pack_length=0)
     assert packs == [(0,), (1,), (4,), (3,)]  # by image; record 2 is of another split
     assert length == max(records[place].length for place in (0, 1, 3, 4))
-    rows = PackedRows(dataset, encoded, packs, length, WEIGHTS, slice(1, 3))
+    rows = PackedRows(dataset, encoded, packs, length, WEIGHTS, slice(1, 3), lambda pictures: pictures)
     found = rows(0, np.array([0, 3, 2, 1]))
     np.testing.assert_array_equal(found["images"], dataset.load_images([1, 2]))
     np.testing.assert_array_equal(found["part_weights"], np.array([WEIGHTS] * 2, np.float32))

@@ -1,0 +1,84 @@
+"""A frozen image encoder as an export carries it: network and preprocessing in JSON, weights among its tensors."""
+
+import pathlib
+from typing import Any, Literal
+
+import jax
+import msgspec
+import numpy as np
+
+from stepcot_jax.data.images.preprocessing import Preprocessing
+from stepcot_jax.encoders.described_networks import make_network
+from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.files import read_json
+
+PREPROCESSING_FILE = "preprocessing.json"
+
+_MOST_BYTES = 4 * 2**20
+_ACCEPTED = "expected a file that python -m stepcot_jax.export wrote"
+
+
+class CarriedEncoder(msgspec.Struct):
+    """What the manifest of an export says of the encoder."""
+
+    name: str
+    width: int
+    digest: str
+    network: dict[str, Any]
+
+
+class _Preprocessing(msgspec.Struct):
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    fit: Literal["crop", "pad", "stretch"]
+
+
+def read_carried_preprocessing(folder: pathlib.Path) -> Preprocessing:
+    """Return the preprocessing of an export's images.
+
+    Raises:
+      BadInput: preprocessing.json is damaged or out of range.
+    """
+    path = folder / PREPROCESSING_FILE
+    found = read_json(path, _Preprocessing, accepted=_ACCEPTED, max_bytes=_MOST_BYTES)
+    try:
+        return Preprocessing(found.size, mean=found.mean, std=found.std, fit=found.fit)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def make_carried_encoder(manifest: pathlib.Path, found: CarriedEncoder, params: Any) -> ImageEncoder:
+    """Return the encoder of an export.
+
+    Args:
+      manifest: the file that `found` was read from.
+      found: what it says.
+      params: weights, nested; None if the export has none.
+
+    Raises:
+      BadInput: the network or the preprocessing is not readable, or the weights do not fit; names file and tensor.
+    """
+    network = make_network(found.network, where=f"{manifest}, encoder.network")
+    preprocessing = read_carried_preprocessing(manifest.parent)
+    images = jax.ShapeDtypeStruct((1, preprocessing.size, preprocessing.size, 3), np.float32)
+    shapes = jax.eval_shape(network.init, jax.random.key(0), images)["params"]
+    expected, given = (
+        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (shapes, params or {})
+    )
+    if other := sorted(key for key in expected.keys() | given.keys() if expected.get(key) != given.get(key)):
+        raise BadInput(
+            f"{manifest.parent}, image encoder{other[0]}: {given.get(other[0], 'missing')} does not fit "
+            f"{manifest.name}, which needs {expected.get(other[0], 'no such tensor')}; {len(other)} tensors differ"
+        )
+    return ImageEncoder(
+        name=found.name,
+        width=found.width,
+        preprocessing=preprocessing,
+        digest=found.digest,
+        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(shapes)),
+        network=network,
+        read_params=lambda: params,
+    )

@@ -1,0 +1,138 @@
+"""What a policy's run reads: records as tokens and pictures as its network takes them, with the files that say so."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from stepcot_jax.data.grounded.record_files import write_vqa_records
+from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
+from stepcot_jax.features.patch_input import PatchInput, load_patch_input, store_patches
+from stepcot_jax.features.sharing import Processes
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.policies.encoded_records import lay_out_prompts
+from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, write_lengths
+from stepcot_jax.policies.qwen.qwen_setup import QwenSource
+from stepcot_jax.run.policy_start import check_same_encoder, refuse_seen_patients, write_patients
+from stepcot_jax.run.policy_tokens import TokenizedRecords, tokenize_records
+from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.systems.sft import See
+from stepcot_jax.systems.stored_policy import StoredPolicy
+from stepcot_jax.training.processes import wait_for_all
+from stepcot_jax.training.system import Batch
+
+TEST_RECORDS = "records/test.jsonl"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyData:
+    """Records and pictures of a run.
+
+    Attributes:
+      workdir: of the run.
+      dataset: records and pictures.
+      tokens: of the records.
+      source: of a Qwen2.5-VL; None without.
+      patches: of a frozen encoder; None if the network reads pictures.
+    """
+
+    workdir: pathlib.Path
+    dataset: VqaDataset
+    tokens: TokenizedRecords
+    source: QwenSource | None
+    patches: PatchInput | None
+
+    @property
+    def see(self) -> See:
+        """What pictures become before they go to the devices."""
+        return self.patches or (lambda pictures: pictures)
+
+    def make_prompts(self, places: Sequence[int] | np.ndarray) -> Batch:
+        """Return images and padded prompts of some records, and their places."""
+        tokens = self.tokens
+        prompts = [tokens.prompts[place] for place in places]
+        laid_out = lay_out_prompts(prompts, tokens.lengths.prompt_length, pad=tokens.tokenizer.pad)
+        images = self.dataset.load_images(self.dataset.image_of[np.asarray(places, int)])
+        return {"images": self.see(images), **laid_out, "place": np.asarray(places, np.int32)}
+
+    def describe(self) -> str:
+        """Return the number of questions and images, the lengths of prompts and replies, and how many are cut."""
+        lengths, cut, num_cut = self.tokens.lengths, "", self.tokens.num_cut
+        if num_cut:
+            cut = f" (config.policy.longest_reply cuts {num_cut} of {len(self.tokens.encoded)} training replies)"
+        return (
+            f"questions: {len(self.dataset.records)} about {self.dataset.num_images} images; tokens: prompts up to "
+            f"{lengths.prompt_length}, replies up to {lengths.reply_length}{cut}, vocabulary {lengths.num_words}"
+        )
+
+    def check_same_lengths(self) -> None:
+        """Refuse records with a vocabulary of another size, which no checkpoint fits, and another frozen encoder."""
+        before, now = read_lengths(self.workdir), self.tokens.lengths
+        if before.image_encoder != now.image_encoder:
+            raise BadInput(
+                f"{self.workdir}: the run started with a frozen encoder of the digest {before.image_encoder[:12]!r}; "
+                f"config.image_encoder now has {now.image_encoder[:12]!r}; use the same weights or a new workdir"
+            )
+        if before != now:
+            raise self._other_data()
+
+    def check_same(self, digest: str) -> None:
+        """Refuse other records, images or splits."""
+        if digest != self.dataset.digest:
+            raise self._other_data()
+
+    def _other_data(self) -> BadInput:
+        return BadInput(
+            f"{self.workdir}: records, images or splits differ from those the run started with; use the same data or a "
+            "new workdir"
+        )
+
+    def write(self) -> None:
+        """Write lengths, vocabulary, the test records and the patients of each split."""
+        write_lengths(self.workdir, self.tokens.lengths)
+        if (vocabulary := self.tokens.tokenizer.closed) is not None:
+            vocabulary.write(self.workdir / VOCABULARY_FILE)
+        if self.source is not None:
+            self.source.copy_files(self.workdir)
+        path = self.workdir / TEST_RECORDS
+        path.parent.mkdir(exist_ok=True)
+        write_vqa_records(path, [self.dataset.records[place] for place in self.dataset.splits["test"]])
+        write_patients(self.workdir, self.dataset)
+
+
+def load_policy_data(
+    settings: Settings,
+    *,
+    workdir: pathlib.Path,
+    terminal: Terminal,
+    source: QwenSource | None,
+    start: StoredPolicy | None,
+) -> PolicyData:
+    """Load records and pictures, encode the records, and, for a frozen encoder, the pictures.
+
+    Args:
+      settings: of the run.
+      workdir: of the run.
+      terminal: shows progress.
+      source: of a Qwen2.5-VL; None without.
+      start: policy of the run that this one starts from; None without.
+
+    Raises:
+      BadInput: records, images, the tokenizer or the frozen encoder cannot be used.
+    """
+    patches = load_patch_input(settings)
+    encoder = "" if patches is None else patches.encoder.digest
+    if start is not None:
+        check_same_encoder(settings, start, encoder)
+    dataset = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
+    refuse_seen_patients(settings, dataset)
+    tokenizer = None if start is None else start.tokenizer
+    tokens = tokenize_records(settings, dataset, tokenizer, source=source, image_encoder=encoder)
+    if patches is not None:
+        terminal.say(f"image encoder: {patches.encoder.name}, {patches.shape[0]} patches, frozen")
+        processes = Processes(jax.process_index(), jax.process_count(), wait_for_all)
+        patches = store_patches(patches, dataset, settings, workdir, terminal, processes=processes)
+    return PolicyData(workdir=workdir, dataset=dataset, tokens=tokens, source=source, patches=patches)

@@ -1,0 +1,97 @@
+"""Patches of a frozen encoder as a policy's input: stored or not, in any batches, and what cannot be one."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from features.fake_encoders import FakeImageEncoder, draw
+from run.small_policy_run import small_settings
+
+from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.data.images.pixels import PixelCache
+from stepcot_jax.data.images.preprocessing import normalise
+from stepcot_jax.features.patch_input import make_patch_input, store_patches
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.settings.run_settings import load_settings
+
+PICTURES = np.stack([draw(number) for number in (3, 5, 300, 7, 3)])
+
+
+class PatchEncoder(FakeImageEncoder):
+    """16 patches of a picture, its own pixels; counts what it is asked."""
+
+    def encode_patches(self, images):
+        features, patches = super().encode_patches(images)
+        return features, self.change(patches) if hasattr(self, "change") else patches
+
+
+def settings_of(**changes):
+    """Settings whose pictures are as small as the fake encoder's."""
+    settings = small_settings()
+    encoder = dataclasses.replace(settings.image_encoder, image_size=4)
+    features = dataclasses.replace(settings.features, batch_size=3, **changes)
+    return dataclasses.replace(settings, image_encoder=encoder, features=features)
+
+
+def dataset_of(pictures):
+    pixels = PixelCache(lambda place: pictures[place], 1e6)
+    return VqaDataset((), np.arange(len(pictures), dtype=np.int32), {}, "", (), pixels)
+
+
+def expected(pictures):
+    return normalise(pictures, FakeImageEncoder.preprocessing).reshape(len(pictures), 16, 3)
+
+
+def test_patches_do_not_depend_on_batches_or_order():
+    encoder = PatchEncoder()
+    patches = make_patch_input(settings_of(), encoder)
+    np.testing.assert_array_equal(patches(PICTURES), expected(PICTURES))
+    np.testing.assert_array_equal(patches(PICTURES[::-1]), expected(PICTURES[::-1]))
+    np.testing.assert_array_equal(patches(PICTURES[3:4]), expected(PICTURES[3:4]))
+    assert set(encoder.shapes[1:]) == {(3, 4, 4, 3)}  # one shape, compiled once
+
+
+@pytest.mark.parametrize("dtype", ["none", "float16"])
+def test_stored_patches_are_those_that_are_encoded(tmp_path, dtype):
+    settings, encoder = settings_of(patches=dtype), PatchEncoder()
+    plain = make_patch_input(settings, encoder)
+    stored = store_patches(plain, dataset_of(PICTURES[:3]), settings, tmp_path, Terminal())
+    encoder.images.clear()
+    found = stored(PICTURES)
+    assert found.dtype == ("float16" if dtype == "float16" else "float32")
+    np.testing.assert_array_equal(found, plain(PICTURES))
+    np.testing.assert_array_equal(found, expected(PICTURES).astype(found.dtype))
+    assert encoder.images[:3] == [7, 7, 7]  # the one picture that is not stored, and padding
+    again = store_patches(plain, dataset_of(PICTURES[:3]), settings, tmp_path, Terminal())
+    encoder.images.clear()
+    np.testing.assert_array_equal(again(PICTURES[:3]), found[:3])
+    assert not encoder.images
+
+
+def test_nothing_is_written_without_a_store(tmp_path):
+    settings = settings_of(store=False)
+    patches = make_patch_input(settings, PatchEncoder())
+    assert store_patches(patches, dataset_of(PICTURES), settings, tmp_path, Terminal()) is patches
+    assert not list(tmp_path.iterdir())
+
+
+def test_patches_that_float16_cannot_hold_are_refused(tmp_path):
+    encoder = PatchEncoder()
+    encoder.change = lambda patches: patches * 1e5
+    with np.errstate(over="ignore"), pytest.raises(BadInput, match=r"fake is not finite as float16 .*float32"):
+        make_patch_input(settings_of(patches="float16"), encoder)(PICTURES)
+    assert np.isfinite(make_patch_input(settings_of(), encoder)(PICTURES)).all()
+
+
+def test_patches_that_are_no_square_are_refused():
+    encoder = PatchEncoder()
+    encoder.change = lambda patches: patches[:, :15]
+    with pytest.raises(BadInput, match="fake: its 15 patches of a picture are no square"):
+        make_patch_input(settings_of(), encoder)
+
+
+def test_settings_of_a_qwen_refuse_a_frozen_encoder():
+    frozen = {"image_encoder.name": "pretrained", "image_encoder.weights": "clip"}
+    with pytest.raises(BadInput, match=r"config\.policy\.weights: 'qwen' has no effect with config\.image_encoder"):
+        load_settings("base", **{"job": "sft", "policy.weights": "qwen", "sft.pack_length": 0, **frozen})

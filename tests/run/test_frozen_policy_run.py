@@ -1,0 +1,153 @@
+"""A policy over a frozen encoder's patches: trained, resumed, answering, exported; and what must be refused."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from encoders.test_weights import write_clip
+from run.small_policy_run import read_results, small_settings
+
+import stepcot_jax as sc
+from stepcot_jax.encoders.load import ImageEncoder
+from stepcot_jax.export.policy_folder import export_policy
+from stepcot_jax.host.errors import BadInput
+from stepcot_jax.predict.policy_reader import load_reader
+from stepcot_jax.predict.trained_policy import load_policy
+from stepcot_jax.run.policy_task import PolicyTask
+from stepcot_jax.run.training_run import Run
+from stepcot_jax.settings.configs import load_config
+from stepcot_jax.training.parameter_paths import flatten
+
+WIDTHS = load_config("base").policy.encoder_widths
+
+
+def frozen_settings(weights, **changes):
+    """Settings of a short run over the encoder in a folder."""
+    frozen = {"image_encoder__name": "pretrained", "image_encoder__weights": str(weights)}
+    return small_settings(**{"policy__encoder_widths": WIDTHS, **frozen, **changes})
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("frozen") / "clip"
+    write_clip(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workdir(encoder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("frozen") / "run"
+    Run(frozen_settings(encoder), folder).execute()
+    return folder
+
+
+def test_only_the_decoder_trains(workdir):
+    trained = load_policy(workdir)
+    names = flatten(trained.params)
+    assert trained.patches.shape == (4, 16)
+    assert [name for name in names if "image_encoder" in name] == ["image_encoder/norm/scale"]
+    start = flatten(load_policy(workdir, phase="sft").params)
+    assert not np.array_equal(names["cell_map/kernel"], start["cell_map/kernel"])  # GRPO reaches the projection
+    report = json.loads((workdir / "report.json").read_text())
+    assert set(report["test"]) >= {"sft", "grpo"}
+
+
+def test_resumed_equals_uninterrupted(encoder, workdir, tmp_path, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    steps = []
+    collect = PolicyTask.prepare
+
+    def prepare(task, batch):
+        steps.append(1)
+        if len(steps) == 9:
+            raise Killed
+        return collect(task, batch)
+
+    monkeypatch.setattr(PolicyTask, "prepare", prepare)
+    with pytest.raises(Killed):
+        Run(frozen_settings(encoder), tmp_path / "run").execute()
+    monkeypatch.setattr(PolicyTask, "prepare", collect)
+    asked = []
+    encode = ImageEncoder.encode_patches
+    monkeypatch.setattr(ImageEncoder, "encode_patches", lambda own, images: asked.append(1) or encode(own, images))
+    Run(frozen_settings(encoder), tmp_path / "run").execute()
+    assert len(asked) == 1  # for the shape of a patch: every picture's patches are in the store
+    found, expected = read_results(tmp_path / "run"), read_results(workdir)
+    assert {name: found[name] for name in ("last", "files", "report")} == {
+        name: expected[name] for name in ("last", "files", "report")
+    }
+
+
+def test_a_run_without_a_store_reads_the_same_patches(encoder, workdir, tmp_path):
+    Run(frozen_settings(encoder, features__store=False), tmp_path / "run").execute()
+    assert not (tmp_path / "run" / "features").exists()
+    for name in ("sft", "grpo"):
+        path = f"replies/{name}_test.jsonl"
+        assert (tmp_path / "run" / path).read_bytes() == (workdir / path).read_bytes()
+
+
+def test_drawn_boxes_are_encoded_anew(encoder, tmp_path):
+    changes = {"sft__pack_length": 0, "curriculum__schedule": "mixed", "curriculum__shares": (1.0, 0.0, 0.0)}
+    settings = frozen_settings(encoder, job="sft", vqa__dialect="medclm", **changes)
+    task = Run(settings, tmp_path).task
+    staged, plain = task.staged, task.dataset
+    read = staged.read(0, np.arange(settings.sft.batch_size))
+    state = task.system.init(jax.random.key(0), task.example)
+    rows = staged(state, read)
+    own = task.see(plain.load_images([plain.image_of[place] for place in read["places"]]))
+    differs = (rows["images"] != own).any(axis=(1, 2))
+    has_boxes = [bool(plain.records[place].references) for place in read["places"]]
+    assert differs.tolist() == has_boxes
+    assert True in has_boxes
+
+
+def test_answers_and_export(workdir, tmp_path):
+    pixels = np.random.default_rng(3).integers(0, 256, (40, 50), np.uint8)
+    question = "Is there any sign of pleural effusion?"
+    answered = load_reader(workdir).answer(pixels, question)
+    exported = tmp_path / "exported"
+    export_policy(workdir, exported)
+    again = sc.load(str(exported)).answer(pixels, question)  # without the encoder's own folder
+    assert again.text == answered.text
+    manifest = json.loads((exported / "export.json").read_text())
+    assert manifest["encoder"]["network"]["class"] == "VisionTransformer"
+    assert str(workdir.parent) not in (exported / "export.json").read_text()
+    settings = json.loads((exported / "settings.json").read_text())
+    assert settings["image_encoder"]["weights"] == "clip"
+
+
+def test_another_encoder_is_refused(encoder, workdir, tmp_path):
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    shutil.copytree(workdir, moved)
+    write_clip(other, num_hidden_layers=1)
+    settings = json.loads((moved / "settings.json").read_text())
+    settings["image_encoder"]["weights"] = str(other)  # as if the folder had other weights than when the run began
+    (moved / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        BadInput, match=r"image_encoder\.weights: '.*other' has the digest '.*'; the policy of .* reads an encoder with"
+    ):
+        load_policy(moved)
+    with pytest.raises(BadInput, match="started with a frozen encoder of the digest"):
+        Run(frozen_settings(encoder, image_encoder__weights=str(other), grpo__epochs=3), moved).execute()
+    start = {"policy__start": str(workdir), "sft__epochs": 0, "image_encoder__weights": str(other)}
+    with pytest.raises(BadInput, match="reads a frozen encoder with the digest"):
+        Run(frozen_settings(encoder, **start), tmp_path / "started")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_encoder__image_size": 64}, r"config\.image_encoder\.image_size: 64 is not 32"),
+        ({"policy__grid": 3}, r"config\.policy\.grid: 3 is more than 2"),
+        ({"policy__encoder_widths": (8, 8)}, r"config\.policy\.encoder_widths: \(8, 8\) has no effect"),
+        ({"image_encoder__name": "imported"}, r"config\.image_encoder\.name: 'imported' has no effect"),
+        ({"policy__weights": "Qwen/Qwen2.5-VL-7B-Instruct"}, r"config\.policy\.\w+: .* has no effect"),
+    ],
+)
+def test_what_does_not_suit_the_encoder_is_refused(encoder, tmp_path, changes, message):
+    with pytest.raises(BadInput, match=message):
+        Run(frozen_settings(encoder, **changes), tmp_path / "run")
