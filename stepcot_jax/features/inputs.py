@@ -33,6 +33,7 @@ from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import Settings, load_settings
+from stepcot_jax.settings.sections import TRANSFORMERS
 
 Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -159,8 +160,8 @@ def _load_in_worker(settings: Settings) -> FrozenImageEncoder:
 
 def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
     """Load a frozen encoder by its weights, as `load_frozen_encoder`."""
-    if weights.startswith(transformers_encoder.PREFIX):
-        return transformers_encoder.load_transformers_encoder(weights.removeprefix(transformers_encoder.PREFIX))
+    if weights.startswith(TRANSFORMERS):
+        return transformers_encoder.load_transformers_encoder(weights.removeprefix(TRANSFORMERS))
     return load_image_encoder(weights, dtype=jnp.dtype(dtype))
 
 

@@ -14,9 +14,7 @@ import numpy as np
 from stepcot_jax.data.images.preprocessing import Preprocessing
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.text import install_extra, one_line
-
-PREFIX = "transformers:"
-"""Prefix of a model's id or folder in settings that also accept encoders of this package."""
+from stepcot_jax.settings.sections import TRANSFORMERS
 
 Pooling = Literal["projection", "pooler", "mean"]
 
@@ -60,7 +58,7 @@ class TransformersEncoder:
         output = _run(self.model, images, self.pooling)
         tokens = getattr(output, "last_hidden_state", None)
         if tokens is None:
-            raise BadInput(f"{PREFIX}{self.name}: the model has no last hidden states, hence no patch tokens")
+            raise BadInput(f"{TRANSFORMERS}{self.name}: the model has no last hidden states, hence no patch tokens")
         if tokens.ndim == 4:  # convolutional: [case, channel, row, column]
             tokens = tokens.flatten(2).transpose(1, 2)
         # Class and register tokens come before the patches.
@@ -72,7 +70,7 @@ def load_transformers_encoder(source: str) -> TransformersEncoder:
     """Load a model, on a GPU if there is one, and its image processor.
 
     Args:
-      source: a folder or a Hugging Face id, without `PREFIX`. Code shipped with a model is never run.
+      source: a folder or a Hugging Face id, without `TRANSFORMERS`. Code shipped with a model is never run.
 
     Raises:
       BadInput: torch is not installed, or the model cannot be loaded or cannot encode images without text.
@@ -80,7 +78,7 @@ def load_transformers_encoder(source: str) -> TransformersEncoder:
     try:
         import torch
     except ImportError:
-        raise BadInput(f"{PREFIX}{source}: torch is not installed ({install_extra('torch')})") from None
+        raise BadInput(f"{TRANSFORMERS}{source}: torch is not installed ({install_extra('torch')})") from None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, absent = _load_model(source)
     model = model.to(device).eval().requires_grad_(False)
@@ -110,14 +108,14 @@ def _load_model(source: str) -> tuple[Any, frozenset[str]]:
     # transformers raises many kinds of error for broken folders and networks.
     except Exception as error:
         raise BadInput(
-            f"{PREFIX}{source}: cannot be loaded ({type(error).__name__}: {one_line(error)}); expected a folder with "
-            "config.json and weights, or a Hugging Face id and a network"
+            f"{TRANSFORMERS}{source}: cannot be loaded ({type(error).__name__}: {one_line(error)}); expected a folder "
+            "with config.json and weights, or a Hugging Face id and a network"
         ) from error
     absent = frozenset(loading["missing_keys"])
     needed = sorted(name for name in absent if "pooler" not in name)
     if needed:
         raise BadInput(
-            f"{PREFIX}{source}: {len(needed)} weights of {type(model).__name__} are missing, such as {needed[0]}"
+            f"{TRANSFORMERS}{source}: {len(needed)} weights of {type(model).__name__} are missing, such as {needed[0]}"
         )
     return model, absent
 
@@ -134,9 +132,9 @@ def read_preprocessing(source: str) -> Preprocessing:
         processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise BadInput(
-            f"{PREFIX}{source}: no image processor ({one_line(error)}); expected preprocessor_config.json"
+            f"{TRANSFORMERS}{source}: no image processor ({one_line(error)}); expected preprocessor_config.json"
         ) from error
-    where = f"{PREFIX}{source}: preprocessor_config.json"
+    where = f"{TRANSFORMERS}{source}: preprocessor_config.json"
     if not getattr(processor, "do_rescale", True) or abs(processor.rescale_factor * 255 - 1) > 1e-3:
         raise BadInput(f"{where}: pixels must be scaled by 1/255")
     normalised = getattr(processor, "do_normalize", True)
@@ -186,7 +184,7 @@ def _choose_pooling(
         return pooling, _pool(output, pooling).shape[1]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise BadInput(
-            f"{PREFIX}{source}: {type(model).__name__} cannot encode images without text ({one_line(error)}); "
+            f"{TRANSFORMERS}{source}: {type(model).__name__} cannot encode images without text ({one_line(error)}); "
             "expected a model with a separate vision tower"
         ) from error
 

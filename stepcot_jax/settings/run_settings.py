@@ -23,6 +23,7 @@ from stepcot_jax.settings.policy_sections import (
 )
 from stepcot_jax.settings.policy_unread import find_unread
 from stepcot_jax.settings.sections import (
+    TRANSFORMERS,
     BaselineSettings,
     DataSettings,
     EvaluationSettings,
@@ -71,7 +72,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for place in PLACES:
-            _check_place(operator.attrgetter(place)(self), place)
+            _check_place(operator.attrgetter(place)(self).removeprefix(TRANSFORMERS), place)
         encoder, augment = self.image_encoder, self.data.augment
         if self.grpo.shuffle_rewards and self.self_check.enabled:
             raise BadInput(

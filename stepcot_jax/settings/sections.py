@@ -68,6 +68,10 @@ class PhantomSettings:
     seed: Seed
 
 
+TRANSFORMERS = "transformers:"
+"""Before the folder or Hugging Face id of an encoder that runs in PyTorch, in `image_encoder.weights`."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageEncoderSettings:
     """The image encoder and its preprocessing."""

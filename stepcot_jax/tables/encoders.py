@@ -11,11 +11,11 @@ import numpy as np
 
 from stepcot_jax.encoders.checkpoint_files import IMPORT_FEATURES, has_text_encoder, resolve
 from stepcot_jax.features.spec import DESCRIPTION_FILE
-from stepcot_jax.features.transformers_encoder import PREFIX
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.settings.run_settings import Settings
+from stepcot_jax.settings.sections import TRANSFORMERS
 from stepcot_jax.tables.cells import Cell, Cells
 
 TRAINED_ALONG, OF_TEACHER, RANDOM = "trained along", "from the teacher, frozen", "random ViT, frozen"
@@ -95,7 +95,7 @@ def _with_own_text(name: str, weights: str, settings: Settings) -> Encoder:
             prompts = {"prompts.encoder": "imported", "prompts.weights": ""}
     else:
         changes, whose = _frozen("pretrained", weights), "by the text encoder of the same checkpoint"
-        if not weights.startswith(PREFIX) and has_text_encoder(resolve(weights, alternative=IMPORT_FEATURES)):
+        if not weights.startswith(TRANSFORMERS) and has_text_encoder(resolve(weights, alternative=IMPORT_FEATURES)):
             prompts = {"prompts.encoder": "pretrained", "prompts.weights": weights, "prompts.pooling": "cls"}
     if not prompts:
         if settings.prompts.encoder == "imported":

@@ -273,3 +273,10 @@ def test_messages_quote_the_start_of_long_names_and_values():
         with pytest.raises(BadInput, match="aaaa…") as refused:
             make_settings(content)
         assert len(str(refused.value)) < 1000
+
+
+def test_a_folder_of_transformers_is_no_address():
+    frozen = {"image_encoder.name": "pretrained", "image_encoder.weights": "transformers:/models/rad-dino"}
+    assert load_settings("base", **frozen).image_encoder.weights == "transformers:/models/rad-dino"
+    with pytest.raises(BadInput, match=r"config\.image_encoder\.weights: .*not the address of a folder on a store"):
+        load_settings("base", **frozen | {"image_encoder.weights": "ftp://models/rad-dino"})
