@@ -1,9 +1,10 @@
 """Signal in the gradients of GRPO: `python -m benchmarks.reward_signal WORKDIR`.
 
 WORKDIR is of a finished fine-tuning. Its policy replies to batches of prompts as GRPO would, and does not learn. Of
-each batch every reward alone, and their sum, gives a gradient. The mean cosine between the gradients of two batches says how
-many updates add up to a direction: about as many as its inverse. Printed too: the randomness of a reply in nats, minus
-the log-probability of its tokens, and its part in coordinates, which an answer does not depend on.
+each batch every reward alone, and their sum, gives a gradient. The mean cosine between the gradients of two batches
+says how many updates add up to a direction: about as many as its inverse. Printed too: the
+randomness of a reply in nats, minus the log-probability of its tokens, and its part in coordinates, which an answer
+does not depend on.
 """
 
 import argparse
