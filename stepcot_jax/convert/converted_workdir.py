@@ -16,7 +16,8 @@ from stepcot_jax.convert import torch_reference
 from stepcot_jax.convert.torch_names import NETWORKS
 from stepcot_jax.data.sources.csv_table import read_chain
 from stepcot_jax.data.sources.layouts import read_source
-from stepcot_jax.features.inputs import encode_prompts, load_frozen_encoder
+from stepcot_jax.features.frozen_encoders import load_frozen_encoder
+from stepcot_jax.features.inputs import encode_prompts
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import digest_file, make_new_folder, write_whole
 from stepcot_jax.host.terminal import Terminal

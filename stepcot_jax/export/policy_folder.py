@@ -12,7 +12,7 @@ import numpy as np
 
 from stepcot_jax import __version__
 from stepcot_jax.export import exported_words, policy_loader
-from stepcot_jax.export.carried_files import SETTINGS_FILE, describe_encoder, write_shared_settings
+from stepcot_jax.export.carried_files import SETTINGS_FILE, describe_encoder, name_encoder, write_shared_settings
 from stepcot_jax.export.folder import (
     copy_loader,
     describe_preprocessing,
@@ -185,10 +185,23 @@ def _describe(trained: TrainedPolicy) -> dict[str, Any]:
         "size": trained.preprocessing.size,
         "num_words": trained.lengths.num_words,
         "figures": _describe_figures(trained),
+        **_describe_encoder(trained),
         "words": _CLOSED if closed else _PRETRAINED,
         "words_file": VOCABULARY_FILE if closed else exported_words.TOKENIZER,
         "platforms": ", ".join(PLATFORMS),
     }
+
+
+def _describe_encoder(trained: TrainedPolicy) -> dict[str, str]:
+    """Return what the card says of a frozen encoder; nothing of one that was trained along."""
+    if trained.patches is None:
+        return {"encoder": "", "of_encoder": ""}
+    encoder = trained.patches.encoder
+    about = (
+        f"\nIt reads the patches of {plain(name_encoder(encoder))}, pretrained and frozen; its own licence and data\n"
+        "apply."
+    )
+    return {"encoder": about, "of_encoder": ", and those of the frozen encoder (`frozen_encoder/`)"}
 
 
 def _describe_figures(trained: TrainedPolicy) -> str:

@@ -109,6 +109,8 @@ def _frozen_encoder(trained: TrainedPolicy) -> tuple[Callable[[Any, Array], Arra
 
     def see(params: Any, images: Array) -> Array:
         found: Array = encoder.network.apply({"params": params}, images)[1]
+        # Computed as in the run, apart from what reads it: below float32 other fusions round otherwise.
+        found = jax.lax.optimization_barrier(found)
         return found.astype(dtype).astype(jnp.float32)
 
     return see, {FROZEN_ENCODER: encoder.params}

@@ -15,7 +15,7 @@ from stepcot_jax.host.errors import BadInput, run_tool
 from stepcot_jax.host.files import make_workdir
 from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.settings.flags import define_flags, parse
-from stepcot_jax.settings.run_settings import make_settings
+from stepcot_jax.settings.run_settings import POLICY_JOBS, make_settings
 
 
 def fill(arguments: list[str]) -> None:
@@ -32,6 +32,11 @@ def fill(arguments: list[str]) -> None:
         if is_store_address(place) and not config.features.folder:
             config.features.folder = f"{place.rstrip('/')}/features"
         settings = make_settings(config)
+        if settings.job in POLICY_JOBS:
+            raise BadInput(
+                f"config.job: {settings.job!r} is of a policy, whose run encodes the pictures of its records itself; "
+                "expected a job that reads chains"
+            )
         if not settings.image_encoder.is_frozen or not settings.features.store:
             raise BadInput(
                 "a frozen encoder with stored features is required; got "

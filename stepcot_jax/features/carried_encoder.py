@@ -12,6 +12,7 @@ from stepcot_jax.encoders.described_networks import make_network
 from stepcot_jax.encoders.load import ImageEncoder
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json
+from stepcot_jax.host.text import one_line
 
 PREPROCESSING_FILE = "preprocessing.json"
 
@@ -63,10 +64,16 @@ def make_carried_encoder(manifest: pathlib.Path, found: CarriedEncoder, params: 
     network = make_network(found.network, where=f"{manifest}, encoder.network")
     preprocessing = read_carried_preprocessing(manifest.parent)
     images = jax.ShapeDtypeStruct((1, preprocessing.size, preprocessing.size, 3), np.float32)
-    shapes = jax.eval_shape(network.init, jax.random.key(0), images)["params"]
+    try:
+        shapes = jax.eval_shape(network.init, jax.random.key(0), images)["params"]
+    except (TypeError, ValueError) as error:  # sizes that do not fit each other
+        raise BadInput(
+            f"{manifest}, encoder.network: {one_line(error)}; expected a network that reads images of "
+            f"{preprocessing.size} x {preprocessing.size} px ({PREPROCESSING_FILE})"
+        ) from None
     expected, given = (
-        {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (shapes, params or {})
+        {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (shapes, {} if params is None else params)
     )
     if other := sorted(key for key in expected.keys() | given.keys() if expected.get(key) != given.get(key)):
         raise BadInput(

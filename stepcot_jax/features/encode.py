@@ -66,7 +66,7 @@ class _ShardBuffer:
         # Copies: a slice would keep the whole batch in memory, padding included.
         self._features.append(features.copy())
         if patches is not None:
-            self._patches.append(patches.astype(self._store.spec.patches))
+            self._patches.append(patches)
         num_bytes = sum(rows.nbytes for rows in (*self._features, *self._patches))
         if len(self._keys) >= self._shard_size or num_bytes >= _MAX_SHARD_BYTES:
             self.flush()
@@ -147,7 +147,30 @@ def _encode_batch(
         found, tokens = encoder.encode_patches(images)
         patches = np.asarray(tokens)[: len(batch)]
     shape, names = (batch_size, store.spec.width), [item.name for item, _ in batch]
+    if patches is not None:
+        patches = round_patches(patches, store.spec.patches, names=names, encoder=encoder.name)
     return _check_features(found, names, encoder=encoder.name, shape=shape), patches
+
+
+def round_patches(patches: np.ndarray, dtype: str, *, names: Sequence[str], encoder: str) -> np.ndarray:
+    """Return a copy of patches as they are stored.
+
+    Args:
+      patches: [case, patch, channel].
+      dtype: "float16" or "float32".
+      names: of the cases, for the message.
+      encoder: name, for the message.
+
+    Raises:
+      BadInput: a value is not finite, or too large for float16.
+    """
+    with np.errstate(over="ignore"):
+        rounded = patches.astype(dtype)
+    for name, rows in zip(names, rounded, strict=True):
+        if not np.isfinite(rows).all():
+            hint = "; config.features.patches='float32' has the larger range" if dtype == "float16" else ""
+            raise BadInput(f"{name}: a patch from {encoder} is not finite as {dtype} (check the weights{hint})")
+    return rounded
 
 
 def _read(item: ImageItem) -> np.ndarray:

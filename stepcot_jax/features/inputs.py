@@ -15,10 +15,11 @@ from stepcot_jax.chain import Chain
 from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.image_files import digest_content
 from stepcot_jax.data.loading import load_dataset
-from stepcot_jax.encoders.load import load_image_encoder, load_text_encoder
+from stepcot_jax.encoders.load import load_text_encoder
 from stepcot_jax.encoders.resnet import make_resnet
 from stepcot_jax.encoders.text_encoder import hash_prompts, write_prompts
-from stepcot_jax.features import encode, importing, transformers_encoder
+from stepcot_jax.features import encode, importing
+from stepcot_jax.features.frozen_encoders import load_frozen_encoder
 from stepcot_jax.features.keys import digest_pixels
 from stepcot_jax.features.ray_engine import encode_with_ray
 from stepcot_jax.features.run_store import open_run_store
@@ -33,7 +34,6 @@ from stepcot_jax.host.store_cache import find_files
 from stepcot_jax.host.stores import is_store_address
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.settings.run_settings import Settings, load_settings
-from stepcot_jax.settings.sections import TRANSFORMERS
 
 Prepare = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -142,27 +142,11 @@ def load_cases(config: str | pathlib.Path | Mapping[str, Any], **overrides: Any)
     return load_dataset(settings, preprocessing=trained_preprocessing(settings))
 
 
-def load_frozen_encoder(settings: Settings) -> FrozenImageEncoder:
-    """Load the encoder that `image_encoder.weights` names: of this package, or of transformers in PyTorch.
-
-    Raises:
-      BadInput: there are no such weights, or they have no image encoder.
-    """
-    return load_encoder(settings.image_encoder.weights, settings.image_encoder.dtype)
-
-
 def _load_in_worker(settings: Settings) -> FrozenImageEncoder:
     """Load the encoder in a process of another machine, and bring the images there if they are on a store."""
     if is_store_address(settings.data.root):
         find_files(settings.data.root, "config.data.root", holds="a folder of cases")
     return load_frozen_encoder(settings)
-
-
-def load_encoder(weights: str, dtype: str) -> FrozenImageEncoder:
-    """Load a frozen encoder by its weights, as `load_frozen_encoder`."""
-    if weights.startswith(TRANSFORMERS):
-        return transformers_encoder.load_transformers_encoder(weights.removeprefix(TRANSFORMERS))
-    return load_image_encoder(weights, dtype=jnp.dtype(dtype))
 
 
 def _select(batch: dict[str, Any]) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from jaxtyping import Float, UInt8
 
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
 from stepcot_jax.data.images.preprocessing import normalise
-from stepcot_jax.features.encode import ImageItem, image_keys
-from stepcot_jax.features.inputs import load_frozen_encoder
-from stepcot_jax.features.keys import digest_pixels
+from stepcot_jax.features.encode import ImageItem, image_keys, round_patches
+from stepcot_jax.features.frozen_encoders import load_frozen_encoder
+from stepcot_jax.features.keys import describe_preprocessing, digest_fields, digest_pixels
 from stepcot_jax.features.run_store import open_run_store
 from stepcot_jax.features.sharing import ALONE, Processes, encode_together
 from stepcot_jax.features.spec import FrozenImageEncoder, describe_image_store
 from stepcot_jax.features.store import FeatureStore
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
+from stepcot_jax.host.threads import map_in_threads
 from stepcot_jax.settings.run_settings import Settings
 
 
@@ -33,7 +34,7 @@ class PatchInput:
       encoder: frozen.
       shape: of a picture's patches, (patch, channel).
       dtype: "float32" or "float16", of the patches.
-      batch_size: pictures that are encoded at a time.
+      batch_size: most pictures that are encoded at a time.
       store: of patches that are known; None without.
     """
 
@@ -42,6 +43,13 @@ class PatchInput:
     dtype: str
     batch_size: int
     store: FeatureStore | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of everything that decides the patches of a picture but their dtype, in hex."""
+        rules = describe_preprocessing(self.encoder.preprocessing)
+        del rules["fit"]  # pictures come stretched
+        return digest_fields("patches", encoder=self.encoder.digest, preprocessing=rules).hex()
 
     def __call__(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> Float[np.ndarray, "case patch channel"]:
         """Return the patches of pictures, row by row; those that are not stored are encoded.
@@ -52,33 +60,34 @@ class PatchInput:
         Raises:
           BadInput: a patch is not finite.
         """
-        keys = self.keys(pictures) if self.store is not None else [b""] * len(pictures)
-        is_known = np.array([self.store is not None and key in self.store for key in keys])
+        if self.store is None:
+            return self._encode(pictures)
+        keys = [self.key(picture) for picture in pictures]
+        is_known = np.array([key in self.store for key in keys])
         found = np.empty((len(pictures), *self.shape), self.dtype)
-        if self.store is not None and is_known.any():
+        if is_known.any():
             found[is_known] = self.store.read_patches([key for key, known in zip(keys, is_known, strict=True) if known])
         if not is_known.all():
             found[~is_known] = self._encode(pictures[~is_known])
-        if not np.isfinite(found).all():
-            raise BadInput(
-                f"a patch of a picture from {self.encoder.name} is not finite as {self.dtype} (check the encoder's "
-                "weights; config.features.patches='float32' has the larger range)"
-            )
         return found
 
-    def keys(self, pictures: UInt8[np.ndarray, "case size size 3"]) -> list[bytes]:
-        """Return the keys of pictures in a store."""
-        return image_keys(self.encoder, [digest_pixels(picture) for picture in pictures])
+    def key(self, picture: UInt8[np.ndarray, "size size 3"]) -> bytes:
+        """Return the key of a picture in a store."""
+        (key,) = image_keys(self.encoder, [digest_pixels(picture)])
+        return key
 
     def _encode(self, pictures: np.ndarray) -> np.ndarray:
-        """Return patches; every batch has one size, so that the encoder compiles once."""
+        """Return patches; batches are filled up to powers of two, so that few sizes are compiled."""
         found = np.empty((len(pictures), *self.shape), self.dtype)
         for start in range(0, len(pictures), self.batch_size):
             batch = pictures[start : start + self.batch_size]
-            padding = np.repeat(batch[-1:], self.batch_size - len(batch), axis=0)
+            size = min(2 ** math.ceil(math.log2(len(batch))), self.batch_size)
+            padding = np.repeat(batch[-1:], size - len(batch), axis=0)
             images = normalise(np.concatenate([batch, padding]), self.encoder.preprocessing)
-            _, patches = self.encoder.encode_patches(images)
-            found[start : start + len(batch)] = np.asarray(patches)[: len(batch)]
+            patches = np.asarray(self.encoder.encode_patches(images)[1])[: len(batch)]
+            found[start : start + len(batch)] = round_patches(
+                patches, self.dtype, names=["a picture"] * len(batch), encoder=self.encoder.name
+            )
         return found
 
 
@@ -105,11 +114,13 @@ def make_patch_input(settings: Settings, encoder: FrozenImageEncoder) -> PatchIn
             f"config.image_encoder.image_size: {settings.image_encoder.image_size} is not {size}, the pixels of "
             f"{encoder.name} (boxes are in pixels of the picture that it sees)"
         )
-    _, patches = encoder.encode_patches(np.zeros((1, size, size, 3), np.float32))
-    _, number, channels = np.shape(patches)
+    number, channels = encoder.patch_shape()
     side = math.isqrt(number)
     if side**2 != number:
-        raise BadInput(f"{encoder.name}: its {number} patches of a picture are no square")
+        raise BadInput(
+            f"config.image_encoder.weights: {encoder.name} gives {number} patches of a picture of {size} px; expected "
+            "as many rows as columns"
+        )
     if grid > side:
         raise BadInput(f"config.policy.grid: {grid} is more than {side}, the patches on a side of {encoder.name}")
     return PatchInput(
@@ -142,23 +153,24 @@ def store_patches(
     Raises:
       BadInput: a picture cannot be read or encoded, or the store cannot be written.
     """
-    encoder = patches.encoder
     if not settings.features.store:
         return patches
-    spec = describe_image_store(encoder, patches=patches.dtype)  # type: ignore[arg-type]
+    num_threads = settings.data.num_threads
+    places = terminal.watch(range(dataset.num_images), "reading pictures")
+    keys = map_in_threads(lambda place: patches.key(dataset.pixels[place]), places, num_threads=num_threads)
+    items = [
+        ImageItem(key, functools.partial(dataset.pixels.__getitem__, place), f"picture {place}") for place, key in keys
+    ]
+    spec = describe_image_store(patches.encoder, patches=patches.dtype)  # type: ignore[arg-type]
     with open_run_store(settings, workdir, spec, terminal, processes) as (store, sharing, _):
-        items = []
-        for place in range(dataset.num_images):
-            (key,) = patches.keys(dataset.load_images([place]))
-            items.append(ImageItem(key, functools.partial(dataset.pixels.__getitem__, place), f"picture {place}"))
         counts = encode_together(
-            encoder,
+            patches.encoder,
             items,
             store,
             sharing,
             say=terminal.say,
-            batch_size=patches.batch_size,
-            num_threads=settings.data.num_threads,
+            batch_size=settings.features.batch_size,
+            num_threads=num_threads,
             progress=terminal.watch,
         )
         store.refresh()

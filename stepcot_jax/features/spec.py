@@ -54,7 +54,10 @@ class FrozenImageEncoder(_FrozenEncoder, Protocol):
         """Return features [case, width] of normalised images float32 [case, height, width, 3]."""
 
     def encode_patches(self, images: Any) -> tuple[Any, Any]:
-        """Return features [case, width] and patch tokens [case, patch, width] of normalised images."""
+        """Return features [case, width] and patch tokens [case, patch, channel] of normalised images."""
+
+    def patch_shape(self) -> tuple[int, int]:
+        """Return the number of patches of an image and their channels."""
 
 
 @runtime_checkable

@@ -61,9 +61,16 @@ class TransformersEncoder:
             raise BadInput(f"{TRANSFORMERS}{self.name}: the model has no last hidden states, hence no patch tokens")
         if tokens.ndim == 4:  # convolutional: [case, channel, row, column]
             tokens = tokens.flatten(2).transpose(1, 2)
-        # Class and register tokens come before the patches.
-        patches = tokens[:, -min(_num_patches(self.model.config) or tokens.shape[1], tokens.shape[1]) :]
+        # Class and register tokens come before the patches. Where stages merge patches, all tokens are patches.
+        number = _num_patches(self.model.config, self.preprocessing.size)
+        patches = tokens[:, -min(number or tokens.shape[1], tokens.shape[1]) :]
         return _pool(output, self.pooling), patches.float().cpu().numpy()
+
+    def patch_shape(self) -> tuple[int, int]:
+        """Return the number of patches of an image and their channels, by encoding a black one."""
+        size = self.preprocessing.size
+        _, number, channels = self.encode_patches(np.zeros((1, size, size, 3), np.float32))[1].shape
+        return number, channels
 
 
 def load_transformers_encoder(source: str) -> TransformersEncoder:
@@ -214,12 +221,11 @@ def _pool(output: Any, pooling: Pooling) -> np.ndarray:
     return pooled.float().cpu().numpy()
 
 
-def _num_patches(config: Any) -> int | None:
+def _num_patches(config: Any, size: int) -> int | None:
+    """Return the patches of an image of `size` pixels, which need not be those that the model was trained at."""
     vision = getattr(config, "vision_config", None) or getattr(config, "image_config", None) or config
-    image_size, patch_size = getattr(vision, "image_size", None), getattr(vision, "patch_size", None)
-    if isinstance(image_size, int) and isinstance(patch_size, int):
-        return (image_size // patch_size) ** 2
-    return None
+    patch_size = getattr(vision, "patch_size", None)
+    return (size // patch_size) ** 2 if isinstance(patch_size, int) else None
 
 
 def _digest(weights: Mapping[str, Any], model_class: str, pooling: str) -> str:

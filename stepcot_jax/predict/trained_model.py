@@ -240,7 +240,7 @@ def _read_settings(workdir: pathlib.Path) -> Settings:
 def _load_frozen(workdir: pathlib.Path, settings: Settings, stored: StoredReading) -> FrozenImageEncoder | None:
     if not settings.image_encoder.is_frozen:
         return None
-    from stepcot_jax.features.inputs import load_frozen_encoder  # imports the data pipeline
+    from stepcot_jax.features.frozen_encoders import load_frozen_encoder
 
     frozen = load_frozen_encoder(settings)
     if stored.encoder_digest and frozen.digest != stored.encoder_digest:

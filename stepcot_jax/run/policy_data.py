@@ -9,18 +9,19 @@ import numpy as np
 
 from stepcot_jax.data.grounded.record_files import write_vqa_records
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset, load_vqa_dataset
-from stepcot_jax.features.patch_input import PatchInput, load_patch_input, store_patches
+from stepcot_jax.features.patch_input import PatchInput, store_patches
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.encoded_records import lay_out_prompts
 from stepcot_jax.policies.policy_files import VOCABULARY_FILE, read_lengths, write_lengths
 from stepcot_jax.policies.qwen.qwen_setup import QwenSource
-from stepcot_jax.run.policy_start import check_same_encoder, refuse_seen_patients, write_patients
+from stepcot_jax.run.policy_start import refuse_seen_patients, write_patients
 from stepcot_jax.run.policy_tokens import TokenizedRecords, tokenize_records
 from stepcot_jax.settings.run_settings import Settings
 from stepcot_jax.systems.sft import See
 from stepcot_jax.systems.stored_policy import StoredPolicy
+from stepcot_jax.training.checkpoints import saved_steps
 from stepcot_jax.training.processes import wait_for_all
 from stepcot_jax.training.system import Batch
 
@@ -70,13 +71,8 @@ class PolicyData:
 
     def check_same_lengths(self) -> None:
         """Refuse records with a vocabulary of another size, which no checkpoint fits, and another frozen encoder."""
-        before, now = read_lengths(self.workdir), self.tokens.lengths
-        if before.image_encoder != now.image_encoder:
-            raise BadInput(
-                f"{self.workdir}: the run started with a frozen encoder of the digest {before.image_encoder[:12]!r}; "
-                f"config.image_encoder now has {now.image_encoder[:12]!r}; use the same weights or a new workdir"
-            )
-        if before != now:
+        _check_same_encoder(self.workdir, self.tokens.lengths.image_encoder)
+        if read_lengths(self.workdir) != self.tokens.lengths:
             raise self._other_data()
 
     def check_same(self, digest: str) -> None:
@@ -103,6 +99,17 @@ class PolicyData:
         write_patients(self.workdir, self.dataset)
 
 
+def _check_same_encoder(workdir: pathlib.Path, digest: str) -> None:
+    """Refuse to resume with another frozen encoder, before pictures are encoded with it."""
+    before = read_lengths(workdir).image_encoder
+    if before != digest:
+        found, expected = (f"the digest {each[:12]}" if each else "none" for each in (digest, before))
+        raise BadInput(
+            f"{workdir}: config.image_encoder has {found}, the frozen encoder that the run started with {expected} "
+            "(weights, preprocessing and dtype); use the same or a new workdir"
+        )
+
+
 def load_policy_data(
     settings: Settings,
     *,
@@ -110,6 +117,7 @@ def load_policy_data(
     terminal: Terminal,
     source: QwenSource | None,
     start: StoredPolicy | None,
+    patches: PatchInput | None,
 ) -> PolicyData:
     """Load records and pictures, encode the records, and, for a frozen encoder, the pictures.
 
@@ -119,14 +127,14 @@ def load_policy_data(
       terminal: shows progress.
       source: of a Qwen2.5-VL; None without.
       start: policy of the run that this one starts from; None without.
+      patches: of a frozen encoder, without a store; None without.
 
     Raises:
       BadInput: records, images, the tokenizer or the frozen encoder cannot be used.
     """
-    patches = load_patch_input(settings)
-    encoder = "" if patches is None else patches.encoder.digest
-    if start is not None:
-        check_same_encoder(settings, start, encoder)
+    encoder = "" if patches is None else patches.digest
+    if saved_steps(workdir / "checkpoints"):
+        _check_same_encoder(workdir, encoder)
     dataset = load_vqa_dataset(settings, progress=lambda items: terminal.watch(items, "images"))
     refuse_seen_patients(settings, dataset)
     tokenizer = None if start is None else start.tokenizer

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 from stepcot_jax.data.grounded.vqa_dataset import VqaDataset
+from stepcot_jax.features.patch_input import PatchInput
 from stepcot_jax.host.addresses import name_place
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.files import read_json, write_whole
@@ -32,6 +33,7 @@ _SAME = (
     "config.image_encoder.std",
 )
 _MAY_DIFFER = ("config.policy.start", "config.policy.num_merges", "config.policy.longest_reply")
+_OF_OWN_ENCODER = ("config.image_encoder.mean", "config.image_encoder.std")
 _SPLITS = (
     "config.data.split_fractions",
     "config.data.split_seed",
@@ -40,7 +42,7 @@ _SPLITS = (
 )
 
 
-def read_policy_start(settings: Settings) -> StoredPolicy:
+def read_policy_start(settings: Settings, patches: PatchInput | None = None) -> StoredPolicy:
     """Read the policy of a finished run, with the best weights of its last phase.
 
     Its vocabulary becomes that of the new run. The data may be others; of the same phantoms or folder the settings of
@@ -48,6 +50,7 @@ def read_policy_start(settings: Settings) -> StoredPolicy:
 
     Args:
       settings: of the run that starts.
+      patches: that the run reads; None if it trains its own encoder.
 
     Raises:
       BadInput: `policy.start` is not the workdir of a run with a policy, or its network, pictures or splits differ;
@@ -56,11 +59,12 @@ def read_policy_start(settings: Settings) -> StoredPolicy:
     workdir = settings.policy.start
     folder = find_workdir(workdir, _KEY)
     try:
-        stored = read_policy(folder, for_training=True)
+        stored = read_policy(folder, for_training=True, patches=patches)
     except BadInput as error:
         raise BadInput(f"{_KEY}: {error}") from None
     changed = changed_keys(stored.settings, settings)
-    other = [key for key in changed if key.startswith(_SAME) and key not in _MAY_DIFFER]
+    may_differ = _MAY_DIFFER if patches is None else (*_MAY_DIFFER, *_OF_OWN_ENCODER)
+    other = [key for key in changed if key.startswith(_SAME) and key not in may_differ]
     if other:
         raise BadInput(
             f"{_KEY}: {workdir} has other values of {', '.join(other)}; expected a run with the same "
@@ -73,25 +77,6 @@ def read_policy_start(settings: Settings) -> StoredPolicy:
             "expected the same splits, or test cases may have been training cases"
         )
     return stored
-
-
-def check_same_encoder(settings: Settings, stored: StoredPolicy, digest: str) -> None:
-    """Refuse a start that reads another frozen encoder, or one where this run has none.
-
-    Args:
-      settings: of the run that starts.
-      stored: of `read_policy_start`.
-      digest: of the run's frozen encoder; "" without one.
-
-    Raises:
-      BadInput: the encoders differ.
-    """
-    if stored.lengths.image_encoder != digest:
-        before, now = (found[:12] or "none" for found in (stored.lengths.image_encoder, digest))
-        raise BadInput(
-            f"{_KEY}: the policy of {settings.policy.start} reads a frozen encoder with the digest {before}, this run "
-            f"{now} (config.image_encoder); expected the same"
-        )
 
 
 def write_patients(workdir: pathlib.Path, dataset: VqaDataset) -> None:

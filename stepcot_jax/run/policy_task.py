@@ -13,6 +13,7 @@ from stepcot_jax.data.reading_ahead import ReadAhead
 from stepcot_jax.evaluation.reply_scores import ReplyScore, ScoringSettings, as_columns, score_text
 from stepcot_jax.evaluation.resamples import count_once
 from stepcot_jax.evaluation.vqa_metrics import prepare_figures
+from stepcot_jax.features.patch_input import load_patch_input
 from stepcot_jax.host.files import read_file
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.policies.batched_replies import reply_in_batches
@@ -57,8 +58,11 @@ class PolicyTask(Task):
             devices.check_batch_size(size, setting=f"config.{section}.batch_size")  # before minutes of loading
         self.batch_size = settings.sft.batch_size
         self.source = find_qwen(settings) if settings.policy.weights else None
-        self.start = read_policy_start(settings) if settings.policy.start else None
-        self.data = load_policy_data(settings, workdir=workdir, terminal=terminal, source=self.source, start=self.start)
+        patches = load_patch_input(settings)
+        self.start = read_policy_start(settings, patches) if settings.policy.start else None
+        self.data = load_policy_data(
+            settings, workdir=workdir, terminal=terminal, source=self.source, start=self.start, patches=patches
+        )
         self.dataset, self.tokens, self.see = self.data.dataset, self.data.tokens, self.data.see
         self.tokenizer, self.lengths = self.tokens.tokenizer, self.tokens.lengths
         self.packs, self.row_length = pack_split(

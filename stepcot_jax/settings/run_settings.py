@@ -129,7 +129,7 @@ class Settings:
             if (found := getattr(self.policy, name)) != default:
                 raise BadInput(
                     f"config.policy.{name}: {found!r} has no effect with config.image_encoder.name="
-                    f"{self.image_encoder.name!r}, whose patches the policy reads; leave out one of them"
+                    f"{self.image_encoder.name!r}, whose patches the policy reads; expected {default!r}"
                 )
 
     def _check_large_policy(self) -> None:

@@ -16,6 +16,9 @@ from stepcot_jax.settings.run_settings import POLICY_JOBS, Settings, make_settin
 _LATER_SECTIONS = ("vqa", "policy", "sft", "grpo", "rewards", "self_check", "curriculum", "start", "loggers")
 """Sections that earlier versions lacked; their defaults do as those versions did."""
 
+_READS_PATCHES = "first_loss"
+"""A setting of the curriculum that no run without frozen encoders for policies had beside a frozen encoder."""
+
 MAY_CHANGE = frozenset(
     {
         "config.resume",
@@ -81,6 +84,7 @@ def read_settings(path: pathlib.Path) -> Settings:
       BadInput: the file is missing or is not JSON, or its settings are refused.
     """
     found = read_json(path, dict[str, Any], accepted="expected the settings.json of a run")
+    is_earlier = _READS_PATCHES not in (found["curriculum"] if isinstance(found.get("curriculum"), dict) else {})
     for old, new in RENAMED.items():
         _move(found, old.split(".")[1:], new.split(".")[1:])
     for added, value in ADDED.items():
@@ -91,6 +95,8 @@ def read_settings(path: pathlib.Path) -> Settings:
     if isinstance(found["policy"], dict):
         found["policy"] |= {name: defaults["policy"][name] for name in list_unread(found["policy"])}
     if found.get("job") in POLICY_JOBS:
+        if is_earlier and isinstance(found.get("image_encoder"), dict):  # a policy read no frozen encoder then
+            found["image_encoder"] |= {name: defaults["image_encoder"][name] for name in ("name", "weights")}
         for name, (_, default, _) in find_unread(found).items():
             section, key = name.split(".")
             found[section][key] = default

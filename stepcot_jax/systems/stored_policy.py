@@ -22,7 +22,7 @@ from stepcot_jax.policies.policy_choice import (
     read_tokenizer,
     split_parts,
 )
-from stepcot_jax.policies.policy_files import AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
+from stepcot_jax.policies.policy_files import LENGTHS_FILE, AnyTokenizer, PolicyLengths, load_pretrained, read_lengths
 from stepcot_jax.policies.policy_network import normalise
 from stepcot_jax.policies.qwen.qwen_policy import QwenPolicy
 from stepcot_jax.policies.qwen.qwen_setup import QwenSource
@@ -84,13 +84,20 @@ class StoredPolicy:
         return normalise(jnp.asarray(given), self.settings)
 
 
-def read_policy(workdir: pathlib.Path, *, phase: str | None = None, for_training: bool = False) -> StoredPolicy:
+def read_policy(
+    workdir: pathlib.Path,
+    *,
+    phase: str | None = None,
+    for_training: bool = False,
+    patches: PatchInput | None = None,
+) -> StoredPolicy:
     """Read the policy of a run, or of an export of one.
 
     Args:
       workdir: what `stepcot_jax.main` wrote for the job "sft" or "grpo", or `stepcot_jax.export` of it.
       phase: whose best weights, "sft" or "grpo"; None for the last phase that was validated.
       for_training: leave the parameters as they were saved, NumPy arrays; False puts them on the default device.
+      patches: what the run that is to be trained reads, which must be as here; without `for_training` they are loaded.
 
     Raises:
       BadInput: a file of the workdir is missing, damaged or does not fit the others, or the run trains no policy.
@@ -117,7 +124,9 @@ def read_policy(workdir: pathlib.Path, *, phase: str | None = None, for_training
         )
     source = read_source(workdir, settings)
     network = choose_policy(settings, tokenizer, source)
-    patches = _load_patches(workdir, settings, lengths, is_exported=exported)
+    if not for_training:
+        patches = _load_patches(workdir, settings)
+    _check_encoder(workdir, lengths, patches)
     expected = _expected_shapes(network, settings, patches)
     if exported:
         phase, step, params = _read_exported(workdir, phase)
@@ -139,26 +148,27 @@ def read_policy(workdir: pathlib.Path, *, phase: str | None = None, for_training
     )
 
 
-def _load_patches(
-    workdir: pathlib.Path, settings: Settings, lengths: PolicyLengths, *, is_exported: bool
-) -> PatchInput | None:
+def _load_patches(workdir: pathlib.Path, settings: Settings) -> PatchInput | None:
     """Return the patches of the run's frozen encoder, if it has one: the export's own, or those of the settings."""
-    patches: PatchInput | None = None
-    if settings.image_encoder.is_frozen and is_exported:
-        manifest = workdir / MANIFEST_FILE
-        if (found := _read_manifest(workdir).encoder) is None:
-            raise BadInput(f"{manifest}: no encoder; the policy of this export reads a frozen one")
-        tensors = unflatten(read_weights(workdir, [POLICY_FILE])).get(FROZEN_ENCODER)
-        patches = make_patch_input(settings, make_carried_encoder(manifest, found, tensors))
-    elif settings.image_encoder.is_frozen:
-        patches = load_patch_input(settings)
-    digest = "" if patches is None else patches.encoder.digest
-    if digest != lengths.image_encoder:
+    if not settings.image_encoder.is_frozen or not is_export(workdir):
+        return load_patch_input(settings)
+    manifest = workdir / MANIFEST_FILE
+    if (found := _read_manifest(workdir).encoder) is None:
+        raise BadInput(f"{manifest}: no encoder; the policy of this export reads a frozen one")
+    tensors = unflatten(read_weights(workdir, [POLICY_FILE])).get(FROZEN_ENCODER)
+    return make_patch_input(settings, make_carried_encoder(manifest, found, tensors))
+
+
+def _check_encoder(workdir: pathlib.Path, lengths: PolicyLengths, patches: PatchInput | None) -> None:
+    """Refuse a frozen encoder that is not the one whose patches the policy has learnt to read."""
+    found = "" if patches is None else patches.digest
+    if found != lengths.image_encoder:
+        expected = f"digest {lengths.image_encoder[:12]}" if lengths.image_encoder else "none"
+        named = f"{patches.encoder.name}, digest {found[:12]}" if patches else "none"
         raise BadInput(
-            f"config.image_encoder.weights: {settings.image_encoder.weights!r} has the digest {digest[:12]!r}; the "
-            f"policy of {workdir} reads an encoder with {lengths.image_encoder[:12]!r}"
+            f"{workdir / LENGTHS_FILE}: the frozen encoder that the policy reads is another ({expected}) than that of "
+            f"config.image_encoder ({named}); weights, preprocessing and dtype must be the same"
         )
-    return patches
 
 
 def _find_step(folder: pathlib.Path, phase: str | None) -> tuple[str, int]:
@@ -191,7 +201,8 @@ def _read_exported(folder: pathlib.Path, phase: str | None) -> tuple[str, int, P
     if phase not in (None, found.phase):
         raise BadInput(f"{folder}: no weights of the phase {phase!r}; the export has those of {found.phase!r}")
     params = unflatten(read_weights(folder, [POLICY_FILE]))
-    params.pop(FROZEN_ENCODER, None)  # of `_load_patches`
+    if found.encoder is not None:
+        params.pop(FROZEN_ENCODER, None)  # of `_load_patches`
     return found.phase, found.step, params
 
 

@@ -83,7 +83,7 @@ class _Model:
 
 
 def _open_weights(weights: str, dtype: str) -> _Model:
-    from stepcot_jax.features.inputs import load_encoder
+    from stepcot_jax.features.frozen_encoders import load_encoder
 
     encoder: Any = load_encoder(weights, dtype)
     shape = (*[encoder.preprocessing.size] * 2, 3)
@@ -110,7 +110,7 @@ def _open_cell(folder: pathlib.Path, what: str) -> _Model:
     """A network of a run behind its encoder, or the encoder alone."""
     import jax
 
-    from stepcot_jax.features.inputs import load_frozen_encoder
+    from stepcot_jax.features.frozen_encoders import load_frozen_encoder
     from stepcot_jax.systems.networks import encode_images, make_predict
     from stepcot_jax.tables.cell_networks import load_weights
     from stepcot_jax.training.state import count_parameters

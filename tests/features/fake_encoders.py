@@ -33,6 +33,9 @@ class FakeImageEncoder:
         features = self.encode(images)
         return features, np.asarray(images, np.float32).reshape(len(images), 16, 3)
 
+    def patch_shape(self):
+        return 16, 3
+
 
 class FakeTextEncoder:
     name, width, digest, max_tokens = "fake text", WIDTH, "text weights", 128

@@ -49,7 +49,7 @@ def test_patches_do_not_depend_on_batches_or_order():
     np.testing.assert_array_equal(patches(PICTURES), expected(PICTURES))
     np.testing.assert_array_equal(patches(PICTURES[::-1]), expected(PICTURES[::-1]))
     np.testing.assert_array_equal(patches(PICTURES[3:4]), expected(PICTURES[3:4]))
-    assert set(encoder.shapes[1:]) == {(3, 4, 4, 3)}  # one shape, compiled once
+    assert set(encoder.shapes) == {(3, 4, 4, 3), (2, 4, 4, 3), (1, 4, 4, 3)}  # powers of two, up to the batch size
 
 
 @pytest.mark.parametrize("dtype", ["none", "float16"])
@@ -59,10 +59,10 @@ def test_stored_patches_are_those_that_are_encoded(tmp_path, dtype):
     stored = store_patches(plain, dataset_of(PICTURES[:3]), settings, tmp_path, Terminal())
     encoder.images.clear()
     found = stored(PICTURES)
+    assert encoder.images == [7]  # the one picture that is not stored
     assert found.dtype == ("float16" if dtype == "float16" else "float32")
     np.testing.assert_array_equal(found, plain(PICTURES))
     np.testing.assert_array_equal(found, expected(PICTURES).astype(found.dtype))
-    assert encoder.images[:3] == [7, 7, 7]  # the one picture that is not stored, and padding
     again = store_patches(plain, dataset_of(PICTURES[:3]), settings, tmp_path, Terminal())
     encoder.images.clear()
     np.testing.assert_array_equal(again(PICTURES[:3]), found[:3])
@@ -79,15 +79,22 @@ def test_nothing_is_written_without_a_store(tmp_path):
 def test_patches_that_float16_cannot_hold_are_refused(tmp_path):
     encoder = PatchEncoder()
     encoder.change = lambda patches: patches * 1e5
-    with np.errstate(over="ignore"), pytest.raises(BadInput, match=r"fake is not finite as float16 .*float32"):
-        make_patch_input(settings_of(patches="float16"), encoder)(PICTURES)
+    settings = settings_of(patches="float16")
+    message = r"a patch from fake is not finite as float16 \(check the weights; config\.features\.patches='float32'"
+    with pytest.raises(BadInput, match=f"^a picture: {message}"):
+        make_patch_input(settings, encoder)(PICTURES)
+    with pytest.raises(BadInput, match=f"^picture 0: {message}"):
+        store_patches(make_patch_input(settings, encoder), dataset_of(PICTURES), settings, tmp_path, Terminal())
     assert np.isfinite(make_patch_input(settings_of(), encoder)(PICTURES)).all()
+    encoder.change = lambda patches: patches * np.inf
+    with pytest.raises(BadInput, match=r"is not finite as float32 \(check the weights\)$"):
+        make_patch_input(settings_of(), encoder)(PICTURES)
 
 
 def test_patches_that_are_no_square_are_refused():
     encoder = PatchEncoder()
-    encoder.change = lambda patches: patches[:, :15]
-    with pytest.raises(BadInput, match="fake: its 15 patches of a picture are no square"):
+    encoder.patch_shape = lambda: (15, 3)
+    with pytest.raises(BadInput, match=r"config\.image_encoder\.weights: fake gives 15 patches of a picture of 4 px"):
         make_patch_input(settings_of(), encoder)
 
 

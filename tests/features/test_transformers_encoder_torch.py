@@ -154,3 +154,19 @@ def test_a_policy_reads_the_same_patches_in_either_framework(clip_folder):
     ours, theirs = found.values()
     assert np.abs(ours).max() > 0.1
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("name", ["Dinov2", "Dinov2WithRegisters"])
+def test_patches_of_another_size_than_that_of_training(tmp_path, name):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES, image_size=98, patch_size=14)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
+    transformers.BitImageProcessorPil(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+    ).save_pretrained(tmp_path)
+    encoder = load_transformers_encoder(str(tmp_path))
+    assert encoder.patch_shape() == (16, 16)  # 4 x 4 of 56 px, without class and register tokens
+    pixels = draw()
+    hidden = run_transformers(tmp_path, pixels, lambda model, values: model(pixel_values=values).last_hidden_state)
+    _, patches = encoder.encode_patches(prepare(encoder, pixels))
+    np.testing.assert_allclose(patches, hidden[:, -16:].numpy(), rtol=0, atol=2e-2 * float(hidden.abs().max()))

@@ -1,12 +1,16 @@
 """A policy over a frozen encoder's patches: trained, resumed, answering, exported; and what must be refused."""
 
+import functools
+import hashlib
 import json
+import operator
 import shutil
 
 import jax
 import numpy as np
 import pytest
 from encoders.test_weights import write_clip
+from oracles.random_params import randomise
 from run.small_policy_run import read_log, read_results, reward_tokens, small_settings
 
 import stepcot_jax as sc
@@ -15,9 +19,11 @@ from stepcot_jax.export.policy_folder import export_policy
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.predict.policy_reader import load_reader
 from stepcot_jax.predict.trained_policy import load_policy
+from stepcot_jax.run import policy_data
 from stepcot_jax.run.policy_task import PolicyTask
 from stepcot_jax.run.training_run import Run
 from stepcot_jax.settings.configs import load_config
+from stepcot_jax.systems import stored_policy
 from stepcot_jax.systems.grpo_rollouts import Rollouts
 from stepcot_jax.training.parameter_paths import flatten
 
@@ -86,7 +92,7 @@ def test_resumed_equals_uninterrupted(encoder, workdir, tmp_path, monkeypatch):
     encode = ImageEncoder.encode_patches
     monkeypatch.setattr(ImageEncoder, "encode_patches", lambda own, images: asked.append(1) or encode(own, images))
     Run(frozen_settings(encoder), tmp_path / "run").execute()
-    assert len(asked) == 1  # for the shape of a patch: every picture's patches are in the store
+    assert not asked  # every picture's patches are in the store
     found, expected = read_results(tmp_path / "run"), read_results(workdir)
     assert {name: found[name] for name in ("last", "files", "report")} == {
         name: expected[name] for name in ("last", "files", "report")
@@ -116,37 +122,103 @@ def test_drawn_boxes_are_encoded_anew(encoder, tmp_path):
     assert True in has_boxes
 
 
-def test_answers_and_export(workdir, tmp_path):
+@pytest.fixture(scope="module")
+def exported(workdir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "policy"
+    export_policy(workdir, folder)
+    return folder
+
+
+def test_answers_and_export(workdir, exported):
     pixels = np.random.default_rng(3).integers(0, 256, (40, 50), np.uint8)
     question = "Is there any sign of pleural effusion?"
     answered = load_reader(workdir).answer(pixels, question)
-    exported = tmp_path / "exported"
-    export_policy(workdir, exported)
     again = sc.load(str(exported)).answer(pixels, question)  # without the encoder's own folder
     assert again.text == answered.text
     manifest = json.loads((exported / "export.json").read_text())
     assert manifest["encoder"]["network"]["class"] == "VisionTransformer"
     assert str(workdir.parent) not in (exported / "export.json").read_text()
+    assert "its own licence and data" in (exported / "README.md").read_text()
     settings = json.loads((exported / "settings.json").read_text())
     assert settings["image_encoder"]["weights"] == "clip"
 
 
-def test_another_encoder_is_refused(encoder, workdir, tmp_path):
+def test_another_encoder_is_refused(encoder, workdir, tmp_path, monkeypatch):
     moved, other = tmp_path / "moved", tmp_path / "other"
     shutil.copytree(workdir, moved)
     write_clip(other, num_hidden_layers=1)
     settings = json.loads((moved / "settings.json").read_text())
     settings["image_encoder"]["weights"] = str(other)  # as if the folder had other weights than when the run began
     (moved / "settings.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        BadInput, match=r"image_encoder\.weights: '.*other' has the digest '.*'; the policy of .* reads an encoder with"
-    ):
+    with pytest.raises(BadInput, match=r"policy\.json: the frozen encoder .* is another \(digest .*\) than .*other, "):
         load_policy(moved)
-    with pytest.raises(BadInput, match="started with a frozen encoder of the digest"):
+    monkeypatch.setattr(policy_data, "load_vqa_dataset", None)  # before minutes of encoding
+    with pytest.raises(BadInput, match=r"moved: config\.image_encoder has the digest .* started with the digest"):
         Run(frozen_settings(encoder, image_encoder__weights=str(other), grpo__epochs=3), moved).execute()
     start = {"policy__start": str(workdir), "sft__epochs": 0, "image_encoder__weights": str(other)}
-    with pytest.raises(BadInput, match="reads a frozen encoder with the digest"):
+    with pytest.raises(BadInput, match=r"config\.policy\.start: .*the frozen encoder .* is another"):
         Run(frozen_settings(encoder, **start), tmp_path / "started")
+
+
+def test_a_run_starts_from_a_finished_one(encoder, workdir, tmp_path):
+    moved = tmp_path / "clip"  # the start's own folder of the encoder is not asked for
+    shutil.copytree(encoder, moved)
+    start = {"policy__start": str(workdir), "sft__epochs": 0, "grpo__epochs": 1, "image_encoder__mean": (0.5, 0.5, 0.5)}
+    run = Run(frozen_settings(moved, **start), tmp_path / "run")
+    expected = flatten(load_policy(workdir).params)
+    for name, found in flatten(run.task.system.start()).items():
+        np.testing.assert_array_equal(found, expected[name])
+    assert run.task.start.patches.encoder is run.task.data.patches.encoder
+    run.execute()
+
+
+def test_another_preprocessing_is_another_encoder(encoder, workdir, tmp_path):
+    moved, copied = tmp_path / "moved", tmp_path / "clip"
+    shutil.copytree(workdir, moved)
+    shutil.copytree(encoder, copied)
+    settings = json.loads((moved / "settings.json").read_text())
+    settings["image_encoder"]["weights"] = str(copied)
+    (moved / "settings.json").write_text(json.dumps(settings))
+    load_policy(moved)
+    rules = {"image_mean": [0.4] * 3, "image_std": [0.3] * 3, "size": 32, "crop_size": 32}
+    (copied / "preprocessor_config.json").write_text(json.dumps(rules))
+    with pytest.raises(BadInput, match="preprocessing and dtype must be the same"):
+        load_policy(moved)
+
+
+def test_a_bfloat16_encoder_is_exported(tmp_path):
+    write_clip(tmp_path / "clip", num_hidden_layers=6, hidden_size=64, intermediate_size=128)
+    changes = {"image_encoder__dtype": "bfloat16", "sft__epochs": 1, "grpo__epochs": 0}
+    Run(frozen_settings(tmp_path / "clip", **changes), tmp_path / "run").execute()
+    network = load_policy(tmp_path / "run").params
+    for seed in range(3):
+        varied = randomise(network, seed)
+        with pytest.MonkeyPatch.context() as patch:  # a policy of few updates says the same of every picture
+            patch.setattr(stored_policy, "_put_for_replies", lambda *_, found=varied: found)
+            export_policy(tmp_path / "run", tmp_path / f"exported_{seed}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("encoder", "network", "sizes", "num_heads"), 3, r"export\.json, encoder\.network: "),
+        (("encoder", "network", "image_size"), 48, r"encoder\.network: images must be .* 32 x 32 px"),
+        (("encoder", "network", "sizes", "width"), 32, r"image encoder.* does not fit export\.json"),
+        (("encoder",), None, r"export\.json: no encoder"),
+    ],
+)
+def test_a_damaged_encoder_of_an_export_is_refused(exported, tmp_path, path, value, message):
+    folder = tmp_path / "exported"
+    shutil.copytree(exported, folder)
+    manifest = json.loads((folder / "export.json").read_text())
+    *groups, name = path
+    functools.reduce(operator.getitem, groups, manifest)[name] = value
+    (folder / "export.json").write_text(json.dumps(manifest))
+    lines = [line.partition("  ")[2] for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    sums = [f"{hashlib.sha256((folder / line).read_bytes()).hexdigest()}  {line}" for line in lines]
+    (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    with pytest.raises(BadInput, match=message):
+        load_policy(folder)
 
 
 @pytest.mark.parametrize(

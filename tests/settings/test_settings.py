@@ -174,7 +174,7 @@ def test_what_has_no_effect_is_read_from_earlier_workdirs_and_refused_to_new_run
 @pytest.mark.parametrize(
     ("name", "unread", "default"),
     [
-        ("image_encoder.name", {"name": "pretrained", "weights": "encoder"}, "resnet18"),
+        ("image_encoder.name", {"name": "imported", "weights": "encoder"}, "resnet18"),
         ("image_encoder.fit", {"fit": "pad"}, "crop"),
         ("data.source", {"source": "folder", "root": "records"}, "phantom"),
         ("data.augment", {"augment": "light"}, "none"),
@@ -191,9 +191,22 @@ def test_what_policies_do_not_read_is_refused_to_new_runs_and_dropped_of_earlier
     message = rf"^config\.{name}: '?{next(iter(unread.values()))}'? has no effect with config.job='{job}'; expected "
     with pytest.raises(BadInput, match=f"{message}{default!r} "):
         make_settings(earlier)
+    del earlier["curriculum"]["first_loss"]  # later than the refusal
     (tmp_path / "settings.json").write_text(json.dumps(earlier))
     assert read_settings(tmp_path / "settings.json") == settings
+    earlier["curriculum"] |= {"first_loss": settings.curriculum.first_loss}
     assert getattr(make_settings({**earlier, "job": "chain_grpo"}), section) != getattr(settings, section)
+
+
+@pytest.mark.parametrize("name", ["pretrained", "imported"])
+def test_an_encoder_that_policies_could_not_read_then_is_dropped_of_earlier_workdirs(tmp_path, name):
+    settings = load_settings("base", **{"job": "sft", "policy.encoder_widths": (8, 8)})
+    write_settings(tmp_path / "settings.json", settings)
+    earlier = json.loads((tmp_path / "settings.json").read_text())
+    earlier["image_encoder"] |= {"name": name, "weights": "encoder"}
+    del earlier["curriculum"]["first_loss"]
+    (tmp_path / "settings.json").write_text(json.dumps(earlier))
+    assert read_settings(tmp_path / "settings.json") == settings
 
 
 def test_a_chain_config_with_the_job_of_a_policy_is_accepted():
