@@ -53,7 +53,7 @@ def measure(task: PolicyTask, num_batches: int) -> dict[str, Any]:
     settings, system, rollouts = task.settings.grpo, task.system, task.system.rollouts
     state = task.begin(jax.jit(lambda: system.init(jax.random.key(task.settings.seed), task.example))())
     words = [task.tokenizer.decode([token]) for token in range(task.tokenizer.num_words)]
-    is_number = np.array([word.strip().isdigit() for word in words])
+    is_number = np.array([word.strip(" ,").isdigit() for word in words])
     found: dict[str, list[np.ndarray]] = {name: [] for name in REWARDS}
     nats: list[np.ndarray] = []
     with task.stream():

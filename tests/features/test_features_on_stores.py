@@ -7,7 +7,7 @@ from host.memory_store import ended_process, new_address, objects
 from configs import paper
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.features import __main__ as command
-from stepcot_jax.features import inputs
+from stepcot_jax.features import frozen_encoders, inputs
 from stepcot_jax.host import leases
 from stepcot_jax.host.leases import LEASE_FILE, Lease
 from stepcot_jax.host.mirrors import MANIFEST, Mirror
@@ -49,7 +49,7 @@ def fill(cases, tmp_path, monkeypatch):
 
         image.encode = encode_some
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
+        monkeypatch.setattr(frozen_encoders, "load_image_encoder", lambda source, dtype: image)
         monkeypatch.setattr(inputs, "load_text_encoder", lambda source, dtype, max_tokens: text)
         monkeypatch.setattr(command.flags, "FLAGS", Flags(cases, workdir, **changes))
         try:

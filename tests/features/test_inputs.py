@@ -14,7 +14,7 @@ from stepcot_jax.data.dataset import Dataset
 from stepcot_jax.data.images.preprocessing import Preprocessing, normalise
 from stepcot_jax.data.phantom.phantom import export_phantom
 from stepcot_jax.data.records.records import read_records
-from stepcot_jax.features import encode, inputs
+from stepcot_jax.features import encode, frozen_encoders, inputs
 from stepcot_jax.features.importing import import_features
 from stepcot_jax.features.keys import digest_file
 from stepcot_jax.features.spec import describe_image_store
@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def frozen(monkeypatch):
     image, text = FakeEncoder(), FakeTextEncoder()
-    monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
+    monkeypatch.setattr(frozen_encoders, "load_image_encoder", lambda source, dtype: image)
     monkeypatch.setattr(inputs, "load_text_encoder", lambda source, dtype, max_tokens: text)
     return image, text
 

@@ -9,7 +9,7 @@ from features.test_inputs import FakeEncoder, FakeTextEncoder, frozen_settings
 from host.memory_store import new_address, objects, put_files
 
 from stepcot_jax.data.phantom.phantom import export_phantom
-from stepcot_jax.features import encode, inputs, ray_engine
+from stepcot_jax.features import encode, frozen_encoders, inputs, ray_engine
 from stepcot_jax.features.sharing import Processes
 from stepcot_jax.host.errors import BadInput
 from stepcot_jax.host.ray_blocks import Cluster
@@ -32,7 +32,7 @@ def load(folder, tmp_path, monkeypatch):
     def on_machine(name, address=address, root=folder, **more):
         image, text = FakeEncoder(), FakeTextEncoder()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-        monkeypatch.setattr(inputs, "load_image_encoder", lambda source, dtype: image)
+        monkeypatch.setattr(frozen_encoders, "load_image_encoder", lambda source, dtype: image)
         monkeypatch.setattr(inputs, "load_text_encoder", lambda source, dtype, max_tokens: text)
         settings = frozen_settings(root, features__folder=address)
         found = inputs.load_inputs(settings, tmp_path / f"run-{name}", Terminal(), **more)
