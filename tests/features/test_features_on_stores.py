@@ -106,3 +106,10 @@ def test_a_second_command_is_refused_and_other_folders_too(fill, monkeypatch, ca
     assert fill("a", address) == (2, 0)
     assert "holds data.json and no mirror.json" in capsys.readouterr().err
     assert objects(address).keys() == {"data.json"}
+
+
+def test_a_policy_is_refused_before_anything_is_encoded(fill, tmp_path, capsys):
+    changes = {"job": "sft", "vqa.source": "phantom", "data.source": "phantom", "data.root": ""}
+    assert fill("a", tmp_path / "here", **changes) == (2, 0)
+    assert "config.job: 'sft' is of a policy, whose run encodes the pictures" in capsys.readouterr().err
+    assert not (tmp_path / "here").exists()
